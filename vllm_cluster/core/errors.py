@@ -1,0 +1,126 @@
+"""Everything that can go wrong, one class for each decision that a caller can take.
+
+VclusterError            1   something failed
+├── UsageError           2   the command line
+│   └── InventoryError   2   the inventory: file, line, key
+├── PreflightFailed      3   known before anything was touched
+├── HostError            1   one host, one step
+│   ├── Unreachable      4   no connection: nothing was sent
+│   │   ├── HostKeyRejected
+│   │   └── AuthRefused
+│   ├── Lost             1   the connection broke: what was sent may have happened
+│   ├── TimedOut         1   a deadline passed
+│   └── CommandFailed    1   the command ran and said no
+├── FleetError               several hosts failed, each with its own error
+├── Locked              75   somebody else is changing the cluster
+└── Interrupted        130   the user said stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+
+class VclusterError(Exception):
+    """A failure told to a person: what happened, where, and what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def as_json(self) -> dict[str, object]:
+        """The error as the fields of an event."""
+        return {"error": type(self).__name__, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}
+
+
+class UsageError(VclusterError):
+    """The command line asks for something that does not exist or does not fit."""
+
+    exit_code = 2
+
+
+class InventoryError(UsageError):
+    """The inventory is wrong; the message begins with ``file:line: key``."""
+
+
+class PreflightFailed(VclusterError):
+    """Known before anything was touched."""
+
+    exit_code = 3
+
+
+class HostError(VclusterError):
+    """One host failed at one step."""
+
+    def __init__(self, host: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{host}: {message}", hint=hint)
+        self.host = host
+        self.detail = message
+
+    def as_json(self) -> dict[str, object]:
+        """The error as the fields of an event, with its host."""
+        return {**super().as_json(), "host": self.host}
+
+
+class Unreachable(HostError):
+    """No connection could be made, so nothing was sent."""
+
+    exit_code = 4
+
+
+class HostKeyRejected(Unreachable):
+    """The host's key is unknown or is not the one that known_hosts holds."""
+
+
+class AuthRefused(Unreachable):
+    """The host answered and refused every key that was offered."""
+
+
+class Lost(HostError):
+    """The connection broke while something was under way: it may or may not have happened."""
+
+
+class TimedOut(HostError):
+    """A deadline passed."""
+
+
+class CommandFailed(HostError):
+    """A command ran to its end and failed; keeps what it printed."""
+
+    def __init__(self, host: str, message: str, *, exit_code: int, stderr: str, hint: str | None = None) -> None:
+        super().__init__(host, message, hint=hint)
+        self.returncode = exit_code
+        self.stderr = stderr
+
+
+class FleetError(VclusterError):
+    """Several hosts failed; every host's error is kept."""
+
+    def __init__(self, failures: Mapping[str, VclusterError]) -> None:
+        self.failures = MappingProxyType(dict(failures))
+        lines = [str(error) for error in self.failures.values()]
+        hints = list(dict.fromkeys(error.hint for error in self.failures.values() if error.hint))
+        super().__init__("\n".join(lines), hint="\n".join(hints) or None)
+        # The code of the failures when they agree: all unreachable is 4, anything mixed is 1.
+        codes = {error.exit_code for error in self.failures.values()}
+        self.exit_code = codes.pop() if len(codes) == 1 else 1
+
+    def as_json(self) -> dict[str, object]:
+        """The error as the fields of an event, each host's failure in it."""
+        return {**super().as_json(), "hosts": {host: error.as_json() for host, error in self.failures.items()}}
+
+
+class Locked(VclusterError):
+    """Somebody else is changing the cluster."""
+
+    exit_code = 75
+
+
+class Interrupted(VclusterError):
+    """The user asked to stop."""
+
+    exit_code = 130

@@ -1,0 +1,1 @@
+"""How bytes and commands reach a host: one Protocol, several carriers."""

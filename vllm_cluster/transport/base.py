@@ -1,0 +1,145 @@
+"""What a connection to a host can do, whatever carries it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+# A channel beyond these that sshd allows (MaxSessions is 10) is refused, and the error names no cause.
+MAX_STREAMS = 4
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A moment on the monotonic clock by which something must be done."""
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """The moment `seconds` from now."""
+        return cls(time.monotonic() + seconds)
+
+    def left(self) -> float:
+        """Seconds that remain, never negative."""
+        return max(0.0, self.at - time.monotonic())
+
+    def sooner(self, seconds: float) -> Deadline:
+        """The earlier of this deadline and `seconds` from now."""
+        return Deadline(min(self.at, time.monotonic() + seconds))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def text(self) -> str:
+        """Standard output as text; what is not UTF-8 is replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Target:
+    """How to reach a host: the inventory's words, before ssh_config has spoken.
+
+    `config` is the ssh_config file to read instead of the user's own (None: the user's own and the system's).
+    """
+
+    name: str
+    destination: str
+    user: str | None = None
+    port: int | None = None
+    identity: Path | None = None
+    jump: str | None = None
+    config: Path | None = None
+    accept_new_keys: bool = False
+
+
+class Stream(Protocol):
+    """Both directions of a remote command's standard input and output, as bytes."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def recv(self, size: int, /) -> bytes:
+        """At most `size` bytes; empty at the end.
+
+        Raises:
+            TimeoutError: nothing came within the time set by settimeout.
+        """
+        ...
+
+    def settimeout(self, seconds: float | None, /) -> None: ...
+
+    def shutdown_write(self) -> None:
+        """Tell the other side that no more input comes."""
+        ...
+
+    def stderr_tail(self) -> str:
+        """The last lines that the command wrote to standard error, for error messages."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Forward(Protocol):
+    """A port on this machine whose connections come out on the host's side."""
+
+    @property
+    def local_port(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """One connection to one host. Safe to use from several threads.
+
+    Every call ends by its deadline and raises a `HostError` that says which decision is left:
+    `Unreachable` (nothing was sent), `Lost` (may have happened), `TimedOut`.
+    A command that ran is a `Result`, whatever its exit code.
+    """
+
+    @property
+    def host(self) -> str:
+        """The host's name in the inventory."""
+        ...
+
+    @property
+    def round_trips(self) -> int:
+        """How many times this connection has started something on the host."""
+        ...
+
+    def connect(self, deadline: Deadline) -> None:
+        """Connect and authenticate.
+
+        Raises:
+            HostKeyRejected, AuthRefused, Unreachable: with what to do.
+        """
+        ...
+
+    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
+        """Run one command, each argument arriving as it is; the remote side dies with the deadline too."""
+        ...
+
+    def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
+        """Start a command and talk to it; the deadline is for the start alone."""
+        ...
+
+    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
+        """Write a file on the host, whole or not at all."""
+        ...
+
+    def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
+        """Bring a port of the host to 127.0.0.1 here; 0 takes a free one."""
+        ...
+
+    def close(self) -> None:
+        """End the connection and what it carries; never raises, may be called twice."""
+        ...
