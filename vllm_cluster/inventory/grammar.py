@@ -1,0 +1,249 @@
+"""What each value of the inventory may look like; every refusal is a ValueError in plain words."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+from pathlib import Path, PurePosixPath
+
+from vllm_cluster.inventory.words import shown
+
+CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+HOST_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$"
+VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+SECRET_PATTERN = r"^(env|file|cmd):.+$"  # noqa: S105 - the grammar of a reference, not a secret
+SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? ?([kKmMgGtT]([iI]?[bB])?|[bB])?$"
+VOLUME_PATTERN = r"^/[^:]*:/[^:]*(:(ro|rw))?$"
+# What `vcluster init` writes where only the user can know.
+UNKNOWN = "CHANGE_ME"
+
+_LABEL = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?)"
+_REGISTRY = rf"(?:(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?)"
+_PART = r"(?:[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)"
+_IMAGE = re.compile(
+    rf"(?:{_REGISTRY}/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
+    r"(?:@[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
+)
+_DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+_INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}")
+_RELEASE = re.compile(r"[0-9]+(\.[0-9]+){1,3}((a|b|rc|\.post|\.dev)[0-9]+)?")
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+# The characters that OpenSSH itself refuses in a host name from the command line.
+_SSH_FORBIDDEN = frozenset("'`\"$\\;&<>|(){},")
+_SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")
+
+
+def cluster_name(text: str) -> str:
+    """The cluster's name: it becomes part of container names."""
+    if not re.fullmatch(CLUSTER_PATTERN[1:-1], text):
+        raise ValueError(f"{shown(text)} is no cluster name: use a-z, 0-9 and -, at most 32, no - at the ends")
+    return text
+
+
+def host_name(text: str) -> str:
+    """A host's name in the inventory: it becomes part of labels and messages."""
+    if not re.fullmatch(HOST_PATTERN[1:-1], text):
+        raise ValueError("is no host name: use letters, digits, . _ and -, at most 63, the first a letter or digit")
+    return text
+
+
+def address(text: str) -> str:
+    """An IP address that other hosts of the cluster can reach, in its canonical form."""
+    if text == UNKNOWN:
+        raise ValueError(
+            f"still {UNKNOWN}: write this host's IP address on the network between the hosts "
+            "(`ip -brief address` on the host lists them)"
+        )
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(_no_address(text)) from None
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        raise ValueError(f"{shown(text)} is an IPv4 address in IPv6 clothes: write {found.ipv4_mapped}")
+    if found.is_loopback or found.is_unspecified or found.is_multicast or text == "255.255.255.255":
+        raise ValueError(f"{text} reaches no other host: write the address on the network between the hosts")
+    if isinstance(found, ipaddress.IPv6Address) and (found.is_link_local or found.scope_id):
+        raise ValueError("a link-local IPv6 address means another interface on each host: write a routable address")
+    return str(found)
+
+
+def _no_address(text: str) -> str:
+    bare = text.split("/", 1)[0]
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError:
+        return f"{shown(text)} is not an IP address: a name goes under ssh, the address is written in numbers"
+    return f"{shown(text)} is a network: write the address alone, {bare}"
+
+
+def image(text: str) -> str:
+    """An image reference that Docker understands, and cannot take for an option."""
+    if len(text) > 512 or not _IMAGE.fullmatch(text):
+        hint = "; names are lower case" if _IMAGE.fullmatch(text.lower()) else ""
+        raise ValueError(f"{shown(text)} is no image reference (like vllm/vllm-openai:v0.19.0){hint}")
+    return text
+
+
+def folder(text: str) -> str:
+    """An absolute path on the hosts, without the characters that mount syntax claims."""
+    if text.startswith("~"):
+        raise ValueError("~ is another folder on each host: write the whole path, beginning with /")
+    if not text.startswith("/"):
+        raise ValueError(f"{shown(text)} is not absolute: it is a path on the hosts and begins with /")
+    if any(c in ":," or not c.isprintable() for c in text):
+        raise ValueError(f"{shown(text)} holds a colon, a comma or an unprintable character")
+    path = PurePosixPath("/" + text.lstrip("/"))
+    if ".." in path.parts:
+        raise ValueError(f"{shown(text)} goes up with ..: write where it ends")
+    return str(path)
+
+
+def mount_target(text: str) -> str:
+    """A folder that a container can get without losing its own system."""
+    path = folder(text)
+    inside = [system for system in _SYSTEM_FOLDERS if path == system or path.startswith(system + "/")]
+    if path == "/" or inside:
+        raise ValueError(f"{shown(path)} belongs to the container's system: choose another folder")
+    return path
+
+
+def local_path(path: Path) -> Path:
+    """A path on this machine."""
+    text = str(path)
+    if text in {"", "."} or text.startswith("-") or not text.isprintable():
+        raise ValueError(f"{shown(text)} is no path of a file")
+    return path
+
+
+def interface(text: str) -> str:
+    """A network interface by its exact name, in no NCCL syntax."""
+    if text[:1] in {"=", "^"} or "," in text:
+        raise ValueError("write the interface's name alone (eth0): vcluster adds what NCCL and Gloo each want")
+    if not _INTERFACE.fullmatch(text):
+        raise ValueError(f"{shown(text)} is no interface name (like eth0; at most 15 letters, digits, . _ -)")
+    return text
+
+
+def device(text: str) -> str:
+    """An InfiniBand or RoCE device by its exact name, in no NCCL syntax."""
+    if not _DEVICE.fullmatch(text):
+        raise ValueError(f"{shown(text)} is no device name: write it as `ls /sys/class/infiniband` does (mlx5_0)")
+    return text
+
+
+def variable_name(text: str) -> str:
+    """The name of an environment variable."""
+    if not re.fullmatch(VARIABLE_PATTERN[1:-1], text):
+        raise ValueError("is no variable name: use letters, digits and _, the first not a digit")
+    return text
+
+
+def variable_value(text: str) -> str:
+    """The value of an environment variable: any text that a process can receive."""
+    if "\0" in text:
+        raise ValueError("holds a NUL character, which no environment can carry")
+    return text
+
+
+def release(text: str) -> str:
+    """An exact version of a Python package."""
+    if not _RELEASE.fullmatch(text):
+        raise ValueError(f"{shown(text)} is no exact version (like 2.56.1)")
+    return text
+
+
+def size(value: object) -> object:
+    """Bytes from a number or from text as Docker writes it: 16g is 16 GiB."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError(f"{shown(value)} is no size: write a number with k, m, g or t (16g)")
+    return int(float(match[1]) * 1024 ** _POWERS[(match[2] or "").lower()])
+
+
+def ssh_user(text: str) -> str:
+    """A user name that ssh cannot take for an option; never quoted back, it may hold a password."""
+    if ":" in text:
+        raise ValueError("holds a colon: an ssh target carries no password; use a key or an agent")
+    if not text or text.startswith("-") or not text.isprintable() or set(text) & set("'`\";&<>|(){} "):
+        raise ValueError("is no user name that ssh accepts")
+    return text
+
+
+def ssh_host(text: str) -> str:
+    """A host name, address or ssh_config alias that ssh cannot take for an option."""
+    bad = not text or text.startswith("-") or not text.isprintable()
+    if bad or " " in text or "@" in text or "/" in text or set(text) & _SSH_FORBIDDEN:
+        raise ValueError("is no host name that ssh accepts")
+    return text
+
+
+def ssh_jump(text: str) -> str:
+    """Jump hosts as ProxyJump writes them: [user@]host[:port], several with commas."""
+    for hop in text.split(","):
+        parts = destination(hop)
+        ssh_host(str(parts["host"]))
+        if "user" in parts:
+            ssh_user(str(parts["user"]))
+    return text
+
+
+def destination(text: str) -> dict[str, object]:
+    """The parts of [user@]host[:port]; an IPv6 address with a port stands in brackets."""
+    if "://" in text:
+        raise ValueError("write user@host:port, without ssh://")
+    user, at, rest = text.rpartition("@")
+    parts: dict[str, object] = {"user": user} if at else {}
+    bracketed = re.fullmatch(r"\[([0-9a-fA-F:.]+)\](?::([0-9]{1,9}))?", rest)
+    if bracketed:
+        host, port = bracketed[1], bracketed[2]
+    elif rest.count(":") > 1:
+        host, port = rest, None
+    else:
+        host, colon, port = rest.partition(":")
+        if colon and not re.fullmatch("[0-9]{1,9}", port):
+            raise ValueError("the part after the last colon is no port number: write user@host:port")
+    parts["host"] = host
+    if port:
+        number = int(port)
+        if not 1 <= number <= 65535:
+            raise ValueError(f"{number} is no port: 1 to 65535")
+        parts["port"] = number
+    return parts
+
+
+def secret(text: str) -> dict[str, object]:
+    """The parts of a reference to a secret; the text is never quoted back, it may be the secret itself."""
+    kind, colon, value = text.partition(":")
+    if not colon or kind not in {"env", "file", "cmd"}:
+        raise ValueError(
+            "looks like the token itself, and the inventory holds only references: "
+            "write env:NAME, file:PATH or cmd:COMMAND (its value is not shown here)"
+        )
+    return {"kind": kind, "value": value.strip()}
+
+
+def secret_value(kind: str, value: str) -> None:
+    """Check the part of a reference after its kind, without quoting it."""
+    if kind == "env" and not re.fullmatch(VARIABLE_PATTERN[1:-1], value):
+        raise ValueError("after env: comes the name of a variable of your shell, like env:HF_TOKEN")
+    if not value or not value.isprintable():
+        raise ValueError(f"nothing that can be read stands after {kind}:")
+    if kind == "cmd":
+        try:
+            words = shlex.split(value)
+        except ValueError:
+            raise ValueError("the command after cmd: has a quote that does not end") from None
+        if not words or not words[0]:
+            raise ValueError("no command stands after cmd:")
+
+
+def volume(text: str) -> dict[str, object]:
+    """The parts of source:target[:ro|rw]."""
+    parts = text.split(":")
+    if len(parts) not in {2, 3} or (len(parts) == 3 and parts[2] not in {"ro", "rw"}):
+        raise ValueError(f"{shown(text)} is no volume: write /folder/on/host:/folder/in/container, with :ro if need be")
+    return {"source": parts[0], "target": parts[1], "read_only": parts[2:] == ["ro"]}

@@ -1,0 +1,141 @@
+"""Find the inventory, read it, and say everything that is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TextIO
+
+from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.inventory.checks import check, ssh_key
+from vllm_cluster.inventory.document import Document, parse
+from vllm_cluster.inventory.model import Inventory, Resolve
+from vllm_cluster.inventory.paths import anchor
+from vllm_cluster.inventory.problems import file_name, told
+from vllm_cluster.inventory.validate import validate
+
+DEFAULT_NAME = "inventory.yaml"
+MAX_BYTES = 1_000_000
+
+
+def load(path: Path | None, *, stdin: TextIO | None = None, cwd: Path) -> Inventory:
+    """The inventory at `path`, from standard input for `-`, else the nearest inventory.yaml.
+
+    Raises:
+        InventoryError: one line for each problem, with file, line and key.
+    """
+    if path is not None and str(path) == "-":
+        return load_text(_from_stdin(stdin), path=None, cwd=cwd)
+    found = find(cwd) if path is None else cwd / path
+    return load_text(_from_file(found, file_name(found, cwd)), path=found, cwd=cwd)
+
+
+def find(cwd: Path) -> Path:
+    """The nearest inventory.yaml from `cwd` up to the root of its git repository, never the home folder's.
+
+    Raises:
+        InventoryError: there is none.
+    """
+    here = cwd.resolve()
+    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    for folder in (here, *here.parents):
+        # A file in the home folder would silently serve every project below it.
+        if folder != here and folder == _home():
+            break
+        if (folder / DEFAULT_NAME).is_file():
+            # As the user stands, not as links resolve: messages name this path.
+            return cwd / DEFAULT_NAME if folder == here else folder / DEFAULT_NAME
+        if folder == root:
+            break
+    up = f" nor above it up to {root}" if root != here else ""
+    raise InventoryError(
+        f"no {DEFAULT_NAME} in {here}{up}",
+        hint="write one with `vcluster init`, or name one with -i FILE or VCLUSTER_INVENTORY",
+    )
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home().resolve()
+    except RuntimeError:
+        return None
+
+
+def _from_file(path: Path, file: str) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InventoryError(f"{file}: no such file", hint="`vcluster init` writes an inventory") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InventoryError(f"{file}: cannot be read: {reason}") from None
+
+
+def _from_stdin(stdin: TextIO | None) -> bytes:
+    if stdin is None:
+        raise InventoryError("-i - reads standard input, and there is none")
+    try:
+        # surrogateescape brings back the bytes that a lenient terminal encoding has let through.
+        return stdin.read(MAX_BYTES + 1).encode("utf-8", "surrogateescape")
+    except UnicodeError:
+        raise InventoryError("<stdin>:1: is not UTF-8 text") from None
+
+
+def load_text(raw: bytes, *, path: Path | None, cwd: Path) -> Inventory:
+    """The inventory that these bytes say; `path` is where they came from, None for standard input.
+
+    Raises:
+        InventoryError: one line for each problem, with file, line and key.
+    """
+    file = file_name(path, cwd)
+    document = _document(raw)
+    inventory = validate(document)
+    check(document)
+    if inventory is None or document.problems:
+        raise told(document.problems, file)
+    inventory = anchor(inventory, path.parent if path else cwd, document)
+    if document.problems:
+        raise told(document.problems, file)
+    hosts = {
+        name: host.model_copy(update={"line": document.line(("hosts", name))}) for name, host in inventory.hosts.items()
+    }
+    return inventory.model_copy(update={"path": path, "hosts": hosts})
+
+
+def _document(raw: bytes) -> Document:
+    document = Document()
+    if len(raw) > MAX_BYTES:
+        document.blame((), f"larger than {MAX_BYTES // 1000} kB: this is no inventory")
+        return document
+    try:
+        return parse(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        document.blame((), "is not UTF-8 text: save the file as UTF-8", line)
+        return document
+
+
+def duplicates_by_resolution(inventory: Inventory, resolve: Resolve) -> None:
+    """Refuse hosts that ssh_config sends to one place.
+
+    `resolve` gives (host name, port), and may add what else tells two ways apart, such as a jump host.
+
+    Raises:
+        InventoryError: two hosts end at the same place.
+    """
+    seen: dict[tuple[object, ...], str] = {}
+    lines: list[str] = []
+    file = file_name(inventory.path, Path.cwd())
+    for name, host in inventory.hosts.items():
+        way = ssh_key(host, inventory.ssh)
+        jump = way[-1] if isinstance(way, tuple) else None
+        end = resolve(host)
+        first = seen.setdefault((*end, jump), name)
+        if first != name:
+            other = inventory.hosts[first]
+            lines.append(
+                f"{file}:{host.line or 1}: hosts.{name}: reaches {end[0]} port {end[1]}, as hosts.{first} "
+                f"on line {other.line or 1} does: a machine is listed once"
+            )
+    if lines:
+        raise InventoryError("\n".join(lines))

@@ -1,0 +1,56 @@
+"""What is wrong with a file, each problem at its line and key, told all at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.inventory.words import concealed, shown
+
+Loc = tuple[str | int, ...]
+MOST = 20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, where, and what to do."""
+
+    line: int
+    loc: Loc
+    text: str
+
+
+def key_of(loc: Loc) -> str:
+    """A place in the file as people write it: hosts.gpu1.address, volumes[0]."""
+    key = ""
+    for part in loc:
+        if isinstance(part, int):
+            key += f"[{part}]"
+        else:
+            word = concealed(part)
+            key += ("." if key else "") + (word if re.fullmatch(r"[A-Za-z0-9_<>-]{1,63}", word) else shown(part))
+    return key
+
+
+def told(problems: Iterable[Problem], file: str) -> InventoryError:
+    """All problems as one error, in the file's order, one a line."""
+    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
+    lines = [_line(problem, file) for problem in ordered[:MOST]]
+    if ordered[MOST:]:
+        lines.append(f"{file}:{ordered[MOST].line}: {len(ordered) - MOST} more problems from here on")
+    return InventoryError("\n".join(lines))
+
+
+def _line(problem: Problem, file: str) -> str:
+    key = key_of(problem.loc)
+    return f"{file}:{problem.line}: {key + ': ' if key else ''}{problem.text}"
+
+
+def file_name(path: Path | None, cwd: Path) -> str:
+    """The file as the user would name it from here."""
+    if path is None:
+        return "<stdin>"
+    return shown(str(path.relative_to(cwd) if path.is_relative_to(cwd) else path))[1:-1]

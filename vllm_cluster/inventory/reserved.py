@@ -1,0 +1,28 @@
+"""The environment variables that vcluster sets itself, and the key of the inventory that steers each."""
+
+from __future__ import annotations
+
+# One value for all hosts is wrong for the first group: interfaces, devices and addresses differ between hosts.
+_STEERED_BY = {
+    "VLLM_HOST_IP": "hosts.NAME.address",
+    "NCCL_SOCKET_IFNAME": "hosts.NAME.interface",
+    "GLOO_SOCKET_IFNAME": "hosts.NAME.interface",
+    "NCCL_IB_HCA": "hosts.NAME.hcas",
+    "HF_HOME": "model_cache",
+    "HF_TOKEN": "hf_token (a reference, not the token)",
+    "HF_TOKEN_PATH": "hf_token (a reference, not the token)",
+    "HUGGING_FACE_HUB_TOKEN": "hf_token (a reference, not the token)",
+    "VLLM_API_KEY": "api_key (a reference, not the key)",
+    "VLLM_PORT": "ports.api",
+    "RAY_ADDRESS": "ports.gcs and head",
+}
+_OURS = ("RAY_AUTH_", "RAY_USAGE_STATS_ENABLED")
+
+
+def refuse(name: str) -> str:
+    """Let a variable's name pass unless vcluster sets it on each host."""
+    if name in _STEERED_BY:
+        raise ValueError(f"is set by vcluster on each host: remove it here and use {_STEERED_BY[name]}")
+    if name.startswith(_OURS):
+        raise ValueError("is set by vcluster on each host: remove it here")
+    return name
