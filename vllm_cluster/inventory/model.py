@@ -44,14 +44,9 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=False)
 
     @classmethod
-    def keys(cls) -> list[str]:
+    def written_keys(cls) -> list[str]:
         """The keys that the file may hold, in order."""
         return [key for key, field in cls.model_fields.items() if not field.exclude]
-
-    @classmethod
-    def has(cls, key: str) -> bool:
-        """Whether the file may hold this key."""
-        return key in cls.keys()
 
 
 class SshSettings(_Section):
@@ -116,6 +111,7 @@ class Host(_Section):
     address: Annotated[str, AfterValidator(grammar.address)] = Field(
         description="IP address on the network between the hosts: Ray, vLLM and NCCL meet there.",
         examples=["10.0.0.11"],
+        json_schema_extra={"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]},
     )
     gpus: Annotated[StrictInt, Field(ge=1, le=64)] | None = Field(
         None, description="How many GPUs it gives; found out when absent.", examples=["8"]
@@ -215,6 +211,7 @@ class Inventory(_Section):
     model_cache: Annotated[str, AfterValidator(grammar.mount_target)] = Field(
         description="Folder on the hosts for models: HF_HOME, at the same path in the container.",
         examples=["/srv/models"],
+        json_schema_extra={"pattern": "^/"},
     )
     shm_size: Size = Field(16 << 30, description="Shared memory of a container.", examples=["16g"])
     environment: dict[

@@ -67,7 +67,7 @@ def _misspelt(details: Iterable[ErrorDetails]) -> set[Loc]:
 
 def _meant(loc: Loc) -> str | None:
     section = SECTIONS.get(_pattern(loc)[:-1])
-    return nearest(str(loc[-1]), section.keys()) if section else None
+    return nearest(str(loc[-1]), section.written_keys()) if section else None
 
 
 def _loc(detail: ErrorDetails) -> Loc:
@@ -128,12 +128,12 @@ def _unknown(loc: Loc) -> str:
     meant = _meant(loc)
     if meant:
         return f"unknown key, did you mean {meant}?"
-    elsewhere = [place for place, other in SECTIONS.items() if other.has(word)]
+    elsewhere = [place for place, other in SECTIONS.items() if word in other.written_keys()]
     if elsewhere:
         # A host's own section is nearer to a host's key than the cluster's.
         place = max(elsewhere, key=lambda place: place[:1] == pattern[:1])
         return f"unknown key here; it belongs under {_named(place)}"
-    return f"unknown key; known here: {', '.join(section.keys())}"
+    return f"unknown key; known here: {', '.join(section.written_keys())}"
 
 
 def _named(place: tuple[str, ...]) -> str:

@@ -1,0 +1,83 @@
+"""A first inventory with every key explained, for `vcluster init`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from vllm_cluster.inventory.grammar import UNKNOWN
+from vllm_cluster.inventory.model import Host, Inventory, Ports, Section, SshSettings
+
+SCHEMA_FILE = "inventory.schema.json"
+_REQUIRED = ("version", "cluster", "image", "model_cache")
+_NESTED: dict[str, Section] = {"ports": Ports, "ssh": SshSettings}
+# Words that some YAML reader takes for something else than text.
+_NOT_TEXT = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+
+
+@dataclass(frozen=True)
+class HostSeed:
+    """What is known of a host before the inventory is written."""
+
+    name: str
+    ssh: str | None = None
+    address: str | None = None
+
+
+def render(cluster: str, hosts: Sequence[HostSeed], image: str, model_cache: str, *, schema: str = SCHEMA_FILE) -> str:
+    """The text of an inventory; what nobody knows yet is marked, and refused until it is written."""
+    known = {"version": "1", "cluster": _text(cluster), "image": _text(image), "model_cache": _text(model_cache)}
+    lines = [
+        f"# yaml-language-server: $schema={schema}",
+        f"# `vcluster schema > {SCHEMA_FILE}` writes the file named above, for completion in editors.",
+        "# Keys that stand behind # are optional; the values there are examples or the defaults.",
+    ]
+    for key in _REQUIRED:
+        lines += ["", f"# {Inventory.model_fields[key].description}", f"{key}: {known[key]}"]
+    first = _text(hosts[0].name) if hosts else "NAME"
+    for key in Inventory.written_keys():
+        if key not in {*_REQUIRED, "hosts"}:
+            lines += ["", *_optional(Inventory, key, example=first if key == "head" else None)]
+    lines += ["", f"# {Inventory.model_fields['hosts'].description}", "hosts:"]
+    for index, host in enumerate(hosts):
+        lines += _host(host, explained=index == 0)
+    return "\n".join(lines) + "\n"
+
+
+def _optional(section: Section, key: str, *, example: str | None = None, indent: str = "") -> Iterator[str]:
+    field = section.model_fields[key]
+    yield f"{indent}# {field.description}"
+    nested = _NESTED.get(key) if section is Inventory else None
+    if nested is None:
+        shown = example or (field.examples or [str(field.default)])[0]
+        yield f"{indent}# {key}: {shown}"
+        return
+    yield f"{indent}# {key}:"
+    for inner in nested.written_keys():
+        explained = nested.model_fields[inner]
+        shown = (explained.examples or [str(explained.default)])[0]
+        yield f"{indent}#   {inner}: {shown}  # {explained.description}"
+
+
+def _host(host: HostSeed, *, explained: bool) -> Iterator[str]:
+    yield f"  {_text(host.name)}:"
+    if host.ssh is not None and host.ssh != host.name:
+        yield f"    ssh: {_text(host.ssh)}"
+    elif explained:
+        yield from _optional(Host, "ssh", indent="    ")
+    if host.address is None:
+        yield f"    address: {UNKNOWN}  # {Host.model_fields['address'].description}"
+    else:
+        yield f"    address: {_text(host.address)}"
+    if explained:
+        for key in ("gpus", "interface", "hcas"):
+            yield from _optional(Host, key, indent="    ")
+
+
+def _text(value: str) -> str:
+    """The value as YAML that every reader takes for text."""
+    if re.fullmatch(r"[A-Za-z/][A-Za-z0-9._/@-]*|[0-9]+(\.[0-9]+){3}", value) and value.lower() not in _NOT_TEXT:
+        return value
+    return json.dumps(value)
