@@ -1,0 +1,129 @@
+"""The sandbox's folder: an inventory, a key pair, known hosts and an ssh_config, all that a laptop needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+)
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.sandbox.hosts import LOOPBACK, Host
+from vllm_cluster.sandbox.names import ENGINE_IMAGE, USER
+
+_KEY = "id_ed25519"
+_INVENTORY = "inventory.yaml"
+_FILES = (_INVENTORY, _KEY, f"{_KEY}.pub", "known_hosts", "ssh_config")
+
+_TEMPLATE = """\
+# Made by `vcluster sandbox up`. Change it as you like: it is written again only when the hosts have changed.
+version: 1
+cluster: sandbox
+image: {image}
+accelerator: cpu            # each logical GPU of a host is carried by the CPU
+model_cache: /models        # holds sandbox/tiny-llama
+shm_size: 2g
+environment: {{HF_HUB_OFFLINE: "1"}}
+ssh: {{config: ssh_config}}   # beside this file
+hosts:
+{hosts}
+"""
+
+
+def ensure_key(folder: Path) -> str:
+    """The public key of the folder's key pair, which is made if it isn't there."""
+    private = folder / _KEY
+    if not private.exists():
+        key = Ed25519PrivateKey.generate()
+        write(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode(), mode=0o600)
+    try:
+        loaded = load_ssh_private_key(private.read_bytes(), password=None)
+    except ValueError as error:
+        raise VclusterError(f"{private} is no private key: {error}", hint="Remove it; a new one is made.") from error
+    public = loaded.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    write(private.with_suffix(".pub"), f"{public} vcluster-sandbox\n")
+    return public
+
+
+def write_files(folder: Path, hosts: Sequence[Host]) -> Path:
+    """Write what says where the hosts are; returns the inventory."""
+    write(folder / "known_hosts", known_hosts(hosts))
+    write(folder / "ssh_config", ssh_config(folder.resolve(), hosts))
+    inventory = folder / _INVENTORY
+    if _hosts_in(inventory) != {host.name: host.address for host in hosts}:
+        write(inventory, inventory_text(hosts))
+    return inventory
+
+
+def remove_files(folder: Path) -> None:
+    """Remove what was written here, and the folder when nothing else is in it."""
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def inventory_text(hosts: Sequence[Host]) -> str:
+    """A ready inventory."""
+    lines = "\n".join(f"  {host.name}: {{address: {host.address}}}" for host in hosts)
+    return _TEMPLATE.format(image=ENGINE_IMAGE, hosts=lines)
+
+
+def known_hosts(hosts: Sequence[Host]) -> str:
+    """One line a host, in the form that ssh looks up for a port of its own."""
+    return "".join(f"[{LOOPBACK}]:{host.port} {host.key}\n" for host in hosts)
+
+
+def ssh_config(folder: Path, hosts: Sequence[Host]) -> str:
+    """One block a host; nothing of the user's own agent or files is asked."""
+    return "\n".join(_block(folder, host) for host in hosts)
+
+
+def _block(folder: Path, host: Host) -> str:
+    lines = [
+        f"Host {host.name}",
+        f"  HostName {LOOPBACK}",
+        f"  Port {host.port}",
+        f"  User {USER}",
+        f"  IdentityFile {_quoted(folder / _KEY)}",
+        "  IdentitiesOnly yes",
+        f"  UserKnownHostsFile {_quoted(folder / 'known_hosts')}",
+        "  GlobalKnownHostsFile /dev/null",
+        "  StrictHostKeyChecking yes",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(path: Path) -> str:
+    """A path as ssh_config reads it: blanks need quotes, and % begins a token."""
+    return '"' + str(path).replace("%", "%%") + '"'
+
+
+def _hosts_in(inventory: Path) -> dict[str, str] | None:
+    """The hosts and addresses that an inventory names; None where there is no such file, or another image's."""
+    try:
+        content = YAML(typ="safe").load(inventory.read_text(encoding="utf-8"))
+        if content["image"] != ENGINE_IMAGE:
+            return None
+        return {str(name): str(host["address"]) for name, host in content["hosts"].items()}
+    except (OSError, YAMLError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file as a whole; its mode is right from the first moment."""
+    partial = path.with_name(f".{path.name}.part")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+    partial.replace(path)

