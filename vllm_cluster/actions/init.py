@@ -1,0 +1,45 @@
+"""Write a first inventory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vllm_cluster.core.errors import UsageError
+from vllm_cluster.inventory.template import HostSeed, render
+from vllm_cluster.transport.sshconfig import hosts_matching
+
+
+def write(
+    *,
+    hosts: list[str],
+    pattern: str | None,
+    cluster: str,
+    image: str,
+    model_cache: str,
+    output: Path | None,
+    force: bool,
+) -> str:
+    """Write the inventory to `output`; without one, return its text.
+
+    Raises:
+        UsageError: there is no host, or the file is there already.
+    """
+    seeds = [_seed(text) for text in hosts]
+    seeds += [HostSeed(name) for name in hosts_matching(None, pattern)] if pattern else []
+    if not seeds:
+        where = f"no Host of your ssh_config matches {pattern}" if pattern else "no host was named"
+        raise UsageError(where, hint="vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12")
+    if output and output.exists() and not force:
+        raise UsageError(f"{output} is there already", hint="say --force to overwrite it, or -o another name")
+    text = render(cluster, seeds, image, model_cache)
+    if output is None:
+        return text
+    output.write_text(text)
+    return ""
+
+
+def _seed(text: str) -> HostSeed:
+    """`name`, `name=address` or `name=user@host`: what looks like no address is the way to reach it."""
+    name, _, rest = text.partition("=")
+    looks = rest and all(character in "0123456789abcdefABCDEF.:" for character in rest) and not rest.isalpha()
+    return HostSeed(name, None, rest) if looks else HostSeed(name, rest or None, None)

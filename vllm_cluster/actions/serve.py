@@ -1,0 +1,176 @@
+"""Serve a model, or stop serving it: tell the head what is wanted, and follow what becomes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_cluster.actions.survey import connected, survey
+from vllm_cluster.core.desired import STATE_FOLDER
+from vllm_cluster.core.errors import HostError, PreflightFailed, UsageError, VclusterError
+from vllm_cluster.engine import vllm
+from vllm_cluster.engine.status import ServeStatus
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.audit import record
+from vllm_cluster.run.barrier import look
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.lease import Lease
+
+POLL = 0.3
+STOP_SECONDS = 90.0
+# The node program looks at what is wanted several times a second; silence for this long means it does not.
+HEED_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the model answers; on the head's loopback unless exposed."""
+
+    model: str
+    host: str
+    head: str
+    port: int
+
+    @property
+    def exposed(self) -> bool:
+        """Whether other machines can reach it without a tunnel."""
+        return self.host != "127.0.0.1"
+
+
+def serve(
+    inventory: Inventory,
+    emit: Emit,
+    *,
+    model: str,
+    name: str | None,
+    tp: int | None,
+    pp: int | None,
+    expose: bool,
+    extra: Sequence[str],
+    wait: float = 0.0,
+) -> Endpoint:
+    """Serve a model on the whole cluster; returns once it has generated a token.
+
+    Raises:
+        PreflightFailed: the cluster is not up.
+        CommandFailed: the engine ended, and why.
+    """
+    with connected(inventory, emit) as fleet:
+        seen = survey(inventory, fleet, emit)
+        if not seen.plan.empty:
+            first = next(seen.plan.operations())
+            raise PreflightFailed(f"the cluster is not up: {first.host}: {first.text}", hint="run vcluster up first")
+        layout = vllm.layout(list(seen.plan.gpus.values()), tp, pp)
+        for reason in layout.reasons:
+            emit(Event("note", reason))
+        head = fleet.links[inventory.head_name]
+        host = inventory.hosts[inventory.head_name].address if expose else "127.0.0.1"
+        port = inventory.ports.api
+        served = name or model
+        argv = vllm.serve_argv(model, name=served, tp=layout.tp, pp=layout.pp, host=host, port=port, extra=extra)
+        wanted = _wanted(argv, model=model, name=served, host=host, port=port, nodes=seen.plan.gpus)
+        current = _serving(head, inventory)
+        if port in seen.facts[head.name].listening and current is None:
+            text = f"{head.name}: port {port} is taken (ports.api)"
+            raise PreflightFailed(text, hint=f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.api")
+        if current and current.phase == "failed" and current.generation.startswith(wanted["generation"]):
+            # The same wish again is a new one: under the old name the head would take it for the one that failed.
+            wanted["generation"] += f"-{time.time_ns():x}"
+        if current is None or current.generation != wanted["generation"]:
+            _tell(inventory, head, wanted, wait, emit, f"serve {model}")
+        emit(Event("phase", f"serving {served}: TP={layout.tp} × PP={layout.pp}"))
+        _follow(fleet, inventory, wanted["generation"], emit)
+        return Endpoint(served, host, head.name, port)
+
+
+def stop(inventory: Inventory, emit: Emit, *, wait: float = 0.0) -> bool:
+    """End serving and leave the cluster up; returns whether anything was served."""
+    with connected(inventory, emit) as fleet:
+        survey(inventory, fleet, emit)
+        head = fleet.links[inventory.head_name]
+        if _serving(head, inventory) is None:
+            emit(Event("result", "nothing is served", data={"stopped": False}))
+            return False
+        emit(Event("phase", "stopping"))
+        _tell(inventory, head, None, wait, emit, "stop")
+        deadline = time.monotonic() + STOP_SECONDS
+        while _serving(head, inventory) is not None:
+            if time.monotonic() > deadline:
+                raise HostError(head.name, f"vLLM has not ended within {STOP_SECONDS:.0f} s", hint="vcluster status")
+            time.sleep(POLL)
+        emit(Event("result", "serving has ended; the cluster is up", data={"stopped": True}))
+        return True
+
+
+def _wanted(argv: Sequence[str], **rest: Any) -> dict[str, Any]:
+    content = {**rest, "nodes": dict(rest["nodes"]), "argv": list(argv), "env": vllm.environment()}
+    # Named by its content: the same wish twice is one wish, and changes nothing.
+    generation = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return {**content, "generation": generation, "probe_timeout_s": 600, "start_timeout_s": 7200}
+
+
+def _tell(
+    inventory: Inventory, head: Link, wanted: Mapping[str, Any] | None, wait: float, emit: Emit, what: str
+) -> None:
+    """Write what is wanted where the head's node program looks."""
+    container = f"vcluster-{inventory.cluster}"
+    with Lease(head.transport, inventory.cluster, what.split()[0]) as lease:
+        lease.acquire(wait, lambda holder: emit(Event("progress", f"waiting for {holder}")))
+        content = json.dumps({"v": 1, "serve": wanted}).encode()
+        head.engine.put_files(container, STATE_FOLDER, {"wanted.json": (content, 0o600)})
+        record(head.engine, inventory.cluster, what.split()[0], [what])
+
+
+def _serving(head: Link, inventory: Inventory) -> ServeStatus | None:
+    status = look(head.engine, f"vcluster-{inventory.cluster}").status
+    return status.serve if status else None
+
+
+def _follow(fleet: Fleet, inventory: Inventory, generation: str, emit: Emit) -> None:
+    """Tell each change of phase until the model has answered.
+
+    Raises:
+        CommandFailed: it never will, and why.
+    """
+    head = fleet.links[inventory.head_name]
+    shown = ""
+    silence = time.monotonic() + HEED_SECONDS
+    while True:
+        serving = _serving(head, inventory)
+        if serving is None or serving.generation != generation:
+            if time.monotonic() > silence:
+                raise HostError(head.name, "the head does not heed what it was told", hint="vcluster status; vcluster up")
+        else:
+            text = f"{serving.phase} {serving.detail}".strip()
+            if text != shown:
+                data = {"phase": serving.phase, "detail": serving.detail, "progress": serving.progress}
+                emit(Event("progress", text, data=data))
+                shown = text
+            if serving.phase == "ready":
+                return
+            if serving.phase == "failed":
+                raise _failure(head.name, serving)
+        time.sleep(POLL)
+
+
+def _failure(host: str, serving: ServeStatus) -> VclusterError:
+    failure = serving.first_failure
+    if failure is None:
+        return HostError(host, "vLLM failed and left no reason", hint="docker logs on the head has all of it")
+    lines = "\n".join(failure.lines[-30:])
+    return HostError(
+        host,
+        f"{serving.model} cannot be served: {failure.what}\n{lines}",
+        hint="mend the cause and serve again; vcluster status keeps this failure",
+    )
+
+
+def check_name(model: str) -> None:
+    """Refuse what can only be a slip of the hand."""
+    if model.startswith("-"):
+        raise UsageError(f"{model} is no model", hint="flags for vLLM go behind --: vcluster serve MODEL -- --flag")

@@ -1,0 +1,129 @@
+"""What the cluster is right now, host by host, whether all of it answers or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_cluster.core.desired import found_gpus
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.preflight import engine_problem
+from vllm_cluster.core.spec import CLUSTER, ROLE
+from vllm_cluster.engine.status import NodeStatus, RayNode
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.barrier import look
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.observe import observe
+from vllm_cluster.transport.base import Deadline
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """One host's row. `gpus` is what the host has, `counted` what Ray on the head counts there."""
+
+    host: str
+    address: str
+    role: str
+    state: str
+    container: str
+    gpus: int
+    counted: int
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """The whole: up is true only when every node runs and Ray counts exactly the GPUs of all hosts."""
+
+    cluster: str
+    up: bool
+    hosts: tuple[HostStatus, ...]
+    head: NodeStatus | None
+    unreachable: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Row:
+    state: str
+    container: str
+    role: str
+    gpus: int
+    status: NodeStatus | None
+    problem: str = ""
+
+
+def status(inventory: Inventory, emit: Emit) -> ClusterStatus:
+    """Look at every host that answers; changes nothing."""
+    with Fleet(inventory) as fleet:
+        emit(Event("phase", f"looking at {len(inventory.hosts)} hosts"))
+        reached, failures = fleet.connect()
+        rows, more = fleet.each(lambda link: _look(inventory, link), reached)
+        unreachable = tuple(failures)
+        failures = {**failures, **more}
+    head = rows[inventory.head_name].status if inventory.head_name in rows else None
+    hosts = tuple(_host(inventory, name, rows.get(name), failures.get(name), head) for name in inventory.hosts)
+    foreign = _foreign(inventory, head)
+    up = not foreign and all(host.state == "running" and host.counted == host.gpus > 0 for host in hosts)
+    return ClusterStatus(inventory.cluster, up, hosts + foreign, head, unreachable)
+
+
+def ray_status(inventory: Inventory, emit: Emit) -> str:
+    """What `ray status` prints on the head: a picture up to 5 s old, for people."""
+    with Fleet(inventory) as fleet:
+        _, failures = fleet.connect([inventory.head_name])
+        for error in failures.values():
+            raise error
+        head = fleet.links[inventory.head_name]
+        observe(inventory, head)
+        argv = ["timeout", "30", "ray", "status"]
+        return head.engine.exec(f"vcluster-{inventory.cluster}", argv, Deadline.after(40)).output
+
+
+def _look(inventory: Inventory, link: Link) -> _Row:
+    facts = observe(inventory, link)
+    gpus = inventory.hosts[link.name].gpus or found_gpus(facts, inventory.accelerator)
+    problem = engine_problem(facts)
+    if problem:
+        return _Row("docker", "", "", gpus, None, problem.text)
+    name = f"vcluster-{inventory.cluster}"
+    for container in facts.containers:
+        if container.labels.get(CLUSTER) == inventory.cluster and container.name == name:
+            role = container.labels.get(ROLE, "")
+            if container.state != "running":
+                return _Row(container.state, container.id[:12], role, gpus, None, "run vcluster up")
+            try:
+                node = look(link.engine, name).status
+            except VclusterError as error:
+                return _Row("ended", container.id[:12], role, gpus, None, error.message)
+            return _Row("running", container.id[:12], role, gpus, node)
+    return _Row("absent", "", "", gpus, None, "run vcluster up")
+
+
+def _host(
+    inventory: Inventory, name: str, row: _Row | None, failure: VclusterError | None, head: NodeStatus | None
+) -> HostStatus:
+    address = inventory.hosts[name].address
+    role = "head" if name == inventory.head_name else "worker"
+    if row is None:
+        return HostStatus(name, address, role, "unreachable", "", 0, _counted(head, address), failure.message if failure else "")
+    problem = row.problem
+    if row.status and row.status.ray.state != "up":
+        problem = f"Ray is {row.status.ray.state}: {row.status.ray.error or ''}".strip(": ")
+    return HostStatus(name, address, role, row.state, row.container, row.gpus, _counted(head, address), problem)
+
+
+def _alive(head: NodeStatus | None) -> list[RayNode]:
+    return [node for node in head.ray.nodes if node.alive] if head else []
+
+
+def _counted(head: NodeStatus | None, address: str) -> int:
+    return int(sum(node.gpus for node in _alive(head) if node.address == address))
+
+
+def _foreign(inventory: Inventory, head: NodeStatus | None) -> tuple[HostStatus, ...]:
+    known = {host.address for host in inventory.hosts.values()}
+    return tuple(
+        HostStatus("?", node.address, "foreign", "in Ray", "", 0, int(node.gpus), "not in the inventory")
+        for node in _alive(head)
+        if node.address not in known
+    )

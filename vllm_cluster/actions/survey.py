@@ -1,0 +1,95 @@
+"""The beginning of every verb: connect, observe, judge, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from vllm_cluster.core.desired import Inputs, desired, kept_secrets
+from vllm_cluster.core.diff import diff
+from vllm_cluster.core.errors import FleetError, InventoryError, PreflightFailed, VclusterError
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.plan import Plan
+from vllm_cluster.core.preflight import Finding, engine_problem, preflight
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.files import hashes, node_files
+from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.secrets import Secrets, gather
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found, what is wanted, and the way from one to the other."""
+
+    facts: Mapping[str, HostFacts]
+    plan: Plan
+    secrets: Secrets
+
+
+@contextmanager
+def connected(inventory: Inventory, emit: Emit) -> Iterator[Fleet]:
+    """Every host of the inventory, connected.
+
+    Raises:
+        Unreachable, FleetError: a host could not be reached; no host was touched.
+    """
+    with Fleet(inventory) as fleet:
+        emit(Event("phase", f"connecting to {len(inventory.hosts)} hosts"))
+        _, failures = fleet.connect()
+        raise_any(failures)
+        yield fleet
+
+
+def raise_any(failures: Mapping[str, VclusterError]) -> None:
+    """Raise one host's failure as it is, those of several together."""
+    if len(failures) == 1:
+        raise next(iter(failures.values()))
+    if failures:
+        raise FleetError(failures)
+
+
+def facts_of(inventory: Inventory, fleet: Fleet) -> dict[str, HostFacts]:
+    """The facts of every host.
+
+    Raises:
+        PreflightFailed: a host's Docker cannot be used.
+    """
+    facts = fleet.all(lambda link: observe(inventory, link))
+    refuse([finding for host in facts.values() if (finding := engine_problem(host))])
+    return facts
+
+
+def survey(inventory: Inventory, fleet: Fleet, emit: Emit) -> Survey:
+    """Observe all hosts and compare them with the inventory; changes nothing.
+
+    Raises:
+        PreflightFailed: something is wrong that must be mended first.
+    """
+    emit(Event("phase", "looking at the hosts"))
+    facts = facts_of(inventory, fleet)
+    findings = preflight(inventory, facts)
+    for finding in findings:
+        if not finding.error:
+            emit(Event("warning", f"{finding.text}; {finding.fix}", finding.host, {"code": finding.code}))
+    refuse([finding for finding in findings if finding.error])
+    secrets = gather(inventory, kept_secrets(inventory, facts))
+    specs = desired(inventory, facts, Inputs(hashes(node_files()), secrets.ids))
+    return Survey(facts, diff(specs, facts), secrets)
+
+
+def refuse(findings: list[Finding]) -> None:
+    """Stop before anything is touched, naming every finding with its host and remedy."""
+    if findings:
+        lines = [f"{finding.host}: {finding.text}" for finding in findings]
+        fixes = dict.fromkeys(f"{finding.host}: {finding.fix}" for finding in findings)
+        raise PreflightFailed("\n".join(lines), hint="\n".join(fixes))
+
+
+def require_name(inventory: Inventory, names: list[str]) -> None:
+    """Refuse hosts that the inventory does not have."""
+    unknown = [name for name in names if name not in inventory.hosts]
+    if unknown:
+        raise InventoryError(f"no host {', '.join(unknown)}", hint=f"there are {', '.join(inventory.hosts)}")

@@ -1,0 +1,92 @@
+"""Bring the cluster up: every host as the inventory says, and Ray counting exactly its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_cluster.actions.survey import Survey, connected, survey
+from vllm_cluster.core.errors import UsageError
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.audit import record
+from vllm_cluster.run.barrier import await_gpus
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.execute import Execution
+from vllm_cluster.run.files import node_files
+from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.lease import Lease
+
+# Asks a person whether to go on; says no where nobody can be asked.
+Confirm = Callable[[str], bool]
+
+
+def plan(inventory: Inventory, emit: Emit) -> Plan:
+    """What `up` would do. Changes nothing."""
+    with connected(inventory, emit) as fleet:
+        return survey(inventory, fleet, emit).plan
+
+
+def up(inventory: Inventory, emit: Emit, *, confirm: Confirm, cache: Path, wait: float = 0.0) -> Plan:
+    """Make the hosts what the inventory says, and wait until Ray counts exactly its GPUs; returns what was done.
+
+    Raises:
+        VclusterError: see the tree in core/errors; what was done stands, and another `up` goes on from there.
+    """
+    with connected(inventory, emit) as fleet:
+        first = survey(inventory, fleet, emit)
+        if not first.plan.empty:
+            done = _change(inventory, fleet, emit, confirm, cache, wait, first)
+        else:
+            done = first.plan
+        _verify(fleet, done, emit)
+        _report(fleet, done, emit)
+        return done
+
+
+def _change(
+    inventory: Inventory, fleet: Fleet, emit: Emit, confirm: Confirm, cache: Path, wait: float, seen: Survey
+) -> Plan:
+    disturbed = _disturbs(seen.plan, seen)
+    if disturbed and not confirm(f"this stops what runs on {', '.join(disturbed)}; go on?"):
+        raise UsageError(f"not confirmed: this would stop what runs on {', '.join(disturbed)}", hint="say --yes")
+    head = fleet.links[inventory.head_name]
+    with Lease(head.transport, inventory.cluster, "up") as lease:
+        lease.acquire(wait, lambda holder: emit(Event("progress", f"waiting for {holder}")))
+        # Somebody may have changed things until the lease was ours.
+        current = survey(inventory, fleet, emit)
+        emit(Event("note", "plan", data={"plan": current.plan}))
+        Execution(current.plan, fleet, lease, emit, current.secrets, node_files(), cache).run()
+        record(head.engine, inventory.cluster, "up", [operation.text for operation in current.plan.operations()])
+    return current.plan
+
+
+def _disturbs(planned: Plan, seen: Survey) -> list[str]:
+    """The hosts on which something that runs would be stopped."""
+
+    def runs(host: HostFacts, container_id: str) -> bool:
+        return any(c.id == container_id and c.state == "running" for c in host.containers)
+
+    return sorted(
+        {
+            operation.host
+            for operation in planned.operations()
+            if isinstance(operation, RemoveContainer | RestartNode) and runs(seen.facts[operation.host], operation.id)
+        }
+    )
+
+
+def _verify(fleet: Fleet, done: Plan, emit: Emit) -> None:
+    emit(Event("phase", "verifying"))
+    await_gpus(fleet, done, emit)
+
+
+def _report(fleet: Fleet, done: Plan, emit: Emit) -> None:
+    total = sum(done.gpus.values())
+    operations = sum(1 for _ in done.operations())
+    text = f"{done.cluster} is up: {total} GPUs on {len(done.gpus)} hosts"
+    text += "; nothing had to be done" if not operations else ""
+    trips = {name: link.round_trips for name, link in fleet.links.items()}
+    data = {"gpus": total, "hosts": len(done.gpus), "operations": operations, "round_trips": trips}
+    emit(Event("result", text, data=data))

@@ -1,0 +1,1 @@
+"""The command line: parse, one action, render."""

@@ -1,0 +1,20 @@
+"""`vcluster key`."""
+
+from __future__ import annotations
+
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.session import Session
+
+
+def key(inventory: InventoryPath = None, as_json: Json = False) -> None:
+    """Print the endpoint's API key, from the head."""
+
+    def action(session: Session) -> None:
+        import json
+
+        from vllm_cluster.actions.tunnel import key as key_action
+
+        found = key_action(session.load())
+        print(json.dumps({"v": 1, "key": found}) if session.as_json else found)
+
+    Session(inventory, as_json=as_json).run(action)

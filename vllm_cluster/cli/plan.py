@@ -1,0 +1,38 @@
+"""`vcluster plan`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.session import SETTINGS, Session
+
+EXIT_CHANGES = 10
+
+
+def plan(
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 10 when there is something to do.")] = False,
+) -> None:
+    """Show what `up` would do. Changes nothing."""
+    Session(inventory, as_json=as_json).run(lambda session: show(session, exit_code=exit_code))
+
+
+def show(session: Session, *, exit_code: bool) -> None:
+    """Make the plan and write it."""
+    import json
+
+    from vllm_cluster.actions import up as action
+    from vllm_cluster.cli.render.plan import plan_document, show_plan
+
+    made = action.plan(session.load(), session.progress)
+    session.finish()
+    if session.as_json:
+        print(json.dumps({"v": 1, **plan_document(made)}))
+    else:
+        show_plan(made, color=SETTINGS.color, verbosity=SETTINGS.verbosity)
+    if exit_code and not made.empty:
+        raise SystemExit(EXIT_CHANGES)

@@ -1,0 +1,1 @@
+"""How events and results look, for people and for machines. Nothing else imports rich."""

@@ -1,0 +1,120 @@
+"""Events as they happen: a live picture on a terminal, lines elsewhere, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vllm_cluster.cli.render.plan import plan_document
+from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.core.plan import Plan
+from vllm_cluster.run.events import Event
+
+# More rows than this do not fit a terminal: then only hosts that failed have one.
+ROWS = 16
+
+
+def renderer(as_json: bool, verbosity: int, color: str) -> tuple[Callable[[Event], None], Callable[[], None]]:
+    """The way to show events, and the way to end it."""
+    if as_json:
+        return json_lines, lambda: None
+    if verbosity < 0:
+        return quiet, lambda: None
+    if verbosity == 0 and sys.stderr.isatty() and wants_color(color, stdout=False):
+        live = Live()
+        return live.show, live.close
+    return Lines(verbosity).show, lambda: None
+
+
+def json_lines(event: Event) -> None:
+    """One JSON object a line on standard output."""
+    data = {key: plan_document(value) if isinstance(value, Plan) else value for key, value in event.data.items()}
+    row: dict[str, Any] = {"v": 1, "t": round(time.time(), 3), "event": event.kind, "text": event.text}
+    if event.host:
+        row["host"] = event.host
+    # One write a line: threads of several hosts tell events at the same time.
+    sys.stdout.write(json.dumps({**row, **data}, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def quiet(event: Event) -> None:
+    """Only the result and warnings."""
+    if event.kind in ("result", "warning"):
+        Lines(0).show(event)
+
+
+class Lines:
+    """A line an event on standard error, with the seconds since the start."""
+
+    def __init__(self, verbosity: int) -> None:
+        self._started = time.monotonic()
+        self._verbosity = verbosity
+
+    def show(self, event: Event) -> None:
+        """Write the event's line; the beginning of an operation only with -v."""
+        if not event.text or (event.kind == "start" and self._verbosity < 1):
+            return
+        mark = {"failed": "failed: ", "warning": "warning: ", "done": "done: "}.get(event.kind, "")
+        host = f"{event.host}: " if event.host else ""
+        seconds = time.monotonic() - self._started
+        sys.stderr.write(f"{seconds:6.1f}s  {host}{mark}{plain(event.text)}\n")
+        sys.stderr.flush()
+
+
+class Live:
+    """One row a host below what has happened so far, redrawn at most ten times a second."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._console = Console(stderr=True, highlight=False)
+        self._rows: dict[str, tuple[str, str]] = {}
+        self._phase = ""
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._live = RichLive(
+            console=self._console, refresh_per_second=8, transient=True, get_renderable=self._picture
+        )
+        self._live.start()
+
+    def show(self, event: Event) -> None:
+        """Take the event into the picture; what should stay goes above it."""
+        from rich.text import Text
+
+        text = plain(event.text)
+        with self._lock:
+            if event.kind == "phase" or (event.kind == "progress" and not event.host):
+                self._phase = text
+            elif event.host and event.kind in ("start", "progress", "done", "failed"):
+                self._rows[event.host] = (event.kind, text)
+        if event.kind in ("note", "warning", "result", "failed") and text:
+            style = {"warning": "yellow", "failed": "red", "result": "bold green"}.get(event.kind, "")
+            host = f"{event.host}: " if event.host else ""
+            self._console.print(Text(f"{host}{text}", style=style))
+
+    def _picture(self) -> Any:
+        from rich.console import Group
+        from rich.spinner import Spinner
+        from rich.table import Table
+        from rich.text import Text
+
+        seconds = time.monotonic() - self._started
+        with self._lock:
+            phase, rows = self._phase, dict(self._rows)
+        table = Table.grid(padding=(0, 2))
+        marks = {"done": ("✓", "green"), "failed": ("✗", "red")}
+        for host, (kind, text) in rows.items():
+            if len(rows) > ROWS and kind != "failed":
+                continue
+            mark, style = marks.get(kind, ("·", "cyan"))
+            table.add_row(Text(f"  {mark}", style=style), Text(host, style="bold"), Text(text, overflow="ellipsis", no_wrap=True))
+        return Group(Spinner("dots", Text(f" {phase}  {seconds:.0f} s")), table)
+
+    def close(self) -> None:
+        """Take the picture away; what was printed above it stays."""
+        self._live.stop()

@@ -1,0 +1,42 @@
+"""A plan, as a list for people and as a document for programs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.core.plan import CreateNode, Plan
+from vllm_cluster.core.spec import docker_run_line
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON would have it."""
+    stages = []
+    for stage in plan.stages:
+        operations = []
+        for operation in stage.operations:
+            row: dict[str, Any] = {"operation": operation.verb, **asdict(operation), "text": operation.text}
+            if isinstance(operation, CreateNode):
+                row["docker_run"] = docker_run_line(operation.spec)
+            operations.append(row)
+        stages.append({"title": stage.title, "operations": operations, "barrier": stage.barrier})
+    return {"cluster": plan.cluster, "empty": plan.empty, "gpus": dict(plan.gpus), "stages": stages}
+
+
+def show_plan(plan: Plan, *, color: str, verbosity: int) -> None:
+    """Write the plan on standard output; with -v each container as the line that a person could paste."""
+    bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
+    out = sys.stdout
+    if plan.empty:
+        out.write(f"{plan.cluster} is up to date: {sum(plan.gpus.values())} GPUs on {len(plan.gpus)} hosts\n")
+        return
+    for stage in plan.stages:
+        out.write(f"{bold}{stage.title}{end}\n")
+        for operation in stage.operations:
+            out.write(f"  {operation.host}: {plain(operation.text)}\n")
+            if isinstance(operation, CreateNode) and verbosity > 0:
+                out.write(f"{dim}    {plain(docker_run_line(operation.spec))}{end}\n")
+        if stage.barrier:
+            out.write(f"  then wait until {stage.barrier}\n")

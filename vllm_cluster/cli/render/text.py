@@ -1,0 +1,30 @@
+"""Makes text from elsewhere safe to show."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+# Escape sequences, then every control character but newline and tab: remote text never steers the terminal.
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+LONGEST = 4000
+
+
+def plain(text: str) -> str:
+    """The text without anything that a terminal would obey, at most `LONGEST` characters a line."""
+    clean = _CONTROL.sub("", _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+    return "\n".join(line if len(line) <= LONGEST else line[:LONGEST] + " …" for line in clean.split("\n"))
+
+
+def wants_color(setting: str, *, stdout: bool) -> bool:
+    """Whether to colour, by --color, NO_COLOR, FORCE_COLOR and the terminal."""
+    if setting != "auto":
+        return setting == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    stream = sys.stdout if stdout else sys.stderr
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,54 @@
+"""`vcluster sandbox`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.options import Json
+from vllm_cluster.cli.session import Session
+
+app = typer.Typer(no_args_is_help=True, help="A cluster of real hosts on this machine, to try and to test.")
+
+Folder = Annotated[Path, typer.Option("--dir", help="Where its inventory and keys lie.")]
+
+
+@app.command()
+def up(
+    hosts: Annotated[int, typer.Option(min=1, max=16, help="How many hosts.")] = 2,
+    gpus: Annotated[int, typer.Option(min=1, max=8, help="Logical GPUs of each.")] = 2,
+    folder: Folder = Path("sandbox"),
+    as_json: Json = False,
+) -> None:
+    """Make hosts with sshd and Docker of their own, a CPU engine image, a tiny model, and an inventory."""
+
+    def action(session: Session) -> None:
+        from vllm_cluster import sandbox
+        from vllm_cluster.run.events import Event
+
+        inventory = sandbox.up(
+            hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
+        )
+        session.emit(Event("result", f"try: vcluster up -i {inventory}", data={"inventory": str(inventory)}))
+
+    Session(None, as_json=as_json).run(action)
+
+
+@app.command()
+def down(
+    folder: Folder = Path("sandbox"),
+    purge: Annotated[bool, typer.Option("--purge", help="Also remove its images and everything built.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove the sandbox's hosts."""
+
+    def action(session: Session) -> None:
+        from vllm_cluster import sandbox
+        from vllm_cluster.run.events import Event
+
+        sandbox.down(folder=folder, purge=purge, report=lambda text: session.emit(Event("progress", text)))
+        session.emit(Event("result", "the sandbox is gone"))
+
+    Session(None, as_json=as_json).run(action)

@@ -1,0 +1,12 @@
+"""`vcluster schema`."""
+
+from __future__ import annotations
+
+
+def schema() -> None:
+    """Print the inventory's JSON Schema, for editors."""
+    import json
+
+    from vllm_cluster.inventory.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))

@@ -1,0 +1,39 @@
+"""`vcluster status`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.session import SETTINGS, Session
+
+
+def status(
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Show what `ray status` prints on the head.")] = False,
+) -> None:
+    """Show every host, what Ray counts there, and what is served. Exits with 4 when a host cannot be reached."""
+
+    def action(session: Session) -> None:
+        import json
+
+        from vllm_cluster.actions import status as status_action
+        from vllm_cluster.cli.render.status import show_status, status_document
+        from vllm_cluster.cli.render.text import plain
+
+        if ray:
+            print(plain(status_action.ray_status(session.load(), session.progress)))
+            return
+        found = status_action.status(session.load(), session.progress)
+        session.finish()
+        if session.as_json:
+            print(json.dumps(status_document(found), default=str))
+        else:
+            show_status(found, color=SETTINGS.color)
+        if found.unreachable:
+            raise SystemExit(4)
+
+    Session(inventory, as_json=as_json).run(action)

@@ -1,0 +1,31 @@
+"""`vcluster up`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli import plan
+from vllm_cluster.cli.options import InventoryPath, Json, Wait
+from vllm_cluster.cli.session import Session, cache_folder
+
+
+def up(
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    wait: Wait = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping something that runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `plan` does.")] = False,
+) -> None:
+    """Make every host what the inventory says, and wait until Ray counts exactly its GPUs."""
+
+    def action(session: Session) -> None:
+        from vllm_cluster.actions import up as up_action
+
+        if dry_run:
+            plan.show(session, exit_code=False)
+            return
+        up_action.up(session.load(), session.emit, confirm=session.confirm(yes), cache=cache_folder(), wait=wait)
+
+    Session(inventory, as_json=as_json).run(action)

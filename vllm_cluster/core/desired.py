@@ -1,0 +1,157 @@
+"""What every host should run, from the inventory and what was found on the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vllm_cluster.core.facts import Hca, HostFacts
+from vllm_cluster.core.spec import SECRET, ContainerSpec, GpuRequest, Mount, Role
+from vllm_cluster.engine import ray
+from vllm_cluster.inventory.model import Host, Inventory
+
+CODE_FOLDER = "/opt/vcluster"
+STATE_FOLDER = "/var/lib/vcluster"
+SECRETS_FOLDER = "/run/secrets/vcluster"
+NODE_PROGRAM = f"{CODE_FOLDER}/node.py"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a desired state needs beside inventory and facts.
+
+    `files` are the files put into each container (path → content hash); `secrets` are ids by name, each an
+    opaque name that changes with the value.
+    """
+
+    files: Mapping[str, str]
+    secrets: Mapping[str, str]
+
+
+def gpu_count(host: Host, facts: HostFacts, accelerator: str) -> int:
+    """How many GPUs the host brings: the inventory's number, else what was found."""
+    if host.gpus is not None:
+        return host.gpus
+    return found_gpus(facts, accelerator)
+
+
+def found_gpus(facts: HostFacts, accelerator: str) -> int:
+    """How many GPUs the host has; on a CPU host, how many logical ones it offers."""
+    return (facts.slots or 0) if accelerator == "cpu" else len(facts.gpus)
+
+
+def interface(host: Host, facts: HostFacts) -> str | None:
+    """The interface for traffic between nodes: the inventory's, else the one that holds the host's address."""
+    if host.interface:
+        return host.interface
+    nic = facts.interface_of(host.address)
+    return nic.name if nic else None
+
+
+def hcas(host: Host, facts: HostFacts) -> tuple[Hca, ...]:
+    """The adapter ports that NCCL may use: ACTIVE ones, of the devices that the inventory names or all."""
+    active = tuple(hca for hca in facts.hcas if hca.active and hca.uverbs)
+    return active if host.hcas is None else tuple(hca for hca in active if hca.device in host.hcas)
+
+
+def kept_secrets(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, str]:
+    """The ids of the secrets that the head holds now; a head that never started holds none for sure."""
+    head = facts.get(inventory.head_name)
+    for container in head.containers if head else ():
+        if container.name == f"vcluster-{inventory.cluster}" and container.state != "created":
+            return {
+                label.removeprefix(SECRET): identity
+                for label, identity in container.labels.items()
+                if label.startswith(SECRET)
+            }
+    return {}
+
+
+def desired(inventory: Inventory, facts: Mapping[str, HostFacts], inputs: Inputs) -> tuple[ContainerSpec, ...]:
+    """One container a host, the head first."""
+    names = sorted(inventory.hosts, key=lambda name: name != inventory.head_name)
+    return tuple(_node(inventory, inventory.hosts[name], facts[name], inputs) for name in names)
+
+
+def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) -> ContainerSpec:
+    role: Role = "head" if host.name == inventory.head_name else "worker"
+    head_address = inventory.hosts[inventory.head_name].address
+    count = gpu_count(host, facts, inventory.accelerator)
+    secrets = {name: value for name, value in inputs.secrets.items() if role == "head" or name != "api-key"}
+    ports = hcas(host, facts)
+    argv = ray.start_argv(role, address=host.address, head_address=head_address, gpus=count, ports=inventory.ports)
+    waits_for = [] if role == "head" else ["--head", ray.join(head_address, inventory.ports.gcs)]
+    spec_secrets = tuple(sorted(secrets.items()))
+    return ContainerSpec(
+        host=host.name,
+        cluster=inventory.cluster,
+        role=role,
+        address=host.address,
+        head_address=head_address,
+        image=inventory.image,
+        ray=inventory.ray,
+        gpu_count=count,
+        command=("python3", NODE_PROGRAM, role, *waits_for, "--", *argv),
+        environment=tuple(sorted(_environment(inventory, host, facts, secrets, head_address).items())),
+        mounts=_mounts(inventory),
+        shm_size=inventory.shm_size,
+        gpus=_gpu_request(facts, count) if inventory.accelerator == "nvidia" else None,
+        devices=_devices(ports),
+        capabilities=("IPC_LOCK",) if ports else (),
+        unlimited_memlock=bool(ports),
+        privileged=inventory.privileged,
+        files=tuple(sorted(inputs.files.items())),
+        secrets=spec_secrets,
+    )
+
+
+def _environment(
+    inventory: Inventory, host: Host, facts: HostFacts, secrets: Mapping[str, str], head_address: str
+) -> dict[str, str]:
+    nic = interface(host, facts)
+    ports = hcas(host, facts)
+    values = {
+        **inventory.environment,
+        **ray.environment(
+            head_address=head_address,
+            ports=inventory.ports,
+            token_path=f"{SECRETS_FOLDER}/ray-token-{secrets['ray-token']}",
+        ),
+        "VLLM_HOST_IP": host.address,
+        "VLLM_CONFIG_ROOT": f"{CODE_FOLDER}/vllm",
+        "HF_HOME": inventory.model_cache,
+    }
+    if nic:
+        # Without "=" NCCL takes the name as a prefix: eth1 would also match eth10. Gloo wants the bare name.
+        values |= {"NCCL_SOCKET_IFNAME": f"={nic}", "GLOO_SOCKET_IFNAME": nic}
+    if ports:
+        values["NCCL_IB_HCA"] = "=" + ",".join(f"{port.device}:{port.port}" for port in ports)
+    if "hf-token" in secrets:
+        values["HF_TOKEN_PATH"] = f"{SECRETS_FOLDER}/hf-token-{secrets['hf-token']}"
+    if "api-key" in secrets:
+        values["VCLUSTER_API_KEY_FILE"] = f"{SECRETS_FOLDER}/api-key-{secrets['api-key']}"
+    return values
+
+
+def _mounts(inventory: Inventory) -> tuple[Mount, ...]:
+    return (
+        Mount(f"vcluster-{inventory.cluster}-state", STATE_FOLDER),
+        Mount(f"vcluster-{inventory.cluster}-secrets", SECRETS_FOLDER, read_only=True),
+        # The same path inside and outside, so that a path in a command means one thing.
+        Mount(inventory.model_cache, inventory.model_cache),
+        *(Mount(volume.source, volume.target, volume.read_only) for volume in inventory.volumes),
+    )
+
+
+def _gpu_request(facts: HostFacts, count: int) -> GpuRequest:
+    every = count == len(facts.gpus)
+    if "nvidia.com/gpu" in facts.engine.cdi_devices:
+        wanted = ("all",) if every else tuple(str(index) for index in range(count))
+        return GpuRequest(cdi=True, ids=tuple(f"nvidia.com/gpu={index}" for index in wanted))
+    return GpuRequest(cdi=False, ids=tuple(str(gpu.index) for gpu in facts.gpus[:count]))
+
+
+def _devices(ports: tuple[Hca, ...]) -> tuple[str, ...]:
+    if not ports:
+        return ()
+    return ("/dev/infiniband/rdma_cm", *sorted({device for port in ports for device in port.uverbs}))

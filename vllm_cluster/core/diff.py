@@ -1,0 +1,97 @@
+"""The difference between what is desired and what was found, as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.core.images import engine_name, find
+from vllm_cluster.core.plan import (
+    CreateNode,
+    Operation,
+    Plan,
+    PrepareImage,
+    RemoveContainer,
+    RestartNode,
+    Stage,
+    StartNode,
+)
+from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, ContainerSpec, changes
+
+
+def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts]) -> Plan:
+    """What must be done for the hosts to be as the specs say; empty when they are.
+
+    Images come first, since nothing should go down for an image that cannot be had; then what must make room;
+    then the head, and the workers once Ray answers there.
+    """
+    head, *workers = specs
+    changed = {spec.host: _why_create(spec, facts[spec.host]) for spec in specs}
+    images = tuple(op for spec in specs if changed[spec.host] for op in _image(spec, facts[spec.host]))
+    removals = tuple(op for spec in specs for op in _removals(spec, facts[spec.host], changed[spec.host]))
+    new_head = bool(changed[head.host])
+    stages = (
+        Stage("images", images),
+        Stage("make room", removals),
+        Stage("head", _node(head, facts[head.host], changed[head.host], False), barrier="Ray answers on the head"),
+        Stage(
+            "workers",
+            tuple(op for spec in workers for op in _node(spec, facts[spec.host], changed[spec.host], new_head)),
+            barrier="Ray counts exactly the planned GPUs",
+        ),
+    )
+    gpus = {spec.address: spec.gpu_count for spec in specs}
+    return Plan(head.cluster, tuple(stage for stage in stages if stage.operations), gpus, head.host)
+
+
+def node_container(spec: ContainerSpec, facts: HostFacts) -> Container | None:
+    """The container that is this node, whatever its state."""
+    return next((c for c in facts.containers if c.name == spec.name and c.labels.get(CLUSTER) == spec.cluster), None)
+
+
+def _why_create(spec: ContainerSpec, facts: HostFacts) -> str:
+    container = node_container(spec, facts)
+    if container is None:
+        return "it is not there"
+    if container.state == "created":
+        return "an earlier run broke off before it started"
+    if container.state in ("dead", "removing"):
+        return f"Docker calls it {container.state}"
+    why = changes(spec, container.labels)
+    if why:
+        return why
+    base = find(spec.image, facts.images)
+    if base and container.labels.get(BASE_IMAGE) not in (None, base.id):
+        return f"{spec.image} is another image now"
+    return ""
+
+
+def _image(spec: ContainerSpec, facts: HostFacts) -> tuple[Operation, ...]:
+    base = find(spec.image, facts.images)
+    if base and find(engine_name(base.id, spec.ray), facts.images):
+        return ()
+    return (PrepareImage(spec.host, spec.image, spec.ray, pull=base is None),)
+
+
+def _removals(spec: ContainerSpec, facts: HostFacts, why: str) -> tuple[Operation, ...]:
+    ours = [container for container in facts.containers if container.labels.get(CLUSTER) == spec.cluster]
+    return tuple(
+        RemoveContainer(
+            spec.host, c.id, c.name, why if c.name == spec.name else "an earlier run left it behind"
+        )
+        for c in ours
+        if c.name != spec.name or why
+    )
+
+
+def _node(spec: ContainerSpec, facts: HostFacts, why: str, new_head: bool) -> tuple[Operation, ...]:
+    if why:
+        return (CreateNode(spec.host, spec, why),)
+    container = node_container(spec, facts)
+    assert container is not None  # else there would be a reason to create it
+    if container.state == "exited":
+        return (StartNode(spec.host, container.id, container.name, "it has stopped"),)
+    if container.state == "paused" or new_head:
+        why = "it is paused" if container.state == "paused" else "its head is new"
+        return (RestartNode(spec.host, container.id, container.name, why),)
+    return ()

@@ -1,0 +1,50 @@
+"""Which image of a host a reference means, and what the engine image made from it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vllm_cluster.core.facts import Image
+
+ENGINE_REPOSITORY = "vcluster-engine"
+
+
+def canonical(reference: str) -> str:
+    """A reference as Docker lists it: without the default registry, with a tag.
+
+    >>> canonical("docker.io/library/python")
+    'python:latest'
+    """
+    name = reference.removeprefix("docker.io/").removeprefix("index.docker.io/").removeprefix("library/")
+    if "@" in name:
+        # A digest decides alone; Docker lists `name@sha256:…` without the tag.
+        path, _, digest = name.partition("@")
+        return f"{_untagged(path)}@{digest}"
+    return name if _untagged(name) != name else f"{name}:latest"
+
+
+def _untagged(name: str) -> str:
+    head, separator, last = name.rpartition("/")
+    return head + separator + last.partition(":")[0]
+
+
+def find(reference: str, images: Iterable[Image]) -> Image | None:
+    """The host's image of that name, id or digest."""
+    wanted = canonical(reference)
+    for image in images:
+        if wanted in image.tags or wanted in image.digests or reference == image.id:
+            return image
+    return None
+
+
+def engine_tag(base_id: str, ray: str) -> str:
+    """The tag of the engine image: the base's id, so that another base is another image, and the Ray version.
+
+    An image that brings its own Ray gets this name too, without a layer: the name records that it was looked at.
+    """
+    return f"{base_id.removeprefix('sha256:')[:12]}-ray{ray}"
+
+
+def engine_name(base_id: str, ray: str) -> str:
+    """The full name of the engine image."""
+    return f"{ENGINE_REPOSITORY}:{engine_tag(base_id, ray)}"

@@ -1,0 +1,133 @@
+"""What `up` will do, as data: the object that `plan` prints is the object that `up` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vllm_cluster.core.spec import ContainerSpec
+
+
+@dataclass(frozen=True)
+class PrepareImage:
+    """Have the image on a host, and an engine image from it that holds Ray."""
+
+    verb: ClassVar[str] = "prepare image"
+    host: str
+    image: str
+    ray: str
+    pull: bool
+
+    @property
+    def text(self) -> str:
+        """What happens, for people."""
+        fetch = f"pull {self.image}, then " if self.pull else ""
+        return f"{fetch}make sure that {self.image} has Ray: where it has none, add ray[default]=={self.ray}"
+
+
+@dataclass(frozen=True)
+class RemoveContainer:
+    """Stop and remove a container of ours."""
+
+    verb: ClassVar[str] = "remove"
+    host: str
+    id: str
+    name: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What happens, for people."""
+        return f"remove container {self.name} ({self.id[:12]}): {self.why}"
+
+
+@dataclass(frozen=True)
+class CreateNode:
+    """Create a node's container with its files and secrets, and start it."""
+
+    verb: ClassVar[str] = "create"
+    host: str
+    spec: ContainerSpec
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What happens, for people."""
+        spec = self.spec
+        gpus = f"{spec.gpu_count} GPU" + ("" if spec.gpu_count == 1 else "s")
+        return f"create {spec.role} {spec.name} with {gpus} on {spec.address}: {self.why}"
+
+
+@dataclass(frozen=True)
+class StartNode:
+    """Start a container that stands there stopped."""
+
+    verb: ClassVar[str] = "start"
+    host: str
+    id: str
+    name: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What happens, for people."""
+        return f"start container {self.name} ({self.id[:12]}): {self.why}"
+
+
+@dataclass(frozen=True)
+class RestartNode:
+    """Restart a container, so that it joins anew."""
+
+    verb: ClassVar[str] = "restart"
+    host: str
+    id: str
+    name: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What happens, for people."""
+        return f"restart container {self.name} ({self.id[:12]}): {self.why}"
+
+
+@dataclass(frozen=True)
+class RemoveVolume:
+    """Remove a volume of ours."""
+
+    verb: ClassVar[str] = "remove volume"
+    host: str
+    name: str
+    text: ClassVar[str] = "remove its volume"
+
+
+Operation = PrepareImage | RemoveContainer | CreateNode | StartNode | RestartNode
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Operations that may run side by side, and what must hold before the next stage."""
+
+    title: str
+    operations: tuple[Operation, ...]
+    barrier: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages in order, and the GPUs that Ray must count in the end, by address."""
+
+    cluster: str
+    stages: tuple[Stage, ...]
+    gpus: Mapping[str, int]
+    head: str
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not any(stage.operations for stage in self.stages)
+
+    def operations(self) -> Iterator[Operation]:
+        """Every operation, in order of stages."""
+        for stage in self.stages:
+            yield from stage.operations

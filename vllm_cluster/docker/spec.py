@@ -1,0 +1,78 @@
+"""A container spec in the Engine API's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, ContainerSpec
+
+# Docker's own grace is 10 s; vLLM and Ray need longer to end in order.
+STOP_SECONDS = 30
+
+
+def node_body(spec: ContainerSpec, engine_image: str, base_image_id: str) -> dict[str, Any]:
+    """The body of the call that creates a node's container."""
+    return {
+        "Image": engine_image,
+        "Entrypoint": [spec.command[0]],
+        "Cmd": list(spec.command[1:]),
+        "Env": [f"{key}={value}" for key, value in spec.environment],
+        "Labels": {**spec.labels(), BASE_IMAGE: base_image_id},
+        "StopSignal": "SIGTERM",
+        "StopTimeout": STOP_SECONDS,
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": _host_config(spec),
+    }
+
+
+def _host_config(spec: ContainerSpec) -> dict[str, Any]:
+    memlock = [{"Name": "memlock", "Soft": -1, "Hard": -1}] if spec.unlimited_memlock else []
+    return {
+        "NetworkMode": "host",
+        # Not the host's: logind removes segments there when the user's last session ends (RemoveIPC).
+        "IpcMode": "private",
+        "ShmSize": spec.shm_size,
+        "Init": True,
+        "RestartPolicy": {"Name": "unless-stopped"},
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "50m", "max-file": "3"}},
+        "Binds": [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in spec.mounts],
+        "Devices": [
+            {"PathOnHost": device, "PathInContainer": device, "CgroupPermissions": "rw"} for device in spec.devices
+        ],
+        "DeviceRequests": _device_requests(spec),
+        "CapAdd": list(spec.capabilities),
+        "Ulimits": memlock,
+        "Privileged": spec.privileged,
+        "SecurityOpt": [] if spec.privileged else ["no-new-privileges"],
+    }
+
+
+def _device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
+    if spec.gpus is None:
+        return []
+    if spec.gpus.cdi:
+        return [{"Driver": "cdi", "DeviceIDs": list(spec.gpus.ids)}]
+    return [{"Driver": "nvidia", "DeviceIDs": list(spec.gpus.ids), "Capabilities": [["gpu"]]}]
+
+
+def idle_body(cluster: str, image: str, binds: Mapping[str, str]) -> dict[str, Any]:
+    """The body for a container that never starts: a door through which files get into volumes."""
+    return {
+        "Image": image,
+        "Entrypoint": ["true"],
+        "Cmd": [],
+        "Labels": {CLUSTER: cluster},
+        "HostConfig": {"NetworkMode": "none", "Binds": [f"{source}:{target}" for source, target in binds.items()]},
+    }
+
+
+def probe_body(cluster: str, image: str, script: str) -> dict[str, Any]:
+    """The body for a container that runs a Python script of ours once, without network, and ends."""
+    return {
+        "Image": image,
+        "Entrypoint": ["python3"],
+        "Cmd": ["-c", script],
+        "Labels": {CLUSTER: cluster},
+        "HostConfig": {"NetworkMode": "none"},
+    }

@@ -1,0 +1,1 @@
+"""Does things on hosts: connects, observes, holds the lease, executes a plan."""

@@ -1,0 +1,146 @@
+"""Waits until the nodes are what the plan says, and says at once when one of them cannot become it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from vllm_cluster.core.desired import STATE_FOLDER
+from vllm_cluster.core.errors import CommandFailed, HostError, TimedOut
+from vllm_cluster.core.plan import Plan
+from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.engine.status import Membership, NodeStatus, membership, parse_status
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.transport.base import Deadline
+
+POLL = 0.2
+# The first `ray start` on a busy host with cold bytecode took 75 s.
+JOIN_SECONDS = 180.0
+# A worker that cannot even connect to the head for this long has no way to it.
+CONNECT_SECONDS = 30.0
+# Ray ending this often at once is not bad luck.
+RAY_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node's container and what its node program says; no status before it has said anything."""
+
+    state: Mapping[str, Any]
+    status: NodeStatus | None
+
+
+def look(engine: EngineClient, container: str) -> Node:
+    """One look at a node.
+
+    Raises:
+        HostError: the container is gone, or has ended; with its last log lines.
+    """
+    there = engine.container_named(container)
+    if there is None:
+        raise HostError(engine.host, f"the container {container} is gone", hint="run vcluster up again")
+    state = there["State"]
+    if state["Status"] in ("exited", "dead", "restarting"):
+        raise ended(engine, container, state)
+    raw = engine.read_file(container, f"{STATE_FOLDER}/status.json")
+    status = parse_status(raw) if raw else None
+    # The file outlives the container: what was written before this start is not about it.
+    if status and status.updated < _timestamp(state["StartedAt"]):
+        status = None
+    return Node(state, status)
+
+
+def ended(engine: EngineClient, container: str, state: Mapping[str, Any]) -> CommandFailed:
+    """A container that should run and does not, with what it printed last."""
+    tail = "\n".join(engine.logs(container, tail=20).strip().splitlines()[-20:])
+    memory = ", killed for lack of memory" if state.get("OOMKilled") else ""
+    return CommandFailed(
+        engine.host,
+        f"the container {container} has ended with exit code {state['ExitCode']}{memory}; it printed last:\n{tail}",
+        exit_code=int(state["ExitCode"]),
+        stderr=tail,
+    )
+
+
+def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
+    """Until Ray answers on the head.
+
+    Raises:
+        HostError: it will not, and why.
+    """
+    deadline = Deadline.after(JOIN_SECONDS)
+    emit(Event("progress", "waiting for Ray on the head", link.name))
+    while True:
+        node = look(link.engine, f"vcluster-{plan.cluster}")
+        _refuse_failing(link.name, node)
+        if node.status and node.status.ray.state == "up":
+            return
+        if deadline.left() <= 0:
+            raise TimedOut(link.name, f"Ray did not answer on the head within {JOIN_SECONDS:.0f} s")
+        time.sleep(POLL)
+
+
+def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECONDS) -> None:
+    """Until Ray counts exactly the planned GPUs at the planned addresses.
+
+    Raises:
+        HostError: they will not come, or others came, and why.
+    """
+    deadline = Deadline.after(seconds)
+    started = time.monotonic()
+    shown = ""
+    while True:
+        nodes = fleet.all(lambda link: look(link.engine, f"vcluster-{plan.cluster}"))
+        found = count(plan, nodes[plan.head])
+        if found.complete:
+            emit(Event("progress", f"GPUs {found.have}/{found.want}", data={"gpus": [found.have, found.want]}))
+            return
+        for name, node in nodes.items():
+            _refuse_failing(name, node)
+            _refuse_cut_off(name, node, time.monotonic() - started)
+        text = f"GPUs {found.have}/{found.want}: {_explain(found, fleet)}"
+        if text != shown:
+            emit(Event("progress", text, data={"gpus": [found.have, found.want]}))
+            shown = text
+        if deadline.left() <= 0:
+            hint = "vcluster status shows every node; docker logs on the host shows its Ray"
+            raise TimedOut(plan.head, f"Ray does not count the planned GPUs after {seconds:.0f} s: {text}", hint=hint)
+        time.sleep(POLL)
+
+
+def count(plan: Plan, head: Node) -> Membership:
+    """What Ray on the head counts, against the plan."""
+    return membership(plan.gpus, head.status.ray.nodes if head.status else ())
+
+
+def _explain(found: Membership, fleet: Fleet) -> str:
+    names = fleet.addresses
+    parts = [f"waiting for {names.get(address, address)}" for address in found.missing]
+    parts += [f"{address} is in Ray and not in the inventory" for address in found.foreign]
+    parts += [f"{names.get(a, a)} has another number of GPUs than planned" for a in found.wrong]
+    return ", ".join(parts) or "waiting for Ray"
+
+
+def _refuse_failing(host: str, node: Node) -> None:
+    ray = node.status.ray if node.status else None
+    if ray and ray.state == "down" and ray.restarts >= RAY_ATTEMPTS:
+        raise CommandFailed(host, f"Ray does not start; it said last:\n{ray.error}", exit_code=1, stderr=str(ray.error))
+
+
+def _refuse_cut_off(host: str, node: Node, seconds: float) -> None:
+    ray = node.status.ray if node.status else None
+    if ray and ray.state == "waiting" and seconds > CONNECT_SECONDS:
+        raise HostError(
+            host,
+            f"no connection to the head for {seconds:.0f} s ({ray.error})",
+            hint="open the cluster's ports between the hosts' private addresses (docs/inventory.md, ports)",
+        )
+
+
+def _timestamp(text: str) -> float:
+    # Docker writes nanoseconds, which datetime does not take.
+    return datetime.fromisoformat(text.split(".")[0].rstrip("Z") + "+00:00").timestamp()

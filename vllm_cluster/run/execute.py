@@ -1,0 +1,200 @@
+"""Carries out a plan, stage by stage, each operation so that doing it again does no harm."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_cluster.core.desired import SECRETS_FOLDER
+from vllm_cluster.core.errors import CommandFailed, FleetError, HostError
+from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
+from vllm_cluster.core.plan import (
+    CreateNode,
+    Operation,
+    Plan,
+    PrepareImage,
+    RemoveContainer,
+    RestartNode,
+    Stage,
+    StartNode,
+)
+from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, NODE, SPEC_HASH, ContainerSpec
+from vllm_cluster.docker import ray_layer
+from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.docker.spec import idle_body, node_body, probe_body
+from vllm_cluster.run.barrier import await_gpus, await_ray
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.secrets import Secrets
+from vllm_cluster.transport.base import Deadline
+
+PULL_SECONDS = 3600.0
+BUILD_SECONDS = 900.0
+PROBE_SECONDS = 120.0
+
+
+@dataclass
+class Execution:
+    """One run of one plan."""
+
+    plan: Plan
+    fleet: Fleet
+    lease: Lease
+    emit: Emit
+    secrets: Secrets
+    files: Mapping[str, bytes]
+    cache: Path
+    _contexts: dict[ray_layer.Inside, bytes] = field(default_factory=dict)
+    _downloading: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self) -> None:
+        """Every stage in order; a stage begins when the one before it is done and its barrier holds.
+
+        Raises:
+            FleetError, HostError: operations failed; those of other hosts in the same stage were finished.
+        """
+        if any(isinstance(operation, CreateNode) for operation in self.plan.operations()):
+            self.secrets.complete(self.fleet.links[self.plan.head].engine, f"vcluster-{self.plan.cluster}")
+        for stage in self.plan.stages:
+            self._stage(stage)
+
+    def _stage(self, stage: Stage) -> None:
+        self.lease.check()
+        self.emit(Event("phase", stage.title))
+        by_host: dict[str, list[Operation]] = {}
+        for operation in stage.operations:
+            by_host.setdefault(operation.host, []).append(operation)
+        _, failures = self.fleet.each(lambda link: [self._do(link, op) for op in by_host[link.name]], by_host)
+        if failures:
+            raise next(iter(failures.values())) if len(failures) == 1 else FleetError(failures)
+        if stage.title == "images":
+            self._same_image()
+        elif stage.title == "head":
+            await_ray(self.fleet.links[self.plan.head], self.plan, self.emit)
+        elif stage.title == "workers":
+            await_gpus(self.fleet, self.plan, self.emit)
+
+    def _do(self, link: Link, operation: Operation) -> None:
+        self.lease.check()
+        data = {"operation": operation.verb, "text": operation.text}
+        self.emit(Event("start", operation.text, link.name, data))
+        match operation:
+            case PrepareImage():
+                self._prepare_image(link, operation)
+            case RemoveContainer():
+                link.engine.remove(operation.id)
+            case CreateNode():
+                self._create(link.engine, operation.spec)
+            case StartNode():
+                link.engine.start(operation.id)
+            case RestartNode():
+                link.engine.restart(operation.id)
+        self.emit(Event("done", operation.text, link.name, data))
+
+    def _prepare_image(self, link: Link, operation: PrepareImage) -> None:
+        engine = link.engine
+        config = engine.image_config(operation.image)
+        if config is None:
+            engine.pull(
+                operation.image,
+                Deadline.after(PULL_SECONDS),
+                lambda text: self.emit(Event("progress", text, link.name)),
+            )
+            config = engine.image_config(operation.image)
+        if config is None:
+            raise CommandFailed(link.name, f"{operation.image} was pulled and is not there", exit_code=1, stderr="")
+        base = str(config["Id"])
+        name = engine_name(base, operation.ray)
+        if engine.image_config(name):
+            return
+        inside = self._probe(engine, operation.image, base)
+        if inside.ray_will_do:
+            self.emit(Event("note", f"{operation.image} brings Ray {inside.version('ray')}", link.name))
+            engine.tag(base, ENGINE_REPOSITORY, engine_tag(base, operation.ray))
+            return
+        has = f"Ray {inside.version('ray')}, too old for token authentication" if inside.version("ray") else "no Ray"
+        text = f"{operation.image} has {has}: adding ray[default]=={operation.ray} for its Python {inside.python}"
+        self.emit(Event("note", text, link.name))
+        context = self._context(inside, operation.ray)
+        self.emit(Event("progress", f"sending {len(context) / 1e6:.0f} MB of wheels, building {name}", link.name))
+        arguments = {"BASE": base, "RAY": operation.ray}
+        engine.build(context, name, arguments, {BASE_IMAGE: base}, Deadline.after(BUILD_SECONDS))
+
+    def _probe(self, engine: EngineClient, image: str, base: str) -> ray_layer.Inside:
+        name = f"vcluster-{self.plan.cluster}-probe"
+        engine.remove(name, grace=0)
+        engine.create(name, probe_body(self.plan.cluster, base, ray_layer.PROBE))
+        try:
+            engine.start(name)
+            code = engine.wait(name, Deadline.after(PROBE_SECONDS))
+            output = engine.logs(name)
+        finally:
+            engine.remove(name, grace=0)
+        try:
+            inside = ray_layer.parse_probe(output)
+        except ValueError:
+            tail = output.strip()[-500:]
+            raise CommandFailed(
+                engine.host, f"{image} does not run Python (exit {code}): {tail}", exit_code=code, stderr=tail
+            ) from None
+        if inside.version("vllm") is None:
+            raise HostError(engine.host, f"{image} has no vLLM in it", hint="set image to a vLLM image")
+        return inside
+
+    def _context(self, inside: ray_layer.Inside, ray: str) -> bytes:
+        # Hosts with one image need one download; the others wait for it here.
+        with self._downloading:
+            if inside not in self._contexts:
+                self._contexts[inside] = ray_layer.context(ray_layer.wheels(inside, ray, self.cache))
+            return self._contexts[inside]
+
+    def _same_image(self) -> None:
+        """Every node must run one image, whatever tags say where."""
+        specs = {op.host: op.spec for op in self.plan.operations() if isinstance(op, CreateNode)}
+        configs = self.fleet.all(lambda link: link.engine.image_config(specs[link.name].image), specs)
+        ids = {host: str(config["Id"]) if config else "none" for host, config in configs.items()}
+        common = max(set(ids.values()), key=list(ids.values()).count)
+        for host, image_id in ids.items():
+            if image_id != common:
+                image = specs[host].image
+                text = f"{image} is {image_id[:19]} here and {common[:19]} on the other hosts"
+                raise HostError(host, text, hint=f"docker pull {image} on every host, or pin a digest")
+
+    def _create(self, engine: EngineClient, spec: ContainerSpec) -> None:
+        config = engine.image_config(spec.image)
+        if config is None:
+            raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="run up again")
+        base = str(config["Id"])
+        image = engine_name(base, spec.ray)
+        owner = {CLUSTER: spec.cluster, NODE: spec.host}
+        engine.create_volume(spec.state_volume, owner)
+        # Emptied by making it anew: what an earlier container was given is not kept.
+        engine.remove_volume(spec.secrets_volume)
+        engine.create_volume(spec.secrets_volume, owner)
+        self._put_secrets(engine, spec, image)
+        container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
+        engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})
+        engine.start(container)
+
+    def _create_or_adopt(self, engine: EngineClient, spec: ContainerSpec, body: Mapping[str, object]) -> str:
+        try:
+            return engine.create(spec.name, body)
+        except CommandFailed as error:
+            # Docker refuses a second container of one name. Ours from a create whose answer was lost will do.
+            there = engine.container_named(spec.name) if error.returncode == 409 else None
+            if there and there["Config"]["Labels"].get(SPEC_HASH) == spec.spec_hash:
+                return str(there["Id"])
+            raise
+
+    def _put_secrets(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
+        # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
+        name = f"vcluster-{spec.cluster}-door"
+        engine.remove(name, grace=0)
+        door = engine.create(name, idle_body(spec.cluster, image, {spec.secrets_volume: SECRETS_FOLDER}))
+        try:
+            engine.put_files(door, SECRETS_FOLDER, self.secrets.files(dict(spec.secrets)))
+        finally:
+            engine.remove(door, grace=0)

@@ -1,0 +1,35 @@
+"""The files that every node's container gets before it starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.resources import files
+
+from vllm_cluster.core.desired import CODE_FOLDER
+
+# Ray's executor fills gaps in a worker's environment from the head's. These are each node's own or nobody's.
+OWN_OF_A_NODE = (
+    "GLOO_SOCKET_IFNAME",
+    "HF_TOKEN_PATH",
+    "NCCL_IB_HCA",
+    "NCCL_SOCKET_IFNAME",
+    "RAY_AUTH_TOKEN_PATH",
+    "VCLUSTER_API_KEY_FILE",
+    "VLLM_HOST_IP",
+)
+
+
+def node_files() -> dict[str, bytes]:
+    """Content by absolute path in the container."""
+    package = files("vllm_cluster.node")
+    return {
+        f"{CODE_FOLDER}/node.py": package.joinpath("node.py").read_bytes(),
+        f"{CODE_FOLDER}/vcluster_auth.py": package.joinpath("vcluster_auth.py").read_bytes(),
+        f"{CODE_FOLDER}/vllm/ray_non_carry_over_env_vars.json": json.dumps(OWN_OF_A_NODE).encode(),
+    }
+
+
+def hashes(contents: dict[str, bytes]) -> dict[str, str]:
+    """A short hash by path, for the spec."""
+    return {path: hashlib.sha256(content).hexdigest()[:16] for path, content in contents.items()}

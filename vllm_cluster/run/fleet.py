@@ -1,0 +1,148 @@
+"""The hosts of a cluster, connected, and work spread over them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, TypeVar
+
+from vllm_cluster.core.errors import FleetError, VclusterError
+from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.transport import make
+from vllm_cluster.transport.base import Deadline, Target, Transport
+
+# sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
+WORKERS = 32
+CONNECT_SECONDS = 20.0
+
+T = TypeVar("T")
+
+
+class Link:
+    """One host: its connection, and its Docker engine once the API version is known."""
+
+    def __init__(self, name: str, transport: Transport) -> None:
+        self.name = name
+        self.transport = transport
+        self._engine: EngineClient | None = None
+
+    def open_engine(self, api_version: str) -> EngineClient:
+        """Speak to the host's Docker engine in a version that it knows."""
+        if self._engine is None:
+            self._engine = EngineClient(self.transport, api_version)
+        return self._engine
+
+    @property
+    def engine(self) -> EngineClient:
+        """The host's Docker engine, after an observation has found one."""
+        assert self._engine is not None, f"{self.name} was not observed"
+        return self._engine
+
+    @property
+    def round_trips(self) -> int:
+        """What was asked of the host so far, over the transport and over the Engine API."""
+        return self.transport.round_trips + (self._engine.requests if self._engine else 0)
+
+    def close(self) -> None:
+        """Close the engine's streams and the connection."""
+        if self._engine:
+            self._engine.close()
+        self.transport.close()
+
+
+class Fleet:
+    """All hosts of an inventory. Work runs on at most `WORKERS` of them at once."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.addresses = {host.address: name for name, host in inventory.hosts.items()}
+        self.links = {name: Link(name, _transport(inventory, host)) for name, host in inventory.hosts.items()}
+        self._stopping = threading.Event()
+
+    def each(
+        self, work: Callable[[Link], T], hosts: Iterable[str] | None = None
+    ) -> tuple[dict[str, T], dict[str, VclusterError]]:
+        """Run `work` on every host side by side; answers and failures by host, in the inventory's order.
+
+        One host's failure stops no other host.
+        """
+        names = [name for name in self.links if hosts is None or name in set(hosts)]
+        pool = ThreadPoolExecutor(max_workers=min(WORKERS, max(1, len(names))), thread_name_prefix="host")
+        try:
+            futures: Mapping[str, Future[T]] = {name: pool.submit(self._guarded, work, name) for name in names}
+            answers: dict[str, T] = {}
+            failures: dict[str, VclusterError] = {}
+            for name, future in futures.items():
+                try:
+                    answers[name] = future.result()
+                except VclusterError as error:
+                    failures[name] = error
+            return answers, failures
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def all(self, work: Callable[[Link], T], hosts: Iterable[str] | None = None) -> dict[str, T]:
+        """As `each`, where every host must succeed.
+
+        Raises:
+            FleetError: some failed; with one failure, that failure itself.
+        """
+        answers, failures = self.each(work, hosts)
+        if len(failures) == 1:
+            raise next(iter(failures.values()))
+        if failures:
+            raise FleetError(failures)
+        return answers
+
+    def connect(self, hosts: Iterable[str] | None = None) -> tuple[dict[str, None], dict[str, VclusterError]]:
+        """Connect to the hosts, as `each`."""
+        return self.each(lambda link: link.transport.connect(Deadline.after(CONNECT_SECONDS)), hosts)
+
+    def _guarded(self, work: Callable[[Link], T], name: str) -> T:
+        if self._stopping.is_set():
+            raise VclusterError(f"{name}: not started")
+        return work(self.links[name])
+
+    def stop(self) -> None:
+        """Start nothing more, and break off what runs: a closed connection ends its call."""
+        self._stopping.set()
+        self.close()
+
+    def close(self) -> None:
+        """End every connection, side by side: a dead host must not hold up the others."""
+        threads = [threading.Thread(target=link.close, daemon=True) for link in self.links.values()]
+        for thread in threads:
+            thread.start()
+        deadline = Deadline.after(5)
+        for thread in threads:
+            thread.join(deadline.left())
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def target(inventory: Inventory, host: Host) -> Target:
+    """The inventory's words on how to reach a host, the host's own before the cluster's."""
+    ssh, own = inventory.ssh, host.ssh
+    return Target(
+        name=host.name,
+        destination=own.host or host.name,
+        user=own.user or ssh.user,
+        port=own.port or ssh.port,
+        identity=own.identity or ssh.identity,
+        jump=own.jump or ssh.jump,
+        config=ssh.config,
+        accept_new_keys=ssh.host_keys == "accept-new",
+    )
+
+
+def _transport(inventory: Inventory, host: Host) -> Transport:
+    kind: Literal["fabric", "openssh", "local"] = "local" if host.ssh.host == "local" else inventory.ssh.transport
+    return make(target(inventory, host), kind)

@@ -1,0 +1,122 @@
+"""The right to change a cluster: a lock on its head that lives exactly as long as its holder."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from importlib.resources import files
+
+from vllm_cluster.core.errors import CommandFailed, HostError, Locked, Lost
+from vllm_cluster.transport.base import Deadline, Stream, Transport
+
+# Without a heartbeat for this long the head gives the lease up.
+TIME_TO_LIVE = 15
+HEARTBEAT = 4.0
+# Between two attempts of one who waits.
+RETRY = 0.5
+
+_BUSY, _REPLACED = 75, 76
+
+
+class Lease:
+    """Held from `acquire` to `release`. A holder that dies frees it; so does one that falls silent."""
+
+    def __init__(self, transport: Transport, cluster: str, verb: str) -> None:
+        self._transport = transport
+        self._file = f"/tmp/vcluster-{cluster}.lock"  # noqa: S108 - of all users of the head, or it would not exclude
+        self._cluster = cluster
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        self._who = f"{getpass.getuser()}@{socket.gethostname()} (vcluster {verb}) since {since}"
+        self._stream: Stream | None = None
+        self._done = threading.Event()
+        self._broken: str = ""
+        self._beat: threading.Thread | None = None
+
+    def acquire(self, wait: float = 0.0, waiting: Callable[[str], None] | None = None) -> None:
+        """Take the lease, trying again for `wait` seconds.
+
+        Raises:
+            Locked: somebody else holds it; the message says who and since when.
+        """
+        deadline = Deadline.after(wait)
+        while True:
+            holder = self._try()
+            if holder is None:
+                self._beat = threading.Thread(target=self._heartbeat, name="lease", daemon=True)
+                self._beat.start()
+                return
+            if deadline.left() <= 0:
+                raise Locked(
+                    f"{self._cluster} is being changed by {holder}",
+                    hint="wait until it has finished, or let this command wait: --wait 600",
+                )
+            if waiting and holder:
+                waiting(holder)
+            time.sleep(RETRY)
+
+    def _try(self) -> str | None:
+        """One attempt: None when the lease is ours, else who holds it."""
+        script = files("vllm_cluster.run").joinpath("lease.sh").read_text()
+        argv = ["sh", "-c", script, "lease", self._file, self._who, str(TIME_TO_LIVE)]
+        stream = self._transport.open_stream(argv, Deadline.after(30))
+        stream.settimeout(30)
+        said = b""
+        try:
+            while not said.endswith(b"\n"):
+                data = stream.recv(4096)
+                if not data:
+                    break
+                said += data
+        except BaseException:
+            stream.close()
+            raise
+        answer = said.decode("utf-8", "replace").strip()
+        if answer == "held":
+            self._stream = stream
+            return None
+        problem = stream.stderr_tail()
+        stream.close()
+        if problem:
+            host = self._transport.host
+            raise CommandFailed(host, f"cannot take the lease: {problem}", exit_code=1, stderr=problem)
+        return answer or "somebody who just let go"
+
+    def _heartbeat(self) -> None:
+        stream = self._stream
+        while stream and not self._done.wait(HEARTBEAT):
+            try:
+                stream.sendall(b"\n")
+            except (OSError, HostError, EOFError) as error:
+                self._broken = str(error) or type(error).__name__
+                return
+
+    def check(self) -> None:
+        """Go on only while the lease is surely ours.
+
+        Raises:
+            Lost: the channel that holds it is gone.
+        """
+        if self._broken:
+            raise Lost(self._transport.host, f"the lease is lost ({self._broken}): run the command again")
+
+    def release(self) -> None:
+        """Give the lease back; no error where it is gone already."""
+        self._done.set()
+        if self._stream:
+            with suppress(OSError, HostError, EOFError):
+                self._stream.sendall(b"end\n")
+                self._stream.settimeout(5)
+                self._stream.recv(1)  # until the other side has let go, so that the next command finds it free
+            self._stream.close()
+            self._stream = None
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
