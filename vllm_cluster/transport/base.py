@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# A channel beyond these that sshd allows (MaxSessions is 10) is refused, and the error names no cause.
+# sshd refuses a session beyond MaxSessions (10) without naming the cause, so both kinds are counted here.
+# They are counted apart: streams that are held for long must never starve a command that would end them.
 MAX_STREAMS = 4
+MAX_COMMANDS = 4
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,19 @@ class Target:
 
 
 class Stream(Protocol):
-    """Both directions of a remote command's standard input and output, as bytes."""
+    """Both directions of a remote command's standard input and output, as bytes.
 
-    def sendall(self, data: bytes, /) -> None: ...
+    One thread may send while another receives. A broken connection raises `Lost`; a command that has ended is
+    the end of the bytes for `recv` and `BrokenPipeError` for `sendall`.
+    """
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send it all.
+
+        Raises:
+            TimeoutError: nothing could be sent for as long as settimeout allows.
+        """
+        ...
 
     def recv(self, size: int, /) -> bytes:
         """At most `size` bytes; empty at the end.

@@ -1,0 +1,172 @@
+"""A command of this machine as a stream, or run to its end: what the local and the openssh carriers share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+
+from vllm_cluster.transport.base import Deadline, Result
+
+TAIL = 8_192
+GRACE_SECONDS = 1.0
+
+
+def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline) -> Result | None:
+    """Run a command to its end; None when the deadline passed first, and then it is gone with what it started."""
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            out, err = process.communicate(stdin, timeout=max(deadline.left(), 0.001))
+        except subprocess.TimeoutExpired:
+            stop(process)
+            return None
+        except BaseException:
+            stop(process)
+            raise
+    code = process.returncode
+    return Result(code if code >= 0 else 128 - code, out, err)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group: asked first, then killed."""
+    for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+class ProxySocket:
+    """The socket to a ProxyCommand; closing it ends the command."""
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        self._sock = sock
+        self._process = process
+        self.recv = sock.recv
+        self.send = sock.send
+        self.settimeout = sock.settimeout
+
+    def close(self) -> None:
+        """End the command; may be called twice."""
+        self._sock.close()
+        stop(self._process)
+
+
+def proxy_socket(command: str) -> ProxySocket:
+    """Start a ProxyCommand, as ssh does, and speak through it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            ["sh", "-c", f"exec {command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return ProxySocket(ours, process)
+
+
+class ProcessStream:
+    """Both directions of a process, over a socket pair; standard error is read on the side and kept short."""
+
+    def __init__(
+        self, argv: Sequence[bytes | str], check_end: Callable[[int], None], on_close: Callable[[], None]
+    ) -> None:
+        """`check_end` gets the exit code when the output has ended, and raises if that is no honest end."""
+        self._check_end = check_end
+        self._on_close = on_close
+        self._close_lock = threading.Lock()
+        self._closed = False
+        self._tail = bytearray()
+        self._sock, theirs = socket.socketpair()
+        errors, theirs_errors = os.pipe()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    argv, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=theirs_errors, start_new_session=True
+                )
+        except BaseException:
+            self._sock.close()
+            os.close(errors)
+            raise
+        finally:
+            os.close(theirs_errors)
+        self._reader = threading.Thread(target=self._read_errors, args=(errors,), daemon=True)
+        self._reader.start()
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        """How long recv and sendall may see no progress."""
+        self._sock.settimeout(seconds)
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send it all."""
+        rest = memoryview(data)
+        try:
+            # Not sendall: its time-out is for the whole, not for a stall.
+            while rest:
+                rest = rest[self._sock.send(rest) :]
+        except TimeoutError:
+            raise
+        except OSError as error:
+            self._ended()
+            raise BrokenPipeError(f"the command takes no more input: {self.stderr_tail()}") from error
+
+    def recv(self, size: int, /) -> bytes:
+        """At most `size` bytes; empty when the command has ended its output."""
+        try:
+            data = self._sock.recv(size)
+        except ConnectionResetError:
+            # The process went with our bytes unread.
+            data = b""
+        if not data and not self._closed:
+            self._ended()
+        return data
+
+    def shutdown_write(self) -> None:
+        """Tell the command that no more input comes."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def stderr_tail(self) -> str:
+        """The last lines of standard error."""
+        return self._tail.decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        """End the process."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        stop(self._process)
+        self._on_close()
+
+    def _ended(self) -> None:
+        # Output may end before the process does (it closed it, or is on its way out).
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._reader.join(GRACE_SECONDS)
+            self._check_end(self._process.wait(GRACE_SECONDS))
+
+    def _read_errors(self, errors: int) -> None:
+        # The one owner of this end: a process that outlives its parent may hold the other for long.
+        with open(errors, "rb", buffering=0) as pipe:
+            while data := pipe.read(4096):
+                self._tail += data
+                del self._tail[:-TAIL]

@@ -1,0 +1,176 @@
+"""The default carrier: Fabric and paramiko, with a limit on every wait and a check of every key."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import paramiko
+
+from vllm_cluster.core.errors import Lost, TimedOut, Unreachable
+from vllm_cluster.transport import _remote, reasons
+from vllm_cluster.transport._forward import LoopbackForward
+from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
+from vllm_cluster.transport.fabric.config import parsed_words
+from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_chain
+from vllm_cluster.transport.fabric.stream import BROKEN, ChannelStream, Link, collect
+from vllm_cluster.transport.sshconfig import check, resolve, ssh_words
+
+_RETRY_SECONDS = 0.1
+
+
+class FabricTransport:
+    """One host over Fabric. Safe to use from several threads."""
+
+    def __init__(self, target: Target) -> None:
+        check(target)
+        self._target = target
+        self._hops: list[Hop] = []
+        self._connecting = threading.Lock()
+        self._counting = threading.Lock()
+        self._round_trips = 0
+        self._commands = threading.BoundedSemaphore(MAX_COMMANDS)
+        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+
+    @property
+    def host(self) -> str:
+        """The host's name in the inventory."""
+        return self._target.name
+
+    @property
+    def round_trips(self) -> int:
+        """How many times something was started on the host."""
+        return self._round_trips
+
+    def connect(self, deadline: Deadline) -> None:
+        """Connect and authenticate; does nothing on a connection that stands."""
+        with self._connecting:
+            if self._hops and self._hops[-1].link.alive:
+                return
+            self._close()
+            resolved = resolve(self._target, ssh_words if shutil.which("ssh") else parsed_words)
+            self._hops = open_chain(resolved, deadline)
+
+    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
+        """Run one command to its end."""
+        link, doing = self._link(), f"`{_remote.shown(argv)}`"
+        _remote.encoded(argv)
+        with self._slot(self._commands, deadline, doing):
+            channel = self._session(link, deadline, doing)
+            started = deadline.left()
+            try:
+                link.session.begin(channel, _remote.bounded(argv, started))
+                result = collect(channel, stdin, deadline)
+            except BROKEN as error:
+                raise link.lost(doing) from error
+        if result is None:
+            # Closing sends a packet, and on a stuck connection that waits; nobody has to wait for it here.
+            threading.Thread(target=_close_quietly, args=(channel,), daemon=True).start()
+            raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
+        _close_quietly(channel)
+        if result.returncode == -1:
+            raise self._no_exit_code(link, channel, doing)
+        return result
+
+    def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
+        """Start a command and talk to it."""
+        link, doing = self._link(), f"`{_remote.shown(argv)}`"
+        line = _remote.command_line(argv)
+        self._take(self._streams, deadline, doing)
+        try:
+            channel = self._session(link, deadline, doing)
+            stream = ChannelStream(link, channel, doing, self._streams.release)
+        except BaseException:
+            self._streams.release()
+            raise
+        try:
+            link.session.begin(channel, line)
+        except BROKEN as error:
+            stream.close()
+            raise link.lost(doing) from error
+        return stream
+
+    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
+        """Write a file on the host, whole or not at all."""
+        _remote.put(self, data, path, deadline, mode)
+
+    def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
+        """Bring a port of the host to 127.0.0.1 here."""
+        link = self._link()
+        doing = f"the tunnel to {remote_host}:{remote_port}"
+
+        def dial() -> Stream:
+            channel = link.session.open_channel(
+                "direct-tcpip", (remote_host, remote_port), ("127.0.0.1", 0), timeout=STEP_SECONDS
+            )
+            return ChannelStream(link, channel, doing, lambda: None)
+
+        return LoopbackForward(self.host, dial, local_port)
+
+    def close(self) -> None:
+        """End the connection and those to its jump hosts."""
+        with self._connecting:
+            self._close()
+
+    def _close(self) -> None:
+        for hop in reversed(self._hops):
+            hop.close()
+        self._hops = []
+
+    def _link(self) -> Link:
+        hops = self._hops
+        if not hops:
+            raise Unreachable(self.host, "there is no connection", hint="connect first")
+        link = hops[-1].link
+        if not link.alive:
+            why = link.wire.failure or "it was closed"
+            raise Unreachable(self.host, f"the connection to {link.where} was lost earlier: {why}", hint="run it again")
+        return link
+
+    def _session(self, link: Link, deadline: Deadline, doing: str) -> paramiko.Channel:
+        limit = deadline.sooner(STEP_SECONDS)
+        while True:
+            try:
+                channel = link.session.open_session(timeout=max(limit.left(), 0.001))
+            except paramiko.ChannelException:
+                # A command that timed out keeps its session until the host has ended it.
+                if not limit.left():
+                    raise reasons.no_session(self.host, link.where) from None
+                time.sleep(_RETRY_SECONDS)
+            except BROKEN as error:
+                if link.alive:
+                    raise TimedOut(self.host, f"sshd at {link.where} gave no session in time for {doing}") from error
+                raise Unreachable(self.host, link.lost(doing).detail) from error
+            else:
+                with self._counting:
+                    self._round_trips += 1
+                return channel
+
+    def _no_exit_code(self, link: Link, channel: paramiko.Channel, doing: str) -> Lost | Unreachable:
+        if link.alive and not channel.event_ready:
+            return Unreachable(
+                self.host, f"sshd at {link.where} refused to run {doing}", hint="may this user run commands there?"
+            )
+        if link.alive:
+            return Lost(self.host, f"{doing} ended without an exit code: something killed its shell")
+        return link.lost(doing)
+
+    @contextlib.contextmanager
+    def _slot(self, slots: threading.BoundedSemaphore, deadline: Deadline, doing: str) -> Iterator[None]:
+        self._take(slots, deadline, doing)
+        try:
+            yield
+        finally:
+            slots.release()
+
+    def _take(self, slots: threading.BoundedSemaphore, deadline: Deadline, doing: str) -> None:
+        if not slots.acquire(timeout=deadline.left()):
+            raise TimedOut(self.host, f"{doing} never started: too much else runs on this connection")
+
+
+def _close_quietly(channel: paramiko.Channel) -> None:
+    with contextlib.suppress(*BROKEN):
+        channel.close()

@@ -1,0 +1,80 @@
+"""The judgement on a host's key, in the place where paramiko asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import paramiko
+
+from vllm_cluster.core.errors import HostKeyRejected
+from vllm_cluster.transport import hostkeys, reasons
+from vllm_cluster.transport.hostkeys import Verdict
+from vllm_cluster.transport.sshconfig import Resolved
+
+
+class HostKeys(paramiko.MissingHostKeyPolicy):
+    """Judges a host's key by the known_hosts files; paramiko's own reading of them knows no patterns or markers."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._at = resolved
+        self._known = [key for file in resolved.known_hosts for key in _read(resolved, file)]
+
+    def preferred(self) -> tuple[str, ...]:
+        """The algorithms to ask for: those of the known keys first, so that another key is not called a change."""
+        kinds = hostkeys.known_types(self._known, self._at.host, self._at.port, self._at.host_key_alias)
+        wanted: list[str] = []
+        for kind in kinds:
+            wanted += ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
+        usual: tuple[str, ...] = paramiko.Transport._preferred_keys  # type: ignore[attr-defined]
+        return tuple(dict.fromkeys([name for name in wanted if name in usual] + list(usual)))
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        """Called by paramiko for every key, since it was given none to compare with.
+
+        Raises:
+            HostKeyRejected: the key is not known, or not this one.
+        """
+        at, blob = self._at, key.asbytes()
+        judgement = hostkeys.judge(self._known, at.host, at.port, at.host_key_alias, blob)
+        shown = f"{hostkeys.key_type(blob)} {hostkeys.fingerprint(blob)}"
+        line = judgement.line.where if judgement.line else ""
+        match judgement.verdict:
+            case Verdict.CHANGED:
+                raise reasons.changed_key(at, shown, line)
+            case Verdict.REVOKED:
+                raise reasons.revoked_key(at, shown, line)
+            case Verdict.UNKNOWN:
+                if judgement.authority or not at.accept_new_keys:
+                    raise reasons.unknown_key(at, shown, authority=judgement.authority)
+                self._accept(blob)
+
+    def _accept(self, blob: bytes) -> None:
+        name = hostkeys.lookup_name(self._at.host, self._at.port, self._at.host_key_alias)
+        line = hostkeys.entry(name, blob, hashed=self._at.hash_known_hosts).encode()
+        file = self._at.known_hosts[0] if self._at.known_hosts else Path("~/.ssh/known_hosts").expanduser()
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with file.open("ab+") as known:
+                # The last line of a file that a person edited may lack its end.
+                if known.seekable() and known.tell():
+                    known.seek(-1, 2)
+                    line = line if known.read(1) == b"\n" else b"\n" + line
+                known.write(line)
+        except OSError as error:
+            raise HostKeyRejected(
+                self._at.name,
+                f"cannot note the new key of {self._at.where} in {file}: {error.strerror}",
+                hint=f"make {file} writable",
+            ) from None
+
+
+def _read(resolved: Resolved, file: Path) -> list[hostkeys.KnownKey]:
+    try:
+        return hostkeys.parse(file.read_text("utf-8", "replace"), str(file))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        # A file that cannot be read could hold the line that revokes the key.
+        raise HostKeyRejected(
+            resolved.name, f"cannot read {file}: {error.strerror}", hint=f"make {file} readable"
+        ) from None

@@ -1,0 +1,177 @@
+"""A paramiko channel as a stream of bytes that tells a lost connection from an ended command."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+from collections.abc import Callable
+
+import paramiko
+
+from vllm_cluster.core.errors import Lost
+from vllm_cluster.transport.base import Deadline, Result
+from vllm_cluster.transport.fabric.wire import Session, Wire
+
+# What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
+PACKET = 32_000
+TAIL = 8_192
+_BREATH = 0.25
+
+BROKEN = (OSError, EOFError, paramiko.SSHException)
+
+
+class Link:
+    """An open connection: its session, its wire and the name that errors call it by."""
+
+    def __init__(self, host: str, where: str, session: Session, wire: Wire) -> None:
+        self.host = host
+        self.where = where
+        self.session = session
+        self.wire = wire
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection still stands."""
+        return self.session.is_active()
+
+    def lost(self, doing: str) -> Lost:
+        """The error for a connection that broke while `doing` was under way."""
+        why = self.wire.failure or "it was closed"
+        return Lost(
+            self.host,
+            f"the connection to {self.where} was lost during {doing}: {why}",
+            hint="what was sent may have happened; run the same command again to find out and go on",
+        )
+
+
+class ChannelStream:
+    """Both directions of a channel; its standard error is kept short and never blocks the command."""
+
+    def __init__(self, link: Link, channel: paramiko.Channel, doing: str, on_close: Callable[[], None]) -> None:
+        self._link = link
+        self._channel = channel
+        self._doing = doing
+        self._on_close = on_close
+        self._timeout: float | None = None
+        self._tail = bytearray()
+        self._tail_lock = threading.Lock()
+        self._close_lock = threading.Lock()
+        self._closed = False
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        """How long recv and sendall may see no progress."""
+        self._timeout = seconds
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send it all; a command that floods its standard error meanwhile is not let to stall."""
+        rest, progress = memoryview(data), time.monotonic()
+        while rest:
+            limit = self._timeout
+            self._channel.settimeout(_BREATH if limit is None else max(min(limit, _BREATH), 0.001))
+            try:
+                sent = self._channel.send(bytes(rest[:PACKET]))
+            except TimeoutError:
+                self._drain()
+                if limit is not None and time.monotonic() - progress >= limit:
+                    raise
+                continue
+            except BROKEN as error:
+                raise self._broken() from error
+            if not sent:
+                raise self._broken()
+            rest, progress = rest[sent:], time.monotonic()
+
+    def recv(self, size: int, /) -> bytes:
+        """At most `size` bytes; empty when the command has ended its output."""
+        limit = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            # Asked before the buffer is: what came before the end is in the buffer by then.
+            ended, closed = bool(self._channel.eof_received), self._channel.closed
+            self._drain()
+            if self._channel.recv_ready():
+                return self._channel.recv(size)
+            if ended or self._closed:
+                return b""
+            if closed:
+                if self._link.alive:
+                    return b""
+                raise self._link.lost(self._doing)
+            left = None if limit is None else limit - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"{self._link.host}: no bytes from {self._doing} within {self._timeout} s")
+            self._poll.poll(None if left is None else left * 1000)
+
+    def shutdown_write(self) -> None:
+        """Tell the command that no more input comes."""
+        try:
+            self._channel.shutdown_write()
+        except BROKEN as error:
+            raise self._broken() from error
+
+    def stderr_tail(self) -> str:
+        """The last lines of standard error."""
+        self._drain()
+        return self._tail.decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        """End the channel; the command sees its input end."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        with contextlib.suppress(*BROKEN):
+            self._channel.close()
+        self._on_close()
+
+    def _drain(self) -> None:
+        with self._tail_lock:
+            while self._channel.recv_stderr_ready():
+                self._tail += self._channel.recv_stderr(PACKET)
+                del self._tail[:-TAIL]
+
+    def _broken(self) -> Exception:
+        if not self._link.alive:
+            return self._link.lost(self._doing)
+        return BrokenPipeError(f"{self._link.host}: {self._doing} takes no more input: {self.stderr_tail()}")
+
+
+def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> Result | None:
+    """Feed a started command, gather what it prints, and wait for its end; None when the deadline passed first."""
+    _feed(channel, stdin, deadline)
+    out, err = bytearray(), bytearray()
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    while True:
+        ended = bool(channel.eof_received) or channel.closed
+        while channel.recv_ready():
+            out += channel.recv(PACKET)
+        while channel.recv_stderr_ready():
+            err += channel.recv_stderr(PACKET)
+        if ended:
+            break
+        if not poll.poll(deadline.left() * 1000) and not deadline.left():
+            return None
+    if not channel.status_event.wait(deadline.left()):
+        return None
+    return Result(channel.exit_status, bytes(out), bytes(err))
+
+
+def _feed(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> None:
+    if len(stdin) <= PACKET:
+        # One packet fits into the window that every server opens with and into the socket's buffer.
+        _send(channel, stdin, deadline)
+    else:
+        threading.Thread(target=_send, args=(channel, stdin, deadline), daemon=True).start()
+
+
+def _send(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> None:
+    # A command may end without reading its input, so nothing that breaks here is an error by itself.
+    with contextlib.suppress(*BROKEN):
+        for start in range(0, len(stdin), PACKET):
+            channel.settimeout(max(deadline.left(), 0.001))
+            channel.sendall(stdin[start : start + PACKET])
+        channel.shutdown_write()

@@ -1,0 +1,124 @@
+"""A socket under paramiko that notices a dead peer, and the paramiko connection that asks it for signs of life."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import paramiko
+from paramiko.common import cMSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
+
+KEEPALIVE_SECONDS = 5.0
+SILENCE_SECONDS = 15.0
+
+
+class Socket(Protocol):
+    """What paramiko needs of the thing that it speaks through: a socket, or a channel of a jump host."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def send(self, data: bytes, /) -> int: ...
+    def settimeout(self, seconds: float | None, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Wire:
+    """A socket that asks a silent peer for an answer, and breaks when none comes.
+
+    paramiko's own keepalive never gives up, and TCP's time-out sees neither beyond a jump host nor a stopped sshd.
+    """
+
+    def __init__(self, sock: Socket) -> None:
+        self._sock = sock
+        self._heard = time.monotonic()
+        self._doubt: float | None = None
+        self._closed = False  # paramiko reads this name
+        self.received = 0
+        self.failure = ""
+        self.ask: Callable[[], bool] = lambda: False
+
+    def recv(self, size: int) -> bytes:
+        """Bytes from the peer; called again and again by paramiko's thread, so silence is measured here."""
+        try:
+            data = self._sock.recv(size)
+        except TimeoutError as error:
+            self._judge(error)
+            if self._doubt is None and time.monotonic() - self._heard > KEEPALIVE_SECONDS and self.ask():
+                self._doubt = time.monotonic()
+            raise
+        except OSError as error:
+            self.failure = self.failure or error.strerror or str(error)
+            raise
+        if not data:
+            self.failure = self.failure or "the other side closed it"
+        self._heard, self._doubt = time.monotonic(), None
+        self.received += len(data)
+        return data
+
+    def send(self, data: bytes) -> int:
+        """Send some of the bytes; a peer that takes none counts as silent."""
+        try:
+            return self._sock.send(data)
+        except TimeoutError as error:
+            self._judge(error)
+            if self._doubt is None:
+                self._doubt = time.monotonic()
+            raise
+
+    def settimeout(self, seconds: float | None) -> None:
+        """As a socket's."""
+        self._sock.settimeout(seconds)
+
+    def close(self) -> None:
+        """As a socket's."""
+        self._closed = True
+        self._sock.close()
+
+    def _judge(self, error: TimeoutError) -> None:
+        if error.errno == errno.ETIMEDOUT:
+            self.failure = "no answer from the network"
+        elif self._doubt is not None and time.monotonic() - self._doubt > SILENCE_SECONDS:
+            self.failure = f"no sign of life for {SILENCE_SECONDS:.0f} s"
+        else:
+            return
+        # Not ETIMEDOUT: Python makes a TimeoutError of it, which paramiko takes for "nothing yet, try again".
+        raise ConnectionAbortedError(errno.ECONNABORTED, self.failure) from None
+
+
+class Session(paramiko.Transport):
+    """A paramiko connection that never waits without a limit."""
+
+    def __init__(self, sock: Wire, *, key_types: tuple[str, ...] = (), **options: Any) -> None:
+        super().__init__(sock, **options)  # type: ignore[arg-type]
+        if key_types:
+            self.get_security_options().key_types = key_types
+        sock.ask = self.ask_for_life
+
+    def ask_for_life(self) -> bool:
+        """Send a request that every server answers; False when it cannot be sent now."""
+        if not self.is_authenticated() or not self.clear_to_send.is_set():
+            return False
+        message = paramiko.Message()
+        message.add_byte(cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(True)
+        # Runs on the thread that reads: it must never wait for a writer that waits for the peer.
+        if not self.clear_to_send_lock.acquire(blocking=False):
+            return False
+        try:
+            self._send_message(message)  # type: ignore[attr-defined]
+        finally:
+            self.clear_to_send_lock.release()
+        return True
+
+    def begin(self, channel: paramiko.Channel, command: bytes) -> None:
+        """Start a command on a channel without waiting for the answer, for which paramiko sets no limit."""
+        message = paramiko.Message()
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(channel.remote_chanid)
+        message.add_string("exec")
+        message.add_boolean(True)
+        message.add_string(command)
+        channel.event.clear()
+        self._send_user_message(message)  # type: ignore[attr-defined]

@@ -1,0 +1,86 @@
+"""This machine itself as a host, without SSH."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+
+from vllm_cluster.core.errors import TimedOut
+from vllm_cluster.transport import _process, _remote
+from vllm_cluster.transport._forward import LoopbackForward, SocketPipe
+from vllm_cluster.transport.base import Deadline, Forward, Result, Stream, Target
+
+_DIAL_SECONDS = 10.0
+
+
+class LocalTransport:
+    """Commands of this machine, with the manners of a remote one."""
+
+    def __init__(self, target: Target) -> None:
+        self._name = target.name
+        self._counting = threading.Lock()
+        self._round_trips = 0
+        self._streams: set[_process.ProcessStream] = set()
+
+    @property
+    def host(self) -> str:
+        """The host's name in the inventory."""
+        return self._name
+
+    @property
+    def round_trips(self) -> int:
+        """How many times something was started."""
+        return self._round_trips
+
+    def connect(self, deadline: Deadline) -> None:
+        """Nothing to do: it is here."""
+
+    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
+        """Run one command to its end."""
+        words, seconds = _remote.encoded(argv), deadline.left()
+        self._count()
+        try:
+            result = _process.run(words, stdin, deadline)
+        except OSError as error:
+            return _not_started(argv, error)
+        if result is None:
+            raise TimedOut(self._name, f"`{_remote.shown(argv)}` did not end in the {seconds:.0f} s that it had")
+        return result
+
+    def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
+        """Start a command and talk to it."""
+        # Through a shell, so that a command that does not exist says so on standard error as it does remotely.
+        line = _remote.command_line(argv)
+        self._count()
+        stream = _process.ProcessStream(["sh", "-c", line], lambda code: None, lambda: self._streams.discard(stream))
+        self._streams.add(stream)
+        return stream
+
+    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
+        """Write a file, whole or not at all."""
+        _remote.put(self, data, path, deadline, mode)
+
+    def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
+        """Another port of this machine that leads to the same place."""
+
+        def dial() -> SocketPipe:
+            sock = socket.create_connection((remote_host, remote_port), _DIAL_SECONDS)
+            sock.settimeout(None)
+            return SocketPipe(sock)
+
+        return LoopbackForward(self._name, dial, local_port)
+
+    def close(self) -> None:
+        """End the streams that are still open."""
+        for stream in list(self._streams):
+            stream.close()
+
+    def _count(self) -> None:
+        with self._counting:
+            self._round_trips += 1
+
+
+def _not_started(argv: Sequence[str], error: OSError) -> Result:
+    code = 127 if isinstance(error, FileNotFoundError) else 126
+    return Result(code, b"", f"{argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))

@@ -1,0 +1,135 @@
+"""Why a connection could not be made: one sentence each, with the remedy, the same whatever the carrier."""
+
+from __future__ import annotations
+
+import shlex
+
+from vllm_cluster.core.errors import AuthRefused, HostKeyRejected, Unreachable
+from vllm_cluster.transport.hostkeys import lookup_name
+from vllm_cluster.transport.sshconfig import Resolved
+
+
+def unknown_key(at: Resolved, shown: str, *, authority: bool = False) -> HostKeyRejected:
+    """The host shows a key that no known_hosts file has."""
+    if authority:
+        return HostKeyRejected(
+            at.name,
+            f"known_hosts trusts {at.where} by a certificate authority only, and it shows the plain key {shown}",
+            hint="choose the openssh transport for this host: it checks host certificates",
+        )
+    return HostKeyRejected(
+        at.name,
+        f"the key of {at.where} is not known: {shown}",
+        hint=f"compare it with the host's own (on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), "
+        f"then connect once by hand: ssh {_by_hand(at)}",
+    )
+
+
+def changed_key(at: Resolved, shown: str, line: str) -> HostKeyRejected:
+    """The host shows another key than the one in `line` (file:number) of known_hosts."""
+    file = line.rpartition(":")[0]
+    name = lookup_name(at.host, at.port, at.host_key_alias)
+    return HostKeyRejected(
+        at.name,
+        f"the key of {at.where} is not the one in {line}: it shows {shown}; "
+        "the host was installed anew, or somebody stands between",
+        hint=f"if the host was installed anew: ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(name)}",
+    )
+
+
+def revoked_key(at: Resolved, shown: str, line: str) -> HostKeyRejected:
+    """The key is marked as revoked."""
+    return HostKeyRejected(
+        at.name,
+        f"the key of {at.where}, {shown}, is revoked by {line}",
+        hint="give the host a new key; a revoked one may be in other hands",
+    )
+
+
+def auth_refused(at: Resolved, why: str, offered: list[str], skipped: list[str]) -> AuthRefused:
+    """The host answered and let nobody in."""
+    also = f"; left out: {', '.join(skipped)}" if skipped else ""
+    return AuthRefused(
+        at.name,
+        f"{at.where} refused the login: {why}; offered: {', '.join(offered) or 'nothing'}{also}",
+        hint=f"put your public key there (ssh-copy-id {_by_hand(at)}), or give the right user and key for {at.name}; "
+        "hardware keys, certificates and Kerberos need the openssh transport",
+    )
+
+
+def nothing_listens(at: Resolved) -> Unreachable:
+    """The port is closed."""
+    return Unreachable(
+        at.name,
+        f"nothing listens on {at.host}:{at.port} (connection refused)",
+        hint=f"start sshd there, or correct the address or port of {at.name}",
+    )
+
+
+def no_answer(at: Resolved, seconds: float) -> Unreachable:
+    """Packets vanish."""
+    return Unreachable(
+        at.name,
+        f"no answer from {at.host}:{at.port} within {seconds:.0f} s",
+        hint="is the host up, the address right, and does no firewall or VPN stand between?",
+    )
+
+
+def no_route(at: Resolved, why: str) -> Unreachable:
+    """The network has no way there."""
+    return Unreachable(
+        at.name,
+        f"no way to {at.host}:{at.port}: {why}",
+        hint="is the host up, and are you on its network or VPN?",
+    )
+
+
+def no_name(at: Resolved, why: str = "") -> Unreachable:
+    """The name has no address."""
+    detail = f" ({why})" if why else ""
+    return Unreachable(
+        at.name,
+        f"the name {at.host} has no address here{detail}",
+        hint=f"correct the ssh address of {at.name}, or give it a HostName in ssh_config",
+    )
+
+
+def closed_early(at: Resolved) -> Unreachable:
+    """The server hung up before the login."""
+    return Unreachable(
+        at.name,
+        f"{at.host}:{at.port} closed the connection before the login",
+        hint="its sshd may have too many logins under way (raise MaxStartups), or refuse this address; see its log",
+    )
+
+
+def not_ssh(at: Resolved, why: str) -> Unreachable:
+    """Somebody else answers, or in words that we do not share."""
+    return Unreachable(
+        at.name,
+        f"{at.host}:{at.port} and this machine find no common SSH: {why}",
+        hint=f"is it the port of sshd? If `ssh {_by_hand(at)}` works, choose the openssh transport",
+    )
+
+
+def proxy_failed(at: Resolved, proxy: str, why: str) -> Unreachable:
+    """The way there, through another host or a command, does not lead to the host."""
+    return Unreachable(
+        at.name,
+        f"{proxy} does not lead to {at.host}:{at.port}: {why}",
+        hint=f"try by hand: ssh {_by_hand(at)}",
+    )
+
+
+def no_session(name: str, where: str) -> Unreachable:
+    """The server opens no further session on the connection."""
+    return Unreachable(
+        name,
+        f"sshd at {where} opens no more sessions on this connection",
+        hint="set MaxSessions of that sshd to 10 (its default) or more",
+    )
+
+
+def _by_hand(at: Resolved) -> str:
+    port = [] if at.port == 22 else ["-p", str(at.port)]
+    return shlex.join([*port, f"{at.user}@{at.host}" if at.destination == at.host else at.destination])
