@@ -118,8 +118,8 @@ def _ports(document: Document, ports: Ports) -> None:
 
 
 def _written(document: Document, *names: str) -> str:
-    """The first of the ports that the file itself names: the one to change."""
-    return next((name for name in names if ("ports", name) in document.lines), names[0])
+    """The last of the ports that the file itself names: the one to change."""
+    return max(names, key=lambda name: document.lines.get(("ports", name), 0))
 
 
 def _default(document: Document, name: str) -> str:

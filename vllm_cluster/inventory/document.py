@@ -150,8 +150,9 @@ class _Reader:
                 # The place keeps its first line, so the second value is not looked at.
                 self.document.problems.append(Problem(line, (*loc, key.value), twice))
             else:
-                scalar = isinstance(value, ScalarNode)
-                self.document.lines[(*loc, key.value)] = value.start_mark.line + 1 if scalar else line
+                # An empty value begins, for the parser, where the next thing does.
+                here = isinstance(value, ScalarNode) and value.value != ""
+                self.document.lines[(*loc, key.value)] = value.start_mark.line + 1 if here else line
                 own[key.value] = self.read(value, (*loc, key.value))
         return {**merged, **own}
 

@@ -19,7 +19,8 @@ VOLUME_PATTERN = r"^/[^:]*:/[^:]*(:(ro|rw))?$"
 UNKNOWN = "CHANGE_ME"
 
 _LABEL = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?)"
-_REGISTRY = rf"(?:(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?)"
+# Without a dot or a port the first part is a folder of Docker Hub; Docker takes one with capitals for a registry.
+_REGISTRY = rf"(?:(?=localhost/|[^/]*[.:])(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?)"
 _PART = r"(?:[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)"
 _IMAGE = re.compile(
     rf"(?:{_REGISTRY}/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
@@ -144,6 +145,8 @@ def variable_value(text: str) -> str:
     """The value of an environment variable: any text that a process can receive."""
     if "\0" in text:
         raise ValueError("holds a NUL character, which no environment can carry")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError("holds half a character (a lone surrogate), which no environment can carry")
     return text
 
 

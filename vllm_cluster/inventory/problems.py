@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.core.errors import InventoryError
-from vllm_cluster.inventory.words import concealed, shown
+from vllm_cluster.inventory.words import concealed, printable, shown
 
 Loc = tuple[str | int, ...]
 MOST = 20
@@ -53,4 +53,4 @@ def file_name(path: Path | None, cwd: Path) -> str:
     """The file as the user would name it from here."""
     if path is None:
         return "<stdin>"
-    return shown(str(path.relative_to(cwd) if path.is_relative_to(cwd) else path))[1:-1]
+    return printable(str(path.relative_to(cwd) if path.is_relative_to(cwd) else path))

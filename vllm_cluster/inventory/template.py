@@ -80,4 +80,4 @@ def _text(value: str) -> str:
     """The value as YAML that every reader takes for text."""
     if re.fullmatch(r"[A-Za-z/][A-Za-z0-9._/@-]*|[0-9]+(\.[0-9]+){3}", value) and value.lower() not in _NOT_TEXT:
         return value
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)

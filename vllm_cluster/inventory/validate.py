@@ -88,8 +88,6 @@ def _text(detail: ErrorDetails, loc: Loc, data: object) -> str:
     if kind in {"greater_than_equal", "less_than_equal"}:
         bound = "at least" if kind == "greater_than_equal" else "at most"
         return f"must be {bound} {context['ge' if bound == 'at least' else 'le']}"
-    if kind == "string_unicode":
-        return "holds half a character (a lone surrogate), which no program can receive"
     shape = _FOR_PLACE.get(_pattern(loc)) or _SHAPES.get(kind)
     if shape is None:
         return detail["msg"]

@@ -29,11 +29,15 @@ def _conceal_if_random(match: re.Match[str]) -> str:
 
 def shown(value: object) -> str:
     """A value as a message may quote it."""
-    text = concealed(value) if isinstance(value, str) else concealed(str(value))
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    text = printable(concealed(str(value)))
     if len(text) > _LONGEST:
         text = text[: _LONGEST - 1] + "…"
     return f'"{text}"'
+
+
+def printable(text: str) -> str:
+    """The text with its unprintable characters as escapes: nothing in it can steer a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def plain(text: str) -> str:

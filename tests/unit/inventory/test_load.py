@@ -1,0 +1,251 @@
+"""What a good inventory becomes, and where it is found."""
+
+from __future__ import annotations
+
+import io
+import os
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tests.unit.inventory.texts import SMALLEST, TOP, read
+from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.inventory.load import duplicates_by_resolution, load
+from vllm_cluster.inventory.model import Host, HostSsh, Inventory
+
+
+def _host(keys: str) -> Host:
+    return read(f"{TOP}hosts:\n  gpu1: {keys}\n").hosts["gpu1"]
+
+
+def test_the_smallest_inventory_has_every_default() -> None:
+    inventory = read(SMALLEST)
+    assert inventory.head_name == "gpu1"
+    assert inventory.shm_size == 16 * 1024**3
+    assert inventory.ports.api == 8000
+    assert inventory.ssh.transport == "fabric"
+    assert inventory.path == Path("/srv/repo/inventory.yaml")
+    assert [(host.name, host.line, host.destination) for host in inventory.hosts.values()] == [
+        ("gpu1", 6, "gpu1"),
+        ("gpu2", 8, "gpu2"),
+    ]
+
+
+def test_an_inventory_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        read(SMALLEST).cluster = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("ssh", "expected"),
+    [
+        ("gpu1.lab", HostSsh(host="gpu1.lab")),
+        ("me@gpu1.lab", HostSsh(host="gpu1.lab", user="me")),
+        ("me@gpu1.lab:2222", HostSsh(host="gpu1.lab", user="me", port=2222)),
+        ("me@corp.com@bastion", HostSsh(host="bastion", user="me@corp.com")),
+        ("'2001:db8::1'", HostSsh(host="2001:db8::1")),
+        ("'me@[2001:db8::1]:22'", HostSsh(host="2001:db8::1", user="me", port=22)),
+        ("local", HostSsh(host="local")),
+        ("{port: 2222, jump: 'a@b:1,c'}", HostSsh(port=2222, jump="a@b:1,c")),
+        ("{}", HostSsh()),
+    ],
+)
+def test_ways_to_write_an_ssh_target(ssh: str, expected: HostSsh) -> None:
+    assert _host(f"{{address: 10.0.0.1, ssh: {ssh}}}").ssh == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16g", 16 << 30), ("16GiB", 16 << 30), ("16 GB", 16 << 30), ("1.5g", 3 << 29), ("64m", 64 << 20)],
+)
+def test_sizes_as_docker_writes_them(text: str, size: int) -> None:
+    assert read(f"{SMALLEST}shm_size: {text}\n").shm_size == size
+
+
+def test_addresses_take_their_canonical_form() -> None:
+    assert _host("{address: 'FD00:0:0::01'}").address == str(ip_address("fd00::1"))
+
+
+def test_no_hcas_is_not_the_same_as_unsaid() -> None:
+    assert _host("{address: 10.0.0.1, hcas: []}").hcas == ()
+    assert _host("{address: 10.0.0.1}").hcas is None
+
+
+def test_anchors_and_merges_share_keys() -> None:
+    inventory = read(
+        f"{TOP}hosts:\n"
+        "  gpu1: &node {address: 10.0.0.1, gpus: 8, ssh: &way {user: me}}\n"
+        "  gpu2: {<<: *node, address: 10.0.0.2}\n"
+        "  gpu3: {<<: [{gpus: 4}, *node], address: 10.0.0.3, ssh: *way}\n"
+    )
+    assert [host.gpus for host in inventory.hosts.values()] == [8, 8, 4]
+    assert {host.ssh.user for host in inventory.hosts.values()} == {"me"}
+
+
+def test_environment_values_arrive_as_written() -> None:
+    values = {"A": "", "B": " x ", "C": "a\nb", "D": "$(rm) 'q' \"w\" ü ☃", "E": "-v", "F": "1", "G": "a=b"}
+    written = '  A: ""\n  B: " x "\n  C: "a\\nb"\n  D: "$(rm) \'q\' \\"w\\" ü ☃"\n  E: "-v"\n  F: "1"\n  G: a=b\n'
+    assert dict(read(f"{SMALLEST}environment:\n{written}").environment) == values
+
+
+def test_volumes_are_read_write_unless_they_say_ro() -> None:
+    volumes = read(f"{SMALLEST}volumes: ['/a:/b', '/c:/d:ro', '/e/:/f:rw']\n").volumes
+    assert [(v.source, v.target, v.read_only) for v in volumes] == [
+        ("/a", "/b", False),
+        ("/c", "/d", True),
+        ("/e", "/f", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "vllm/vllm-openai",
+        "localhost/x:1",
+        "localhost:5000/x/y:tag",
+        "Registry.Example.com/team/x_y__z:V1",
+        "10.0.0.1:5000/x@sha256:" + "a" * 64,
+        "[fd00::1]:5000/x",
+    ],
+)
+def test_image_references_that_docker_understands(image: str) -> None:
+    assert read(SMALLEST.replace("vllm/vllm-openai:v0.19.0", f"'{image}'")).image == image
+
+
+def test_local_paths_resolve_against_the_files_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = (
+        f"{SMALLEST.replace('10.0.0.2', '10.0.0.2' + chr(10) + '    ssh: {identity: keys/gpu2}')}"
+        "ssh: {config: ./ssh_config, identity: ~/.ssh/lab}\nhf_token: file:tokens/hf\napi_key: cmd:pass show key\n"
+    )
+    inventory = read(text, tmp_path)
+    assert inventory.ssh.config == tmp_path / "ssh_config"
+    assert inventory.ssh.identity == Path("/home/me/.ssh/lab")
+    assert inventory.hosts["gpu2"].ssh.identity == tmp_path / "keys/gpu2"
+    assert str(inventory.hf_token) == f"file:{tmp_path}/tokens/hf"
+    assert repr(inventory.api_key) == "SecretRef('cmd:pass show key')"
+
+
+def test_a_dumped_inventory_reads_back_the_same() -> None:
+    inventory = read(f"{SMALLEST}hf_token: env:HF\nvolumes: ['/a:/b']\nssh: {{user: me}}\n")
+    again = Inventory.model_validate(inventory.model_dump())
+    assert again.model_dump() == inventory.model_dump()
+    assert Inventory.model_validate_json(inventory.model_dump_json()).model_dump() == inventory.model_dump()
+
+
+def test_one_private_address_behind_two_bastions_is_two_machines() -> None:
+    hosts = "".join(
+        f"  gpu{n}:\n    address: 10.0.0.{n}\n    ssh: {{host: 192.168.0.1, jump: bastion{n}}}\n" for n in (1, 2)
+    )
+    assert len(read(f"{TOP}hosts:\n{hosts}").hosts) == 2
+
+
+class TestFinding:
+    @pytest.fixture
+    def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        home = tmp_path / "home"
+        (home / "project" / "deep" / "er").mkdir(parents=True)
+        monkeypatch.setenv("HOME", str(home))
+        return home
+
+    def test_upwards_to_the_root_of_the_repository(self, home: Path) -> None:
+        (home / "project" / ".git").mkdir()
+        (home / "project" / "inventory.yaml").write_text(SMALLEST)
+        found = load(None, cwd=home / "project" / "deep" / "er")
+        assert found.path == home / "project" / "inventory.yaml"
+
+    def test_not_above_the_repository(self, home: Path) -> None:
+        (home / "project" / "deep" / ".git").mkdir()
+        (home / "project" / "inventory.yaml").write_text(SMALLEST)
+        with pytest.raises(InventoryError, match=r"no inventory.yaml in .*er nor above it up to .*deep$") as caught:
+            load(None, cwd=home / "project" / "deep" / "er")
+        assert caught.value.hint is not None
+        assert "vcluster init" in caught.value.hint
+
+    def test_without_a_repository_only_here(self, home: Path) -> None:
+        (home / "project" / "inventory.yaml").write_text(SMALLEST)
+        with pytest.raises(InventoryError, match=r"no inventory.yaml in .*deep$"):
+            load(None, cwd=home / "project" / "deep")
+        assert load(None, cwd=home / "project").cluster == "lab"
+
+    def test_never_in_the_home_folder_of_another_project(self, home: Path) -> None:
+        (home / ".git").mkdir()
+        (home / "inventory.yaml").write_text(SMALLEST)
+        with pytest.raises(InventoryError, match=r"no inventory\.yaml"):
+            load(None, cwd=home / "project")
+
+    def test_a_named_file_is_told_as_the_user_named_it(self, home: Path) -> None:
+        (home / "project" / "deep" / "lab.yaml").write_text("a: 1\n")
+        with pytest.raises(InventoryError, match=r"^deep/lab\.yaml:1: "):
+            load(Path("deep/lab.yaml"), cwd=home / "project")
+        with pytest.raises(InventoryError, match=rf"^{home}/project/deep/lab\.yaml:1: "):
+            load(home / "project/deep/lab.yaml", cwd=Path("/usr"))
+
+    def test_what_cannot_be_read(self, home: Path) -> None:
+        with pytest.raises(InventoryError, match=r"^nowhere\.yaml: no such file$"):
+            load(Path("nowhere.yaml"), cwd=home)
+        with pytest.raises(InventoryError, match=r"^project: cannot be read: Is a directory$"):
+            load(Path("project"), cwd=home)
+        with pytest.raises(InventoryError, match=r"cannot be read"):
+            load(Path("a\0b"), cwd=home)
+
+    def test_bytes_that_are_no_inventory(self, home: Path) -> None:
+        file = home / "inventory.yaml"
+        file.write_bytes(b"version: 1\ncluster: \xff\n")
+        with pytest.raises(InventoryError, match=r"^inventory\.yaml:2: is not UTF-8 text"):
+            load(file, cwd=home)
+        file.write_bytes(b"#" * 1_000_001)
+        with pytest.raises(InventoryError, match=r"^inventory\.yaml:1: larger than 1000 kB"):
+            load(file, cwd=home)
+        file.write_bytes(b"\xef\xbb\xbf" + SMALLEST.replace("\n", "\r\n").encode())
+        assert load(file, cwd=home).cluster == "lab"
+
+
+class TestStandardInput:
+    def test_a_dash_reads_it(self, tmp_path: Path) -> None:
+        text = SMALLEST + "ssh: {config: x}\n"
+        inventory = load(Path("-"), stdin=io.StringIO(text), cwd=tmp_path)
+        assert inventory.path is None
+        assert inventory.ssh.config == tmp_path / "x"
+
+    def test_its_errors_name_it(self, tmp_path: Path) -> None:
+        with pytest.raises(InventoryError, match=r"^<stdin>:10: foo: unknown key"):
+            load(Path("-"), stdin=io.StringIO(SMALLEST + "foo: 1\n"), cwd=tmp_path)
+
+    def test_bytes_that_are_not_utf8(self, tmp_path: Path) -> None:
+        for errors in ("strict", "surrogateescape"):
+            stdin = io.TextIOWrapper(io.BytesIO(b"a: \xff\n"), encoding="utf-8", errors=errors)
+            with pytest.raises(InventoryError, match=r"^<stdin>:1: is not UTF-8 text"):
+                load(Path("-"), stdin=stdin, cwd=tmp_path)
+
+    def test_none_there(self, tmp_path: Path) -> None:
+        with pytest.raises(InventoryError, match=r"reads standard input, and there is none"):
+            load(Path("-"), cwd=tmp_path)
+
+
+class TestResolution:
+    def test_two_aliases_of_one_machine_are_refused_with_both_lines(self) -> None:
+        inventory = read(SMALLEST)
+        with pytest.raises(InventoryError) as caught:
+            duplicates_by_resolution(inventory, lambda _: ("192.168.0.1", 22))
+        assert caught.value.message == (
+            "/srv/repo/inventory.yaml:8: hosts.gpu2: reaches 192.168.0.1 port 22, "
+            "as hosts.gpu1 on line 6 does: a machine is listed once"
+        )
+
+    def test_ports_and_jumps_tell_machines_apart(self) -> None:
+        inventory = read(SMALLEST)
+        duplicates_by_resolution(inventory, lambda host: ("127.0.0.1", 2200 + int(host.name[-1])))
+        duplicates_by_resolution(inventory, lambda host: ("10.0.0.1", 22, f"bastion-{host.name}"))
+
+
+def test_a_named_pipe_can_be_the_inventory(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, SMALLEST.encode())
+    os.close(writer)
+    try:
+        assert load(Path(f"/dev/fd/{reader}"), cwd=tmp_path).cluster == "lab"
+    finally:
+        os.close(reader)

@@ -1,0 +1,226 @@
+"""Every way that an inventory can be wrong: the line, the key and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.inventory.texts import HOSTS, SMALLEST, TOP, read, refusal
+
+# (what is added after the smallest inventory's nine lines, the whole answer)
+ADDED = [
+    ("hsots: {}\n", "10: hsots: unknown key, did you mean hosts?"),
+    ("address: 10.0.0.9\n", "10: address: unknown key here; it belongs under hosts.NAME"),
+    ("heads: [gpu1]\n", "10: heads: a cluster has one head: `head: NAME`"),
+    ("head: gpu3\n", '10: head: no host is called "gpu3", did you mean gpu2?'),
+    ("head: zeus\n", '10: head: no host is called "zeus"; there are gpu1, gpu2'),
+    ("head: [gpu1, gpu2]\n", "10: head: must be the name of one host: a cluster has one head; this is a list"),
+    ("cluster: two\n", "10: cluster: written twice, first on line 2; keep one"),
+    ("path: /x\n", "10: path: unknown key; known here: "),
+    ("privileged: yes please\n", "10: privileged: must be true or false; this is text"),
+    ("accelerator: nvidai\n", '10: accelerator: must be nvidia or cpu, not "nvidai"; did you mean nvidia?'),
+    ("ray: 2.56\n", "10: ray: must be text; this is a number: put it in quotes"),
+    ("ray: latest\n", '10: ray: "latest" is no exact version'),
+    ("shm_size: 16q\n", '10: shm_size: "16q" is no size'),
+    ("shm_size: 0\n", "10: shm_size: must be at least 1048576"),
+    ("shm_size: true\n", "10: shm_size: must be a whole number; this is true or false"),
+    ("shm_size: 999999999999t\n", "10: shm_size: must be at most"),
+    ("environment:\n", "10: environment: must be a mapping"),
+    ("environment:\n  A: 1\n", '11: environment.A: must be text; this is a number: put it in quotes ("…")'),
+    ("environment:\n  A: on\n  B: true\n", "12: environment.B: must be text; this is true or false: put it in quotes"),
+    ("environment:\n  A: 2024-01-01\n", "11: environment.A: reads as a date; put it in quotes"),
+    ('environment:\n  A: "x\\0y"\n', "11: environment.A: holds a NUL character"),
+    ('environment:\n  A: "\\ud800"\n', "11: environment.A: holds half a character"),
+    ("environment:\n  A-B: x\n", "11: environment.A-B: is no variable name"),
+    ("environment:\n  NCCL_IB_HCA: mlx5_0\n", "11: environment.NCCL_IB_HCA: is set by vcluster on each host: "),
+    ("environment:\n  VLLM_HOST_IP: x\n", "use hosts.NAME.address"),
+    ("environment:\n  HF_TOKEN: x\n", "use hf_token"),
+    ("environment:\n  RAY_AUTH_MODE: x\n", "is set by vcluster on each host: remove it here"),
+    ("volumes: /a:/b\n", "10: volumes: must be a list"),
+    ("volumes:\n  - /a\n", '11: volumes[0]: "/a" is no volume'),
+    ("volumes:\n  - /a:/b:rx\n", '11: volumes[0]: "/a:/b:rx" is no volume'),
+    ("volumes:\n  - a:/b\n", '11: volumes[0].source: "a" is not absolute'),
+    ("volumes:\n  - /a:/proc/x\n", '11: volumes[0].target: "/proc/x" belongs to the container\'s system'),
+    ("volumes: [/a:/b, /c:/b/]\n", '10: volumes[1]: "/b" in the container is taken by volumes[0]'),
+    ("volumes: [/a:/srv/models]\n", "is taken by model_cache"),
+    ("ports:\n  api: 80\n", "11: ports.api: must be at least 1024"),
+    ("ports:\n  api: 65536\n", "11: ports.api: must be at most 65535"),
+    ('ports:\n  api: "8000"\n', "11: ports.api: must be a whole number; this is text"),
+    ("ports:\n  api: 6379\n", "11: ports.api: 6379 is taken by ports.gcs (its default)"),
+    ("ports:\n  gcs: 8000\n", "11: ports.gcs: 8000 is taken by ports.api (its default)"),
+    ("ports:\n  gcs: 7000\n  api: 7000\n", "12: ports.api: 7000 is taken by ports.gcs"),
+    ("ports:\n  api: 10500\n", "11: ports.api: ports.api (10500) lies in the range of Ray's workers, 10002 to 19999"),
+    ("ports:\n  worker_min: 10001\n", "11: ports.worker_min: ports.client_server (10001) lies in the range"),
+    ("ports:\n  worker_max: 9000\n", "11: ports.worker_max: the workers' range 10002 to 9000 is empty"),
+    ("ssh:\n  host_keys: none\n", "11: ssh.host_keys: must be strict or accept-new"),
+    ('ssh:\n  user: "-oProxyCommand=x"\n', "11: ssh.user: is no user name that ssh accepts"),
+    ('ssh:\n  jump: "ok,-oProxyCommand=x"\n', "11: ssh.jump: is no host name that ssh accepts"),
+    ("ssh:\n  config: ~nobody-here/x\n", "11: ssh.config: begins with ~ of a user that this machine does not know"),
+    ("ssh: me@host\n", "10: ssh: must be a mapping"),
+    ("hf_token: secret:x\n", "10: hf_token: looks like the token itself"),
+    ("hf_token: env:not a name\n", "10: hf_token: after env: comes the name of a variable"),
+    ("hf_token: 'cmd:'\n", "10: hf_token: nothing that can be read stands after cmd:"),
+    ('hf_token: "cmd:pass \'x"\n', "10: hf_token: the command after cmd: has a quote that does not end"),
+    ("hf_token: [env:A]\n", "10: hf_token: must be a mapping"),
+]
+
+
+@pytest.mark.parametrize(("added", "answer"), ADDED)
+def test_one_wrong_key(added: str, answer: str) -> None:
+    lines = refusal(SMALLEST + added)
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(answer) or answer in lines[0], lines
+
+
+# (a host's keys below its name on line 10, the whole answer)
+HOST = [
+    ("adress: 10.0.0.3", "11: hosts.new.adress: unknown key, did you mean address?"),
+    ("gpus: 8", "10: hosts.new.address: is missing: IP address on the network between the hosts"),
+    ("address: 10.0.0.1", "11: hosts.new.address: is the address of hosts.gpu1 on line 7: a machine is listed once"),
+    ("address: fd00:0::1%eth0", "a link-local IPv6 address means another interface on each host"),
+    ("address: fe80::1", "a link-local IPv6 address means another interface on each host"),
+    ("address: 127.0.0.1", "reaches no other host"),
+    ("address: '::1'", "reaches no other host"),
+    ("address: 0.0.0.0", "reaches no other host"),
+    ("address: 224.0.0.1", "reaches no other host"),
+    ("address: '::ffff:10.0.0.7'", "is an IPv4 address in IPv6 clothes: write 10.0.0.7"),
+    ("address: gpu1.lab", "is not an IP address: a name goes under ssh"),
+    ("address: 10.0.0.7/24", "is a network: write the address alone, 10.0.0.7"),
+    ("address: CHANGE_ME", "11: hosts.new.address: still CHANGE_ME: write this host's IP address"),
+    ("address: 10.1", "11: hosts.new.address: must be text; this is a number"),
+    ("{address: 10.0.0.7, gpus: 0}", "hosts.new.gpus: must be at least 1"),
+    ("{address: 10.0.0.7, gpus: 65}", "hosts.new.gpus: must be at most 64"),
+    ("{address: 10.0.0.7, gpus: 1.5}", "hosts.new.gpus: must be a whole number"),
+    ("{address: 10.0.0.7, interface: '=eth0'}", "hosts.new.interface: write the interface's name alone"),
+    ("{address: 10.0.0.7, interface: 'a b'}", "is no interface name"),
+    ("{address: 10.0.0.7, hcas: [mlx5_0, '^mlx5_1']}", 'hosts.new.hcas[1]: "^mlx5_1" is no device name'),
+    ("{address: 10.0.0.7, head: true}", "hosts.new.head: the head is named once, at the top of the file"),
+    ("{address: 10.0.0.7, role: head}", "hosts.new.role: the head is named once"),
+    ("{address: 10.0.0.7, name: x}", "hosts.new.name: a host's name is the key that it stands under"),
+    ("{address: 10.0.0.7, line: 3}", "hosts.new.line: unknown key"),
+    ("{address: 10.0.0.7, port: 22}", "hosts.new.port: unknown key here; it belongs under hosts.NAME.ssh"),
+    ("{address: 10.0.0.7, transport: openssh}", "hosts.new.transport: unknown key here; it belongs under ssh"),
+    ("{address: 10.0.0.7, ssh: gpu1}", "hosts.new.ssh: is the ssh target of hosts.gpu1 on line 6"),
+    ("{address: 10.0.0.7, ssh: GPU1.}", "hosts.new.ssh: is the ssh target of hosts.gpu1 on line 6"),
+    ("{address: 10.0.0.7, ssh: -oProxyCommand=x}", "hosts.new.ssh.host: is no host name that ssh accepts"),
+    ("{address: 10.0.0.7, ssh: 'a:99999'}", "hosts.new.ssh: 99999 is no port"),
+    ("{address: 10.0.0.7, ssh: 'a:b'}", "hosts.new.ssh: the part after the last colon is no port number"),
+    ("{address: 10.0.0.7, ssh: 'ssh://a'}", "hosts.new.ssh: write user@host:port, without ssh://"),
+    ("{address: 10.0.0.7, ssh: '@a'}", "hosts.new.ssh.user: is no user name"),
+    ("{address: 10.0.0.7, ssh: ''}", "hosts.new.ssh.host: is no host name"),
+    ("{address: 10.0.0.7, ssh: {prot: 22}}", "hosts.new.ssh.prot: unknown key, did you mean port?"),
+    ("10.0.0.7", "hosts.new: must be a mapping: the host's `address: …` and other keys below it; this is text"),
+    ("", "10: hosts.new: must be a mapping"),
+]
+
+
+@pytest.mark.parametrize(("keys", "answer"), HOST)
+def test_one_wrong_host(keys: str, answer: str) -> None:
+    lines = refusal(f"{SMALLEST}  new:\n    {keys}\n")
+    assert len(lines) == 1, lines
+    assert answer in lines[0], lines
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", "1: the file is empty; `vcluster init` writes an inventory"),
+        ("# only a comment\n", "1: the file is empty"),
+        ("- a\n", "1: must be a mapping (`key: value` lines below it); this is a list"),
+        ("hello\n", "1: must be a mapping (`key: value` lines below it); this is text"),
+        ("a:\n\tb: 1\n", "2: a tab; YAML is indented with spaces"),
+        ("a: b: c\n", "1: a colon where no key can stand"),
+        ("a: 'x\n", "the file ends inside quotes"),
+        ("a: [1\n", "2: not YAML: expected ',' or ']'"),
+        ("a: *b\n", "1: not YAML: found undefined alias"),
+        ("a: 1\n---\na: 1\n", "2: a second document begins (---); an inventory is one document"),
+        ("a: 1\nb: \x01\n", "2: an unprintable character"),
+        ("[" * 5000, "1: nested too deep to be an inventory"),
+        ("&a [*a]\n", "an alias to something that it is itself part of"),
+        (f"{TOP}hosts: []\n", "5: hosts: must be a mapping: each host's name, and its keys below it; this is a list"),
+        (f"{TOP}hosts: {{}}\n", "5: hosts: holds 0 hosts; a cluster has 1 to 64"),
+        (f"{TOP}hosts:\n", "5: hosts: must be a mapping: each host's name"),
+        (f"{TOP}hosts:\n  1: {{address: 10.0.0.1}}\n", '6: hosts: the key "1" is no text; put it in quotes'),
+        (f"{TOP}hosts:\n  [a]: {{address: 10.0.0.1}}\n", "6: hosts: the key this is no text; put it in quotes"),
+        (f"{TOP}hosts:\n  -x: {{address: 10.0.0.1}}\n", "6: hosts.-x: is no host name"),
+        (SMALLEST.replace("10.0.0.2", "!secret x"), '9: hosts.gpu2.address: the tag "!secret" means nothing here'),
+        (SMALLEST.replace("version: 1", "version: 2"), "1: version: must be 1, the format that this vcluster reads"),
+        (SMALLEST.replace("lab", "La_b"), '2: cluster: "La_b" is no cluster name'),
+        (SMALLEST.replace("lab", "x" * 33), "2: cluster: "),
+        (
+            SMALLEST.replace("vllm/vllm-openai:v0.19.0", "--privileged"),
+            '3: image: "--privileged" is no image reference',
+        ),
+        (SMALLEST.replace("vllm/vllm-openai", "vLLM/x"), '3: image: "vLLM/x:v0.19.0" is no image reference (like '),
+        (SMALLEST.replace("/srv/models", "models"), '4: model_cache: "models" is not absolute'),
+        (SMALLEST.replace("/srv/models", "~/models"), "4: model_cache: ~ is another folder on each host"),
+        (SMALLEST.replace("/srv/models", "/srv/../x"), '4: model_cache: "/srv/../x" goes up with ..'),
+        (SMALLEST.replace("/srv/models", "/"), '4: model_cache: "/" belongs to the container\'s system'),
+        (SMALLEST.replace("/srv/models", "/a:b"), '4: model_cache: "/a:b" holds a colon'),
+    ],
+)
+def test_one_wrong_document(text: str, answer: str) -> None:
+    lines = refusal(text)
+    assert any(answer in line for line in lines), lines
+
+
+def test_a_host_written_twice_names_both_lines() -> None:
+    assert refusal(SMALLEST + "  gpu1:\n    address: 10.0.0.3\n") == [
+        "10: hosts.gpu1: written twice, first on line 6; keep one"
+    ]
+
+
+def test_all_problems_are_told_in_the_order_of_the_file() -> None:
+    wrong = SMALLEST.replace("lab", "LAB").replace("10.0.0.2", "10.0.0.1") + "ports: {api: 1}\nfoo: 1\n"
+    assert [line.split(":")[0] for line in refusal(wrong)] == ["2", "9", "10", "11"]
+
+
+def test_at_most_twenty_problems_and_the_number_of_the_rest() -> None:
+    lines = refusal(SMALLEST + "".join(f"zzz{n}: 1\n" for n in range(30)))
+    assert len(lines) == 21
+    assert lines[-1] == "30: 10 more problems from here on"
+
+
+def test_sixty_four_hosts_and_no_more() -> None:
+    hosts = [f"  h{n}: {{address: 10.0.1.{n}}}\n" for n in range(65)]
+    assert len(read(TOP + "hosts:\n" + "".join(hosts[:64])).hosts) == 64
+    assert refusal(TOP + "hosts:\n" + "".join(hosts)) == ["5: hosts: holds 65 hosts; a cluster has 1 to 64"]
+
+
+def test_aliases_cannot_blow_up_the_file() -> None:
+    bomb = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+    assert any("aliases make this file too large" in line for line in refusal(bomb))
+
+
+TOKEN = "hf_" + "aB3dE5gH7jK9mN1pQ"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"hf_token: {TOKEN}\n",
+        f"hf_token: env:{TOKEN}-\n",
+        f"api_key: {TOKEN}\n",
+        f"hf_token: {{kind: env, value: '{TOKEN} '}}\n",
+        f"environment: {{HF_TOKEN: {TOKEN}}}\n",
+        f"environment: {{A: [{TOKEN}]}}\n",
+        f"environment: {{'{TOKEN} ': x}}\n",
+        f"{TOKEN}: x\n",
+        f"ssh: {{user: 'me:{TOKEN}'}}\n",
+        f"head: {TOKEN}\n",
+        f"accelerator: {TOKEN}\n",
+        f"shm_size: {TOKEN}\n",
+        f"volumes: [{TOKEN}]\n",
+        f"ray: {TOKEN}\n",
+        f"hf_token: !{TOKEN} x\n",
+        f"hf_token: *{TOKEN}\n",
+        f"hf_token: {TOKEN}: {TOKEN}\n",
+    ],
+)
+def test_a_token_in_the_wrong_place_is_not_printed(text: str) -> None:
+    for line in refusal(SMALLEST + text):
+        assert TOKEN not in line
+
+
+def test_a_password_in_an_ssh_target_is_not_printed() -> None:
+    lines = refusal(TOP + HOSTS + "  new:\n    address: 10.0.0.7\n    ssh: me:hunter2@host\n")
+    assert lines == ["12: hosts.new.ssh.user: holds a colon: an ssh target carries no password; use a key or an agent"]
