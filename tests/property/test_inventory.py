@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 
@@ -18,6 +18,8 @@ from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.model import SECTIONS, Inventory
 from vllm_cluster.inventory.template import HostSeed, render
 
+# A busy machine is no failure.
+patient = settings(deadline=None)
 FOLDER = Path("/srv/repo")
 TOKEN = "hf_" + "aB3dE5gH7jK9mN1pQ2sT"
 GOOD: dict[str, Any] = {
@@ -91,16 +93,19 @@ def _replaced(document: dict[str, Any], place: tuple[Any, ...], value: Any) -> A
     return changed
 
 
+@patient
 @given(st.binary(max_size=200))
 def test_any_bytes(raw: bytes) -> None:
     _load(raw)
 
 
+@patient
 @given(st.text(alphabet=st.sampled_from(list("abgpu1:-?[]{}&*!|>'\"%@`#,.<~ \t\n\r\0\x85é☃\ufeff\ud800")), max_size=60))
 def test_any_text_of_yamls_own_signs(text: str) -> None:
     _load(text)
 
 
+@patient
 @given(values)
 def test_any_document(value: Any) -> None:
     _load(json.dumps(value))
@@ -110,12 +115,14 @@ def test_the_good_one_loads() -> None:
     assert _load(json.dumps(GOOD)) is not None
 
 
+@patient
 @given(st.data())
 def test_a_good_document_with_one_value_changed(data: DataObject) -> None:
     place = data.draw(st.sampled_from(_places(GOOD)))
     _load(json.dumps(_replaced(GOOD, place, data.draw(values))))
 
 
+@patient
 @given(st.data())
 def test_a_good_text_with_a_few_characters_changed(data: DataObject) -> None:
     text = render(
@@ -128,6 +135,7 @@ def test_a_good_text_with_a_few_characters_changed(data: DataObject) -> None:
     _load(text)
 
 
+@patient
 @given(st.data())
 def test_a_token_anywhere_is_never_printed(data: DataObject) -> None:
     place = data.draw(st.sampled_from(_places(GOOD)))
@@ -144,6 +152,7 @@ def test_a_token_anywhere_is_never_printed(data: DataObject) -> None:
 ANY_TEXT = st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
 
+@patient
 @given(st.dictionaries(st.from_regex(r"\AX_[A-Za-z0-9_]{0,20}\Z"), ANY_TEXT, max_size=4))
 def test_environment_values_arrive_as_meant(environment: dict[str, str]) -> None:
     # ruamel reads \ud83d\ude00 as two halves, so what JSON would escape in halves is written as it is.
@@ -158,11 +167,13 @@ def _quoted(value: str) -> str:
     return '"' + "".join(c if c.isalnum() and c.isascii() else f"\\U{ord(c):08x}" for c in value) + '"'
 
 
+@patient
 @given(st.sampled_from(["image", "cluster", "head", "ray", "model_cache"]), ANY_TEXT)
 def test_nothing_that_begins_like_an_option_is_taken(key: str, text: str) -> None:
     assert _load(json.dumps({**GOOD, key: f"-{text}"})) is None
 
 
+@patient
 @given(ANY_TEXT)
 def test_no_ssh_target_is_taken_for_an_option(text: str) -> None:
     for ssh in (
@@ -179,6 +190,7 @@ def test_no_ssh_target_is_taken_for_an_option(text: str) -> None:
 names = st.from_regex(r"\A[a-zA-Z0-9][a-zA-Z0-9._-]{0,20}\Z").filter(lambda name: name.lower() != "local")
 
 
+@patient
 @given(
     st.lists(names, min_size=1, max_size=5, unique_by=lambda name: name.lower().rstrip(".")),
     st.sampled_from(["lab", "1", "no"]),

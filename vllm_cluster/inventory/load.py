@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 from vllm_cluster.core.errors import InventoryError
 from vllm_cluster.inventory.checks import check, ssh_key
 from vllm_cluster.inventory.document import Document, parse
-from vllm_cluster.inventory.model import Inventory, Resolve
+from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.paths import anchor
 from vllm_cluster.inventory.problems import file_name, told
 from vllm_cluster.inventory.validate import validate
@@ -115,7 +116,7 @@ def _document(raw: bytes) -> Document:
         return document
 
 
-def duplicates_by_resolution(inventory: Inventory, resolve: Resolve) -> None:
+def duplicates_by_resolution(inventory: Inventory, resolve: Callable[[Host], tuple[str | int, ...]]) -> None:
     """Refuse hosts that ssh_config sends to one place.
 
     `resolve` gives (host name, port), and may add what else tells two ways apart, such as a jump host.

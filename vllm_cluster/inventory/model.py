@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -41,7 +40,7 @@ Size = Annotated[
 
 class _Section(BaseModel):
     # hide_input_in_errors: pydantic's own text would quote a token that stands in the wrong place.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     @classmethod
     def written_keys(cls) -> list[str]:
@@ -276,4 +275,3 @@ SECTIONS: dict[tuple[str, ...], Section] = {
     ("hosts", "*"): Host,
     ("hosts", "*", "ssh"): HostSsh,
 }
-Resolve = Callable[[Host], tuple[Any, ...]]
