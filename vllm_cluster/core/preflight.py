@@ -31,7 +31,7 @@ class Finding:
 def engine_problem(facts: HostFacts) -> Finding | None:
     """Why the host's Docker cannot be used, None when it can."""
     engine, said = facts.engine, facts.engine.problem
-    if "not found" in said:
+    if "not found" in said or "No such file" in said:
         return Finding("docker-missing", facts.host, "Docker is not installed", "install it: docs.docker.com/engine")
     if "permission denied" in said:
         fix = f"on {facts.host}: sudo usermod -aG docker $USER, then log in again"

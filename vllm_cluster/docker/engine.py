@@ -48,7 +48,7 @@ class EngineClient:
 
         # A fixed version saves the round trip that the SDK would spend on asking for it.
         spoken = min(tuple(int(part) for part in api_version.split(".")), NEWEST_API)
-        self._api = docker.APIClient(base_url="http://localhost", version=".".join(map(str, spoken)))
+        self._api = docker.APIClient(base_url="tcp://localhost:1", version=".".join(map(str, spoken)))
         self._api.trust_env = False  # a proxy set on the laptop is not on the way to the host
         # Only under this address does the SDK treat a reply that turns into a stream as ours.
         self._api.base_url = "http+docker://ssh"
@@ -59,7 +59,7 @@ class EngineClient:
         self._api.close()
 
     @contextmanager
-    def _call(self, what: str, deadline: Deadline | None = None) -> Iterator[Any]:
+    def _call(self, what: str, deadline: Deadline | None = None, hint: str | None = None) -> Iterator[Any]:
         self.requests += 1
         api = cast(Any, self._api)
         api.timeout = max(1.0, deadline.left()) if deadline else CALL_SECONDS
@@ -68,7 +68,11 @@ class EngineClient:
         except docker.errors.APIError as error:
             reason = error.explanation or str(error)
             raise CommandFailed(
-                self.host, f"{what}: Docker says: {reason}", exit_code=error.status_code or 1, stderr=str(reason)
+                self.host,
+                f"{what}: Docker says: {reason}",
+                exit_code=error.status_code or 1,
+                stderr=str(reason),
+                hint=hint,
             ) from error
         except HostError:
             raise
@@ -125,16 +129,12 @@ class EngineClient:
     def pull(self, reference: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
         """Pull an image, telling the bytes as they come."""
         layers: dict[str, tuple[int, int]] = {}
-        with self._call(f"pull {reference}", deadline) as api:
+        hint = f"check the name, log in on {self.host}, or load the image there: docker save | ssh docker load"
+        with self._call(f"pull {reference}", deadline, hint) as api:
             for line in api.pull(reference, stream=True, decode=True):
                 if "error" in line:
-                    raise CommandFailed(
-                        self.host,
-                        f"cannot pull {reference}: {line['error']}",
-                        exit_code=1,
-                        stderr=line["error"],
-                        hint=f"check the name, log in on {self.host}, or load the image there with docker load",
-                    )
+                    text = f"cannot pull {reference}: {line['error']}"
+                    raise CommandFailed(self.host, text, exit_code=1, stderr=line["error"], hint=hint)
                 detail = line.get("progressDetail") or {}
                 if line.get("status") == "Downloading" and detail.get("total"):
                     layers[line["id"]] = (detail["current"], detail["total"])
@@ -166,7 +166,7 @@ class EngineClient:
                     )
         built = self.image_config(tag)
         if built is None:
-            raise CommandFailed(self.host, f"{tag} was built and is not there", exit_code=1, stderr="".join(log)[-2000:])
+            raise CommandFailed(self.host, f"{tag} was built and is not there", exit_code=1, stderr=log[-1])
         return str(built["Id"])
 
     def tag(self, image_id: str, repository: str, tag: str) -> None:

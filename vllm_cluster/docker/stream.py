@@ -19,8 +19,9 @@ OpenStream = Callable[[], Stream]
 class _Reader(io.RawIOBase):
     """The reading side of a stream as a file, which is how http.client reads a response."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, done: Callable[[], None]) -> None:
         self._stream = stream
+        self._done = done
 
     def readable(self) -> bool:
         return True
@@ -30,21 +31,50 @@ class _Reader(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._done()
+
+
+class _Deaf:
+    """What the SDK takes for the channel of a reply: it would lift the time-out there, and then wait for ever."""
+
+    def settimeout(self, _seconds: float | None) -> None:
+        """Keep the time-out that the call was made with."""
+
+
+class _Reply(io.BufferedReader):
+    channel = _Deaf()
+
 
 class _StreamSocket:
     """The few socket methods that http.client and urllib3 call, on a stream."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
+        self._readers = 0
+        self._closed = False
         self.sendall = stream.sendall
         self.settimeout = stream.settimeout
-        self.close = stream.close
 
     def makefile(self, *_: object, **__: object) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self._stream), 64 * 1024)
+        self._readers += 1
+        return _Reply(_Reader(self._stream, self._reader_closed), 64 * 1024)
 
     def shutdown(self, _how: int) -> None:
         self._stream.shutdown_write()
+
+    def close(self) -> None:
+        # http.client closes the socket while the reply is still being read, as a real socket allows.
+        self._closed = True
+        if not self._readers:
+            self._stream.close()
+
+    def _reader_closed(self) -> None:
+        self._readers -= 1
+        if self._closed and not self._readers:
+            self._stream.close()
 
 
 class _Connection(urllib3.connection.HTTPConnection):
@@ -54,7 +84,7 @@ class _Connection(urllib3.connection.HTTPConnection):
 
     def connect(self) -> None:
         stream = self._open_stream()
-        stream.settimeout(cast(float | None, self.timeout))
+        stream.settimeout(self.timeout)
         self.sock = cast(Any, _StreamSocket(stream))
 
     @property

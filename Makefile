@@ -1,0 +1,52 @@
+# Everything runs from nothing: a Python 3.11 or newer and make are all that must be there.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-fast lint fmt bench docs clean clean-all
+
+# The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
+demo: $(VENV)/ready
+	@scripts/setup-docker.sh
+	@scripts/demo.sh
+
+# Every check: lint, types, unit, property, contract and end-to-end tests.
+test: lint
+	@scripts/setup-docker.sh
+	@scripts/setup-sshd.sh
+	$(BIN)/pytest
+
+# What needs no Docker, in under a minute.
+test-fast: $(VENV)/ready
+	$(BIN)/pytest -m "not e2e" --ignore tests/contract
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fmt: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Measures against a by-hand floor and writes docs/performance.md.
+bench: $(VENV)/ready
+	@scripts/setup-docker.sh
+	$(BIN)/python -m tests.bench
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	@echo "installing vcluster and its tools in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# Removes the sandbox's hosts; what was built stays for the next time.
+clean:
+	@if [ -x $(BIN)/vcluster ]; then $(BIN)/vcluster sandbox down; fi
+
+# Removes also what the sandbox built, and the environment.
+clean-all:
+	@if [ -x $(BIN)/vcluster ]; then $(BIN)/vcluster sandbox down --purge; fi
+	@rm -rf $(VENV) sandbox

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The contract tests talk to a real sshd, which they start themselves: this only sees that the program is there.
+set -euo pipefail
+if [ -x /usr/sbin/sshd ] || command -v sshd >/dev/null; then exit 0; fi
+sudo=""
+[ "$(id -u)" = 0 ] || sudo=sudo
+if ! command -v apt-get >/dev/null; then
+  echo "install an SSH server (openssh-server): the tests start one on loopback" >&2
+  exit 3
+fi
+# Debian starts a service when it installs one; the tests want only the program.
+policy=/usr/sbin/policy-rc.d
+made=""
+if [ ! -e "$policy" ]; then
+  printf '#!/bin/sh\nexit 101\n' | $sudo tee "$policy" >/dev/null
+  $sudo chmod +x "$policy"
+  made=1
+fi
+$sudo apt-get update -qq
+$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openssh-server >/dev/null
+[ -z "$made" ] || $sudo rm -f "$policy"

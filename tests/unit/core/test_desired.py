@@ -1,0 +1,58 @@
+"""Each node gets its own interface, adapters and GPUs."""
+
+from __future__ import annotations
+
+from tests.unit.core import world
+from vllm_cluster.core.desired import desired, kept_secrets
+from vllm_cluster.core.facts import Engine, Hca, Nic
+
+ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
+DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
+
+
+def test_interfaces_are_each_hosts_own() -> None:
+    facts = world.hosts(gpu2={"nics": (Nic("enp3s0", ("10.0.0.2/24",), 1500, "UP"),)})
+    head, worker = (dict(spec.environment) for spec in desired(world.inventory(), facts, world.INPUTS))
+    assert (head["NCCL_SOCKET_IFNAME"], head["GLOO_SOCKET_IFNAME"]) == ("=eth1", "eth1")
+    assert (worker["NCCL_SOCKET_IFNAME"], worker["GLOO_SOCKET_IFNAME"]) == ("=enp3s0", "enp3s0")
+    assert (head["VLLM_HOST_IP"], worker["VLLM_HOST_IP"]) == ("10.0.0.1", "10.0.0.2")
+
+
+def test_only_active_adapters_bring_their_devices_and_rights() -> None:
+    facts = world.hosts(gpu1={"hcas": (ACTIVE, DOWN)}, gpu2={"hcas": (DOWN,)})
+    head, worker = desired(world.inventory(), facts, world.INPUTS)
+    assert dict(head.environment)["NCCL_IB_HCA"] == "=mlx5_0:1"
+    assert head.devices == ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0")
+    assert (head.capabilities, head.unlimited_memlock) == (("IPC_LOCK",), True)
+    assert "NCCL_IB_HCA" not in dict(worker.environment)
+    assert (worker.devices, worker.capabilities, worker.unlimited_memlock) == ((), (), False)
+
+
+def test_an_empty_list_of_adapters_uses_none() -> None:
+    facts = world.hosts(gpu1={"hcas": (ACTIVE,)})
+    head = desired(world.inventory(entries={"gpu1": {"hcas": []}}), facts, world.INPUTS)[0]
+    assert (head.devices, head.unlimited_memlock) == ((), False)
+
+
+def test_gpus_come_by_cdi_where_the_engine_has_it() -> None:
+    engine = Engine(version="28.0.0", api_version="1.48", cdi_devices=("nvidia.com/gpu",))
+    facts = world.hosts(gpu1={"engine": engine})
+    head, worker = desired(world.inventory(entries={"gpu2": {"gpus": 1}}), facts, world.INPUTS)
+    assert head.gpus is not None
+    assert worker.gpus is not None
+    assert (head.gpus.cdi, head.gpus.ids) == (True, ("nvidia.com/gpu=all",))
+    assert (worker.gpus.cdi, worker.gpus.ids) == (False, ("0",))
+
+
+def test_the_api_key_is_on_the_head_alone() -> None:
+    head, worker = desired(world.inventory(), world.hosts(), world.INPUTS)
+    assert dict(head.secrets).keys() == {"ray-token", "api-key"}
+    assert dict(worker.secrets).keys() == {"ray-token"}
+
+
+def test_secrets_are_kept_from_a_head_that_has_started() -> None:
+    words = world.inventory()
+    specs, facts = world.converged(words)
+    assert kept_secrets(words, facts) == {"ray-token": "11", "api-key": "22"}
+    never_started = world.hosts(gpu1={"containers": (world.running(specs[0], state="created"),)})
+    assert kept_secrets(words, never_started) == {}

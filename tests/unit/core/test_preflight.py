@@ -1,0 +1,83 @@
+"""Each thing that can be known before a start is found, with its host and its fix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.core import world
+from vllm_cluster.core.facts import Engine, Hca, HostFacts, Nic
+from vllm_cluster.core.preflight import engine_problem, preflight
+
+NO_NIC = (Nic("lo", ("127.0.0.1/8",), 65536, "UNKNOWN"),)
+DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
+ROUTES = {"10.0.0.1": None, "10.0.0.2": "lo"}
+OTHER = {"io.vcluster.cluster": "prod", "io.vcluster.head-address": "10.0.0.1"}
+NAMESAKE = {"io.vcluster.cluster": "lab", "io.vcluster.head-address": "192.168.1.1"}
+
+
+def test_good_hosts_have_no_findings() -> None:
+    assert preflight(world.inventory(), world.hosts()) == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "facts", "code", "error"),
+    [
+        ({"entries": {"gpu2": {"gpus": 8}}}, {}, "gpus-fewer", True),
+        ({}, {"gpus": ()}, "gpus-none", True),
+        ({}, {"nics": NO_NIC}, "address", True),
+        ({"entries": {"gpu2": {"interface": "bond0"}}}, {}, "interface", True),
+        ({}, {"routes": ROUTES}, "route", True),
+        ({}, {"routes": {"10.0.0.1": "lo", "10.0.0.2": "lo"}}, "address", True),
+        ({"entries": {"gpu2": {"hcas": ["mlx5_1"]}}}, {"hcas": (DOWN,)}, "hca", True),
+        ({}, {"listening": frozenset({6380})}, "port", True),
+        ({"volumes": ["/srv/x:/x"]}, {"missing_paths": frozenset({"/srv/x"})}, "volume", True),
+        ({}, {"missing_paths": frozenset({"/models"})}, "model-cache", False),
+        ({}, {"machine_id": "machine-1"}, "same-machine", True),
+        ({}, {"images": (replace(world.BASE, id="sha256:" + "00" * 32),)}, "image-differs", True),
+    ],
+)
+def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, error: bool) -> None:
+    found = preflight(world.inventory(**words), world.hosts(gpu2=facts))
+    assert [(f.code, f.host, f.error) for f in found] == [(code, "gpu2", error)]
+    assert found[0].fix
+
+
+@pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "2"}])
+def test_containers_that_are_not_ours_to_change_stop_everything(labels: dict[str, str]) -> None:
+    specs, facts = world.converged(world.inventory())
+    stranger = replace(world.running(specs[1]), name="vcluster-other", labels=labels)
+    facts["gpu2"] = replace(facts["gpu2"], containers=(stranger,))
+    assert [f.code for f in preflight(world.inventory(), facts)] in (["other-cluster"], ["newer"])
+
+
+def test_the_ports_of_a_running_node_are_its_own() -> None:
+    _, facts = world.converged(world.inventory())
+    facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 6380, 8265}))
+    assert preflight(world.inventory(), facts) == ()
+
+
+def test_a_clock_that_is_off_is_measured_from_the_median() -> None:
+    facts = world.hosts(3, gpu3={"clock": 1_700_003_600.0})
+    found = preflight(world.inventory(3), facts)
+    assert [(f.code, f.host, f.error) for f in found] == [("clock", "gpu3", False)]
+    assert "+3600 s" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("engine", "code"),
+    [
+        (Engine(problem="sh: 1: docker: not found"), "docker-missing"),
+        (Engine(problem="timeout: failed to run command 'docker': No such file or directory"), "docker-missing"),
+        (Engine(problem="permission denied while trying to connect to the Docker daemon socket"), "docker-forbidden"),
+        (Engine(problem="Cannot connect to the Docker daemon. Is the docker daemon running?"), "docker-stopped"),
+        (Engine(version="19.03.8", api_version="1.40"), "docker-old"),
+    ],
+)
+def test_docker_that_cannot_be_used_has_one_finding(engine: Engine, code: str) -> None:
+    facts: HostFacts = world.host(1, engine=engine)
+    found = engine_problem(facts)
+    assert found is not None
+    assert (found.code, found.host) == (code, "gpu1")
