@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -19,7 +20,9 @@ def require_sshd() -> None:
     """Say what is missing instead of passing without a test."""
     missing = [name for name in (str(SSHD), "ssh", "ssh-keygen") if shutil.which(name) is None]
     if missing:
-        raise AssertionError(f"{', '.join(missing)} not found; install them: apt-get install openssh-server openssh-client")
+        raise AssertionError(
+            f"{', '.join(missing)} not found; install them: apt-get install openssh-server openssh-client"
+        )
 
 
 def keygen(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
@@ -85,6 +88,8 @@ class Sshd:
                     "PasswordAuthentication no",
                     "KbdInteractiveAuthentication no",
                     "PermitRootLogin yes",
+                    # A deeper shell level keeps bash from reading the tester's .bashrc, which can take long.
+                    "SetEnv SHLVL=2",
                     "LogLevel VERBOSE",
                 )
             )
@@ -129,10 +134,8 @@ class Sshd:
 
 def signal_pid(pid: int, number: int) -> None:
     """Send a signal to a process that may be gone."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,0 +1,99 @@
+"""What the ssh command says on standard error, as one of our errors."""
+
+from __future__ import annotations
+
+import re
+
+from vllm_cluster.core.errors import Unreachable
+from vllm_cluster.transport import reasons
+from vllm_cluster.transport.hostkeys import lookup_name
+from vllm_cluster.transport.sshconfig import Resolved
+
+_CONNECT = re.compile(r"connect to host (\S+) port (\d+): (.+)")
+_SERVER_KEY = re.compile(r"Server host key: (\S+ SHA256:\S+)")
+_OFFENDING = re.compile(r"Offending \S+ key in (.+:\d+)")
+_REVOKED = re.compile(r"host key for (\S+) was revoked by (.+)|key for (\S+) is marked as revoked")
+_UNKNOWN = re.compile(r"host key is known for (\S+) and you have requested")
+_CHANGED = re.compile(r"Host key for (\S+) has changed")
+_DENIED = re.compile(r"(\S+): Permission denied \((.*)\)")
+_OFFERED = re.compile(r"Offering public key: (.+?)(?: explicit| agent)*$", re.M)
+_PASSPHRASE = re.compile(r"incorrect passphrase supplied to decrypt private key|Load key \"(.+)\": (.+)")
+_NO_NAME = re.compile(r"Could not resolve hostname (\S+): (.+)")
+_NO_COMMON = re.compile(r"(no matching .+)|(Bad remote protocol version.*)|(banner line contains invalid characters)")
+_PROXY = re.compile(r"(stdio forwarding failed|open failed: .+|administratively prohibited.*)")
+
+
+def explain(log: str, at: Resolved, seconds: float) -> Unreachable:
+    """The reason why ssh could not connect, from the log of a run with LogLevel DEBUG1."""
+    said = "\n".join(line for line in log.splitlines() if not line.startswith("debug"))
+    return (
+        _key_rejected(log, said, at)
+        or _login_refused(log, said, at)
+        or _not_reached(said, at, seconds)
+        or reasons.not_ssh(at, _last_line(said) or "ssh ended without a word")
+    )
+
+
+def _key_rejected(log: str, said: str, at: Resolved) -> Unreachable | None:
+    keys = _SERVER_KEY.findall(log)
+    shown = keys[-1] if keys else "one that ssh does not show"
+    if found := _REVOKED.search(said):
+        return reasons.revoked_key(_named(at, found[1] or found[3]), shown, found[2] or "known_hosts")
+    if "IDENTIFICATION HAS CHANGED" in said:
+        line, name = _OFFENDING.search(said), _CHANGED.search(said)
+        return reasons.changed_key(_named(at, name[1] if name else ""), shown, line[1] if line else "known_hosts")
+    if found := _UNKNOWN.search(said):
+        return reasons.unknown_key(_named(at, found[1]), shown)
+    return None
+
+
+def _login_refused(log: str, said: str, at: Resolved) -> Unreachable | None:
+    offered = [found.strip() for found in _OFFERED.findall(log)]
+    skipped = [f"{found[1]} ({found[2]})" for found in _PASSPHRASE.finditer(said) if found[1]]
+    if "Too many authentication failures" in said:
+        return reasons.auth_refused(at, "it closed the connection after too many keys", offered, skipped)
+    if found := _DENIED.search(said):
+        user, _, host = found[1].rpartition("@")
+        refused = next((hop for hop in _chain(at) if hop.user == user and hop.host == host), at)
+        takes = "" if "publickey" in found[2] else f", it accepts only {found[2]}"
+        return reasons.auth_refused(refused, f"it refused every key{takes}", offered, skipped)
+    return None
+
+
+def _not_reached(said: str, at: Resolved, seconds: float) -> Unreachable | None:
+    if found := _NO_NAME.search(said):
+        return reasons.no_name(next((hop for hop in _chain(at) if hop.host == found[1]), at), found[2].strip())
+    if found := _CONNECT.search(said):
+        where = [hop for hop in _chain(at) if hop.host == found[1] and str(hop.port) == found[2]]
+        return _no_connection(where[0] if where else at, found[3], seconds)
+    proxy = at.jump.where if at.jump else at.proxy_command
+    if proxy and ((found := _PROXY.search(said)) or "UNKNOWN port" in said or "Connection closed by remote" in said):
+        return reasons.proxy_failed(at, proxy, found[1] if found else "it closed the connection")
+    if found := _NO_COMMON.search(said):
+        return reasons.not_ssh(at, found[0])
+    if "timed out" in said or not said:
+        return reasons.no_answer(at, seconds)
+    if "Connection closed by" in said or "Connection reset" in said:
+        return reasons.closed_early(at)
+    return None
+
+
+def _no_connection(at: Resolved, why: str, seconds: float) -> Unreachable:
+    if "refused" in why:
+        return reasons.nothing_listens(at)
+    if "timed out" in why:
+        return reasons.no_answer(at, seconds)
+    return reasons.no_route(at, why.strip())
+
+
+def _chain(at: Resolved) -> list[Resolved]:
+    return [at, *(_chain(at.jump) if at.jump else [])]
+
+
+def _named(at: Resolved, name: str) -> Resolved:
+    return next((hop for hop in _chain(at) if lookup_name(hop.host, hop.port, hop.host_key_alias) == name), at)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,192 @@
+"""The OpenSSH command as the carrier: hardware keys, certificates and Kerberos work as they do in a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm_cluster.core.errors import HostError, Lost, TimedOut, Unreachable, UsageError
+from vllm_cluster.transport import _process, _remote, reasons
+from vllm_cluster.transport._forward import listener
+from vllm_cluster.transport._sshmaster import STEP_SECONDS, Master
+from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
+from vllm_cluster.transport.sshconfig import check, resolve
+
+_RETRY_SECONDS = 0.1
+# Without the proxy, a client whose master refuses it would connect by itself, past every option of ours.
+_CLIENT = ("BatchMode=yes", "LogLevel=ERROR", "ProxyCommand=false", "RequestTTY=no")
+
+
+class OpenSshTransport:
+    """One host over `ssh` with a shared connection. Safe to use from several threads."""
+
+    def __init__(self, target: Target) -> None:
+        check(target)
+        self._target = target
+        self._master: Master | None = None
+        self._connecting = threading.Lock()
+        self._counting = threading.Lock()
+        self._round_trips = 0
+        self._commands = threading.BoundedSemaphore(MAX_COMMANDS)
+        self._slots = threading.BoundedSemaphore(MAX_STREAMS)
+        self._streams: set[_process.ProcessStream] = set()
+
+    @property
+    def host(self) -> str:
+        """The host's name in the inventory."""
+        return self._target.name
+
+    @property
+    def round_trips(self) -> int:
+        """How many times something was started on the host."""
+        return self._round_trips
+
+    def connect(self, deadline: Deadline) -> None:
+        """Connect and authenticate; does nothing on a connection that stands."""
+        with self._connecting:
+            if self._master is not None and self._master.alive():
+                return
+            self._close()
+            self._master = Master(self._target, resolve(self._target), deadline)
+
+    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
+        """Run one command to its end."""
+        master, doing = self._standing(), f"`{_remote.shown(argv)}`"
+        _remote.encoded(argv)
+        self._take(self._commands, deadline, doing)
+        try:
+            return self._run(master, argv, stdin, deadline, doing)
+        finally:
+            self._commands.release()
+
+    def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
+        """Start a command and talk to it."""
+        master, doing = self._standing(), f"`{_remote.shown(argv)}`"
+        line = _remote.command_line(argv)
+        self._take(self._slots, deadline, doing)
+
+        def check_end(code: int) -> None:
+            if code != 255:
+                return
+            if master.gone():
+                raise self._lost(master, doing)
+            if "refused by peer" in stream.stderr_tail():
+                raise reasons.no_session(self.host, master.resolved.where)
+
+        def on_close() -> None:
+            self._streams.discard(stream)
+            self._slots.release()
+
+        try:
+            stream = _process.ProcessStream(self._client(master, line), check_end, on_close)
+        except BaseException:
+            self._slots.release()
+            raise
+        self._count()
+        self._streams.add(stream)
+        return stream
+
+    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
+        """Write a file on the host, whole or not at all."""
+        _remote.put(self, data, path, deadline, mode)
+
+    def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
+        """Bring a port of the host to 127.0.0.1 here."""
+        return _MuxForward(self._standing(), remote_port, local_port, remote_host)
+
+    def close(self) -> None:
+        """End the connection and its streams."""
+        with self._connecting:
+            self._close()
+
+    def _close(self) -> None:
+        for stream in list(self._streams):
+            stream.close()
+        if self._master is not None:
+            self._master.close()
+            self._master = None
+
+    def _run(self, master: Master, argv: Sequence[str], stdin: bytes, deadline: Deadline, doing: str) -> Result:
+        opening, started = deadline.sooner(STEP_SECONDS), deadline.left()
+        while True:
+            seal = secrets.token_hex(8)
+            self._count()
+            line = _remote.bounded(argv, deadline.left(), seal=seal)
+            result = _process.run(self._client(master, line), stdin, deadline)
+            if result is None:
+                raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
+            if result.returncode != 255:
+                return result
+            if result.stderr.endswith(seal.encode()):
+                return replace(result, stderr=result.stderr[: -len(seal)])
+            if b"refused by peer" not in result.stderr:
+                raise self._lost(master, doing)
+            # A command that timed out keeps its session until the host has ended it.
+            if not opening.left():
+                raise reasons.no_session(self.host, master.resolved.where)
+            time.sleep(_RETRY_SECONDS)
+
+    def _client(self, master: Master, line: bytes) -> list[bytes | str]:
+        options = [word for option in _CLIENT for word in ("-o", option)]
+        return ["ssh", "-F", "none", "-S", str(master.socket), *options, "--", "shared", line]
+
+    def _standing(self) -> Master:
+        master = self._master
+        if master is None:
+            raise Unreachable(self.host, "there is no connection", hint="connect first")
+        if not master.alive():
+            why = master.last_words()
+            raise Unreachable(
+                self.host, f"the connection to {master.resolved.where} was lost earlier: {why}", hint="run it again"
+            )
+        return master
+
+    def _lost(self, master: Master, doing: str) -> Lost:
+        master.gone()
+        return Lost(
+            self.host,
+            f"the connection to {master.resolved.where} was lost during {doing}: {master.last_words()}",
+            hint="what was sent may have happened; run the same command again to find out and go on",
+        )
+
+    def _take(self, slots: threading.BoundedSemaphore, deadline: Deadline, doing: str) -> None:
+        if not slots.acquire(timeout=deadline.left()):
+            raise TimedOut(self.host, f"{doing} never started: too much else runs on this connection")
+
+    def _count(self) -> None:
+        with self._counting:
+            self._round_trips += 1
+
+
+class _MuxForward:
+    """A forward that the master listens for."""
+
+    def __init__(self, master: Master, remote_port: int, local_port: int, remote_host: str) -> None:
+        self._master = master
+        # ssh cannot choose a free port itself here; the one found is asked for at once.
+        with listener(local_port) as sock:
+            self.local_port: int = sock.getsockname()[1]
+        where = f"[{remote_host}]" if ":" in remote_host else remote_host
+        self._what = f"127.0.0.1:{self.local_port}:{where}:{remote_port}"
+        self._control("forward")
+
+    def close(self) -> None:
+        """Stop listening; may be called twice."""
+        with contextlib.suppress(HostError, UsageError):
+            if self._master.alive():
+                self._control("cancel")
+
+    def _control(self, verb: str) -> None:
+        argv = ["ssh", "-F", "none", "-S", str(self._master.socket), "-O", verb, "-L", self._what, "--", "shared"]
+        name = self._master.resolved.name
+        done = _process.run(argv, b"", Deadline.after(STEP_SECONDS))
+        if done is None:
+            raise TimedOut(name, f"ssh did not {verb} {self._what}")
+        if done.returncode:
+            raise UsageError(
+                f"{name}: ssh cannot {verb} {self._what}: {done.stderr.decode('utf-8', 'replace').strip()}"
+            )
