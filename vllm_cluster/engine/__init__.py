@@ -1,0 +1,1 @@
+"""What Ray and vLLM are told, and how they answer: builders and parsers only."""

@@ -1,0 +1,79 @@
+"""What Ray is told: the command line and the environment of one node."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vllm_cluster.inventory.model import Ports
+
+# vLLM moves its tensors itself; Ray's default would take 30 % of the memory.
+OBJECT_STORE_BYTES = 200_000_000
+
+
+def join(address: str, port: int) -> str:
+    """An address and a port as one word; IPv6 in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def start_argv(
+    role: Literal["head", "worker"], *, address: str, head_address: str, gpus: int, ports: Ports
+) -> list[str]:
+    """The command that runs Ray on a node until it ends.
+
+    Every port that has a flag is pinned. `--no-monitor` and the like don't exist as flags, see `environment`.
+    """
+    flags = [
+        f"--node-ip-address={address}",
+        f"--num-gpus={gpus}",
+        f"--node-manager-port={ports.node_manager}",
+        f"--object-manager-port={ports.object_manager}",
+        f"--dashboard-agent-listen-port={ports.dashboard_agent}",
+        f"--dashboard-agent-grpc-port={ports.dashboard_agent_grpc}",
+        f"--runtime-env-agent-port={ports.runtime_env_agent}",
+        f"--metrics-export-port={ports.metrics}",
+        f"--min-worker-port={ports.worker_min}",
+        f"--max-worker-port={ports.worker_max}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        "--disable-usage-stats",
+        "--log-style=record",
+        "--log-color=false",
+        "--block",
+    ]
+    if role == "worker":
+        return ["ray", "start", f"--address={join(head_address, ports.gcs)}", *flags]
+    head = [
+        "--head",
+        f"--port={ports.gcs}",
+        f"--ray-client-server-port={ports.client_server}",
+        # `ray list nodes` asks the dashboard; its API wants the token, and only this host can reach it.
+        "--include-dashboard=true",
+        "--dashboard-host=127.0.0.1",
+        f"--dashboard-port={ports.dashboard}",
+    ]
+    return ["ray", "start", *head, *flags]
+
+
+def environment(*, head_address: str, ports: Ports, token_path: str) -> dict[str, str]:
+    """The environment of Ray and of all that talks to it, the same on every node."""
+    return {
+        # Both, on every node: `ray start --address` never turns authentication on by itself.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": token_path,
+        # Without it a driver looks for a cluster in /tmp/ray, and finds the one that died.
+        "RAY_ADDRESS": join(head_address, ports.gcs),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's memory monitor kills ranks that the kernel would have let live.
+        "RAY_memory_monitor_refresh_ms": "0",
+        # A killed raylet counts as dead after 3 refusals a second apart instead of 12 s; a frozen or cut-off one after
+        # 3 x 11 s instead of 64. Not shorter: a false alarm costs loading the whole model again.
+        "RAY_health_check_initial_delay_ms": "5000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "10000",
+        "RAY_health_check_failure_threshold": "3",
+        # How long a raylet waits for a lost head; it never joins a new one, and gives up after 60 s by default.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
+        # Two metrics servers of the head that listen on every address and ask for no token; they have no switch, but
+        # Ray goes on without them when their port cannot be had.
+        "AUTOSCALER_METRIC_PORT": "-1",
+        "DASHBOARD_METRIC_PORT": "-1",
+    }

@@ -1,0 +1,23 @@
+"""What runs inside the containers: standard library only, and Python 3.10, because the user chose the image."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+_MODULES = ("process.py", "attempt.py", "serving.py")
+
+
+def program() -> dict[str, bytes]:
+    """The files of the node program, by their path below its folder; `node.py` is what to run.
+
+    The package's folders are there without its `__init__` code, which is for laptops.
+    """
+    here = resources.files(__package__)
+    parts = {name: here.joinpath(name).read_bytes() for name in ("node.py", "vcluster_auth.py", *_MODULES)}
+    return {
+        "node.py": parts["node.py"],
+        "vcluster_auth.py": parts["vcluster_auth.py"],
+        "vllm_cluster/__init__.py": b"",
+        "vllm_cluster/node/__init__.py": b"",
+        **{f"vllm_cluster/node/{name}": parts[name] for name in _MODULES},
+    }

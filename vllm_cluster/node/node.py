@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""Runs in every container under its init: keeps Ray up and, on the head, keeps a model served.
+
+Standard library only and Python 3.10, because it runs in whatever image the user chose.
+One loop looks at everything five times a second and alone decides, so nothing needs a lock. Threads do only what
+blocks, reading a child's lines and asking the API, and leave what they saw in a field for the loop to find.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.node.attempt import Pace, refusal
+from vllm_cluster.node.process import Child, descendants, end, say
+from vllm_cluster.node.serving import Serving, write_whole
+
+PR_SET_CHILD_SUBREAPER = 36
+DEAD_NODES_TOLD = 20
+ERROR_LINES = 12
+
+
+def state_folder() -> Path:
+    """Where wishes come in and the status goes out."""
+    return Path(os.environ.get("VCLUSTER_STATE", "/var/lib/vcluster"))
+
+
+def option(argv: Sequence[str], name: str) -> str | None:
+    """The value of `--name=value`."""
+    return next((word.partition("=")[2] for word in argv if word.startswith(f"{name}=")), None)
+
+
+def place(text: str) -> tuple[str, int]:
+    """host:port or [v6]:port."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class Node:
+    """Ray on this host and, on the head, the list of Ray's nodes and what is served."""
+
+    def __init__(self, role: str, command: Sequence[str], head: tuple[str, int], pace: Pace) -> None:
+        self.stopping = threading.Event()
+        self._role, self._command, self._head, self._pace = role, command, head, pace
+        self._ray: Child | None = None
+        self._ray_state, self._ray_error, self._restarts, self._failures = "waiting", "", 0, 0
+        self._running = False
+        self._due = self._next_look = 0.0
+        self._misses: dict[str, int] = {}
+        self._watch: Child | None = None
+        self._watch_due = 0.0
+        self._nodes: list[dict[str, Any]] | None = None
+        self._nodes_at = 0.0
+        self._version = _ray_version()
+        self._told: dict[str, Any] = {}
+        self._serving = (
+            Serving(state_folder(), pace, self.stopping, self.publish, self._reap) if role == "head" else None
+        )
+
+    def run(self) -> int:
+        """Keep everything up until told to stop; a bug ends us and the container, and Docker starts it again."""
+        try:
+            while not self.stopping.is_set():
+                self._keep_ray()
+                if self._serving:
+                    self._keep_watch()
+                    self._serving.tick(self._nodes)
+                self._reap()
+                self.publish()
+                self.stopping.wait(self._pace.tick)
+        finally:
+            self.stopping.set()
+            if self._serving:
+                self._serving.close()
+            self._ray_state, self._ray_error = "down", "the node stops"
+            end(descendants, lambda: self._pace.ray_stop, self._reap)
+            self.publish()
+        return 0
+
+    def publish(self) -> None:
+        """Write status.json when there is something new to tell."""
+        ray = {
+            "state": self._ray_state,
+            "restarts": self._restarts,
+            "error": self._ray_error or None,
+            "version": self._version,
+            "nodes": self._nodes or [],
+        }
+        serve, error = (self._serving.status(), self._serving.error) if self._serving else (None, None)
+        told = {"v": 1, "role": self._role, "ray": ray, "serve": serve, "error": error}
+        content = json.loads(json.dumps(told))  # a copy, of what can change under it
+        if content != self._told and write_whole(state_folder() / "status.json", {**content, "updated": time.time()}):
+            self._told = content
+
+    # ---- Ray
+
+    def _keep_ray(self) -> None:
+        if self._ray is None:
+            self._start_ray()
+        elif trouble := self._trouble(self._ray):
+            self._end_ray(self._ray, trouble)
+
+    def _start_ray(self) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        if self._role == "worker" and (error := refusal(*self._head)):
+            address, port = self._head
+            self._ray_state, self._ray_error = "waiting", f"{address}:{port}: {error.strerror or error}"
+            self._due = now + self._pace.ray_backoff
+            return
+        if folder := option(self._command, "--temp-dir"):
+            # Each start leaves a session's logs; the last one is kept, to tell what happened.
+            for old in sorted(Path(folder).glob("session_2*"))[:-1]:
+                shutil.rmtree(old, ignore_errors=True)
+        self._ray_state, self._running = "starting", False
+        self._misses.clear()
+        self._ray = Child("ray", self._command, os.environ, self._see_ray)
+
+    def _see_ray(self, line: str) -> None:
+        self._running = self._running or "Ray runtime started" in line
+
+    def _trouble(self, ray: Child) -> str | None:
+        """What is wrong with Ray, if anything."""
+        now, lasted = time.monotonic(), time.monotonic() - ray.began
+        if (code := ray.code()) is not None:
+            return f"ray start ended with exit code {code}"
+        if not self._running:
+            return f"ray start has not come up in {lasted:.0f} s" if lasted > self._pace.ray_start else None
+        if self._ray_state != "up":
+            self._ray_state, self._ray_error = "up", ""
+        if lasted > self._pace.ray_steady:
+            self._failures = 0
+        if now < self._next_look:
+            return None
+        self._next_look = now + self._pace.look
+        return self._look()
+
+    def _look(self) -> str | None:
+        """Whether Ray's processes live: `ray start --block` goes on when they end with code 0 or by SIGTERM.
+
+        Nor does it see that the head is another one. Only a refusal counts, for it says that nobody listens: a head
+        that does not answer may come back, and Ray waits for it.
+        """
+        own, port = option(self._command, "--node-ip-address"), option(self._command, "--node-manager-port")
+        places = {"the head's Ray": self._head}
+        if own and port:
+            places["the raylet"] = (own, int(port))
+        for what, where in places.items():
+            refused = isinstance(refusal(*where), ConnectionRefusedError)
+            self._misses[what] = self._misses.get(what, 0) + 1 if refused else 0
+            if self._misses[what] >= self._pace.misses:
+                return f"{what} has ended: nobody listens at {where[0]}:{where[1]}"
+        return None
+
+    def _end_ray(self, ray: Child, trouble: str) -> None:
+        """Clear all that this Ray has left: the next one refuses to start beside any of it."""
+        say("node", trouble)
+        ray.drain()
+        self._ray_state = "down"
+        self._ray_error = "\n".join([trouble, *list(ray.tail)[-ERROR_LINES:]])
+        if self._serving:
+            self._serving.ray_ended(f"Ray ended on the head: {trouble}")
+        self._nodes = None
+        self.publish()
+        end(descendants, lambda: self._pace.ray_stop, self._reap)
+        ray.code()
+        self._ray = self._watch = None
+        self._restarts += 1
+        self._failures += 1
+        pause = min(self._pace.ray_backoff_most, self._pace.ray_backoff * 2.0 ** min(self._failures - 1, 16))
+        self._due = time.monotonic() + pause
+
+    # ---- Ray's nodes
+
+    def _keep_watch(self) -> None:
+        now = time.monotonic()
+        if self._watch is None:
+            if self._ray_state == "up" and now >= self._watch_due:
+                argv = [sys.executable, __file__, "ray-nodes", f"--address={os.environ['RAY_ADDRESS']}"]
+                self._nodes_at = now
+                self._watch = Child("nodes", argv, os.environ, self._see_nodes, quiet=True)
+        elif self._watch.code() is not None or now - self._nodes_at > self._pace.nodes_stale:
+            end(self._watch.alive, lambda: 0.5, self._reap)
+            self._watch.drain()
+            say("nodes", f"ended: {' | '.join(list(self._watch.tail)[-3:])[:2000]}")
+            self._watch.code()
+            self._watch, self._nodes, self._watch_due = None, None, now + self._pace.ray_backoff
+
+    def _see_nodes(self, line: str) -> None:
+        if line.startswith('{"nodes"'):
+            self._nodes, self._nodes_at = json.loads(line)["nodes"], time.monotonic()
+
+    def _reap(self) -> None:
+        """Orphans come to us; those that somebody waits for are left to him."""
+        attempt = self._serving.attempt if self._serving else None
+        children = (self._ray, self._watch, attempt.child if attempt else None)
+        known = {child.pid for child in children if child}
+        try:
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if found.si_pid in known:
+                    return
+                os.waitpid(found.si_pid, 0)
+        except ChildProcessError:
+            return
+
+
+def node_table(address: str) -> Callable[[], list[dict[str, Any]]]:
+    """What ray.nodes() asks, without becoming a driver, which costs a job and a second."""
+    try:
+        options = importlib.import_module("ray._raylet").GcsClientOptions
+        state = importlib.import_module("ray._private.state").GlobalState()
+        state._initialize_global_state(
+            options.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+        )
+        return state.node_table  # type: ignore[no-any-return]
+    except (ImportError, AttributeError, TypeError):  # private: another Ray may not have it
+        ray = importlib.import_module("ray")
+        ray.init(address=address, log_to_driver=False)
+        return ray.nodes  # type: ignore[no-any-return]
+
+
+def ray_nodes(address: str) -> int:
+    """Print Ray's nodes once a second until Ray does not answer; a process of its own, for what it imports."""
+    table = node_table(address)
+    while True:
+        every = [
+            {
+                "id": node["NodeID"],
+                "address": node["NodeManagerAddress"],
+                "alive": bool(node["Alive"]),
+                "gpus": float(node["Resources"].get("GPU", 0)),
+            }
+            for node in table()
+        ]
+        dead = [node for node in every if not node["alive"]][-DEAD_NODES_TOLD:]
+        print(json.dumps({"nodes": [node for node in every if node["alive"]] + dead}), flush=True)
+        time.sleep(1.0)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The commands of this program."""
+    parser = argparse.ArgumentParser(prog="node.py", description="Keep Ray and vLLM running on this host.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for role in ("head", "worker"):
+        command = commands.add_parser(role)
+        command.add_argument("ray", nargs="+", help="-- ray start … --block")
+        if role == "worker":
+            command.add_argument("--head", required=True, help="host:port of the head's Ray")
+    commands.add_parser("ray-nodes").add_argument("--address", required=True)
+    commands.add_parser("status")
+    given = parser.parse_args(argv)
+    if given.command == "ray-nodes":
+        return ray_nodes(given.address)
+    if given.command == "status":
+        sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
+        return 0
+    own = f"{option(given.ray, '--node-ip-address') or '127.0.0.1'}:{option(given.ray, '--port') or 6379}"
+    return keep(given.command, given.ray, place(given.head if given.command == "worker" else own))
+
+
+def keep(role: str, command: Sequence[str], head: tuple[str, int]) -> int:
+    """Be the node until somebody says stop."""
+    logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
+    # Orphans of Ray and vLLM become our children: else nobody could find them.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    pace = Pace(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
+    node = Node(role, command, head, pace)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: node.stopping.set())
+    say("node", f"{role}: {' '.join(command)}")
+    return node.run()
+
+
+def _ray_version() -> str | None:
+    try:
+        return metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""Child processes: their lines, their ends, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+KEPT_LINES = 40
+LONGEST_LINE = 16 * 1024
+SECRET_FILES = ("RAY_AUTH_TOKEN_PATH", "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def say(name: str, line: str) -> None:
+    """Print one line to the container's log; in one write, because threads print too."""
+    sys.stdout.write(f"[{name}] {line}\n")
+    sys.stdout.flush()
+
+
+def lines_of(pipe: int) -> Iterator[str]:
+    """The lines of a pipe without colours, each cut to a length: one endless line must not fill the memory."""
+    rest = b""
+    while data := os.read(pipe, 65536):
+        *whole, rest = re.split(rb"[\r\n]", rest + data)
+        rest = rest[: LONGEST_LINE + 1]
+        yield from map(_clean, filter(None, whole))
+    if rest:
+        yield _clean(rest)
+
+
+def _clean(raw: bytes) -> str:
+    text = _COLOURS.sub("", raw[:LONGEST_LINE].decode("utf-8", "replace"))
+    return text if len(raw) <= LONGEST_LINE else f"{text} [cut]"
+
+
+def secrets() -> tuple[str, ...]:
+    """The values that no log may hold."""
+    files = [Path(os.environ[name]) for name in SECRET_FILES if os.environ.get(name)]
+    values = [file.read_text(errors="replace").strip() for file in files if os.access(file, os.R_OK)]
+    return tuple(value for value in values if len(value) >= 8)
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    """Parent and session of every process that has not ended."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                found[int(folder.name)] = int(fields[1]), int(fields[3])
+    return found
+
+
+def descendants() -> list[int]:
+    """Every process below this one; orphans come to us when we are their subreaper."""
+    table = _processes()
+    found = [os.getpid()]
+    for parent in found:
+        found += [pid for pid, (its_parent, _) in table.items() if its_parent == parent]
+    return found[1:]
+
+
+def end(alive: Callable[[], list[int]], grace: Callable[[], float], tend: Callable[[], object]) -> None:
+    """Ask processes to end, and after the grace, which may shrink meanwhile, make them; `tend` reaps."""
+    for sent, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, lambda: 5.0)):
+        began = time.monotonic()
+        for pid in alive():
+            try:
+                os.kill(pid, sent)
+            except ProcessLookupError:
+                continue
+        while True:
+            tend()
+            if not alive():
+                return
+            if time.monotonic() - began >= wait():
+                break
+            time.sleep(0.02)
+
+
+class Child:
+    """A command in a session of its own: its lines are printed, and the last ones kept."""
+
+    def __init__(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], see: Callable[[str], None], *, quiet: bool = False
+    ) -> None:
+        self.name, self.began = name, time.monotonic()
+        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self._see, self._quiet, self._secrets = see, quiet, secrets()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        out, err = subprocess.PIPE, subprocess.STDOUT
+        try:
+            self._process = subprocess.Popen(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        except OSError as error:
+            self._take(f"{argv[0]}: {error.strerror}")
+            return
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int | None:
+        """None when it could not be started."""
+        return self._process.pid if self._process else None
+
+    def code(self) -> int | None:
+        """How it ended, as a shell counts; None while it runs."""
+        if self._process is None:
+            return 127
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def alive(self) -> list[int]:
+        """What lives of its session: the command may have ended before what it started."""
+        return [pid for pid, (_, session) in _processes().items() if session == self.pid]
+
+    def drain(self) -> None:
+        """Wait for its last lines; a stray process that holds the pipe open must not stop us."""
+        if self._reader:
+            self._reader.join(2.0)
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        if process.stdout:
+            with process.stdout as pipe:
+                for line in lines_of(pipe.fileno()):
+                    self._take(line)
+
+    def _take(self, line: str) -> None:
+        for secret in self._secrets:
+            line = line.replace(secret, "***")
+        self.tail.append(line)
+        if not self._quiet:
+            say(self.name, line)
+        self._see(line)

@@ -1,0 +1,74 @@
+"""Demands the cluster's key on every route of vLLM, whose own key guards some of them only."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Answers that tell nothing but that the server lives. Exactly these: a path that only looks like one is not open.
+OPEN = frozenset((method, path) for method in ("GET", "HEAD") for path in ("/health", "/ping"))
+KEY_FILE = "VCLUSTER_API_KEY_FILE"
+
+
+class RequireKey:
+    """ASGI middleware: `Authorization: Bearer KEY` or nothing. Without a key of its own it lets nobody in."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        try:
+            self._key = Path(os.environ[KEY_FILE]).read_bytes().strip()
+        except (KeyError, OSError):
+            self._key = b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through, or answer it."""
+        if scope["type"] == "lifespan" or self._open(scope) or self._allowed(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._refuse(send)
+        else:
+            # A websocket that is closed before it is accepted gets 403.
+            await send({"type": "websocket.close", "code": 1008})
+
+    @staticmethod
+    def _open(scope: Scope) -> bool:
+        # Both forms of the path: what the router sees is decoded, and /%68ealth is not a way in.
+        raw = scope.get("raw_path")
+        same = raw is None or raw == scope["path"].encode()
+        return scope["type"] == "http" and same and (scope["method"], scope["path"]) in OPEN
+
+    def _allowed(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        if not self._key or len(given) != 1:
+            return False
+        scheme, _, token = given[0].partition(b" ")
+        return bool(scheme.lower() == b"bearer") and hmac.compare_digest(token.strip(), self._key)
+
+    async def _refuse(self, send: Send) -> None:
+        status, code, message = (
+            401,
+            "invalid_api_key",
+            "send the header Authorization: Bearer KEY with the cluster's key",
+        )
+        if not self._key:
+            status, code, message = (
+                503,
+                "no_api_key",
+                f"the server has no key: the file that {KEY_FILE} names is not there",
+            )
+        error = {"message": message, "type": "authentication_error", "param": None, "code": code}
+        body = json.dumps({"error": error}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
