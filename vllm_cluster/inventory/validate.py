@@ -72,7 +72,9 @@ def _meant(loc: Loc) -> str | None:
 
 def _loc(detail: ErrorDetails) -> Loc:
     loc = detail["loc"]
-    return loc[:-1] if loc[-1:] == ("[key]",) else loc
+    # pydantic's sign for "the key itself is wrong"; a file may also hold a key of that name.
+    of_key = detail["type"] == "value_error" and len(loc) > 2 and loc[-1] == "[key]"
+    return loc[:-1] if of_key else loc
 
 
 def _text(detail: ErrorDetails, loc: Loc, data: object) -> str:

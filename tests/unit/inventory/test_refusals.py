@@ -15,6 +15,8 @@ ADDED = [
     ("head: zeus\n", '10: head: no host is called "zeus"; there are gpu1, gpu2'),
     ("head: [gpu1, gpu2]\n", "10: head: must be the name of one host: a cluster has one head; this is a list"),
     ("cluster: two\n", "10: cluster: written twice, first on line 2; keep one"),
+    ("'[key]': x\n", '10: "[key]": unknown key; known here: '),
+    ("environment: {'[key]': x}\n", '10: environment."[key]": is no variable name'),
     ("path: /x\n", "10: path: unknown key; known here: "),
     ("privileged: yes please\n", "10: privileged: must be true or false; this is text"),
     ("accelerator: nvidai\n", '10: accelerator: must be nvidia or cpu, not "nvidai"; did you mean nvidia?'),
