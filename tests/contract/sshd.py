@@ -111,13 +111,17 @@ class Sshd:
         raise AssertionError(f"sshd did not start: {(self.folder / 'log').read_text()}")
 
     def children(self) -> list[int]:
-        """The processes that serve connections, their descendants among them."""
+        """The processes that serve connections, and the commands that they run."""
         assert self.process is not None
         return descendants(self.process.pid)
 
+    def connections(self) -> list[int]:
+        """The processes of sshd that serve connections, without the commands that they run."""
+        return [pid for pid in self.children() if process_name(pid).startswith("sshd")]
+
     def drop_connections(self) -> None:
-        """Kill what serves the connections; the listener stays."""
-        for pid in self.children():
+        """Kill what serves the connections; the listener stays, and so do the commands."""
+        for pid in self.connections():
             signal_pid(pid, signal.SIGKILL)
 
     def stop(self) -> None:
@@ -136,6 +140,14 @@ def signal_pid(pid: int, number: int) -> None:
     """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def process_name(pid: int) -> str:
+    """What a process is called; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def descendants(pid: int) -> list[int]:

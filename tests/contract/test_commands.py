@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.contract.conftest import Client
+from tests.contract.sshd import Sshd
 from vllm_cluster.core.errors import TimedOut, UsageError
-from vllm_cluster.transport.base import Deadline, Transport
+from vllm_cluster.transport import Kind
+from vllm_cluster.transport.base import Deadline, Target, Transport
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60)
 NASTY = st.sampled_from(
@@ -112,8 +116,11 @@ def test_a_deadline_ends_both_sides(host: Transport, tmp_path: Path) -> None:
             time.sleep(0.05)
 
 
-def test_a_command_that_ignores_the_gentle_signal_is_killed(host: Transport, tmp_path: Path) -> None:
-    mark = tmp_path / "pid"
+def test_a_command_that_ignores_the_gentle_signal_is_killed(
+    client: Client, shared_server: Sshd, connect: Callable[[Target, Kind], Transport], tmp_path: Path
+) -> None:
+    client.add("h", shared_server)
+    host, mark = connect(client.target("h"), "fabric"), tmp_path / "pid"
     with pytest.raises(TimedOut):
         host.run(["sh", "-c", f"trap '' TERM; echo $$ > {mark}; while :; do sleep 0.1; done"], Deadline.after(0.7))
     pid, gone_by = int(mark.read_text()), time.monotonic() + 8

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 _BOUNDED = 'timeout -k 5 "$0" "$@"; s=$?; exit "$s"'
 _SEALED = 'timeout -k 5 "$0" "$@"; s=$?; [ "$s" != 255 ] || printf %s {seal} >&2; exit "$s"'
 
-# A connection that breaks ends `cat` like a whole file does, so the size decides what is moved into place.
+# A connection that breaks ends `cat` like a whole file does, so the size decides what is moved into place; and it
+# makes a broken pipe of the message about it, which without a trap would leave the temporary file.
 _PUT = """
 [ ! -d "$1" ] || { echo "$1 is a directory" >&2; exit 1; }
 umask 077
 t=$(mktemp "$1.XXXXXX") || exit 1
 trap 'rm -f "$t"' EXIT
-trap 'exit 143' HUP INT TERM
+trap 'exit 143' HUP INT TERM PIPE
 cat > "$t" && chmod "$2" "$t" || exit 1
 n=$(wc -c < "$t")
 [ "$n" -eq "$3" ] || { echo "$n of $3 bytes arrived" >&2; exit 1; }

@@ -1,0 +1,222 @@
+"""Hosts that stop, connections that break: every call ends, and says whether it may have happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import REMOTE, Client
+from tests.contract.sshd import Sshd, signal_pid
+from vllm_cluster.core.errors import Lost, TimedOut, Unreachable, VclusterError
+from vllm_cluster.transport import Kind
+from vllm_cluster.transport.base import Deadline, Target, Transport
+
+Connect = Callable[[Target, Kind], Transport]
+# 5 s until a silent host is asked, 15 s for its answer, 1 s to tell.
+SILENCE = 21
+
+
+def outcome(call: Callable[[], object]) -> tuple[VclusterError | None, float]:
+    started = time.monotonic()
+    try:
+        call()
+    except VclusterError as error:
+        return error, time.monotonic() - started
+    return None, time.monotonic() - started
+
+
+@contextmanager
+def dropped(port: int) -> Iterator[None]:
+    """No packet from or to a port arrives."""
+    rules = [["INPUT", "-i", "lo", "-p", "tcp", way, str(port), "-j", "DROP"] for way in ("--dport", "--sport")]
+    done: list[list[str]] = []
+    try:
+        for rule in rules:
+            subprocess.run(["iptables", "-w", "-I", *rule], check=True)
+            done.append(rule)
+        yield
+    finally:
+        for rule in done:
+            subprocess.run(["iptables", "-w", "-D", *rule], check=True)
+
+
+def wait_for(file: Path) -> None:
+    until = time.monotonic() + 10
+    while not file.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_killed_connection_is_lost_not_failed(
+    kind: Kind, client: Client, server: Sshd, connect: Connect, tmp_path: Path
+) -> None:
+    client.add("h", server)
+    host, mark = connect(client.target("h"), kind), tmp_path / "mark"
+    stream = host.open_stream(["cat"], Deadline.after(10))
+
+    def kill() -> None:
+        wait_for(mark)
+        server.drop_connections()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    error, seconds = outcome(lambda: host.run(["sh", "-c", f"touch {mark}; sleep 30"], Deadline.after(20)))
+    killer.join()
+    assert isinstance(error, Lost), error
+    assert seconds < 5
+    assert "may have happened" in (error.hint or "")
+    with pytest.raises(Lost):
+        stream.recv(1)
+    stream.close()
+    error, _ = outcome(lambda: host.run(["true"], Deadline.after(5)))
+    assert isinstance(error, Unreachable), "nothing was sent, and the error must say so"
+
+
+def test_a_stopped_sshd_holds_nobody_beyond_the_deadline(
+    kind: Kind, client: Client, server: Sshd, connect: Connect, tmp_path: Path
+) -> None:
+    client.add("h", server)
+    host, mark = connect(client.target("h"), kind), tmp_path / "mark"
+
+    def stop() -> None:
+        wait_for(mark)
+        for pid in server.connections():
+            signal_pid(pid, signal.SIGSTOP)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    error, seconds = outcome(lambda: host.run(["sh", "-c", f"touch {mark}; sleep 30"], Deadline.after(2)))
+    stopper.join()
+    assert isinstance(error, TimedOut), error
+    assert seconds < 4
+    for data in (b"", os.urandom(8 << 20)):
+        error, seconds = outcome(lambda data=data: host.run(["cat"], Deadline.after(1), stdin=data))  # type: ignore[misc]
+        assert isinstance(error, TimedOut | Lost), error
+        assert seconds < 4
+    started = time.monotonic()
+    host.close()
+    assert time.monotonic() - started < 4
+
+
+def test_silence_of_a_host_is_told_from_silence_of_a_command(
+    *, client: Client, server: Sshd, shared_server: Sshd, connect: Connect, tmp_path: Path
+) -> None:
+    """One wait for all of it: a dead host is lost in time, and one whose commands only listen is not."""
+    if os.getuid() != 0:
+        pytest.fail("cutting a port needs root: run the tests as root, in a container for instance")
+    near = Sshd(tmp_path / "near", client.key).start()
+    client.add("alive", shared_server)
+    client.add("h", server)
+    client.add("near", near)
+    client.hosts += ["Host far", "HostName 127.0.0.1", f"Port {server.port}", "ProxyJump near"]
+    client.write()
+    dead = {
+        "fabric": connect(client.target("h"), "fabric"),
+        "openssh": connect(client.target("h"), "openssh"),
+        "behind a jump host": connect(client.target("far"), "fabric"),
+    }
+    quiet = [connect(client.target("alive"), kind) for kind in REMOTE]
+    outcomes: dict[str, tuple[VclusterError | None, float]] = {}
+    ends: list[bytes] = []
+
+    def call(name: str, transport: Transport) -> None:
+        command = ["sh", "-c", f"touch '{tmp_path}/{name}'; sleep 60"]
+        outcomes[name] = outcome(lambda: transport.run(command, Deadline.after(60)))
+
+    def listen(name: str, transport: Transport) -> None:
+        stream = transport.open_stream(["cat"], Deadline.after(20))
+        outcomes[f"{name}, stream"] = outcome(lambda: stream.recv(1))
+        stream.close()
+
+    def send_only(transport: Transport) -> None:
+        stream = transport.open_stream(["sh", "-c", "cat > /dev/null; echo end"], Deadline.after(10))
+        until = time.monotonic() + SILENCE + 2
+        while time.monotonic() < until:
+            stream.sendall(b"beat\n")
+            time.sleep(1)
+        stream.shutdown_write()
+        ends.append(stream.recv(10))
+        stream.close()
+
+    threads = [threading.Thread(target=job, args=item) for item in dead.items() for job in (call, listen)]
+    senders = [threading.Thread(target=send_only, args=(transport,)) for transport in quiet]
+    for thread in (*threads, *senders):
+        thread.start()
+    for name in dead:
+        wait_for(tmp_path / name)
+    with dropped(server.port):
+        cut = time.monotonic()
+        error, seconds = outcome(lambda: dead["fabric"].run(["true"], Deadline.after(2)))
+        assert isinstance(error, TimedOut)
+        assert seconds < 4
+        for thread in threads:
+            thread.join(40)
+        assert time.monotonic() - cut < SILENCE + 1
+    for thread in senders:
+        thread.join(40)
+    near.stop()
+    assert len(outcomes) == 2 * len(dead)
+    for name, (lost, _) in outcomes.items():
+        assert isinstance(lost, Lost), (name, lost)
+    assert ends == [b"end\n"] * len(quiet)
+    for transport in quiet:
+        assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
+
+
+def test_a_file_whose_connection_breaks_is_not_there(
+    kind: Kind, client: Client, server: Sshd, connect: Connect, tmp_path: Path
+) -> None:
+    client.add("h", server)
+    host, folder = connect(client.target("h"), kind), tmp_path / "files"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"old")
+
+    def kill() -> None:
+        until = time.monotonic() + 10
+        while len(list(folder.iterdir())) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        server.drop_connections()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    error, _ = outcome(lambda: host.put(bytes(200 << 20), str(folder / "file"), Deadline.after(30)))
+    killer.join()
+    assert isinstance(error, Lost), error
+    assert (folder / "file").read_bytes() == b"old"
+    until = time.monotonic() + 10
+    while [path.name for path in folder.iterdir()] != ["file"]:
+        assert time.monotonic() < until, "the half file stayed"
+        time.sleep(0.05)
+
+
+def test_a_host_with_few_sessions_makes_commands_wait(
+    kind: Kind, client: Client, tmp_path: Path, connect: Connect
+) -> None:
+    sessions = 3
+    server = Sshd(tmp_path / "small", client.key, options=(f"MaxSessions {sessions}",)).start()
+    try:
+        client.add("h", server)
+        host = connect(client.target("h"), kind)
+        results: list[bytes] = []
+        threads = [
+            threading.Thread(
+                target=lambda: results.append(host.run(["sh", "-c", "sleep 0.1; echo x"], Deadline.after(20)).stdout)
+            )
+            for _ in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [b"x\n"] * 6
+    finally:
+        server.stop()

@@ -1,0 +1,34 @@
+"""One connection in many hands."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from vllm_cluster.transport.base import Deadline, Transport
+
+THREADS = 12
+
+
+def test_twelve_threads_share_a_connection(host: Transport, tmp_path: Path) -> None:
+    def work(number: int) -> None:
+        data = os.urandom(50_000)
+        for turn in range(3):
+            result = host.run(["sh", "-c", "cat; exit $1", "x", str(number)], Deadline.after(60), stdin=data)
+            assert (result.returncode, result.stdout) == (number, data)
+            host.put(data, str(tmp_path / f"{number}"), Deadline.after(60))
+            assert (tmp_path / f"{number}").read_bytes() == data
+            stream = host.open_stream(["cat"], Deadline.after(60))
+            stream.settimeout(30)
+            stream.sendall(b"%d" % turn)
+            assert stream.recv(10) == b"%d" % turn
+            stream.close()
+
+    before, threads = host.round_trips, threading.active_count()
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(work, number) for number in range(THREADS)]:
+            done.result()
+    assert host.round_trips >= before + THREADS * 9
+    assert threading.active_count() <= threads + 1

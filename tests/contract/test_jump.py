@@ -1,0 +1,141 @@
+"""Hosts behind other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import Client
+from tests.contract.sshd import Sshd, free_port
+from vllm_cluster.core.errors import HostKeyRejected, Unreachable, UsageError
+from vllm_cluster.transport import Kind, make
+from vllm_cluster.transport.base import Deadline, Target, Transport
+
+Connect = Callable[[Target, Kind], Transport]
+
+
+@pytest.fixture(scope="module")
+def bastion(tmp_path_factory: pytest.TempPathFactory, user_key: Path) -> Iterator[Sshd]:
+    server = Sshd(tmp_path_factory.mktemp("bastion"), user_key).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def behind(client: Client, shared_server: Sshd, bastion: Sshd) -> Client:
+    """A client that knows a host and, by another name, its bastion."""
+    client.add("h", shared_server)
+    client.add("bastion", bastion)
+    return client
+
+
+def passed(bastion: Sshd) -> int:
+    """How many logins the bastion has seen."""
+    return (bastion.folder / "log").read_text().count("Accepted publickey")
+
+
+@pytest.mark.parametrize("where", ["inventory", "ssh_config", "spelled out"])
+def test_a_jump_host_is_passed(
+    *, kind: Kind, behind: Client, shared_server: Sshd, bastion: Sshd, connect: Connect, where: str
+) -> None:
+    before = passed(bastion)
+    target = behind.target("h")
+    if where == "inventory":
+        target = behind.target("h", jump="bastion")
+    elif where == "ssh_config":
+        behind.hosts = ["Host h", "ProxyJump bastion", *behind.hosts]
+        behind.write()
+    else:
+        target = behind.target("h", jump=f"127.0.0.1:{bastion.port}")
+    transport = connect(target, kind)
+    assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
+    data = bytes(16 << 20)
+    assert transport.run(["cat"], Deadline.after(30), stdin=data).stdout == data
+    assert passed(bastion) == before + 1
+
+
+def test_a_chain_of_jump_hosts_is_passed(
+    kind: Kind, behind: Client, bastion: Sshd, connect: Connect, tmp_path: Path
+) -> None:
+    second = Sshd(tmp_path / "second", behind.key).start()
+    try:
+        behind.add("second", second)
+        before = passed(bastion), passed(second)
+        transport = connect(behind.target("h", jump="bastion,second"), kind)
+        assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
+        assert (passed(bastion), passed(second)) == (before[0] + 1, before[1] + 1)
+    finally:
+        second.stop()
+
+
+def test_a_proxy_command_is_used(kind: Kind, behind: Client, bastion: Sshd, connect: Connect) -> None:
+    before = passed(bastion)
+    command = f"ssh -F {behind.config} -W %h:%p bastion"
+    behind.hosts = ["Host h", f"ProxyCommand {command}", *behind.hosts]
+    behind.write()
+    transport = connect(behind.target("h"), kind)
+    assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
+    assert passed(bastion) == before + 1
+
+
+def fails(target: Target, kind: Kind) -> Unreachable:
+    transport = make(target, kind)
+    try:
+        with pytest.raises(Unreachable) as caught:
+            transport.connect(Deadline.after(15))
+    finally:
+        transport.close()
+    return caught.value
+
+
+def test_the_jump_host_s_key_is_checked_too(kind: Kind, behind: Client, shared_server: Sshd, bastion: Sshd) -> None:
+    behind.known.write_text(shared_server.known_line())
+    error = fails(behind.target("h", jump="bastion"), kind)
+    assert isinstance(error, HostKeyRejected)
+    assert f"127.0.0.1:{bastion.port} is not known" in error.message
+
+
+def test_the_key_behind_the_jump_host_is_checked_too(
+    kind: Kind, behind: Client, shared_server: Sshd, bastion: Sshd
+) -> None:
+    behind.known.write_text(bastion.known_line())
+    error = fails(behind.target("h", jump="bastion"), kind)
+    assert isinstance(error, HostKeyRejected)
+    assert f"127.0.0.1:{shared_server.port} is not known" in error.message
+
+
+def test_new_keys_are_accepted_on_every_hop(
+    kind: Kind, behind: Client, shared_server: Sshd, bastion: Sshd, connect: Connect
+) -> None:
+    behind.known.write_text("")
+    behind.write("Host *", "HashKnownHosts no")
+    connect(behind.target("h", jump="bastion", accept_new_keys=True), kind)
+    assert set(behind.known.read_text().splitlines(keepends=True)) == {shared_server.known_line(), bastion.known_line()}
+
+
+def test_a_host_that_the_jump_host_cannot_reach_is_named(kind: Kind, behind: Client, bastion: Sshd) -> None:
+    port = free_port()
+    error = fails(behind.target("h", jump="bastion", port=port), kind)
+    assert f":{bastion.port} does not lead to 127.0.0.1:{port}" in error.message
+
+
+def test_a_jump_host_that_is_down_is_named(kind: Kind, behind: Client) -> None:
+    port = free_port()
+    error = fails(behind.target("h", jump=f"127.0.0.1:{port}"), kind)
+    assert f"nothing listens on 127.0.0.1:{port}" in error.message
+
+
+def test_a_proxy_command_that_fails_is_named(kind: Kind, behind: Client) -> None:
+    behind.hosts = ["Host h", "ProxyCommand false", *behind.hosts]
+    behind.write()
+    assert "false does not lead to 127.0.0.1" in fails(behind.target("h"), kind).message
+
+
+def test_jump_hosts_in_a_circle_are_refused(kind: Kind, behind: Client) -> None:
+    behind.write("Host *", "ProxyJump bastion")
+    transport = make(behind.target("h"), kind)
+    with pytest.raises(UsageError, match="circle"):
+        transport.connect(Deadline.after(10))
+    transport.close()

@@ -1,0 +1,236 @@
+"""Reaching a host and being let in, or an error that says what to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import Client
+from tests.contract.sshd import USER, Sshd, free_port, keygen
+from vllm_cluster.core.errors import AuthRefused, Unreachable, UsageError, VclusterError
+from vllm_cluster.transport import Kind, make
+from vllm_cluster.transport.base import Deadline, Target, Transport
+
+Connect = Callable[[Target, Kind], Transport]
+
+
+def failure(target: Target, kind: Kind, seconds: float = 20) -> VclusterError:
+    transport = make(target, kind)
+    try:
+        with pytest.raises(VclusterError) as caught:
+            transport.connect(Deadline.after(seconds))
+    finally:
+        transport.close()
+    assert caught.value.hint
+    return caught.value
+
+
+def works(transport: Transport) -> None:
+    assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
+
+
+def test_the_inventory_overrules_ssh_config(
+    *, kind: Kind, client: Client, shared_server: Sshd, connect: Connect, tmp_path: Path, user_key: Path
+) -> None:
+    client.add("h", shared_server)
+    client.hosts = ["Host h", "HostName 127.0.0.1", "Port 1", "User nobody"]
+    client.key = tmp_path / "no-such-key"
+    client.write()
+    works(connect(client.target("h", user=USER, port=shared_server.port, identity=user_key), kind))
+    works(connect(client.target(f"ssh://{USER}@h:{shared_server.port}", identity=user_key), kind))
+
+
+def test_an_included_file_and_a_match_are_followed(
+    kind: Kind, client: Client, shared_server: Sshd, connect: Connect
+) -> None:
+    client.known.write_text(shared_server.known_line())
+    (client.folder / "more").write_text(f"Host inc\n HostName 127.0.0.1\n Port {shared_server.port}\n")
+    client.write(f"Include {client.folder}/mor*", "Match originalhost inc", f"User {USER}")
+    works(connect(client.target("inc"), kind))
+
+
+def test_a_closed_port_is_named_at_once(kind: Kind, client: Client, shared_server: Sshd) -> None:
+    client.add("h", shared_server)
+    port, started = free_port(), time.monotonic()
+    error = failure(client.target("h", port=port), kind)
+    assert time.monotonic() - started < 5
+    assert isinstance(error, Unreachable)
+    assert error.message.startswith(f"gpu1: nothing listens on 127.0.0.1:{port}")
+    assert error.exit_code == 4
+
+
+def test_a_name_without_address_is_named(kind: Kind, client: Client) -> None:
+    error = failure(client.target("no-such-host.invalid"), kind)
+    assert "no-such-host.invalid has no address" in error.message
+
+
+@pytest.mark.parametrize("words", [b"", b"SSH-2.0-x\r\n", b"HTTP/1.0 400 Bad\r\n"])
+def test_a_server_that_never_goes_on_is_given_up(kind: Kind, client: Client, shared_server: Sshd, words: bytes) -> None:
+    client.add("h", shared_server)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        accepted: list[socket.socket] = []
+
+        def serve() -> None:
+            sock, _ = silent.accept()
+            sock.sendall(words)
+            accepted.append(sock)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        started = time.monotonic()
+        error = failure(client.target("h", port=silent.getsockname()[1]), kind, seconds=1)
+        assert time.monotonic() - started < 6
+        thread.join()
+        accepted[0].close()
+    assert isinstance(error, Unreachable)
+    assert "127.0.0.1" in error.message
+
+
+def test_a_server_that_hangs_up_first_is_named(kind: Kind, client: Client, shared_server: Sshd) -> None:
+    client.add("h", shared_server)
+    with socket.create_server(("127.0.0.1", 0)) as rude:
+
+        def hang_up() -> None:
+            rude.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        error = failure(client.target("h", port=rude.getsockname()[1]), kind)
+        thread.join()
+    assert "closed the connection before the login" in error.message
+    assert error.hint is not None
+    assert "MaxStartups" in error.hint
+
+
+def test_a_refused_key_says_which_were_offered(kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path) -> None:
+    client.key = keygen(tmp_path / "stranger")
+    client.add("h", shared_server)
+    listed = subprocess.run(["ssh-keygen", "-lf", client.key], capture_output=True, text=True, check=True)
+    error = failure(client.target("h"), kind)
+    assert isinstance(error, AuthRefused)
+    assert f"{USER}@127.0.0.1:{shared_server.port} refused the login" in error.message
+    assert listed.stdout.split()[1] in error.message
+    assert str(client.key) in error.message
+
+
+def test_a_key_behind_a_passphrase_is_not_asked_for(
+    kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path
+) -> None:
+    client.key = keygen(tmp_path / "locked", passphrase="secret words")
+    client.add("h", shared_server)
+    error = failure(client.target("h"), kind)
+    assert isinstance(error, AuthRefused)
+
+
+@pytest.mark.parametrize("algorithm", ["ecdsa", "rsa"])
+def test_other_kinds_of_key_work(kind: Kind, client: Client, tmp_path: Path, connect: Connect, algorithm: str) -> None:
+    client.key = keygen(tmp_path / "id", algorithm)
+    server = Sshd(tmp_path / "sshd", client.key, host_key_kinds=(algorithm,)).start()
+    try:
+        client.add("h", server)
+        works(connect(client.target("h"), kind))
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An agent of this test's own."""
+    path = tmp_path / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 5
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    yield path
+    process.terminate()
+    process.wait()
+
+
+@pytest.mark.parametrize("how", ["variable", "ssh_config", "among others"])
+def test_a_key_in_the_agent_works(
+    *, kind: Kind, client: Client, shared_server: Sshd, connect: Connect, agent: Path, user_key: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, how: str,
+) -> None:  # fmt: skip
+    keys = [keygen(tmp_path / f"k{n}") for n in range(3)] if how == "among others" else []
+    for key in (*keys, user_key):
+        subprocess.run(["ssh-add", "-q", key], check=True, env={**os.environ, "SSH_AUTH_SOCK": str(agent)})
+    only_public = tmp_path / "public"
+    only_public.with_suffix(".pub").write_bytes(user_key.with_suffix(".pub").read_bytes())
+    client.key = only_public if how == "variable" else tmp_path / "none"
+    if how == "ssh_config":
+        client.add("h", shared_server, f"IdentityAgent {agent}", "IdentitiesOnly no")
+    else:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+        client.add("h", shared_server, f"IdentitiesOnly {'yes' if how == 'variable' else 'no'}")
+    works(connect(client.target("h"), kind))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"destination": "-oProxyCommand=touch {mark}"},
+        {"destination": "-oProxyCommand=touch${{IFS}}{mark}"},
+        {"destination": "h;touch {mark}"},
+        {"destination": "$(touch {mark})"},
+        {"destination": ""},
+        {"destination": "h\nProxyCommand x"},
+        {"destination": "h\0"},
+        {"user": "-oProxyCommand=touch {mark}"},
+        {"user": "a b"},
+        {"user": "$(id)`id`"},
+        {"jump": "-oProxyCommand=touch {mark}"},
+        {"jump": "h,-F{mark}"},
+    ],
+)
+def test_names_that_are_options_or_commands_are_refused(
+    kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path, words: dict[str, str]
+) -> None:
+    client.add("h", shared_server)
+    mark = tmp_path / "mark"
+    with pytest.raises(UsageError):
+        make(client.target("h", **{key: value.format(mark=mark) for key, value in words.items()}), kind)
+    assert not mark.exists()
+
+
+def test_an_unreadable_ssh_config_is_named(kind: Kind, client: Client, shared_server: Sshd) -> None:
+    client.add("h", shared_server)
+    client.write("NoSuchOption yes")
+    transport = make(client.target("h"), kind)
+    with pytest.raises(UsageError, match=r"(?s)gpu1.*(nosuchoption|NoSuchOption)"):
+        transport.connect(Deadline.after(10))
+    transport.close()
+
+
+def test_nothing_runs_before_connect(kind: Kind, client: Client, shared_server: Sshd) -> None:
+    client.add("h", shared_server)
+    transport = make(client.target("h"), kind)
+    with pytest.raises(Unreachable, match="no connection"):
+        transport.run(["true"], Deadline.after(5))
+    transport.close()
+    transport.close()
+
+
+def test_connect_again_connects_again(kind: Kind, client: Client, server: Sshd, connect: Connect) -> None:
+    client.add("h", server)
+    transport = connect(client.target("h"), kind)
+    transport.connect(Deadline.after(10))
+    works(transport)
+    server.drop_connections()
+    until = time.monotonic() + 10
+    while True:
+        try:
+            transport.run(["true"], Deadline.after(5))
+        except Unreachable:
+            break
+        except VclusterError:
+            assert time.monotonic() < until
+    transport.connect(Deadline.after(10))
+    works(transport)
