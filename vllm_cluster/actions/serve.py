@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_cluster.actions.survey import connected, survey
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.errors import HostError, PreflightFailed, UsageError, VclusterError
+from vllm_cluster.core.errors import HostError, PreflightFailed, VclusterError
 from vllm_cluster.engine import vllm
 from vllm_cluster.engine.status import ServeStatus
 from vllm_cluster.inventory.model import Inventory
@@ -82,7 +82,7 @@ def serve(
             # The same wish again is a new one: under the old name the head would take it for the one that failed.
             wanted["generation"] += f"-{time.time_ns():x}"
         if current is None or current.generation != wanted["generation"]:
-            _tell(inventory, head, wanted, wait, emit, f"serve {model}")
+            _tell(inventory, head, wanted, wait=wait, emit=emit, what=f"serve {model}")
         emit(Event("phase", f"serving {served}: TP={layout.tp} × PP={layout.pp}"))
         _follow(fleet, inventory, wanted["generation"], emit)
         return Endpoint(served, host, head.name, port)
@@ -97,7 +97,7 @@ def stop(inventory: Inventory, emit: Emit, *, wait: float = 0.0) -> bool:
             emit(Event("result", "nothing is served", data={"stopped": False}))
             return False
         emit(Event("phase", "stopping"))
-        _tell(inventory, head, None, wait, emit, "stop")
+        _tell(inventory, head, None, wait=wait, emit=emit, what="stop")
         deadline = time.monotonic() + STOP_SECONDS
         while _serving(head, inventory) is not None:
             if time.monotonic() > deadline:
@@ -115,15 +115,15 @@ def _wanted(argv: Sequence[str], **rest: Any) -> dict[str, Any]:
 
 
 def _tell(
-    inventory: Inventory, head: Link, wanted: Mapping[str, Any] | None, wait: float, emit: Emit, what: str
+    inventory: Inventory, head: Link, wanted: Mapping[str, Any] | None, *, wait: float, emit: Emit, what: str
 ) -> None:
     """Write what is wanted where the head's node program looks."""
     container = f"vcluster-{inventory.cluster}"
-    with Lease(head.transport, inventory.cluster, what.split()[0]) as lease:
+    with Lease(head.transport, inventory.cluster, what.split(maxsplit=1)[0]) as lease:
         lease.acquire(wait, lambda holder: emit(Event("progress", f"waiting for {holder}")))
         content = json.dumps({"v": 1, "serve": wanted}).encode()
         head.engine.put_files(container, STATE_FOLDER, {"wanted.json": (content, 0o600)})
-        record(head.engine, inventory.cluster, what.split()[0], [what])
+        record(head.engine, inventory.cluster, what.split(maxsplit=1)[0], [what])
 
 
 def _serving(head: Link, inventory: Inventory) -> ServeStatus | None:
@@ -144,7 +144,9 @@ def _follow(fleet: Fleet, inventory: Inventory, generation: str, emit: Emit) -> 
         serving = _serving(head, inventory)
         if serving is None or serving.generation != generation:
             if time.monotonic() > silence:
-                raise HostError(head.name, "the head does not heed what it was told", hint="vcluster status; vcluster up")
+                raise HostError(
+                    head.name, "the head does not heed what it was told", hint="vcluster status; vcluster up"
+                )
         else:
             text = f"{serving.phase} {serving.detail}".strip()
             if text != shown:
@@ -168,9 +170,3 @@ def _failure(host: str, serving: ServeStatus) -> VclusterError:
         f"{serving.model} cannot be served: {failure.what}\n{lines}",
         hint="mend the cause and serve again; vcluster status keeps this failure",
     )
-
-
-def check_name(model: str) -> None:
-    """Refuse what can only be a slip of the hand."""
-    if model.startswith("-"):
-        raise UsageError(f"{model} is no model", hint="flags for vLLM go behind --: vcluster serve MODEL -- --flag")

@@ -105,7 +105,9 @@ def _host(
     address = inventory.hosts[name].address
     role = "head" if name == inventory.head_name else "worker"
     if row is None:
-        return HostStatus(name, address, role, "unreachable", "", 0, _counted(head, address), failure.message if failure else "")
+        return HostStatus(
+            name, address, role, "unreachable", "", 0, _counted(head, address), failure.message if failure else ""
+        )
     problem = row.problem
     if row.status and row.status.ray.state != "up":
         problem = f"Ray is {row.status.ray.state}: {row.status.ray.error or ''}".strip(": ")

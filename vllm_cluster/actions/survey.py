@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,10 +13,11 @@ from vllm_cluster.core.errors import FleetError, InventoryError, PreflightFailed
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.preflight import Finding, engine_problem, preflight
+from vllm_cluster.inventory.load import duplicates_by_resolution
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.files import hashes, node_files
-from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.fleet import WORKERS, Fleet, end_of
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.secrets import Secrets, gather
 
@@ -36,11 +38,26 @@ def connected(inventory: Inventory, emit: Emit) -> Iterator[Fleet]:
     Raises:
         Unreachable, FleetError: a host could not be reached; no host was touched.
     """
+    refuse_one_machine_twice(inventory)
     with Fleet(inventory) as fleet:
         emit(Event("phase", f"connecting to {len(inventory.hosts)} hosts"))
         _, failures = fleet.connect()
         raise_any(failures)
         yield fleet
+
+
+def refuse_one_machine_twice(inventory: Inventory) -> None:
+    """Refuse two names that ssh_config sends to one place, before any connection.
+
+    Raises:
+        InventoryError: naming both.
+    """
+    hosts = [host for host in inventory.hosts.values() if host.destination != "local"]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        ends = dict(
+            zip((host.name for host in hosts), pool.map(lambda host: end_of(inventory, host), hosts), strict=True)
+        )
+    duplicates_by_resolution(inventory, lambda host: ends.get(host.name, ("local",)))
 
 
 def raise_any(failures: Mapping[str, VclusterError]) -> None:

@@ -36,17 +36,16 @@ def up(inventory: Inventory, emit: Emit, *, confirm: Confirm, cache: Path, wait:
     """
     with connected(inventory, emit) as fleet:
         first = survey(inventory, fleet, emit)
-        if not first.plan.empty:
-            done = _change(inventory, fleet, emit, confirm, cache, wait, first)
-        else:
-            done = first.plan
+        done = first.plan
+        if not done.empty:
+            done = _change(inventory, fleet, first, emit=emit, confirm=confirm, cache=cache, wait=wait)
         _verify(fleet, done, emit)
         _report(fleet, done, emit)
         return done
 
 
 def _change(
-    inventory: Inventory, fleet: Fleet, emit: Emit, confirm: Confirm, cache: Path, wait: float, seen: Survey
+    inventory: Inventory, fleet: Fleet, seen: Survey, *, emit: Emit, confirm: Confirm, cache: Path, wait: float
 ) -> Plan:
     disturbed = _disturbs(seen.plan, seen)
     if disturbed and not confirm(f"this stops what runs on {', '.join(disturbed)}; go on?"):

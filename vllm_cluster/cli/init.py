@@ -16,9 +16,13 @@ def init(
         str | None, typer.Option("--from-ssh-config", metavar="PATTERN", help="Take the hosts that match, e.g. 'gpu*'.")
     ] = None,
     cluster: Annotated[str, typer.Option(help="The cluster's name.")] = "main",
-    image: Annotated[str, typer.Option(help="A vLLM image; Ray is added where it has none.")] = "vllm/vllm-openai:v0.33.0",
+    image: Annotated[
+        str, typer.Option(help="A vLLM image; Ray is added where it has none.")
+    ] = "vllm/vllm-openai:v0.33.0",
     model_cache: Annotated[str, typer.Option(help="Where models lie on the hosts.")] = "/data/huggingface",
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; - for standard output.")] = Path("inventory.yaml"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; - for standard output.")] = Path(
+        "inventory.yaml"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a commented inventory."""
@@ -27,8 +31,13 @@ def init(
         from vllm_cluster.actions.init import write
 
         text = write(
-            hosts=hosts or [], pattern=from_ssh_config, cluster=cluster, image=image,
-            model_cache=model_cache, output=None if str(output) == "-" else output, force=force,
+            hosts=hosts or [],
+            pattern=from_ssh_config,
+            cluster=cluster,
+            image=image,
+            model_cache=model_cache,
+            output=None if str(output) == "-" else output,
+            force=force,
         )
         if text:
             print(text, end="")

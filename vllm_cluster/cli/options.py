@@ -13,7 +13,7 @@ InventoryPath = Annotated[
         "--inventory",
         "-i",
         envvar="VCLUSTER_INVENTORY",
-        help="The inventory file; - reads standard input. Else inventory.yaml, here or above up to the repository's root.",
+        help="The inventory file, or - for standard input. Else inventory.yaml here or above, up to the git root.",
         show_default=False,
     ),
 ]

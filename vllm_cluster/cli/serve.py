@@ -20,13 +20,19 @@ def serve(
     inventory: InventoryPath = None,
     name: Annotated[str | None, typer.Option(help="The name that clients use; else MODEL.", show_default=False)] = None,
     tp: Annotated[
-        int | None, typer.Option("--tp", min=1, help="Tensor parallel size; else the GPUs of a host.", show_default=False)
+        int | None,
+        typer.Option("--tp", min=1, help="Tensor parallel size; else the GPUs of a host.", show_default=False),
     ] = None,
     pp: Annotated[
-        int | None, typer.Option("--pp", min=1, help="Pipeline parallel size; else the number of hosts.", show_default=False)
+        int | None,
+        typer.Option("--pp", min=1, help="Pipeline parallel size; else the number of hosts.", show_default=False),
     ] = None,
-    expose: Annotated[bool, typer.Option("--expose", help="Listen on the head's cluster address, not on its loopback.")] = False,
-    tunnel: Annotated[bool, typer.Option("--tunnel", help="Once ready, bring it to this machine until Ctrl-C.")] = False,
+    expose: Annotated[
+        bool, typer.Option("--expose", help="Listen on the head's cluster address, not on its loopback.")
+    ] = False,
+    tunnel: Annotated[
+        bool, typer.Option("--tunnel", help="Once ready, bring it to this machine until Ctrl-C.")
+    ] = False,
     as_json: Json = False,
     wait: Wait = 0.0,
 ) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def tunnel(
     inventory: InventoryPath = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", help="The port here; else the endpoint's own.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", help="The port here; else the endpoint's own.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Bring the endpoint to this machine's loopback, until Ctrl-C."""

@@ -76,19 +76,16 @@ def _image(spec: ContainerSpec, facts: HostFacts) -> tuple[Operation, ...]:
 def _removals(spec: ContainerSpec, facts: HostFacts, why: str) -> tuple[Operation, ...]:
     ours = [container for container in facts.containers if container.labels.get(CLUSTER) == spec.cluster]
     return tuple(
-        RemoveContainer(
-            spec.host, c.id, c.name, why if c.name == spec.name else "an earlier run left it behind"
-        )
+        RemoveContainer(spec.host, c.id, c.name, why if c.name == spec.name else "an earlier run left it behind")
         for c in ours
         if c.name != spec.name or why
     )
 
 
 def _node(spec: ContainerSpec, facts: HostFacts, why: str, new_head: bool) -> tuple[Operation, ...]:
-    if why:
-        return (CreateNode(spec.host, spec, why),)
     container = node_container(spec, facts)
-    assert container is not None  # else there would be a reason to create it
+    if why or container is None:
+        return (CreateNode(spec.host, spec, why),)
     if container.state == "exited":
         return (StartNode(spec.host, container.id, container.name, "it has stopped"),)
     if container.state == "paused" or new_head:

@@ -108,7 +108,9 @@ def _ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
         port = getattr(ports, key)
         if port in facts.listening:
             text = f"port {port} is taken (ports.{key})"
-            yield Finding("port", host.name, text, f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.{key}")
+            yield Finding(
+                "port", host.name, text, f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.{key}"
+            )
 
 
 def _foreign(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
@@ -177,4 +179,6 @@ def _one_image(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator
         for image_id, names in ids.items():
             if names is not common:
                 text = f"{inventory.image} is {image_id[:19]} here and another image on {', '.join(common)}"
-                yield Finding("image-differs", names[0], text, f"docker pull {inventory.image} on every host, or pin a digest")
+                yield Finding(
+                    "image-differs", names[0], text, f"docker pull {inventory.image} on every host, or pin a digest"
+                )

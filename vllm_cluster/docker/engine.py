@@ -248,9 +248,7 @@ class EngineClient:
         """Run a command in a running container to its end; both output streams together."""
         with self._call(f"exec in {container[:12]}", deadline) as api:
             made = api.exec_create(container, list(argv))["Id"]
-            reply = api._post_json(
-                api._url("/exec/{0}/start", made), data={"Detach": False, "Tty": False}, stream=True
-            )
+            reply = api._post_json(api._url("/exec/{0}/start", made), data={"Detach": False, "Tty": False}, stream=True)
             api._raise_for_status(reply)
             output = _demultiplex(reply.raw.read())
             reply.close()

@@ -99,7 +99,14 @@ def _download(inside: Inside, ray: str, folder: Path, extra: list[str]) -> str:
     platforms = [f"manylinux_2_{version}_{inside.machine}" for version in range(minor, 4, -1)]
     platforms += [f"manylinux2014_{inside.machine}", f"linux_{inside.machine}"]
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
-    argv += ["--dest", str(folder), "--implementation", "cp", "--python-version", ".".join(inside.python.split(".")[:2])]
+    argv += [
+        "--dest",
+        str(folder),
+        "--implementation",
+        "cp",
+        "--python-version",
+        ".".join(inside.python.split(".")[:2]),
+    ]
     argv += [word for platform in platforms for word in ("--platform", platform)]
     done = subprocess.run([*argv, *extra, f"ray[default]=={ray}"], capture_output=True, text=True, check=False)
     errors = [line for line in done.stderr.splitlines() if line.strip()]

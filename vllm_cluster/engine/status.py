@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from vllm_cluster.core.errors import VclusterError
 
@@ -51,6 +52,8 @@ class ServeStatus:
     generation: str
     model: str
     name: str
+    host: str
+    port: int
     phase: Phase
     detail: str
     progress: tuple[int, int] | None
@@ -71,7 +74,7 @@ class NodeStatus:
     updated: float
     ray: RayStatus
     serve: ServeStatus | None
-    error: str | None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,102 +116,22 @@ def membership(planned: Mapping[str, int], nodes: Sequence[RayNode]) -> Membersh
 
 
 def parse_status(raw: bytes) -> NodeStatus:
-    """Read a status.json.
+    """Read a status.json; keys that a newer node may have added are passed over.
 
     Raises:
         UnknownStatus: it is of another version, or not what a node writes.
     """
     try:
-        data = json.loads(raw)
-        version = data["v"]
+        version = _VERSION.validate_json(raw)["v"]
         if version == VERSION:
-            return _status(data)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UnknownStatus(f"a node's status.json cannot be read: {error!r}", hint="run vcluster up again") from error
+            return _STATUS.validate_json(raw)
+    except (ValidationError, KeyError) as error:
+        raise UnknownStatus(f"a node's status.json cannot be read: {error}", hint="run vcluster up again") from error
     raise UnknownStatus(
         f"a node's status.json has version {version}; this vcluster reads version {VERSION}",
         hint="use the vcluster that started the cluster, or run vcluster up again with this one",
     )
 
 
-def _status(data: Mapping[str, object]) -> NodeStatus:
-    ray, serve = _mapping(data["ray"]), data["serve"]
-    return NodeStatus(
-        role=str(data["role"]),
-        updated=_number(data["updated"]),
-        ray=RayStatus(
-            state=cast(RayState, _one_of(ray["state"], get_args(RayState))),
-            restarts=int(_number(ray["restarts"])),
-            error=_text(ray["error"]),
-            version=_text(ray["version"]),
-            nodes=tuple(_node(_mapping(node)) for node in _sequence(ray["nodes"])),
-        ),
-        serve=None if serve is None else _serve(_mapping(serve)),
-        error=_text(data.get("error")),
-    )
-
-
-def _node(node: Mapping[str, object]) -> RayNode:
-    return RayNode(str(node["id"]), str(node["address"]), node["alive"] is True, _number(node["gpus"]))
-
-
-def _serve(serve: Mapping[str, object]) -> ServeStatus:
-    have, want = _sequence(serve["gpus"])
-    return ServeStatus(
-        generation=str(serve["generation"]),
-        model=str(serve["model"]),
-        name=str(serve["name"]),
-        phase=cast(Phase, _one_of(serve["phase"], get_args(Phase))),
-        detail=str(serve["detail"]),
-        progress=_progress(serve["progress"]),
-        since=_number(serve["since"]),
-        attempt=int(_number(serve["attempt"])),
-        gpus=(_number(have), _number(want)),
-        first_failure=_failure(serve["first_failure"]),
-        failure=_failure(serve["failure"]),
-        ready_at=None if serve["ready_at"] is None else _number(serve["ready_at"]),
-        seconds_to_ready=None if serve["seconds_to_ready"] is None else _number(serve["seconds_to_ready"]),
-    )
-
-
-def _failure(value: object) -> Failure | None:
-    if value is None:
-        return None
-    failure = _mapping(value)
-    lines = tuple(str(line) for line in _sequence(failure["lines"]))
-    return Failure(_number(failure["at"]), str(failure["what"]), lines)
-
-
-def _progress(value: object) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    done, total = _sequence(value)
-    return int(_number(done)), int(_number(total))
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is no mapping")
-    return value
-
-
-def _sequence(value: object) -> Sequence[object]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    return value
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _one_of(value: object, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ValueError(f"{value!r} is none of {', '.join(known)}")
-    return str(value)
+_VERSION = TypeAdapter(dict[str, Any])
+_STATUS = TypeAdapter(NodeStatus)

@@ -142,6 +142,8 @@ class Serving:
             "generation": course.wanted.generation,
             "model": course.wanted.model,
             "name": course.wanted.name,
+            "host": course.wanted.host,
+            "port": course.wanted.port,
             **{name: getattr(course, name) for name in names},
             "attempt": course.attempts,
             "progress": self.attempt.progress if self.attempt else None,

@@ -143,4 +143,4 @@ def _refuse_cut_off(host: str, node: Node, seconds: float) -> None:
 
 def _timestamp(text: str) -> float:
     # Docker writes nanoseconds, which datetime does not take.
-    return datetime.fromisoformat(text.split(".")[0].rstrip("Z") + "+00:00").timestamp()
+    return datetime.fromisoformat(text.split(".", maxsplit=1)[0].rstrip("Z") + "+00:00").timestamp()

@@ -67,7 +67,12 @@ class Execution:
         by_host: dict[str, list[Operation]] = {}
         for operation in stage.operations:
             by_host.setdefault(operation.host, []).append(operation)
-        _, failures = self.fleet.each(lambda link: [self._do(link, op) for op in by_host[link.name]], by_host)
+
+        def work(link: Link) -> None:
+            for operation in by_host[link.name]:
+                self._do(link, operation)
+
+        _, failures = self.fleet.each(work, by_host)
         if failures:
             raise next(iter(failures.values())) if len(failures) == 1 else FleetError(failures)
         if stage.title == "images":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib.resources import files
 
+from vllm_cluster import node
 from vllm_cluster.core.desired import CODE_FOLDER
 
 # Ray's executor fills gaps in a worker's environment from the head's. These are each node's own or nobody's.
@@ -22,11 +22,10 @@ OWN_OF_A_NODE = (
 
 def node_files() -> dict[str, bytes]:
     """Content by absolute path in the container."""
-    package = files("vllm_cluster.node")
+    own = json.dumps(OWN_OF_A_NODE).encode()
     return {
-        f"{CODE_FOLDER}/node.py": package.joinpath("node.py").read_bytes(),
-        f"{CODE_FOLDER}/vcluster_auth.py": package.joinpath("vcluster_auth.py").read_bytes(),
-        f"{CODE_FOLDER}/vllm/ray_non_carry_over_env_vars.json": json.dumps(OWN_OF_A_NODE).encode(),
+        **{f"{CODE_FOLDER}/{path}": content for path, content in node.program().items()},
+        f"{CODE_FOLDER}/vllm/ray_non_carry_over_env_vars.json": own,
     }
 
 

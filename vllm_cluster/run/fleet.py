@@ -12,6 +12,7 @@ from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.transport import make
 from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.sshconfig import resolve
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
@@ -37,7 +38,8 @@ class Link:
     @property
     def engine(self) -> EngineClient:
         """The host's Docker engine, after an observation has found one."""
-        assert self._engine is not None, f"{self.name} was not observed"
+        if self._engine is None:
+            raise RuntimeError(f"{self.name} was not observed")
         return self._engine
 
     @property
@@ -141,6 +143,12 @@ def target(inventory: Inventory, host: Host) -> Target:
         config=ssh.config,
         accept_new_keys=ssh.host_keys == "accept-new",
     )
+
+
+def end_of(inventory: Inventory, host: Host) -> tuple[str, int, str]:
+    """Where ssh_config sends a host: its name or address, the port, and the way there."""
+    resolved = resolve(target(inventory, host))
+    return resolved.host, resolved.port, resolved.jump.where if resolved.jump else resolved.proxy_command or ""
 
 
 def _transport(inventory: Inventory, host: Host) -> Transport:

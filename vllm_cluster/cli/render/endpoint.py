@@ -28,7 +28,14 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
     line = curl_line(endpoint, inventory)
     url = f"http://{endpoint.host}:{endpoint.port}/v1"
     if as_json:
-        document = {"v": 1, "event": "endpoint", "model": endpoint.model, "url": url, "head": endpoint.head, "curl": line}
+        document = {
+            "v": 1,
+            "event": "endpoint",
+            "model": endpoint.model,
+            "url": url,
+            "head": endpoint.head,
+            "curl": line,
+        }
         print(json.dumps({**document, "key": f"vcluster key{option}", "exposed": endpoint.exposed}), flush=True)
         return
     out = sys.stdout

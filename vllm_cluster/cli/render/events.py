@@ -77,9 +77,7 @@ class Live:
         self._phase = ""
         self._started = time.monotonic()
         self._lock = threading.Lock()
-        self._live = RichLive(
-            console=self._console, refresh_per_second=8, transient=True, get_renderable=self._picture
-        )
+        self._live = RichLive(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._picture)
         self._live.start()
 
     def show(self, event: Event) -> None:
@@ -112,7 +110,9 @@ class Live:
             if len(rows) > ROWS and kind != "failed":
                 continue
             mark, style = marks.get(kind, ("·", "cyan"))
-            table.add_row(Text(f"  {mark}", style=style), Text(host, style="bold"), Text(text, overflow="ellipsis", no_wrap=True))
+            table.add_row(
+                Text(f"  {mark}", style=style), Text(host, style="bold"), Text(text, overflow="ellipsis", no_wrap=True)
+            )
         return Group(Spinner("dots", Text(f" {phase}  {seconds:.0f} s")), table)
 
     def close(self) -> None:

@@ -1,0 +1,72 @@
+"""Asking the endpoint, and the answer that one vLLM process alone would give."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.e2e.conftest import Sandbox
+
+MODEL = "sandbox/tiny-llama"
+PROMPT = "The cluster is one thing, or it is not"
+TOKENS = 32
+
+# Runs in a container of the image that serves, on one process, with nothing of ours.
+ALONE = """
+import json, sys
+from vllm import LLM, SamplingParams
+prompt, tokens, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+llm = LLM(model="sandbox/tiny-llama", dtype=dtype)
+(answer,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=tokens))
+print("ANSWER " + json.dumps(answer.outputs[0].text))
+"""
+
+
+def alone(sandbox: Sandbox, dtype: str) -> str:
+    """The text of one vLLM process at temperature 0."""
+    image = "vcluster-sandbox/vllm-cpu:0.32.0"
+    where = ["--volume", "/models:/models:ro", "--env", "HF_HOME=/models", "--env", "HF_HUB_OFFLINE=1"]
+    argv = ["run", "--rm", "--network", "none", "--shm-size", "1g", *where, "--entrypoint", "python3", image]
+    said = sandbox.docker("gpu1", *argv, "-c", ALONE, PROMPT, str(TOKENS), dtype)
+    (answer,) = [line.removeprefix("ANSWER ") for line in said.splitlines() if line.startswith("ANSWER ")]
+    return str(json.loads(answer))
+
+
+@contextmanager
+def tunnel(sandbox: Sandbox) -> Iterator[str]:
+    """The endpoint's URL on this machine, as long as it is needed."""
+    process = sandbox.start("tunnel", "--port", "0", "--json")
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            if "url" in event:
+                yield event["url"]
+                break
+        else:
+            raise AssertionError("the tunnel ended before it was open")
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def complete(url: str, key: str, **changes: object) -> str:
+    """The text that the endpoint answers at temperature 0."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, **changes}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        return str(json.load(reply)["choices"][0]["text"])
+
+
+def status_code(url: str, key: str | None = None) -> int:
+    """How the endpoint answers a GET."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code

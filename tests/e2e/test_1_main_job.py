@@ -1,0 +1,189 @@
+"""Up, serve, answer, stop, down, on two hosts with real sshd, real Docker, real Ray and real vLLM.
+
+The tests of this file follow one another, as a user's day does: each begins where the one before it ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ROOT, VCLUSTER, Sandbox
+from tests.e2e.engine import MODEL, alone, complete, status_code, tunnel
+
+pytestmark = pytest.mark.e2e
+
+HF_TOKEN = "hf_canary0123456789canary"
+TOKENS = {"hf_token": ("env:SANDBOX_HF_TOKEN", HF_TOKEN)}
+
+
+@pytest.fixture(scope="module")
+def cluster(sandbox: Sandbox) -> Sandbox:
+    """The sandbox with a token by reference, so that there is something to leak."""
+    inventory = sandbox.folder / "main-job.yaml"
+    inventory.write_text(sandbox.inventory.read_text() + "hf_token: env:SANDBOX_HF_TOKEN\n")
+    environment = {"SANDBOX_HF_TOKEN": HF_TOKEN, "VCLUSTER_INVENTORY": str(inventory)}
+    return Sandbox(sandbox.folder, environment)
+
+
+def test_plan_changes_nothing_and_says_so_by_its_exit_code(cluster: Sandbox) -> None:
+    before = {host: cluster.docker(host, "ps", "-aq") for host in ("gpu1", "gpu2")}
+    planned = cluster.vcluster("plan", "--exit-code", "--json")
+    assert planned.code == 10
+    stages = {stage["title"]: stage["operations"] for stage in planned.json()["stages"]}
+    assert [op["host"] for op in stages["head"]] == ["gpu1"]
+    assert [op["host"] for op in stages["workers"]] == ["gpu2"]
+    assert stages["head"][0]["docker_run"].startswith("docker run")
+    assert {host: cluster.docker(host, "ps", "-aq") for host in ("gpu1", "gpu2")} == before
+
+
+def test_up_mends_an_image_without_ray_and_counts_every_gpu(cluster: Sandbox) -> None:
+    up = cluster.vcluster("up", "--json").ok()
+    notes = [event["text"] for event in up.events() if event["event"] == "note"]
+    if any(event.get("operation") == "prepare image" for event in up.events()):
+        assert any("has no Ray: adding ray[default]==2.56.1" in note for note in notes)
+    assert up.event("result")["gpus"] == 4
+    assert cluster.docker("gpu2", "images", "-q", "vcluster-engine").strip()
+    status = cluster.vcluster("status", "--json").ok().json()
+    assert status["up"] is True
+    assert [(host["state"], host["counted"]) for host in status["hosts"]] == [("running", 2), ("running", 2)]
+
+
+def test_up_again_changes_nothing(cluster: Sandbox) -> None:
+    before = cluster.nodes()
+    again = cluster.vcluster("up", "--json").ok().event("result")
+    assert cluster.nodes() == before
+    assert again["operations"] == 0
+    assert max(again["round_trips"].values()) <= 6
+    assert cluster.vcluster("plan", "--exit-code").code == 0
+
+
+def test_four_ranks_on_two_hosts_say_what_one_process_says(cluster: Sandbox) -> None:
+    served = cluster.vcluster("serve", MODEL, "--json", "--", "--dtype", "float32").ok()
+    phases = [event["phase"] for event in served.events() if "phase" in event]
+    assert phases[-1] == "ready"
+    key = cluster.vcluster("key").ok().out.strip()
+    with tunnel(cluster) as url:
+        assert complete(url, key) == alone(cluster, "float32")
+        assert status_code(f"{url}/health") == 200
+        assert [status_code(f"{url}/{path}") for path in ("v1/models", "metrics", "tokenize")] == [401, 401, 401]
+        assert status_code(f"{url}/v1/models", "wrong") == 401
+        assert status_code(f"{url}/v1/models", key) == 200
+    placed = cluster.vcluster("status", "--ray").ok().out
+    assert "4.0/4.0 GPU" in placed
+
+
+def test_the_printed_curl_line_works(cluster: Sandbox) -> None:
+    again = cluster.vcluster("serve", MODEL, "--", "--dtype", "float32").ok()
+    (line,) = [line.removeprefix("ask:") for line in again.out.splitlines() if line.startswith("ask:")]
+    path = f"{VCLUSTER.parent}:{os.environ['PATH']}"
+    holder = cluster.start("tunnel", "--json")
+    try:
+        assert holder.stdout is not None
+        assert "url" in json.loads(holder.stdout.readline())
+        environment = {**os.environ, **cluster.environment, "PATH": path}
+        said = subprocess.run(
+            ["bash", "-c", line], capture_output=True, text=True, env=environment, timeout=120, check=True
+        )
+        assert json.loads(said.stdout)["choices"][0]["text"]
+    finally:
+        holder.terminate()
+        holder.communicate(timeout=30)
+
+
+def test_no_secret_stands_anywhere_but_in_its_file(cluster: Sandbox) -> None:
+    key = cluster.vcluster("key").ok().out.strip()
+    node = cluster.nodes()["gpu1"]
+    ray = cluster.docker("gpu1", "exec", node, "sh", "-c", "cat /run/secrets/vcluster/ray-token-*").strip()
+    assert len(ray) >= 32
+    spoken = cluster.vcluster("-vv", "up", "--json").ok()
+    seen = [spoken.out, spoken.err, cluster.vcluster("-v", "plan").ok().out, cluster.vcluster("status", "--json").out]
+    for host in ("gpu1", "gpu2"):
+        container = cluster.nodes()[host]
+        seen += [
+            cluster.docker(host, "inspect", container),
+            cluster.docker(host, "logs", container),
+            cluster.docker(host, "history", "--no-trunc", cluster.docker(host, "images", "-q").split()[0]),
+            cluster.on(host, "ps", "auxww", root=True),
+            cluster.on(
+                host, "sh", "-c", "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null || true", root=True
+            ),
+            cluster.docker(
+                host, "exec", container, "sh", "-c", "cat /var/lib/vcluster/*; cat /tmp/ray/session_*/logs/* || true"
+            ),
+        ]
+    for secret in (key, ray, HF_TOKEN):
+        forms = {secret, base64.b64encode(secret.encode()).decode(), shlex.quote(secret + " ").strip("'")}
+        for number, text in enumerate(seen):
+            assert not any(form in text for form in forms), f"a secret stands in text {number}: {text[:200]}"
+    files = cluster.docker("gpu1", "exec", node, "stat", "-c", "%a", "-L", "/run/secrets/vcluster/.")
+    modes = cluster.docker("gpu1", "exec", node, "sh", "-c", "stat -c %a /run/secrets/vcluster/*").split()
+    assert (files.strip() != "", set(modes)) == (True, {"600"})
+
+
+def test_only_what_must_listens_beyond_loopback(cluster: Sandbox) -> None:
+    found = cluster.on("gpu1", "ss", "-Hltn", root=True)
+    ports = {
+        line.split()[3].rpartition(":")[2] for line in found.splitlines() if not line.split()[3].startswith("127.")
+    }
+    assert not ports & {"8000", "8265"}
+
+
+def test_stop_ends_serving_and_leaves_the_cluster(cluster: Sandbox) -> None:
+    before = cluster.nodes()
+    assert cluster.vcluster("stop", "--json").ok().event("result")["stopped"] is True
+    status = cluster.vcluster("status", "--json").ok().json()
+    assert (status["up"], status["serving"]) == (True, None)
+    assert cluster.nodes() == before
+    assert cluster.vcluster("stop", "--json").ok().event("result")["stopped"] is False
+
+
+def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster: Sandbox) -> None:
+    """One GPU a host: then the two stages of PP=2 stand on two hosts, and bf16 can be compared."""
+    text = Path(cluster.environment["VCLUSTER_INVENTORY"]).read_text()
+    smaller = cluster.folder / "one-gpu.yaml"
+    lines = [line.replace("}", ", gpus: 1}") if "address:" in line else line for line in text.splitlines()]
+    smaller.write_text("\n".join(lines) + "\n")
+    one = Sandbox(cluster.folder, {**cluster.environment, "VCLUSTER_INVENTORY": str(smaller)})
+    refused = one.vcluster("up")
+    assert refused.code == 2
+    assert "would stop what runs on gpu1, gpu2" in refused.err
+    one.vcluster("up", "--yes").ok()
+    one.vcluster("serve", MODEL).ok()
+    key = one.vcluster("key").ok().out.strip()
+    with tunnel(one) as url:
+        assert complete(url, key) == alone(one, "auto")
+
+
+def test_another_laptop_needs_the_inventory_alone(cluster: Sandbox, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    subprocess.run(["git", "clone", "--quiet", ROOT, checkout], check=True, timeout=60)
+    environment = {**cluster.environment, "HOME": str(tmp_path), "PYTHONPATH": str(checkout)}
+    program = [sys.executable, "-m", "vllm_cluster"]
+
+    def there(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*program, *argv],
+            capture_output=True,
+            text=True,
+            cwd=checkout,
+            env={**os.environ, **environment},
+            timeout=120,
+            check=False,
+        )
+
+    status = there("status", "--json")
+    assert json.loads(status.stdout)["serving"]["phase"] == "ready"
+    down = there("down", "--json")
+    assert (down.returncode, down.stderr) == (0, "")
+    for host in ("gpu1", "gpu2"):
+        assert cluster.docker(host, "ps", "-aq", "--filter", "label=io.vcluster.cluster") == ""
+        assert cluster.docker(host, "volume", "ls", "-q") == ""
+        assert "vcluster" not in cluster.on(host, "ls", "/tmp")

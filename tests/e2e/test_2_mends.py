@@ -1,0 +1,116 @@
+"""What breaks or is broken off is found, named and mended by another `up`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sandbox
+from tests.e2e.waiting import until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def cluster(sandbox: Sandbox) -> Sandbox:
+    """The cluster, up."""
+    sandbox.vcluster("up", "--yes").ok()
+    return sandbox
+
+
+def counted(cluster: Sandbox) -> list[int]:
+    """How many GPUs Ray counts on each host."""
+    return [host["counted"] for host in cluster.vcluster("status", "--json").ok().json()["hosts"]]
+
+
+def test_a_dead_container_is_started_again_and_no_other_touched(cluster: Sandbox) -> None:
+    before = cluster.nodes()
+    cluster.docker("gpu2", "kill", before["gpu2"])
+    status = cluster.vcluster("status", "--json").ok().json()
+    assert (status["up"], status["hosts"][1]["state"]) == (False, "exited")
+    started = head_start(cluster)
+    done = [event for event in cluster.vcluster("up", "--json").ok().events() if event["event"] == "done"]
+    assert [(event["host"], event["operation"]) for event in done] == [("gpu2", "start")]
+    assert cluster.nodes() == before
+    assert head_start(cluster) == started
+
+
+def head_start(cluster: Sandbox) -> str:
+    """When the head's container last started."""
+    return cluster.docker("gpu1", "inspect", "-f", "{{.State.StartedAt}}", cluster.nodes()["gpu1"])
+
+
+def test_a_container_that_ends_at_once_is_told_with_its_last_lines(cluster: Sandbox) -> None:
+    """A file over the node program makes Python give up, as a broken image would."""
+    text = 'volumes: ["/etc/hostname:/opt/vcluster/node.py:ro"]\n'
+    broken = cluster.rewrite(Path("broken.yaml"), add=text)
+    failed = cluster.vcluster("up", "--yes", "--json", inventory=broken)
+    error = failed.event("error")
+    assert failed.code == 1
+    assert error["host"] == "gpu1"
+    assert "has ended with exit code" in error["message"]
+    assert "node.py" in error["message"]
+    cluster.vcluster("up", "--yes").ok()
+    assert counted(cluster) == [2, 2]
+
+
+def test_ray_that_counts_something_else_is_not_up(cluster: Sandbox) -> None:
+    """A second raylet on gpu2 joins with a GPU that nobody planned."""
+    node = cluster.nodes()["gpu2"]
+    intruder = "ray start --address=$RAY_ADDRESS --num-gpus=1 --node-ip-address=$VLLM_HOST_IP --min-worker-port=0"
+    cluster.docker("gpu2", "exec", node, "sh", "-c", f"{intruder} --max-worker-port=0 --node-manager-port=0 --temp-dir /tmp/x")
+    until(lambda: counted(cluster) == [2, 3])
+    assert cluster.vcluster("status", "--json").json()["up"] is False
+    cluster.docker("gpu2", "restart", node)
+    until(lambda: counted(cluster) == [2, 2])
+
+
+def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster: Sandbox) -> None:
+    before = cluster.nodes()
+    wrong = cluster.rewrite(Path("wrong.yaml"), replace=[("}", ", gpus: 3}")][:0], add="")
+    text = "\n".join(
+        line.replace("}", ", gpus: 3}") if line.strip().startswith("gpu2:") else line for line in wrong.read_text().splitlines()
+    )
+    wrong.write_text(text + "\n")
+    refused = cluster.vcluster("up", inventory=wrong)
+    assert refused.code == 3
+    assert "gpu2: the inventory says 3 GPUs, the host has 2" in refused.err
+    assert "hosts.gpu2.gpus" in refused.err
+    assert cluster.nodes() == before
+
+
+@pytest.mark.parametrize("moment", ["make room", "head", "create head", "workers"])
+def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox, moment: str) -> None:
+    cluster.vcluster("down").ok()
+    process = cluster.start("up", "--json")
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["text"].startswith(moment) or (moment == "make room" and event["text"] == "plan"):
+            break
+    else:
+        raise AssertionError(f"up never came to {moment}")
+    process.kill()
+    process.communicate(timeout=30)
+    cluster.vcluster("up", "--yes", "--wait", "30").ok()
+    assert counted(cluster) == [2, 2]
+    for host in ("gpu1", "gpu2"):
+        assert len(cluster.docker(host, "ps", "-aq", "--filter", "label=io.vcluster.cluster").split()) == 1
+
+
+def test_the_group_comes_back_by_itself_when_ray_dies_on_a_worker(cluster: Sandbox) -> None:
+    node = cluster.nodes()["gpu2"]
+    cluster.docker("gpu2", "exec", node, "pkill", "-9", "raylet")
+    until(lambda: cluster.docker("gpu2", "logs", "--tail", "50", node).count("raylet") > 0)
+    cluster.vcluster("up").ok()
+    assert cluster.nodes()["gpu2"] == node
+    assert counted(cluster) == [2, 2]
+
+
+def test_the_other_transport_finds_nothing_to_do(cluster: Sandbox) -> None:
+    openssh = cluster.rewrite(Path("openssh.yaml"), replace=[("{config: ssh_config}", "{config: ssh_config, transport: openssh}")])
+    result = cluster.vcluster("up", "--json", inventory=openssh).ok().event("result")
+    assert result["operations"] == 0
+    assert max(result["round_trips"].values()) <= 6

@@ -1,0 +1,98 @@
+"""The import rule, the sizes that keep a room readable, and what start-up may load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vllm_cluster
+
+PACKAGE = Path(vllm_cluster.__file__).parent
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_docker" not in path.parts)
+LONGEST_FILE = 300
+LONGEST_FUNCTION = 50
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file names in an import, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def room(path: Path) -> str:
+    """The path within the package, as `core/diff.py`."""
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def importers(*names: str) -> Iterator[str]:
+    """The files that import any of the modules or something below them."""
+    for path in MODULES:
+        if any(found == name or found.startswith(f"{name}.") for found in imported(path) for name in names):
+            yield room(path)
+
+
+def test_the_core_knows_no_way_out() -> None:
+    rooms = ("transport", "run", "cli", "actions", "docker", "sandbox")
+    outside = importers(*(f"vllm_cluster.{name}" for name in rooms))
+    assert [path for path in outside if path.split("/")[0] in ("core", "engine", "inventory")] == []
+
+
+@pytest.mark.parametrize(
+    ("libraries", "home"),
+    [
+        (("rich",), "cli/render/"),
+        (("typer",), "cli/"),
+        (("fabric", "paramiko", "invoke"), "transport/fabric/"),
+        (("docker", "requests", "urllib3"), "docker/"),
+        (("ruamel",), "inventory/"),
+    ],
+)
+def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> None:
+    # The sandbox drives this machine's own Docker, and writes an inventory.
+    allowed = (home, "sandbox/") if {"docker", "ruamel"} & set(libraries) else (home,)
+    assert [path for path in importers(*libraries) if not path.startswith(allowed)] == []
+
+
+def test_the_node_needs_the_standard_library_alone() -> None:
+    program = ast.parse((PACKAGE / "node/node.py").read_text())
+    top = [node for node in program.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("verb", [[], ["up"], ["serve"], ["sandbox", "up"]])
+def test_help_loads_nothing_heavy(verb: list[str]) -> None:
+    script = (
+        "import sys; sys.argv = ['vcluster', *sys.argv[1:], '--help']\n"
+        "from vllm_cluster.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        # Not pydantic: typer itself loads it for the parameters of a verb.
+        "heavy = {'docker', 'fabric', 'paramiko', 'rich', 'requests', 'ruamel'}\n"
+        "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *verb], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_files_and_functions_stay_readable() -> None:
+    long_files = {room(path): lines for path in MODULES if (lines := len(path.read_text().splitlines())) > LONGEST_FILE}
+    long_functions = [
+        f"{room(path)}:{node.lineno} {node.name}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
+    ]
+    assert (long_files, long_functions) == ({}, [])
