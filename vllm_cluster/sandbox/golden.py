@@ -78,6 +78,8 @@ def _make(engine: DockerClient, builder: Container, golden: str, report: Report)
     _build_engine(builder, report)
     report("making the model")
     _make_model(builder, making)
+    # Hosts are to hold the engine image alone; the base stays as its first layer.
+    execute(builder, ["docker", "image", "rm", base_tag("cpu")], deadline=60)
     execute(builder, ["docker", "image", "prune", "--force"], deadline=300)
     execute(builder, ["engine", "stop"], deadline=60)
     execute(builder, ["mv", making, golden], deadline=30)
