@@ -60,7 +60,9 @@ def test_ray_that_counts_something_else_is_not_up(cluster: Sandbox) -> None:
     """A second raylet on gpu2 joins with a GPU that nobody planned."""
     node = cluster.nodes()["gpu2"]
     intruder = "ray start --address=$RAY_ADDRESS --num-gpus=1 --node-ip-address=$VLLM_HOST_IP --min-worker-port=0"
-    cluster.docker("gpu2", "exec", node, "sh", "-c", f"{intruder} --max-worker-port=0 --node-manager-port=0 --temp-dir /tmp/x")
+    cluster.docker(
+        "gpu2", "exec", node, "sh", "-c", f"{intruder} --max-worker-port=0 --node-manager-port=0 --temp-dir /tmp/x"
+    )
     until(lambda: counted(cluster) == [2, 3])
     assert cluster.vcluster("status", "--json").json()["up"] is False
     cluster.docker("gpu2", "restart", node)
@@ -71,7 +73,8 @@ def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster:
     before = cluster.nodes()
     wrong = cluster.rewrite(Path("wrong.yaml"), replace=[("}", ", gpus: 3}")][:0], add="")
     text = "\n".join(
-        line.replace("}", ", gpus: 3}") if line.strip().startswith("gpu2:") else line for line in wrong.read_text().splitlines()
+        line.replace("}", ", gpus: 3}") if line.strip().startswith("gpu2:") else line
+        for line in wrong.read_text().splitlines()
     )
     wrong.write_text(text + "\n")
     refused = cluster.vcluster("up", inventory=wrong)
@@ -110,7 +113,9 @@ def test_the_group_comes_back_by_itself_when_ray_dies_on_a_worker(cluster: Sandb
 
 
 def test_the_other_transport_finds_nothing_to_do(cluster: Sandbox) -> None:
-    openssh = cluster.rewrite(Path("openssh.yaml"), replace=[("{config: ssh_config}", "{config: ssh_config, transport: openssh}")])
+    openssh = cluster.rewrite(
+        Path("openssh.yaml"), replace=[("{config: ssh_config}", "{config: ssh_config, transport: openssh}")]
+    )
     result = cluster.vcluster("up", "--json", inventory=openssh).ok().event("result")
     assert result["operations"] == 0
     assert max(result["round_trips"].values()) <= 6

@@ -27,10 +27,10 @@ class PrepareImage:
 
 
 @dataclass(frozen=True)
-class RemoveContainer:
-    """Stop and remove a container of ours."""
+class _OnContainer:
+    """Something done to a container of ours that is there."""
 
-    verb: ClassVar[str] = "remove"
+    verb: ClassVar[str]
     host: str
     id: str
     name: str
@@ -39,7 +39,25 @@ class RemoveContainer:
     @property
     def text(self) -> str:
         """What happens, for people."""
-        return f"remove container {self.name} ({self.id[:12]}): {self.why}"
+        return f"{self.verb} container {self.name} ({self.id[:12]}): {self.why}"
+
+
+class RemoveContainer(_OnContainer):
+    """Stop it and remove it."""
+
+    verb: ClassVar[str] = "remove"
+
+
+class StartNode(_OnContainer):
+    """Start it: it stands there stopped."""
+
+    verb: ClassVar[str] = "start"
+
+
+class RestartNode(_OnContainer):
+    """Restart it, so that it joins anew."""
+
+    verb: ClassVar[str] = "restart"
 
 
 @dataclass(frozen=True)
@@ -57,48 +75,6 @@ class CreateNode:
         spec = self.spec
         gpus = f"{spec.gpu_count} GPU" + ("" if spec.gpu_count == 1 else "s")
         return f"create {spec.role} {spec.name} with {gpus} on {spec.address}: {self.why}"
-
-
-@dataclass(frozen=True)
-class StartNode:
-    """Start a container that stands there stopped."""
-
-    verb: ClassVar[str] = "start"
-    host: str
-    id: str
-    name: str
-    why: str
-
-    @property
-    def text(self) -> str:
-        """What happens, for people."""
-        return f"start container {self.name} ({self.id[:12]}): {self.why}"
-
-
-@dataclass(frozen=True)
-class RestartNode:
-    """Restart a container, so that it joins anew."""
-
-    verb: ClassVar[str] = "restart"
-    host: str
-    id: str
-    name: str
-    why: str
-
-    @property
-    def text(self) -> str:
-        """What happens, for people."""
-        return f"restart container {self.name} ({self.id[:12]}): {self.why}"
-
-
-@dataclass(frozen=True)
-class RemoveVolume:
-    """Remove a volume of ours."""
-
-    verb: ClassVar[str] = "remove volume"
-    host: str
-    name: str
-    text: ClassVar[str] = "remove its volume"
 
 
 Operation = PrepareImage | RemoveContainer | CreateNode | StartNode | RestartNode

@@ -1,0 +1,205 @@
+"""Each bad input is one clear error with the right exit code, and a mended world needs just another `up`."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sandbox
+from tests.e2e.waiting import until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def cluster(sandbox: Sandbox) -> Sandbox:
+    """The cluster, up."""
+    sandbox.vcluster("up", "--yes").ok()
+    return sandbox
+
+
+@pytest.fixture
+def down(cluster: Sandbox) -> Sandbox:
+    """The hosts with nothing of ours, so that a refused `up` can be seen to have touched nothing."""
+    cluster.vcluster("down").ok()
+    return cluster
+
+
+def untouched(cluster: Sandbox) -> bool:
+    """Whether no host has anything of ours."""
+    return cluster.nodes() == {}
+
+
+def inventory(cluster: Sandbox, name: str, old: str, new: str) -> Path:
+    """The sandbox's inventory with one word changed."""
+    return cluster.rewrite(Path(f"{name}.yaml"), replace=[(old, new)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "message"),
+    [
+        ("gpu2: {address", "gpu2: {adress", 2, "hosts.gpu2.adress: unknown key, did you mean address?"),
+        ("172.", "x172.", 2, "hosts.gpu1.address"),
+        ("cluster: sandbox", "cluster: sandbox\nhead: [gpu1, gpu2]", 2, "head"),
+        ("gpu2:", "gpu1:", 2, "gpu1"),
+        ("gpu2: {", "gpu2: {ssh: gpu1, ", 2, "a machine is listed once"),
+        ("gpu2: {", "gpu2: {ssh: nobody.invalid, ", 4, "gpu2:"),
+        ("gpu2: {", "gpu2: {ssh: {port: 1}, ", 4, "gpu2:"),
+        ("gpu2: {", "gpu2: {ssh: {user: mallory}, ", 4, "gpu2:"),
+        ("gpu2: {", "gpu2: {interface: bond7, ", 3, "gpu2: there is no interface bond7"),
+        ("vllm-cpu:0.32.0", "vllm-cpu:9.9.9", 1, "gpu1: pull vcluster-sandbox/vllm-cpu:9.9.9"),
+    ],
+)
+def test_a_wrong_inventory(down: Sandbox, old: str, new: str, code: int, message: str) -> None:
+    refused = down.vcluster("up", inventory=inventory(down, "bad", old, new))
+    assert (refused.code, message in refused.err) == (code, True), refused.err
+    assert "Traceback" not in refused.err
+    assert untouched(down)
+
+
+def test_a_wrong_host_key(down: Sandbox) -> None:
+    known = down.folder / "known_hosts"
+    right = known.read_text()
+    lines = right.splitlines()
+    first, second = lines[0].split(), lines[1].split()
+    known.write_text(" ".join([first[0], *second[1:]]) + "\n" + lines[1] + "\n")
+    try:
+        refused = down.vcluster("up")
+    finally:
+        known.write_text(right)
+    assert refused.code == 4
+    assert "gpu1" in refused.err
+    assert "known_hosts:1" in refused.err
+    assert untouched(down)
+
+
+@contextmanager
+def root_does(cluster: Sandbox, host: str, script: str, undo: str) -> Iterator[None]:
+    """Break a host as its root would, and mend it."""
+    cluster.on(host, "sh", "-c", script, root=True)
+    try:
+        yield
+    finally:
+        cluster.on(host, "sh", "-c", undo, root=True)
+
+
+OLD = r"""printf '#!/bin/sh
+case "$*" in *version*) echo "{\\"Version\\":\\"19.03.8\\",\\"ApiVersion\\":\\"1.40\\"}";; esac
+' >/usr/local/bin/docker; chmod 755 /usr/local/bin/docker"""
+
+
+@pytest.mark.parametrize(
+    ("script", "undo", "message"),
+    [
+        ("mv /usr/bin/docker /root/docker", "mv /root/docker /usr/bin/docker", "Docker is not installed"),
+        ("gpasswd -d vcluster docker", "gpasswd -a vcluster docker", "this user may not use Docker"),
+        ("mv /run/docker.sock /run/away.sock", "mv /run/away.sock /run/docker.sock", "Docker does not answer"),
+        (OLD, "rm /usr/local/bin/docker", "Docker 19.03.8 is too old"),
+        ("/usr/sbin/sshd -p 6380 -o PidFile=/run/taken.pid", "kill $(cat /run/taken.pid)", "port 6380 is taken"),
+    ],
+)
+def test_a_host_that_will_not_do(down: Sandbox, script: str, undo: str, message: str) -> None:
+    with root_does(down, "gpu2", script, undo):
+        refused = down.vcluster("up")
+    assert (refused.code, f"gpu2: {message}" in refused.err) == (3, True), refused.err
+    assert "do: gpu2:" in refused.err
+    assert untouched(down)
+
+
+def test_no_route_between_hosts(down: Sandbox) -> None:
+    head = next(host["address"] for host in down.vcluster("status", "--json").json()["hosts"] if host["host"] == "gpu1")
+    route = f"route %s unreachable {head}/32"
+    with root_does(down, "gpu2", f"ip {route % 'add'}", f"ip {route % 'del'}"):
+        refused = down.vcluster("up")
+    assert refused.code == 3
+    assert f"gpu2: no route to gpu1 ({head})" in refused.err
+    assert untouched(down)
+
+
+def test_a_firewall_between_hosts_is_named_by_the_worker(down: Sandbox) -> None:
+    rule = "OUTPUT -p tcp --dport 6379 -j DROP"
+    with root_does(down, "gpu2", f"iptables -I {rule}", f"iptables -D {rule}"):
+        failed = down.vcluster("up")
+    assert failed.code == 1
+    assert "gpu2: no connection to the head for 3" in failed.err
+    down.vcluster("up").ok()
+
+
+def test_another_cluster_on_the_same_hosts(cluster: Sandbox) -> None:
+    cluster.vcluster("up", "--yes").ok()
+    before = cluster.nodes()
+    other = inventory(cluster, "other", "cluster: sandbox", "cluster: other")
+    refused = cluster.vcluster("up", inventory=other)
+    assert refused.code == 3
+    assert "gpu1: it already belongs to the cluster sandbox" in refused.err
+    assert cluster.vcluster("down", inventory=other).code == 0
+    assert cluster.nodes() == before
+
+
+def test_a_lease_that_somebody_holds(cluster: Sandbox) -> None:
+    """The lock is a flock on the head; here a person holds it."""
+    lock = "/tmp/vcluster-sandbox.lock"
+    hold = f"exec 9>>{lock}; flock 9; echo ada@laptop since noon >{lock}; echo held; cat"
+    argv = ["ssh", "-F", str(cluster.folder / "ssh_config"), "gpu1", hold]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        refused = cluster.vcluster("down")
+        waited = cluster.start("down", "--wait", "60", "--json")
+        assert waited.stdout is not None
+        until_waiting = next(line for line in waited.stdout if "ada@laptop" in line)
+        holder.communicate("", timeout=30)
+    assert until_waiting
+    assert refused.code == 75
+    assert "ada@laptop since noon" in refused.err
+    assert waited.wait(timeout=60) == 0
+    waited.communicate()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["nobody/no-such-model"], 1, "nobody/no-such-model cannot be served"),
+        (["sandbox/tiny-llama", "--", "--no-such-flag"], 1, "no-such-flag"),
+        (["sandbox/tiny-llama", "--", "--port", "9"], 2, "set ports.api in the inventory"),
+        (["sandbox/tiny-llama", "--tp", "3"], 2, "choose one of 1, 2, 4"),
+        (["sandbox/tiny-llama", "--tp", "4", "--pp", "2"], 2, "needs 8 GPUs; the cluster has 4"),
+    ],
+)
+def test_what_cannot_be_served(cluster: Sandbox, argv: list[str], code: int, message: str) -> None:
+    cluster.vcluster("up", "--yes").ok()
+    refused = cluster.vcluster("serve", *argv)
+    assert (refused.code, message in refused.err) == (code, True), refused.err
+    assert cluster.vcluster("status", "--json").ok().json()["up"] is True
+
+
+def test_serving_needs_a_cluster_and_a_port(down: Sandbox) -> None:
+    refused = down.vcluster("serve", "sandbox/tiny-llama")
+    assert (refused.code, "run vcluster up first" in refused.err) == (3, True)
+    down.vcluster("up").ok()
+    with root_does(down, "gpu1", "/usr/sbin/sshd -p 8000 -o PidFile=/run/taken.pid", "kill $(cat /run/taken.pid)"):
+        taken = down.vcluster("serve", "sandbox/tiny-llama")
+    assert (taken.code, "gpu1: port 8000 is taken" in taken.err) == (3, True)
+
+
+def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = cluster.vcluster("tunnel", "--port", str(taken.getsockname()[1]))
+    assert refused.code != 0
+    assert "Traceback" not in refused.err
+    assert str(taken) not in refused.err
+
+
+def test_down_names_the_hosts_it_could_not_reach(cluster: Sandbox) -> None:
+    cluster.vcluster("up", "--yes").ok()
+    lost = inventory(cluster, "lost", "gpu2: {", "gpu2: {ssh: {port: 1}, ")
+    partly = cluster.vcluster("down", inventory=lost)
+    assert (partly.code, "gpu2:" in partly.err) == (4, True)
+    until(lambda: set(cluster.nodes()) == {"gpu2"})
+    cluster.vcluster("down").ok()
+    assert untouched(cluster)

@@ -1,0 +1,137 @@
+"""Every command that the documentation shows is run, in its page's order, and succeeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import venv
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ROOT, VCLUSTER, Sandbox
+
+pytestmark = pytest.mark.e2e
+
+PAGES = {path.name: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+# What the sandbox serves in the place of a model that fills sixteen GPUs.
+LARGE, TINY = "meta-llama/Llama-3.1-405B-Instruct", "sandbox/tiny-llama"
+
+
+def commands(page: str) -> list[str]:
+    """The lines of a page's ``sh`` blocks."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
+
+
+def shell(command: str, folder: Path, environment: Mapping[str, str], seconds: float = 900) -> str:
+    """Run a line as a person would; returns what it printed."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{VCLUSTER.parent}:{os.environ['PATH']}", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, f"$ {command}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def open_tunnel(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """`vcluster tunnel` in its own terminal."""
+    process = subprocess.Popen(
+        [VCLUSTER, "tunnel", "--json"],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert "url" in json.loads(process.stdout.readline())
+        yield
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The page's hosts are the sandbox's: `ssh gpu1` works, as the page demands."""
+    sandbox.vcluster("down").ok()
+    inventory = tmp_path / "inventory.yaml"
+    with ExitStack() as terminals:
+        for command in commands("first-cluster.md"):
+            if command == "vcluster tunnel":
+                terminals.enter_context(open_tunnel(tmp_path, {}))
+                continue
+            said = shell(command.replace(LARGE, TINY), tmp_path, {})
+            if command.startswith("vcluster init"):
+                shell("vcluster schema | python3 -m json.tool", tmp_path, {})
+                assert "10.0.0.12" in inventory.read_text()
+                inventory.write_text(sandbox.inventory.read_text())
+                shutil.copy(sandbox.folder / "ssh_config", tmp_path / "ssh_config")
+            if command.startswith("curl"):
+                assert json.loads(said)["choices"][0]["text"]
+
+
+def test_the_sandbox_page(tmp_path: Path) -> None:
+    environment: dict[str, str] = {}
+    for command in commands("sandbox.md"):
+        if command.startswith("export "):
+            name, _, value = command.removeprefix("export ").partition("=")
+            environment[name] = value
+            continue
+        shell(command, tmp_path, environment)
+        if "docker kill" in command:
+            shell("! vcluster status --json | grep -q '\"up\": true'", tmp_path, environment)
+    shell("vcluster sandbox down", tmp_path, {})
+
+
+def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
+    """The README's first command; then again, which must be quick and say the same."""
+    clone = tmp_path / "clone"
+    shell(f"git clone --quiet {ROOT} {clone}", tmp_path, {})
+    try:
+        first = shell("make demo", clone, {}, seconds=1500)
+        assert '"choices"' in first
+        again = shell("make demo", clone, {})
+        answers = [re.findall(r'"text": "(.*)"', said) for said in (first, again)]
+        assert answers[0] == answers[1] != []
+        seconds = int(re.findall(r"answered (\d+) s after", again)[0])
+        assert seconds < 60
+    finally:
+        shell("make clean", clone, {})
+    assert not (clone / "sandbox" / "inventory.yaml").exists()
+
+
+def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
+    """README's `pip install .`, into an environment of its own: the recipes must travel with the package."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    shell(f"{tmp_path}/venv/bin/pip install --quiet --constraint constraints.txt .", ROOT, {})
+    there = {"PATH": f"{tmp_path}/venv/bin:{os.environ['PATH']}"}
+    shell("vllm-cluster --version", tmp_path, there)
+    shell("vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12", tmp_path, there)
+    probe = (
+        "from vllm_cluster.docker.recipes import recipe as r\nassert r('Dockerfile').is_file() and r('cpu').is_dir()"
+    )
+    shell(f"python -c {shlex.quote(probe)}", tmp_path, there)
+
+
+def test_no_command_of_the_docs_is_left_out() -> None:
+    """A page with commands has a test above; what pages repeat counts once."""
+    covered = {*commands("first-cluster.md"), *commands("sandbox.md")}
+    # Run by the two tests above this one, and `make test` by whoever reads this.
+    covered |= {"make demo", "make test", "pip install .", "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12"}
+    left = {page: [line for line in commands(page) if line not in covered] for page in PAGES}
+    assert {page: lines for page, lines in left.items() if lines} == {}
