@@ -18,10 +18,7 @@ def join(address: str, port: int) -> str:
 def start_argv(
     role: Literal["head", "worker"], *, address: str, head_address: str, gpus: int, ports: Ports
 ) -> list[str]:
-    """The command that runs Ray on a node until it ends.
-
-    Every port that has a flag is pinned. `--no-monitor` and the like don't exist as flags, see `environment`.
-    """
+    """The command that runs Ray on a node until it ends, every port that has a flag pinned."""
     flags = [
         f"--node-ip-address={address}",
         f"--num-gpus={gpus}",
@@ -34,6 +31,8 @@ def start_argv(
         f"--min-worker-port={ports.worker_min}",
         f"--max-worker-port={ports.worker_max}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
+        # Named, though it is the default: the node program clears old sessions from the folder that is named here.
+        "--temp-dir=/tmp/ray",
         "--disable-usage-stats",
         "--log-style=record",
         "--log-color=false",

@@ -136,26 +136,28 @@ def layout(nodes: Sequence[int], tp: int | None, pp: int | None) -> Layout:
     for option, value in (("--tp", tp), ("--pp", pp)):
         if value is not None and value < 1:
             raise UsageError(f"{option} {value} is not a number of GPUs", hint="give 1 or more")
-    reasons: list[str] = []
-    if tp is None and pp is None:
-        tp, pp, reasons = _by_itself(nodes)
-    elif tp is not None and pp is not None:
-        reasons.append(f"TP={tp} and PP={pp} as told")
-    elif tp is not None:
-        pp = _other("--tp", tp, total)
-        reasons.append(f"TP={tp} as told, PP={pp}: {total} GPUs in groups of {tp}")
-    elif pp is not None:
-        tp = _other("--pp", pp, total)
-        reasons.append(f"PP={pp} as told, TP={tp}: {total} GPUs in {_count(pp, 'stage')}")
-    assert tp is not None and pp is not None  # noqa: S101 (for the type checker; every branch above sets both)
+    tp, pp, reasons = _sizes(nodes, tp, pp)
     if tp * pp > total:
         text = f"TP={tp} x PP={pp} needs {tp * pp} GPUs; the cluster has {total}"
         raise UsageError(text, hint=f"choose --tp and --pp whose product is {total}, or give neither")
     if tp * pp < total:
-        reasons.append(f"{total - tp * pp} of the {total} GPUs stay idle")
-    if any(count % tp for count in nodes) and len(nodes) > 1:
+        reasons.append(f"{total - tp * pp} of the {total} GPUs stay idle, Ray chooses which")
+    if len(nodes) > 1 and any(count % tp for count in nodes):
         reasons.append(f"TP={tp} crosses hosts: every layer waits for the network, which only RDMA makes bearable")
     return Layout(tp, pp, tuple(reasons))
+
+
+def _sizes(nodes: Sequence[int], tp: int | None, pp: int | None) -> tuple[int, int, list[str]]:
+    total = sum(nodes)
+    if tp is not None and pp is not None:
+        return tp, pp, [f"TP={tp} and PP={pp} as told"]
+    if tp is not None:
+        pp = _other("--tp", tp, total)
+        return tp, pp, [f"TP={tp} as told, PP={pp}: {total} GPUs in groups of {tp}"]
+    if pp is not None:
+        tp = _other("--pp", pp, total)
+        return tp, pp, [f"PP={pp} as told, TP={tp}: {total} GPUs over {pp} stage{'s'[: pp > 1]}"]
+    return _by_itself(nodes)
 
 
 def _by_itself(nodes: Sequence[int]) -> tuple[int, int, list[str]]:
@@ -177,7 +179,3 @@ def _other(option: str, value: int, total: int) -> int:
         text = f"{option} {value} does not divide the cluster's {total} GPUs"
         raise UsageError(text, hint=f"choose one of {fitting}, or give both --tp and --pp")
     return total // value
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -56,6 +56,7 @@ class Pace:
     ray_steady: float = 60.0
     ray_start: float = 180.0
     ray_stop: float = 8.0
+    nodes: float = 1.0
     nodes_stale: float = 15.0
     look: float = 2.0
     misses: int = 3

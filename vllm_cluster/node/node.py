@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
 import json
 import logging
 import os
@@ -19,17 +18,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from vllm_cluster.node.attempt import Pace, refusal
 from vllm_cluster.node.process import Child, descendants, end, say
+from vllm_cluster.node.ray_nodes import ray_nodes
 from vllm_cluster.node.serving import Serving, write_whole
 
 PR_SET_CHILD_SUBREAPER = 36
-DEAD_NODES_TOLD = 20
 ERROR_LINES = 12
 
 
@@ -85,7 +84,7 @@ class Node:
             self.stopping.set()
             if self._serving:
                 self._serving.close()
-            self._ray_state, self._ray_error = "down", "the node stops"
+            self._ray_state, self._ray_error, self._nodes = "down", "the node stops", None
             end(descendants, lambda: self._pace.ray_stop, self._reap)
             self.publish()
         return 0
@@ -190,7 +189,14 @@ class Node:
         now = time.monotonic()
         if self._watch is None:
             if self._ray_state == "up" and now >= self._watch_due:
-                argv = [sys.executable, __file__, "ray-nodes", f"--address={os.environ['RAY_ADDRESS']}"]
+                every = self._pace.nodes
+                argv = [
+                    sys.executable,
+                    __file__,
+                    "ray-nodes",
+                    f"--address={os.environ['RAY_ADDRESS']}",
+                    f"--every={every}",
+                ]
                 self._nodes_at = now
                 self._watch = Child("nodes", argv, os.environ, self._see_nodes, quiet=True)
         elif self._watch.code() is not None or now - self._nodes_at > self._pace.nodes_stale:
@@ -218,39 +224,6 @@ class Node:
             return
 
 
-def node_table(address: str) -> Callable[[], list[dict[str, Any]]]:
-    """What ray.nodes() asks, without becoming a driver, which costs a job and a second."""
-    try:
-        options = importlib.import_module("ray._raylet").GcsClientOptions
-        state = importlib.import_module("ray._private.state").GlobalState()
-        state._initialize_global_state(
-            options.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
-        )
-        return state.node_table  # type: ignore[no-any-return]
-    except (ImportError, AttributeError, TypeError):  # private: another Ray may not have it
-        ray = importlib.import_module("ray")
-        ray.init(address=address, log_to_driver=False)
-        return ray.nodes  # type: ignore[no-any-return]
-
-
-def ray_nodes(address: str) -> int:
-    """Print Ray's nodes once a second until Ray does not answer; a process of its own, for what it imports."""
-    table = node_table(address)
-    while True:
-        every = [
-            {
-                "id": node["NodeID"],
-                "address": node["NodeManagerAddress"],
-                "alive": bool(node["Alive"]),
-                "gpus": float(node["Resources"].get("GPU", 0)),
-            }
-            for node in table()
-        ]
-        dead = [node for node in every if not node["alive"]][-DEAD_NODES_TOLD:]
-        print(json.dumps({"nodes": [node for node in every if node["alive"]] + dead}), flush=True)
-        time.sleep(1.0)
-
-
 def main(argv: Sequence[str]) -> int:
     """The commands of this program."""
     parser = argparse.ArgumentParser(prog="node.py", description="Keep Ray and vLLM running on this host.")
@@ -260,11 +233,13 @@ def main(argv: Sequence[str]) -> int:
         command.add_argument("ray", nargs="+", help="-- ray start … --block")
         if role == "worker":
             command.add_argument("--head", required=True, help="host:port of the head's Ray")
-    commands.add_parser("ray-nodes").add_argument("--address", required=True)
+    nodes = commands.add_parser("ray-nodes")
+    nodes.add_argument("--address", required=True)
+    nodes.add_argument("--every", type=float, default=1.0)
     commands.add_parser("status")
     given = parser.parse_args(argv)
     if given.command == "ray-nodes":
-        return ray_nodes(given.address)
+        return ray_nodes(given.address, given.every)
     if given.command == "status":
         sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
         return 0
