@@ -174,7 +174,7 @@ def test_nothing_that_begins_like_an_option_is_taken(key: str, text: str) -> Non
 
 
 @patient
-@given(ANY_TEXT)
+@given(ANY_TEXT.filter(lambda text: "@" not in text))  # in me@-@0 the user is me@-, and that is no option
 def test_no_ssh_target_is_taken_for_an_option(text: str) -> None:
     for ssh in (
         f"-{text}",
