@@ -47,6 +47,7 @@ def up(inventory: Inventory, emit: Emit, *, confirm: Confirm, cache: Path, wait:
 def _change(
     inventory: Inventory, fleet: Fleet, seen: Survey, *, emit: Emit, confirm: Confirm, cache: Path, wait: float
 ) -> Plan:
+    emit(Event("note", _summary(seen.plan)))
     disturbed = _disturbs(seen.plan, seen)
     if disturbed and not confirm(f"this stops what runs on {', '.join(disturbed)}; go on?"):
         raise UsageError(f"not confirmed: this would stop what runs on {', '.join(disturbed)}", hint="say --yes")
@@ -55,10 +56,18 @@ def _change(
         lease.acquire(wait, lambda holder: emit(Event("progress", f"waiting for {holder}")))
         # Somebody may have changed things until the lease was ours.
         current = survey(inventory, fleet, emit)
-        emit(Event("note", "plan", data={"plan": current.plan}))
+        emit(Event("plan", "", data={"plan": current.plan}))
         Execution(current.plan, fleet, lease, emit, current.secrets, node_files(), cache).run()
         record(head.engine, inventory.cluster, "up", [operation.text for operation in current.plan.operations()])
     return current.plan
+
+
+def _summary(planned: Plan) -> str:
+    """The plan in a line a host, for people who want to see before it happens."""
+    by_host: dict[str, list[str]] = {}
+    for operation in planned.operations():
+        by_host.setdefault(operation.host, []).append(operation.verb)
+    return "\n".join(["to do:", *(f"  {host}: {', '.join(verbs)}" for host, verbs in by_host.items())])
 
 
 def _disturbs(planned: Plan, seen: Survey) -> list[str]:

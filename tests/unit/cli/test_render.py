@@ -1,0 +1,93 @@
+"""What is shown: data that parses, text that steers no terminal, errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.core import world
+from vllm_cluster.actions.serve import Endpoint
+from vllm_cluster.cli.render import errors, events
+from vllm_cluster.cli.render.endpoint import curl_line
+from vllm_cluster.cli.render.plan import plan_document, show_plan
+from vllm_cluster.cli.render.text import plain
+from vllm_cluster.core.desired import desired
+from vllm_cluster.core.diff import diff
+from vllm_cluster.core.errors import FleetError, Lost, Unreachable
+from vllm_cluster.core.plan import Plan
+from vllm_cluster.run.events import Event
+
+
+def a_plan() -> Plan:
+    """The plan of two empty hosts."""
+    facts = world.hosts()
+    return diff(desired(world.inventory(), facts, world.INPUTS), facts)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07x", "x"),
+        ("a\r\nb\rc", "a\nb\nc"),
+        ("\x08\x7f\x9b31m", "31m"),
+        ("safe\u202eelif", "safeelif"),
+        ("[bold]not markup[/bold]", "[bold]not markup[/bold]"),
+    ],
+)
+def test_remote_text_is_only_text(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+def test_a_long_line_is_cut() -> None:
+    assert len(plain("x" * 10_000_000)) < 5000
+
+
+def test_events_are_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    events.json_lines(Event("plan", "", data={"plan": a_plan()}))
+    events.json_lines(Event("done", "a\nb\x1b[0m", "gpu1", {"n": 1}))
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["event"] for row in rows] == ["plan", "done"]
+    assert rows[0]["plan"]["gpus"] == {"10.0.0.1": 2, "10.0.0.2": 2}
+    assert (rows[1]["host"], rows[1]["n"], rows[1]["v"]) == ("gpu1", 1, 1)
+
+
+def test_lines_name_host_and_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = events.Lines(0).show
+    shown(Event("failed", "broke", "gpu1"))
+    shown(Event("start", "hidden without -v", "gpu1"))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.endswith("s  gpu1: failed: broke\n")
+
+
+def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    error = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": Unreachable("b", "no route")})
+    errors.show(error, as_json=False, color="never")
+    assert capsys.readouterr().err == "error: a: nothing listens\nb: no route\n  do: start sshd\n"
+    errors.show(error, as_json=True, color="never")
+    row = json.loads(capsys.readouterr().out)
+    assert (row["exit_code"], row["hosts"]["b"]["error"]) == (4, "Unreachable")
+
+
+def test_mixed_failures_are_failures() -> None:
+    assert FleetError({"a": Unreachable("a", "x"), "b": Lost("b", "y")}).exit_code == 1
+
+
+def test_a_plan_reads_as_what_will_happen(capsys: pytest.CaptureFixture[str]) -> None:
+    show_plan(a_plan(), color="never", verbosity=0)
+    out = capsys.readouterr().out
+    assert "gpu1: create head vcluster-lab with 2 GPUs on 10.0.0.1: it is not there" in out
+    assert "then wait until Ray counts exactly the planned GPUs" in out
+    assert "docker run" not in out
+    show_plan(a_plan(), color="never", verbosity=1)
+    assert capsys.readouterr().out.count("docker run") == 2
+    assert json.loads(json.dumps(plan_document(a_plan())))["empty"] is False
+
+
+def test_the_curl_line_quotes_what_it_must() -> None:
+    line = curl_line(Endpoint("it's a model", "fd00::1", "gpu1", 8000), None)
+    assert "http://[fd00::1]:8000/v1/completions" in line
+    assert "$(vcluster key)" in line
+    assert """it'"'"'s a model""" in line
