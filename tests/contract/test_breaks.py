@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -31,6 +32,18 @@ def outcome(call: Callable[[], object]) -> tuple[VclusterError | None, float]:
     except VclusterError as error:
         return error, time.monotonic() - started
     return None, time.monotonic() - started
+
+
+@contextmanager
+def cut_off(server: Sshd) -> Iterator[None]:
+    """Nothing arrives from or at a server; who may not change the firewall stops its processes instead."""
+    if os.getuid() == 0 and shutil.which("iptables"):
+        with dropped(server.port):
+            yield
+        return
+    for pid in server.connections():
+        signal_pid(pid, signal.SIGSTOP)
+    yield
 
 
 @contextmanager
@@ -110,8 +123,6 @@ def test_silence_of_a_host_is_told_from_silence_of_a_command(
     *, client: Client, server: Sshd, shared_server: Sshd, connect: Connect, tmp_path: Path
 ) -> None:
     """One wait for all of it: a dead host is lost in time, and one whose commands only listen is not."""
-    if os.getuid() != 0:
-        pytest.fail("cutting a port needs root: run the tests as root, in a container for instance")
     near = Sshd(tmp_path / "near", client.key).start()
     client.add("alive", shared_server)
     client.add("h", server)
@@ -152,7 +163,7 @@ def test_silence_of_a_host_is_told_from_silence_of_a_command(
         thread.start()
     for name in dead:
         wait_for(tmp_path / name)
-    with dropped(server.port):
+    with cut_off(server):
         cut = time.monotonic()
         error, seconds = outcome(lambda: dead["fabric"].run(["true"], Deadline.after(2)))
         assert isinstance(error, TimedOut)

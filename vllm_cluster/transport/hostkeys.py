@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import os
@@ -60,14 +59,14 @@ def lookup_name(host: str, port: int, alias: str | None = None) -> str:
 def parse(text: str, file: str) -> list[KnownKey]:
     """The usable lines of a known_hosts file; like ssh, what cannot be read is passed over."""
     keys = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
         if len(fields) < 3 or fields[0].startswith("#"):
             continue
         try:
             blob = base64.b64decode(fields[2], validate=True)
-        except binascii.Error:
+        except ValueError:
             continue
         keys.append(KnownKey(file, number, marker, fields[0], fields[1], blob))
     return keys
@@ -148,7 +147,7 @@ def _hash_matches(names: str, host: str) -> bool:
         return False
     try:
         salt, digest = base64.b64decode(parts[2]), base64.b64decode(parts[3])
-    except binascii.Error:
+    except ValueError:
         return False
     return hmac.compare_digest(hmac.new(salt, host.encode(), hashlib.sha1).digest(), digest)
 

@@ -51,7 +51,8 @@ class OpenSshTransport:
             if self._master is not None and self._master.alive():
                 return
             self._close()
-            self._master = Master(self._target, resolve(self._target), deadline)
+            resolved = resolve(self._target)
+            self._master = reasons.patiently(lambda: Master(self._target, resolved, deadline), deadline)
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import shlex
+import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from vllm_cluster.core.errors import AuthRefused, HostKeyRejected, Unreachable
+from vllm_cluster.transport.base import Deadline
 from vllm_cluster.transport.hostkeys import lookup_name
 from vllm_cluster.transport.sshconfig import Resolved
+
+T = TypeVar("T")
+
+ATTEMPTS = 6
 
 
 def unknown_key(at: Resolved, shown: str, *, authority: bool = False) -> HostKeyRejected:
@@ -53,7 +62,7 @@ def auth_refused(at: Resolved, why: str, offered: list[str], skipped: list[str])
         at.name,
         f"{at.where} refused the login: {why}; offered: {', '.join(offered) or 'nothing'}{also}",
         hint=f"put your public key there (ssh-copy-id {_by_hand(at)}), or give the right user and key for {at.name}; "
-        "hardware keys, certificates and Kerberos need the openssh transport",
+        "hardware keys and Kerberos need the openssh transport",
     )
 
 
@@ -94,9 +103,29 @@ def no_name(at: Resolved, why: str = "") -> Unreachable:
     )
 
 
-def closed_early(at: Resolved) -> Unreachable:
+class HungUp(Unreachable):
+    """The server closed the connection before the login: it may take the next one."""
+
+
+def patiently(connect: Callable[[], T], deadline: Deadline) -> T:
+    """Connect, and again after a moment when the server had too much to do.
+
+    sshd drops new connections at random while ten logins are under way, which many hosts behind one bastion are.
+    """
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return connect()
+        except HungUp:
+            pause = random.uniform(0.1, 0.5) * attempt  # noqa: S311 - spreads the attempts, hides nothing
+            if deadline.left() <= pause:
+                raise
+            time.sleep(pause)
+    return connect()
+
+
+def closed_early(at: Resolved) -> HungUp:
     """The server hung up before the login."""
-    return Unreachable(
+    return HungUp(
         at.name,
         f"{at.host}:{at.port} closed the connection before the login",
         hint="its sshd may have too many logins under way (raise MaxStartups), or refuse this address; see its log",

@@ -16,7 +16,8 @@ from vllm_cluster.transport._forward import LoopbackForward
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
 from vllm_cluster.transport.fabric.config import parsed_words
 from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_chain
-from vllm_cluster.transport.fabric.stream import BROKEN, ChannelStream, Link, collect
+from vllm_cluster.transport.fabric.stream import ChannelStream, Link, collect
+from vllm_cluster.transport.fabric.wire import BROKEN
 from vllm_cluster.transport.sshconfig import check, resolve, ssh_words
 
 _RETRY_SECONDS = 0.1
@@ -52,7 +53,7 @@ class FabricTransport:
                 return
             self._close()
             resolved = resolve(self._target, ssh_words if shutil.which("ssh") else parsed_words)
-            self._hops = open_chain(resolved, deadline)
+            self._hops = reasons.patiently(lambda: open_chain(resolved, deadline), deadline)
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""

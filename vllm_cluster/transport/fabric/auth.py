@@ -18,6 +18,8 @@ from vllm_cluster.transport.hostkeys import fingerprint
 from vllm_cluster.transport.sshconfig import Resolved
 
 AGENT_SECONDS = 10.0
+# Hardware keys (sk-…) are known to the agent, but signing with them breaks paramiko.
+_USABLE = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-")
 
 
 class _Agent(AgentSSH):
@@ -92,13 +94,18 @@ class Credentials:
         raise self._refused("it refused every key")
 
     def _keys(self) -> Iterator[tuple[str, paramiko.PKey]]:
-        held = {key.asbytes(): key for key in self._agent_keys()}
+        held = {}
+        for key in self._agent_keys():
+            if key.get_name().startswith(_USABLE):
+                held[key.asbytes()] = key
+            else:
+                self._skipped.append(f"{key.comment or key.get_name()} (from the agent: needs the openssh transport)")
         for path in self._resolved.identities:
             in_agent = held.pop(_public_blob(path) or b"", None)
             if in_agent is not None:
                 yield f"{path} (from the agent)", in_agent
-            elif (key := self._load(path)) is not None:
-                yield str(path), key
+            elif (loaded := self._load(path)) is not None:
+                yield str(path), loaded
         if not self._resolved.identities_only:
             for key in held.values():
                 yield f"{key.comment or key.get_name()} (from the agent)", key

@@ -21,8 +21,8 @@ from vllm_cluster.transport._process import proxy_socket
 from vllm_cluster.transport.base import Deadline
 from vllm_cluster.transport.fabric.auth import Credentials
 from vllm_cluster.transport.fabric.keys import HostKeys
-from vllm_cluster.transport.fabric.stream import BROKEN, Link
-from vllm_cluster.transport.fabric.wire import SILENCE_SECONDS, Session, Socket, Wire
+from vllm_cluster.transport.fabric.stream import Link
+from vllm_cluster.transport.fabric.wire import BROKEN, SILENCE_SECONDS, Session, Socket, Wire
 from vllm_cluster.transport.sshconfig import Resolved, expand
 
 STEP_SECONDS = 10.0
@@ -68,6 +68,7 @@ def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:
         )
     known = HostKeys(resolved)
     wire = Wire(_socket(resolved, through, deadline))
+    step = min(STEP_SECONDS, max(deadline.left(), 0.1))
     connection = fabric.Connection(
         resolved.host,
         user=resolved.user,
@@ -77,9 +78,9 @@ def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:
         forward_agent=False,
         connect_kwargs={
             "sock": wire,
-            "timeout": min(STEP_SECONDS, max(deadline.left(), 0.1)),
-            "banner_timeout": min(STEP_SECONDS, max(deadline.left(), 0.1)),
-            "auth_timeout": STEP_SECONDS,
+            "timeout": step,
+            "banner_timeout": step,
+            "auth_timeout": step,
             "channel_timeout": STEP_SECONDS,
             "auth_strategy": Credentials(resolved),
             "transport_factory": functools.partial(Session, key_types=known.preferred()),

@@ -12,14 +12,12 @@ import paramiko
 
 from vllm_cluster.core.errors import Lost
 from vllm_cluster.transport.base import Deadline, Result
-from vllm_cluster.transport.fabric.wire import Session, Wire
+from vllm_cluster.transport.fabric.wire import BROKEN, Session, Wire
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
 TAIL = 8_192
 _BREATH = 0.25
-
-BROKEN = (OSError, EOFError, paramiko.SSHException)
 
 
 class Link:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from paramiko.common import cMSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 
 KEEPALIVE_SECONDS = 5.0
 SILENCE_SECONDS = 15.0
+# What paramiko raises when a connection breaks.
+BROKEN = (OSError, EOFError, paramiko.SSHException)
 
 
 class Socket(Protocol):
@@ -71,9 +74,10 @@ class Wire:
         self._sock.settimeout(seconds)
 
     def close(self) -> None:
-        """As a socket's."""
+        """As a socket's; paramiko's thread calls it too, when a jump host's connection may be gone before."""
         self._closed = True
-        self._sock.close()
+        with contextlib.suppress(*BROKEN):
+            self._sock.close()
 
     def _judge(self, error: TimeoutError) -> None:
         if error.errno == errno.ETIMEDOUT:

@@ -1,0 +1,106 @@
+"""ssh_config as the inventory uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_cluster.core.errors import UsageError
+from vllm_cluster.transport.base import Target
+from vllm_cluster.transport.sshconfig import check, expand, hosts_matching, resolve, ssh_options
+
+
+def words(**values: str) -> dict[str, list[str]]:
+    return {key: [value] for key, value in values.items()}
+
+
+def test_hosts_are_listed_in_order_with_their_includes(tmp_path: Path) -> None:
+    (tmp_path / "more").write_text("Host gpu3 bastion\nInclude config\n")
+    (tmp_path / "config").write_text(
+        "# Host gpu0\nHost gpu1 gpu2 gpu*\n  HostName x\nhost=gpu9\nMatch host gpu8\n"
+        f"Include {tmp_path}/mo*\nHost !gpu7 gpu1 *\n"
+    )
+    assert hosts_matching(tmp_path / "config", "gpu*") == ["gpu1", "gpu2", "gpu9", "gpu3"]
+    assert hosts_matching(tmp_path / "config", "gpu[12]") == ["gpu1", "gpu2"]
+    assert hosts_matching(tmp_path / "config", "x") == []
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no-file"):
+        hosts_matching(tmp_path / "no-file", "*")
+
+
+def test_a_relative_include_is_looked_for_in_the_user_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text("Include conf.d/*\n")
+    (tmp_path / ".ssh/conf.d").mkdir()
+    (tmp_path / ".ssh/conf.d/a").write_text('Host "gpu1"\n')
+    assert hosts_matching(None, "*") == ["gpu1"]
+
+
+def test_the_answer_of_ssh_becomes_a_resolved_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    answer = {
+        **words(user="me", hostname="10.0.0.1", port="2222", identitiesonly="yes", hostkeyalias="gpu"),
+        **words(stricthostkeychecking="accept-new", hashknownhosts="yes", proxycommand="nc %h %p %%"),
+        "identityfile": ["~/.ssh/a key", "/k/%r@%h"],
+        "userknownhostsfile": ["/a /b"],
+        "globalknownhostsfile": ["/c"],
+        "identityagent": ["none"],
+    }
+    at = resolve(Target("gpu1", "g"), lambda _: answer)
+    assert at.where == "me@10.0.0.1:2222"
+    assert at.identities == (tmp_path / ".ssh/a key", Path("/k/me@10.0.0.1"))
+    assert at.known_hosts == (Path("/a"), Path("/b"), Path("/c"))
+    assert (at.identities_only, at.host_key_alias, at.accept_new_keys, at.agent) == (True, "gpu", True, None)
+    assert expand(at.proxy_command or "", at) == "nc 10.0.0.1 2222 %"
+
+
+def test_jump_hosts_are_resolved_one_through_the_other() -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def ask(target: Target) -> dict[str, list[str]]:
+        asked.append((target.destination, target.jump))
+        answer = words(user="u", hostname=target.destination.rpartition("@")[2].removeprefix("ssh://").split(":")[0])
+        return {**answer, "proxyjump": [target.jump]} if target.jump else answer
+
+    at = resolve(Target("gpu1", "g", jump="a,u@b:22,[::1]:2"), ask)
+    assert asked == [("g", "a,u@b:22,[::1]:2"), ("ssh://[::1]:2", "a,u@b:22"), ("ssh://u@b:22", "a"), ("a", None)]
+    assert at.jump is not None and at.jump.jump is not None and at.jump.jump.jump is not None
+    assert at.jump.jump.jump.host == "a"
+
+
+def test_a_circle_is_refused() -> None:
+    with pytest.raises(UsageError, match="circle"):
+        resolve(Target("gpu1", "a"), lambda target: words(user="u", hostname="x", proxyjump="b"))
+
+
+@pytest.mark.parametrize("bad", ["x y", "$(id)", "-v"])
+def test_a_bad_name_in_ssh_config_is_refused(bad: str) -> None:
+    with pytest.raises(UsageError, match="HostName"):
+        resolve(Target("gpu1", "a"), lambda _: words(user="u", hostname=bad))
+
+
+@given(text=st.text(max_size=20))
+def test_no_name_that_passes_can_be_an_option_or_a_command(text: str) -> None:
+    for target in (Target("n", text), Target("n", "h", user=text), Target("n", "h", jump=text)):
+        try:
+            check(target)
+        except UsageError:
+            continue
+        if target.jump in ("", "none"):
+            continue
+        for part in text.split(","):
+            assert part
+            assert not part.startswith("-")
+            assert not set(part) & set(" \t\n\r\0'\"`;&<>|(){}")
+
+
+def test_options_stand_before_the_destination(tmp_path: Path) -> None:
+    target = Target("n", "h", user="u", port=2, identity=tmp_path / "k", jump="j", config=tmp_path / "c")
+    assert ssh_options(target) == ["-F", f"{tmp_path}/c", "-l", "u", "-p", "2", "-i", f"{tmp_path}/k", "-J", "j"]
