@@ -22,7 +22,6 @@ from vllm_cluster.sandbox.wheels import ensure_wheels
 
 _BUILD = f"{ROOT}/build"
 _BUILD_S = 1800
-_MODEL_S = 300
 
 
 def golden_folder() -> str:
@@ -68,40 +67,27 @@ def _make(engine: DockerClient, builder: Container, golden: str, report: Report)
     """Build in a folder of another name; the rename says that all is there."""
     making = f"{golden}.part"
     wheels = ensure_wheels(report)
-    execute(builder, ["rm", "-rf", making, _BUILD], deadline=300)
-    execute(builder, ["mkdir", "-p", making, _BUILD], deadline=30)
-    execute(builder, ["engine", "start", making], deadline=30)
+    _run(builder, f"rm -rf {making} {_BUILD}")
+    _run(builder, f"mkdir -p {making} {_BUILD}")
+    _run(builder, f"engine start {making}")
     wait_for_engine(builder)
     _send_base(engine, builder, report)
-    report("building the CPU engine's image (a few minutes, once)")
     put(builder, _BUILD, _context(wheels))
+    report("installing the CPU engine (a minute or two, once)")
     _build_engine(builder, report)
     report("making the model")
     _make_model(builder, making)
-    # Hosts are to hold the engine image alone; the base stays as its first layer.
-    execute(builder, ["docker", "image", "rm", base_tag("cpu")], deadline=60)
-    execute(builder, ["docker", "image", "prune", "--force"], deadline=300)
-    execute(builder, ["engine", "stop"], deadline=60)
-    execute(builder, ["mv", making, golden], deadline=30)
+    _run(builder, "engine stop")
+    _run(builder, f"mv {making} {golden}")
     # Other recipes' data are needed no more: hosts hold their own links to the layers.
-    others = [
-        "find",
-        f"{ROOT}/golden",
-        "-mindepth",
-        "1",
-        "-maxdepth",
-        "1",
-        "!",
-        "-path",
-        golden,
-        "-exec",
-        "rm",
-        "-rf",
-        "{}",
-        "+",
-    ]
-    execute(builder, others, deadline=300)
-    execute(builder, ["rm", "-rf", _BUILD], deadline=60)
+    _run(builder, f"find {ROOT}/golden -mindepth 1 -maxdepth 1 ! -path {golden} -exec rm -rf {{}} +")
+    _run(builder, f"rm -rf {_BUILD}")
+
+
+def _run(builder: Container, command: str, deadline: int = 300) -> None:
+    """Run a command whose words hold no blanks."""
+    # The hosts' Debian has no buildx, so images are built by the classic builder.
+    execute(builder, command.split(), deadline=deadline, env={"DOCKER_BUILDKIT": "0"})
 
 
 def _send_base(engine: DockerClient, builder: Container, report: Report) -> None:
@@ -112,8 +98,8 @@ def _send_base(engine: DockerClient, builder: Container, report: Report) -> None
             spool.write(chunk)
         spool.flush()
         put(builder, _BUILD, [File("base.tar", Path(spool.name))])
-    execute(builder, ["docker", "load", "--input", f"{_BUILD}/base.tar"], deadline=300)
-    execute(builder, ["rm", f"{_BUILD}/base.tar"], deadline=30)
+    _run(builder, f"docker load --input {_BUILD}/base.tar")
+    _run(builder, f"rm {_BUILD}/base.tar")
 
 
 def _context(wheels: Path) -> Iterator[File]:
@@ -124,27 +110,21 @@ def _context(wheels: Path) -> Iterator[File]:
 
 
 def _build_engine(builder: Container, report: Report) -> None:
-    command = [
-        "docker",
-        "build",
-        "--network",
-        "none",
-        "--build-arg",
-        f"BASE={base_tag('cpu')}",
-        "--tag",
-        ENGINE_IMAGE,
-        _BUILD,
-    ]
-
-    def steps(line: str) -> None:
-        if line.startswith("Step "):
-            report("  " + line.partition("&&")[0].strip())
-
-    # The hosts' Debian has no buildx, and the classic builder says so at length.
-    execute(builder, command, deadline=_BUILD_S, env={"DOCKER_BUILDKIT": "0"}, on_line=steps)
+    """Install into a container and commit it: a COPY of the wheels, or of what they became, would be a layer more."""
+    base, installed = base_tag("cpu"), "vcluster-sandbox/cpu-installed"
+    mount = f"--volume {_BUILD}:/build"
+    _run(builder, f"docker run --name install --network none {mount} {base} sh /build/install.sh", _BUILD_S)
+    report("making its image")
+    _run(builder, f"docker commit install {installed}")
+    _run(builder, "docker rm install")
+    # From a file on stdin there is no context: nothing of the build folder is sent.
+    build = f"docker build --network none --build-arg BASE={installed} --tag {ENGINE_IMAGE} - < {_BUILD}/Dockerfile"
+    execute(builder, ["sh", "-c", build], deadline=300, env={"DOCKER_BUILDKIT": "0"})
+    # Hosts are to hold the engine image alone; what it stands on stays as its layers.
+    _run(builder, f"docker image rm {installed} {base}")
 
 
 def _make_model(builder: Container, making: str) -> None:
-    mounts = ["--volume", f"{_BUILD}/make_model.py:/make_model.py:ro", "--volume", f"{making}/models:/models"]
-    program = ["--entrypoint", "python3", ENGINE_IMAGE, "/make_model.py", "/models", MODEL]
-    execute(builder, ["docker", "run", "--rm", "--network", "none", *mounts, *program], deadline=_MODEL_S)
+    mounts = f"--volume {_BUILD}/make_model.py:/make_model.py:ro --volume {making}/models:/models"
+    program = f"--entrypoint python3 {ENGINE_IMAGE} /make_model.py /models {MODEL}"
+    _run(builder, f"docker run --rm --network none {mounts} {program}")

@@ -64,10 +64,9 @@ def address_of(subnet: ipaddress.IPv4Network, index: int) -> str:
     return str(subnet.network_address + _FIRST + index)
 
 
-def remove_host(engine: DockerClient, sandbox: Sandbox, image: str, host: str, container: Container | None) -> None:
+def remove_host(engine: DockerClient, sandbox: Sandbox, image: str, host: str, container: Container) -> None:
     """Remove a host with its images and models; its identity stays in the volume, for the one that comes after it."""
-    if container:
-        remove(container)
+    remove(container)
     in_volume(engine, image, "rm", "-rf", f"{sandbox.data(host)}/docker", f"{sandbox.data(host)}/models")
 
 

@@ -43,25 +43,25 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
 def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: Report) -> Path:
     public_key = files.ensure_key(sandbox.folder)
     image = ensure_host(engine, report)
-    golden = golden_folder()
-    recipe = f"{host_tag()} {golden}"
-    present = machines.found(engine, sandbox)
-    for name, container in list(present.items()):
-        if name not in host_names(count) or container.labels.get(LABEL_RECIPE) != recipe:
-            report(f"{name}: removing it, it is of another recipe or more than asked for")
-            machines.remove_host(engine, sandbox, image, name, present.pop(name))
-    missing = [name for name in host_names(count) if name not in present]
-    if missing:
-        golden = ensure_golden(engine, image, report)
-        subnet = machines.ensure_network(engine, sandbox)
-        allowed = rights(engine, image)
-        for name in missing:
-            report(f"{name}: creating it")
-            address = machines.address_of(subnet, host_names(count).index(name))
-            present[name] = machines.make_host(
-                engine, sandbox, name, image=image, golden=golden, recipe=recipe, address=address, allowed=allowed
-            )
-    ordered = [present[name] for name in host_names(count)]
+    recipe = f"{host_tag()} {golden_folder()}"
+    names = host_names(count)
+    found = machines.found(engine, sandbox)
+    present = {name: host for name, host in found.items() if name in names and host.labels.get(LABEL_RECIPE) == recipe}
+    missing = [name for name in names if name not in present]
+    # What takes long and can fail comes before anything is removed.
+    golden = ensure_golden(engine, image, report) if missing else golden_folder()
+    for name in sorted(found.keys() - present.keys()):
+        report(f"{name}: removing it ({'its recipe has changed' if name in names else 'not asked for any more'})")
+        machines.remove_host(engine, sandbox, image, name, found[name])
+    subnet = machines.ensure_network(engine, sandbox)
+    allowed = rights(engine, image) if missing else {}
+    for name in missing:
+        report(f"{name}: creating it")
+        address = machines.address_of(subnet, names.index(name))
+        present[name] = machines.make_host(
+            engine, sandbox, name, image=image, golden=golden, recipe=recipe, address=address, allowed=allowed
+        )
+    ordered = [present[name] for name in names]
     for container in ordered:
         machines.configure(container, public_key, gpus)
     if machines.start_all(ordered):
