@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_cluster.core.errors import UsageError
+from vllm_cluster.core.errors import InventoryError, UsageError
+from vllm_cluster.inventory.grammar import UNKNOWN
+from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.template import HostSeed, render
 from vllm_cluster.transport.sshconfig import hosts_matching
 
@@ -32,10 +34,23 @@ def write(
     if output and output.exists() and not force:
         raise UsageError(f"{output} is there already", hint="say --force to overwrite it, or -o another name")
     text = render(cluster, seeds, image, model_cache)
+    _refuse_what_loading_would(text)
     if output is None:
         return text
     output.write_text(text)
     return ""
+
+
+def _refuse_what_loading_would(text: str) -> None:
+    """Write no inventory that cannot be read; addresses that nobody knows yet may be missing."""
+    try:
+        load_text(text.encode(), path=None, cwd=Path.cwd())
+    except InventoryError as error:
+        wrong = [line for line in error.message.splitlines() if UNKNOWN not in line]
+        if wrong:
+            raise UsageError(
+                "\n".join(wrong), hint="the line numbers are those of the file that was not written"
+            ) from None
 
 
 def _seed(text: str) -> HostSeed:

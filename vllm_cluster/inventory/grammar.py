@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path, PurePosixPath
 
+from vllm_cluster.inventory.reserved import OUR_FOLDERS
 from vllm_cluster.inventory.words import shown
 
 CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
@@ -107,6 +108,8 @@ def mount_target(text: str) -> str:
     inside = [system for system in _SYSTEM_FOLDERS if path == system or path.startswith(system + "/")]
     if path == "/" or inside:
         raise ValueError(f"{shown(path)} belongs to the container's system: choose another folder")
+    if path in OUR_FOLDERS:
+        raise ValueError(f"{shown(path)} is vcluster's own in the container: choose another folder")
     return path
 
 

@@ -16,7 +16,9 @@ _STEERED_BY = {
     "VLLM_PORT": "ports.api",
     "RAY_ADDRESS": "ports.gcs and head",
 }
-_OURS = ("RAY_AUTH_", "RAY_USAGE_STATS_ENABLED")
+_OURS = ("RAY_AUTH_", "RAY_USAGE_STATS_ENABLED", "VCLUSTER_", "VLLM_CONFIG_ROOT")
+# Where every container has its program, its state and its secrets.
+OUR_FOLDERS = ("/opt/vcluster", "/var/lib/vcluster", "/run/secrets/vcluster")
 
 
 def refuse(name: str) -> str:

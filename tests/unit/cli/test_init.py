@@ -1,0 +1,59 @@
+"""`vcluster init` writes what loads, and refuses what would not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_cluster.inventory.load import load
+
+VCLUSTER = Path(sys.executable).with_name("vcluster")
+
+
+def init(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run `vcluster init` in a folder that is also home."""
+    environment = {**os.environ, "HOME": str(folder)}
+    command = [VCLUSTER, "init", *argv]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_hosts_by_flags(tmp_path: Path) -> None:
+    done = init(tmp_path, "--host", "gpu1=10.0.0.11", "--host", "gpu2=10.0.0.12", "--cluster", "lab")
+    assert (done.returncode, done.stderr) == (0, "")
+    words = load(tmp_path / "inventory.yaml", cwd=tmp_path)
+    assert (words.cluster, words.head_name) == ("lab", "gpu1")
+    assert {name: host.address for name, host in words.hosts.items()} == {"gpu1": "10.0.0.11", "gpu2": "10.0.0.12"}
+
+
+def test_hosts_of_ssh_config(tmp_path: Path) -> None:
+    (tmp_path / "more").write_text("Host gpu2\n  HostName 192.0.2.2\n")
+    config = tmp_path / ".ssh" / "config"
+    config.parent.mkdir()
+    config.write_text(f"Include {tmp_path}/more\nHost gpu1 login\n  User ada\nHost *\n  Port 22\n")
+    done = init(tmp_path, "--from-ssh-config", "gpu*", "-o", "-")
+    assert done.returncode == 0, done.stderr
+    assert "gpu1:" in done.stdout
+    assert "gpu2:" in done.stdout
+    assert "login:" not in done.stdout
+    assert "CHANGE_ME" in done.stdout
+
+
+def test_a_file_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text("mine")
+    refused = init(tmp_path, "--host", "gpu1=10.0.0.11")
+    assert (refused.returncode, "--force" in refused.stderr) == (2, True)
+    assert (tmp_path / "inventory.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--host", "gpu1=10.0.0.1", "--cluster", "Bad Name"], ["--host", "gpu1=10.0.0.1", "--image", "--x"]]
+)
+def test_nothing_is_written_that_would_not_load(tmp_path: Path, argv: list[str]) -> None:
+    refused = init(tmp_path, *argv)
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "inventory.yaml").exists()
