@@ -14,10 +14,11 @@ from docker.client import DockerClient
 from docker.errors import NotFound
 from docker.models.containers import Container
 
+from vllm_cluster.docker.recipes import recipe
 from vllm_cluster.sandbox.containers import create, remove, rights, wait_for_engine
 from vllm_cluster.sandbox.images import base_tag, ensure_base
 from vllm_cluster.sandbox.local_docker import File, Report, execute, put
-from vllm_cluster.sandbox.names import ENGINE_IMAGE, LABEL, MODEL, ROOT, VOLUME, build_files, files_below, recipe_key
+from vllm_cluster.sandbox.names import ENGINE_IMAGE, LABEL, MODEL, ROOT, VOLUME, files_below, recipe_key
 from vllm_cluster.sandbox.wheels import ensure_wheels
 
 _BUILD = f"{ROOT}/build"
@@ -26,7 +27,7 @@ _BUILD_S = 1800
 
 def golden_folder() -> str:
     """The golden data of this recipe, in the volume."""
-    return f"{ROOT}/golden/{recipe_key(build_files('cpu'), base_tag('cpu'), ENGINE_IMAGE, MODEL)}"
+    return f"{ROOT}/golden/{recipe_key(recipe('cpu'), base_tag('cpu'), ENGINE_IMAGE, MODEL)}"
 
 
 def ensure_golden(engine: DockerClient, image: str, report: Report) -> str:
@@ -103,7 +104,7 @@ def _send_base(engine: DockerClient, builder: Container, report: Report) -> None
 
 
 def _context(wheels: Path) -> Iterator[File]:
-    for name, file in files_below(build_files("cpu")):
+    for name, file in files_below(recipe("cpu")):
         yield File(name, file)
     for wheel in sorted(wheels.glob("*.whl")):
         yield File(f"wheels/{wheel.name}", wheel)

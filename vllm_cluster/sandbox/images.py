@@ -15,8 +15,9 @@ from docker.client import DockerClient
 from docker.errors import BuildError, DockerException, ImageNotFound
 
 from vllm_cluster.core.errors import PreflightFailed, VclusterError
+from vllm_cluster.docker.recipes import recipe
 from vllm_cluster.sandbox.local_docker import Report
-from vllm_cluster.sandbox.names import LABEL, build_files, recipe_key
+from vllm_cluster.sandbox.names import LABEL, recipe_key
 
 _DEBIAN = {"host": "trixie", "cpu": "bookworm"}
 _BOOTSTRAP_S = 900
@@ -24,7 +25,7 @@ _BOOTSTRAP_S = 900
 
 def packages(name: str) -> list[str]:
     """What is installed in the base of an image."""
-    return (build_files(name) / "packages.txt").read_text(encoding="utf-8").split()
+    return (recipe(name) / "packages.txt").read_text(encoding="utf-8").split()
 
 
 def base_tag(name: str) -> str:
@@ -34,7 +35,7 @@ def base_tag(name: str) -> str:
 
 def host_tag() -> str:
     """The host image, called by its build files."""
-    return f"vcluster-sandbox/host:{recipe_key(base_tag('host'), build_files('host'))}"
+    return f"vcluster-sandbox/host:{recipe_key(base_tag('host'), recipe('host'))}"
 
 
 def ensure_host(engine: DockerClient, report: Report) -> str:
@@ -43,7 +44,7 @@ def ensure_host(engine: DockerClient, report: Report) -> str:
     if not _exists(engine, tag):
         base = ensure_base(engine, "host", report)
         report("building the host image (sshd and a Docker engine)")
-        _build(engine, tag, build_files("host"), {"BASE": base})
+        _build(engine, tag, recipe("host"), {"BASE": base})
     return tag
 
 
@@ -58,7 +59,7 @@ def ensure_base(engine: DockerClient, name: str, report: Report) -> str:
             report(f"pulling {debian}")
             engine.images.pull(debian)
         report(f"installing {len(packages(name))} packages into {debian}")
-        _build(engine, tag, build_files("base"), {"DEBIAN": debian, "PACKAGES": " ".join(packages(name))})
+        _build(engine, tag, recipe("base"), {"DEBIAN": debian, "PACKAGES": " ".join(packages(name))})
     except (DockerException, VclusterError, requests.RequestException) as error:
         _bootstrap(engine, tag, name, error, report)
     return tag

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import vllm_cluster
-
 # On everything that a sandbox makes; `down` removes by this label and by nothing else.
 LABEL = "io.vcluster.sandbox"
 LABEL_HOST = f"{LABEL}.host"
@@ -54,13 +52,6 @@ class Sandbox:
 def host_names(count: int) -> list[str]:
     """gpu1, gpu2, …"""
     return [f"gpu{number}" for number in range(1, count + 1)]
-
-
-def build_files(name: str) -> Path:
-    """A folder of build files: in the package where it was installed, beside it in a checkout."""
-    package = Path(vllm_cluster.__file__).parent
-    installed = package / "_docker" / name
-    return installed if installed.is_dir() else package.parent / "docker" / name
 
 
 def files_below(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -10,8 +10,9 @@ from collections import deque
 from pathlib import Path
 
 from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.docker.recipes import recipe
 from vllm_cluster.sandbox.local_docker import Report
-from vllm_cluster.sandbox.names import build_files, recipe_key
+from vllm_cluster.sandbox.names import recipe_key
 
 # The Python and the glibc of the image (Debian 12), whatever this machine runs.
 _PYTHON = "3.11"
@@ -36,7 +37,7 @@ def platform_tags() -> list[str]:
 
 def ensure_wheels(report: Report) -> Path:
     """A folder that holds exactly the wheels of requirements.txt."""
-    requirements = build_files("cpu") / "requirements.txt"
+    requirements = recipe("cpu") / "requirements.txt"
     target = cache_folder() / "wheels" / recipe_key(requirements.read_text(encoding="utf-8"))
     if target.is_dir():
         return target

