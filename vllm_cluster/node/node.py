@@ -42,6 +42,12 @@ def option(argv: Sequence[str], name: str) -> str | None:
     return next((word.partition("=")[2] for word in argv if word.startswith(f"{name}=")), None)
 
 
+def own(ray: Sequence[str], port: str) -> tuple[str, int] | None:
+    """Where Ray listens on this host, by the option that names the port."""
+    address, number = option(ray, "--node-ip-address"), option(ray, port)
+    return (address, int(number)) if address and number else None
+
+
 def place(text: str) -> tuple[str, int]:
     """host:port or [v6]:port."""
     host, _, port = text.rpartition(":")
@@ -51,7 +57,7 @@ def place(text: str) -> tuple[str, int]:
 class Node:
     """Ray on this host and, on the head, the list of Ray's nodes and what is served."""
 
-    def __init__(self, role: str, command: Sequence[str], head: tuple[str, int], pace: Pace) -> None:
+    def __init__(self, role: str, command: Sequence[str], head: tuple[str, int] | None, pace: Pace) -> None:
         self.stopping = threading.Event()
         self._role, self._command, self._head, self._pace = role, command, head, pace
         self._ray: Child | None = None
@@ -84,8 +90,8 @@ class Node:
             self.stopping.set()
             if self._serving:
                 self._serving.close()
-            self._ray_state, self._ray_error, self._nodes = "down", "the node stops", None
             end(descendants, lambda: self._pace.ray_stop, self._reap)
+            self._ray_state, self._ray_error, self._nodes = "down", "the node stops", None
             self.publish()
         return 0
 
@@ -116,9 +122,9 @@ class Node:
         now = time.monotonic()
         if now < self._due:
             return
-        if self._role == "worker" and (error := refusal(*self._head)):
-            address, port = self._head
-            self._ray_state, self._ray_error = "waiting", f"{address}:{port}: {error.strerror or error}"
+        if self._role == "worker" and self._head and (error := refusal(*self._head)):
+            self._ray_state = "waiting"
+            self._ray_error = f"{self._head[0]}:{self._head[1]}: {error.strerror or error}"
             self._due = now + self._pace.ray_backoff
             return
         if folder := option(self._command, "--temp-dir"):
@@ -154,14 +160,10 @@ class Node:
         Nor does it see that the head is another one. Only a refusal counts, for it says that nobody listens: a head
         that does not answer may come back, and Ray waits for it.
         """
-        own, port = option(self._command, "--node-ip-address"), option(self._command, "--node-manager-port")
-        places = {"the head's Ray": self._head}
-        if own and port:
-            places["the raylet"] = (own, int(port))
-        for what, where in places.items():
-            refused = isinstance(refusal(*where), ConnectionRefusedError)
+        for what, where in (("the head's Ray", self._head), ("the raylet", own(self._command, "--node-manager-port"))):
+            refused = where is not None and isinstance(refusal(*where), ConnectionRefusedError)
             self._misses[what] = self._misses.get(what, 0) + 1 if refused else 0
-            if self._misses[what] >= self._pace.misses:
+            if where and self._misses[what] >= self._pace.misses:
                 return f"{what} has ended: nobody listens at {where[0]}:{where[1]}"
         return None
 
@@ -243,11 +245,11 @@ def main(argv: Sequence[str]) -> int:
     if given.command == "status":
         sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
         return 0
-    own = f"{option(given.ray, '--node-ip-address') or '127.0.0.1'}:{option(given.ray, '--port') or 6379}"
-    return keep(given.command, given.ray, place(given.head if given.command == "worker" else own))
+    head = place(given.head) if given.command == "worker" else own(given.ray, "--port")
+    return keep(given.command, given.ray, head)
 
 
-def keep(role: str, command: Sequence[str], head: tuple[str, int]) -> int:
+def keep(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int:
     """Be the node until somebody says stop."""
     logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
     # Orphans of Ray and vLLM become our children: else nobody could find them.

@@ -167,6 +167,7 @@ class Serving:
             if self.attempt:
                 self._stop(self.course, self.attempt, "something else is wanted")
             self.course = None
+            (self._state / "serve.json").unlink(missing_ok=True)
         if wanted and self.course is None:
             self.course = self._remember(Course(wanted))
             self._save(self.course)

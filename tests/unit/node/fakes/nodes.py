@@ -1,0 +1,20 @@
+"""Stands for Ray's private modules: the nodes are in a file, and Ray is gone when the file is."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class GcsClientOptions:
+    @staticmethod
+    def create(address: str, *_: object, **__: object) -> str:
+        return address
+
+
+class GlobalState:
+    def _initialize_global_state(self, options: str) -> None:
+        self.address = options
+
+    def node_table(self) -> Any:
+        return json.loads((Path(os.environ["FAKE"]) / "nodes.json").read_text())

@@ -1,0 +1,46 @@
+"""What may be sent into any image: the standard library alone, and nothing newer than Python 3.10."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_cluster.node import program
+
+PROGRAM = program()
+PYTHONS = [sys.executable, *filter(None, [shutil.which("python3.10")])]
+
+
+def works(python: str) -> bool:
+    # A version manager's stand-in is on PATH for versions that it cannot run.
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", sorted(PROGRAM))
+def test_every_file_is_of_the_standard_library_and_of_python_3_10(path: str) -> None:
+    tree = ast.parse(PROGRAM[path], feature_version=(3, 10))
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert name.split(".")[0] in sys.stdlib_module_names or f"{name.replace('.', '/')}.py" in PROGRAM, name
+
+
+@pytest.mark.parametrize("python", [python for python in PYTHONS if works(python)])
+def test_it_runs_where_nothing_else_is(python: str, tmp_path: Path) -> None:
+    for path, content in PROGRAM.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    # -S: no site-packages, so nothing of this machine can be what makes it work.
+    run = [python, "-S", str(tmp_path / "node.py")]
+    usage = subprocess.run([*run, "--help"], capture_output=True, text=True, check=True, cwd="/", env={})
+    assert "ray-nodes" in usage.stdout
+    (tmp_path / "status.json").write_text('{"v": 1}')
+    environment = {"VCLUSTER_STATE": str(tmp_path)}
+    status = subprocess.run([*run, "status"], capture_output=True, text=True, check=True, cwd="/", env=environment)
+    assert status.stdout == '{"v": 1}\n'

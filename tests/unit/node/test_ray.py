@@ -1,0 +1,141 @@
+"""How the node's program keeps Ray up, and clears what one that died has left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+from tests.unit.node.world import HEAD, World, eventually, free_port, lives
+
+
+def starts(world: World) -> list[str]:
+    path = world.fake / "ray.starts"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_the_head_tells_rays_nodes(world: World) -> None:
+    world.start("head", "--head")
+    world.ray("up")
+    status = eventually(lambda: world.status if world.status and world.status.ray.nodes else None, "nodes")
+    told = [(node.address, node.alive, node.gpus) for node in status.ray.nodes]
+    assert told == [(HEAD, True, 2), ("127.0.0.2", True, 2), ("9.9.9.9", False, 0)]
+    assert (status.role, status.serve, status.ray.error) == ("head", None, None)
+    assert starts(world) == ["start --head --block"]
+
+
+def test_nothing_is_left_when_told_to_stop(world: World) -> None:
+    world.plan({"stray": True, "stubborn": True})
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    assert world.stop() == 0
+    assert world.strays("ray") + world.strays("vllm") == []
+    assert not lives(world.attempts[0]["pid"])
+    assert world.ray("down").ray.nodes == ()
+
+
+def test_ray_comes_back_and_so_does_what_is_served(world: World) -> None:
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    (old,) = eventually(lambda: world.strays("ray"), "Ray's daemon")
+    (world.fake / "ray.exit").touch()
+    again = world.phase("ready", attempt=2)
+    assert "Ray ended on the head: ray start ended with exit code 1" in again.failure.what
+    assert not lives(world.attempts[0]["pid"])
+    assert not lives(old)
+    assert world.ray("up", restarts=1).ray.restarts == 1
+
+
+def test_ray_that_does_not_start_is_tried_later_and_later(world: World) -> None:
+    (world.fake / "ray.refuses").touch()
+    world.start()
+    status = world.ray("down", restarts=3)
+    assert status.ray.error is not None
+    assert "exit code 1\nRuntimeError: Version mismatch" in status.ray.error
+    (world.fake / "ray.refuses").unlink()
+    assert world.ray("up", restarts=3).ray.error is None
+
+
+def test_a_raylet_that_ended_unnoticed_is_noticed(world: World) -> None:
+    port = free_port()
+    # The head's own GCS is not there in this world: only the raylet is looked after.
+    with socket.create_server((HEAD, world.gcs)):
+        world.start("head", f"--node-ip-address={HEAD}", f"--port={world.gcs}", f"--node-manager-port={port}")
+        world.ray("up")
+        (world.fake / "ray.deaf").touch()
+        world.ray("up", restarts=1)
+    assert f"the raylet has ended: nobody listens at {HEAD}:{port}" in world.log.read_text()
+    assert len(starts(world)) == 2
+
+
+def test_a_worker_waits_for_the_head_and_follows_a_new_one(world: World) -> None:
+    world.start("worker", "--address=head")
+    waiting = world.ray("waiting")
+    assert waiting.ray.error == f"{HEAD}:{world.gcs}: Connection refused"
+    assert starts(world) == []
+    with head(world):
+        world.ray("up")
+    world.ray("waiting", restarts=1)
+    with head(world):
+        world.ray("up", restarts=1)
+    assert len(starts(world)) == 2
+    assert world.stop() == 0
+    assert world.strays("ray") == []
+
+
+@contextlib.contextmanager
+def head(world: World) -> Iterator[None]:
+    """A head's GCS, as far as a connection can tell."""
+    server = socket.create_server((HEAD, world.gcs), reuse_port=True)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                server.accept()[0].close()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    yield
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join()
+
+
+def test_the_list_of_nodes_is_asked_for_again_when_it_stops(world: World) -> None:
+    world.start()
+    eventually(lambda: world.status and world.status.ray.nodes, "nodes")
+    table = world.fake / "nodes.json"
+    table.rename(world.fake / "hidden")
+    eventually(lambda: world.status and not world.status.ray.nodes, "the nodes are unknown")
+    (world.fake / "hidden").rename(table)
+    eventually(lambda: world.status and world.status.ray.nodes, "nodes again")
+    assert len(starts(world)) == 1
+
+
+def test_the_logs_of_old_sessions_go(world: World) -> None:
+    folder = world.folder / "tmp"
+    for day in (1, 2, 3):
+        (folder / f"session_2026-01-0{day}_00-00-00_1_1" / "logs").mkdir(parents=True)
+    (folder / "something_else").mkdir()
+    world.start("head", f"--temp-dir={folder}")
+    world.ray("up")
+    assert sorted(path.name for path in folder.iterdir()) == ["session_2026-01-03_00-00-00_1_1", "something_else"]
+
+
+def test_a_killed_node_starts_anew(world: World) -> None:
+    world.start()
+    world.ray("up")
+    assert world.node
+    os.kill(world.node.pid, signal.SIGKILL)
+    world.node.wait()
+    # What Docker does with a container, for a program that ended with its init.
+    for pid in world.strays("ray"):
+        os.kill(pid, signal.SIGKILL)
+    (world.state / "status.json").unlink()
+    world.start()
+    world.ray("up")

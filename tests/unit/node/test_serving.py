@@ -1,0 +1,287 @@
+"""What the head's program does with a wish, whatever vLLM and Ray do meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.unit.node.world import HEAD, KEY, TOKEN, WORKER, World, eventually, lives
+
+LOADING = [
+    "(EngineCore pid=1) INFO Starting to load model org/model...\n",
+    "(Worker pid=2) Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.00s/it]\r",
+    "(Worker pid=2) Loading safetensors checkpoint shards: 100% Completed | 2/2 [00:02<00:00,  1.00s/it]\n",
+]
+# As vLLM prints it: the cause far above, and the same failure again from each process that it reaches.
+UNKNOWN_MODEL = [
+    "(EngineCore pid=1) INFO Initializing a V1 LLM engine (v0.32.0)\n",
+    "(EngineCore pid=1) ERROR 11-20 [core.py:1] OSError: no/such is not a local folder and is not a valid model\n",
+    *(f"(APIServer pid=1) Traceback line {number}\n" for number in range(60)),
+    "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.\n",
+]
+
+
+def test_serves_what_is_wanted(world: World) -> None:
+    world.plan({"lines": LOADING, "loading": True})
+    world.start()
+    world.want("one")
+    loading = world.phase("loading", detail="shards 2/2")
+    assert (loading.progress, loading.gpus, loading.ready_at) == ((2, 2), (4, 4), None)
+    (world.fake / "loaded").touch()
+    ready = world.phase("ready")
+    assert (ready.generation, ready.model, ready.name, ready.attempt) == ("one", "org/model", "model", 1)
+    assert ready.seconds_to_ready > 0
+    assert ready.first_failure is None
+    # Two real completions, because the second pipeline stage may die of the first; with the key.
+    body = {"model": "model", "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+    assert world.completions == [{"path": "/v1/completions", "body": body, "key": f"Bearer {KEY}"}] * 2
+    assert "Starting to load model" in (world.state / "serve.log").read_text()
+
+
+def test_tells_vllm_what_was_wanted_and_keeps_the_key_out_of_it(world: World) -> None:
+    world.start()
+    world.want("one", argv=["vllm", "serve", "a b", "--x=$HOME"])
+    world.phase("ready")
+    (run,) = world.attempts
+    assert run["argv"] == ["serve", "a b", "--x=$HOME"]
+    assert run["environ"]["VLLM_CANARY"] == "1"
+    assert run["environ"]["PYTHONPATH"].split(os.pathsep)[0] == str(world.opt)
+    assert KEY not in json.dumps(run)
+    assert (world.state / "status.json").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("nodes", "detail"),
+    [
+        ({HEAD: 2}, "GPUs 2/4: 127.0.0.2 is missing"),
+        ({HEAD: 2, WORKER: 1}, "GPUs 3/4: 127.0.0.2 has 1 GPUs instead of 2"),
+        ({HEAD: 2, WORKER: 2, "10.9.9.9": 2}, "GPUs 4/4: 10.9.9.9 is not of this cluster"),
+    ],
+)
+def test_waits_for_exactly_the_wanted_gpus(world: World, nodes: dict[str, float], detail: str) -> None:
+    world.nodes(nodes)
+    world.start()
+    world.want("one")
+    assert world.phase("waiting", detail="GPUs").detail in (detail, "GPUs 0/4: Ray does not answer yet")
+    world.phase("waiting", detail=detail)
+    assert world.attempts == []
+    world.nodes({HEAD: 2, WORKER: 2})
+    world.phase("ready")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_never_was_ready_is_not_tried_again(world: World, code: int) -> None:
+    world.plan({"lines": UNKNOWN_MODEL, "exit": code})
+    world.start()
+    world.want("one")
+    failed = world.phase("failed")
+    assert failed.detail == failed.first_failure.what == f"vLLM ended with exit code {code}"
+    assert "OSError: no/such is not a local folder" in failed.first_failure.lines[0]
+    assert len(failed.first_failure.lines) == 41
+    assert len(world.attempts) == 1
+    world.plan({})
+    world.want("two")
+    assert world.phase("ready").first_failure is None
+
+
+def test_a_program_that_is_not_there_is_named(world: World) -> None:
+    world.start()
+    world.want("one", argv=["vlmm", "serve"])
+    failed = world.phase("failed").first_failure
+    assert (failed.what, failed.lines[-1]) == ("vLLM ended with exit code 127", "vlmm: No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("completion", "what"),
+    [("die", "exit code 0"), ("error", "HTTP 500"), ("empty", "no token")],
+)
+def test_healthy_is_not_ready(world: World, completion: str, what: str) -> None:
+    world.plan({"completion": completion, "stray": True})
+    world.start()
+    world.want("one")
+    failed = world.phase("failed")
+    assert what in failed.first_failure.what
+    assert (failed.ready_at, failed.seconds_to_ready) == (None, None)
+    assert not any(lives(run["pid"]) for run in world.attempts)
+    assert world.strays("vllm") == []
+
+
+def test_what_takes_too_long_is_ended(world: World) -> None:
+    world.plan({"loading": True, "stubborn": True})
+    world.start()
+    world.want("one", start_timeout_s=0.3)
+    assert "not ready after 0.3 s" in world.phase("failed").first_failure.what
+    assert not lives(world.attempts[0]["pid"])
+
+
+def test_what_once_was_ready_comes_back_for_ever(world: World) -> None:
+    world.plan({"lines": ["RuntimeError: the first cause\n"]}, {"lines": ["error: the second\n"], "exit": 1}, {})
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    os.kill(world.attempts[0]["pid"], signal.SIGKILL)
+    again = world.phase("ready", attempt=3)
+    assert again.first_failure.what == "vLLM ended with exit code 137"
+    assert again.first_failure.lines[0] == "RuntimeError: the first cause"
+    assert again.failure.what == "vLLM ended with exit code 1"
+
+
+def test_a_server_that_answers_no_more_is_started_again(world: World) -> None:
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    (world.fake / "sick").touch()
+    eventually(lambda: not lives(world.attempts[0]["pid"]), "the sick server is ended")
+    (world.fake / "sick").unlink()
+    assert "/health has not answered 200" in world.phase("ready", attempt=2).failure.what
+
+
+def test_a_node_lost_while_loading_is_waited_for(world: World) -> None:
+    world.plan({"loading": True}, {})
+    world.start()
+    world.want("one")
+    world.runs(1)
+    world.nodes({HEAD: 2})
+    waiting = world.phase("waiting", detail="127.0.0.2 is missing")
+    assert "Ray has lost 127.0.0.2" in waiting.failure.what
+    world.nodes({HEAD: 2, WORKER: 2})
+    world.phase("ready", attempt=2)
+
+
+def test_a_node_that_died_and_came_back_between_two_looks_is_lost(world: World) -> None:
+    world.plan({"loading": True}, {})
+    world.start()
+    world.want("one")
+    world.runs(1)
+    world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: "another"})
+    assert "Ray has lost 127.0.0.2" in world.phase("ready", attempt=2).failure.what
+
+
+def test_vllm_may_die_before_ray_knows_why(world: World) -> None:
+    world.plan({"lines": ["RayWorkerProc rank=[1] died unexpectedly, shutting down executor.\n"], "exit": 0}, {})
+    world.start()
+    world.want("one")
+    world.phase("backoff", detail="was a node lost?")
+    world.nodes({HEAD: 2})
+    world.phase("waiting", detail="127.0.0.2 is missing")
+    world.nodes({HEAD: 2, WORKER: 2})
+    world.phase("ready", attempt=2)
+
+
+def test_a_rank_that_died_of_itself_is_not_tried_again(world: World) -> None:
+    world.pace["notice_loss"] = 0.2
+    world.plan({"lines": ["RayWorkerProc rank=[1] died unexpectedly, shutting down executor.\n"], "exit": 0})
+    world.start()
+    world.want("one")
+    assert "died unexpectedly" in world.phase("failed").first_failure.lines[0]
+    assert len(world.attempts) == 1
+
+
+def test_nodes_that_are_always_lost_are_given_up(world: World) -> None:
+    world.pace["loss_retries"] = 1
+    world.plan({"loading": True})
+    world.start()
+    world.want("one")
+    for attempt in (1, 2):
+        world.runs(attempt)
+        world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: f"id-{attempt}"})
+    assert "nodes were lost 2 times" in world.phase("failed").detail
+
+
+def test_another_wish_ends_the_one_before(world: World) -> None:
+    world.plan({"stubborn": True, "stray": True})
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    world.plan({})
+    world.want("two")
+    world.phase("ready", generation="two")
+    first, second = world.attempts
+    assert not lives(first["pid"])
+    assert world.strays("vllm") == []
+    world.want(None)
+    eventually(lambda: world.status and world.status.serve is None, "nothing is served")
+    assert not lives(second["pid"])
+    assert not (world.state / "serve.json").exists()
+
+
+def test_half_a_wish_changes_nothing(world: World) -> None:
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    world.want("two")
+    whole = (world.state / "wanted.json").read_text()
+    for half in ("", whole[: len(whole) // 2], '{"v": 1, "serve": {"generation": "x"}}', '{"v": 1, "serve": []}', "[]"):
+        # Not whole at once, as an archive is unpacked; the old wish may have been put back before.
+        (world.state / "wanted.json").write_text(half)
+        eventually(lambda: world.status and world.status.error, f"told that {half!r} cannot be read")
+        assert lives(world.attempts[0]["pid"])
+        (world.state / "wanted.json").write_text(json.dumps({"v": 2, "serve": None}))
+        eventually(lambda: world.status and "version is 2" in str(world.status.error), "told of the other version")
+    (world.state / "wanted.json").write_text(whole)
+    world.phase("ready", generation="two")
+    assert world.status and world.status.error is None
+
+
+def test_somebody_elses_server_is_not_ours(world: World) -> None:
+    world.start()
+    with socket.create_server(("127.0.0.1", world.port)):
+        world.want("one")
+        assert f"port {world.port} of 127.0.0.1 is taken" in world.phase("failed").first_failure.what
+    assert world.attempts == []
+
+
+def test_the_next_container_knows_what_this_one_learned(world: World) -> None:
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    assert world.stop() == 0
+    assert not lives(world.attempts[0]["pid"])
+    world.plan({}, {"lines": ["ValueError: not this time\n"], "exit": 1}, {})
+    world.start()
+    again = world.phase("ready", attempt=2)
+    assert again.first_failure.lines[0] == "ValueError: not this time"
+    world.plan({"exit": 1})
+    world.want("two")
+    world.phase("failed", generation="two")
+    runs = len(world.attempts)
+    assert world.stop() == 0
+    world.start()
+    world.ray("up")
+    assert world.phase("failed", generation="two").first_failure
+    assert len(world.attempts) == runs
+
+
+def test_no_log_holds_a_secret_or_an_endless_line(world: World) -> None:
+    world.plan(
+        {"lines": [f"key={KEY} token={TOKEN}\n", "x" * 300_000 + "\n", "\x1b[31mred\x1b[0m\n", "no end of line"]}
+    )
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    assert world.stop() == 0
+    for path in (world.log, world.state / "serve.log"):
+        text = path.read_text()
+        assert "key=*** token=***" in text
+        assert KEY not in text
+        assert TOKEN not in text
+        assert max(map(len, text.splitlines())) < 16_500
+        assert "\x1b" not in text
+        assert "no end of line" in text
+
+
+def test_a_full_disk_is_outlived(world: World) -> None:
+    world.start()
+    world.ray("up")
+    # A folder stands where the new file goes: every write fails, as on a full disk, for root too.
+    blocked = Path(world.state / "status.json.new")
+    blocked.mkdir()
+    world.want("one")
+    eventually(lambda: "cannot write" in world.log.read_text(), "told")
+    blocked.rmdir()
+    world.phase("ready")

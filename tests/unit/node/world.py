@@ -1,0 +1,228 @@
+"""One node with a fake Ray and a fake vLLM: the real program in a process of its own, and what a test wants to know."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.engine.status import NodeStatus, parse_status
+from vllm_cluster.node import program
+
+FAKES = Path(__file__).parent / "fakes"
+PACE = {
+    "tick": 0.02,
+    "ray_backoff": 0.05,
+    "ray_backoff_most": 0.2,
+    "ray_stop": 0.5,
+    "nodes": 0.02,
+    "look": 0.05,
+    "misses": 2,
+    "serve_backoff": 0.05,
+    "serve_backoff_most": 0.2,
+    "serve_stop": 0.5,
+    "serve_stop_hurry": 0.3,
+    "health": 0.05,
+    "health_dead": 0.4,
+    "notice_loss": 1.0,
+}
+KEY = "sk-canary-0123456789"
+TOKEN = "ray-canary-0123456789"
+HEAD, WORKER = "127.0.0.1", "127.0.0.2"
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def eventually(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    """The condition's value once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.01)
+    return value
+
+
+class World:
+    """The node program's files, the fakes, and the folders that a container would have."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fake, self.state, self.opt = folder / "fake", folder / "state", folder / "opt"
+        self.port, self.gcs = free_port(), free_port()
+        self.pace: dict[str, float] = dict(PACE)
+        self.node: subprocess.Popen[bytes] | None = None
+        self.log = folder / "node.log"
+        for made in (self.fake, self.state):
+            made.mkdir()
+        for path, content in program().items():
+            (self.opt / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.opt / path).write_bytes(content)
+        self._install_fakes()
+        (folder / "key").write_text(KEY + "\n")
+        (folder / "token").write_text(TOKEN)
+        self.nodes({HEAD: 2, WORKER: 2})
+        self.plan({})
+
+    def _install_fakes(self) -> None:
+        for name in ("ray", "vllm"):
+            script = self.folder / "bin" / name
+            script.parent.mkdir(exist_ok=True)
+            script.write_text(f"#!{sys.executable} -S\n{(FAKES / name).read_text()}")
+            script.chmod(0o755)
+        shutil.copy(FAKES / "stray", self.fake / "stray")
+        for module in ("ray/__init__.py", "ray/_private/__init__.py", "ray/_private/state.py", "ray/_raylet.py"):
+            path = self.folder / "python" / module
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("" if path.name == "__init__.py" else (FAKES / "nodes.py").read_text())
+
+    def start(self, role: str = "head", *ray: str) -> None:
+        """Start the node program."""
+        environment = {
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(self.folder / "python"),
+            "FAKE": str(self.fake),
+            "FAKE_PORT": str(self.port),
+            "RAY_ADDRESS": f"{HEAD}:{self.gcs}",
+            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
+            "VCLUSTER_API_KEY_FILE": str(self.folder / "key"),
+            "VCLUSTER_STATE": str(self.state),
+            "VCLUSTER_PACE": json.dumps(self.pace),
+        }
+        head = ["--head", f"{HEAD}:{self.gcs}"] if role == "worker" else []
+        argv = [sys.executable, str(self.opt / "node.py"), role, *head, "--", "ray", "start", *ray, "--block"]
+        with self.log.open("ab") as log:
+            self.node = subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def stop(self) -> int:
+        """Tell the node to end, as `docker stop` does."""
+        assert self.node
+        self.node.terminate()
+        return self.node.wait(15)
+
+    def close(self) -> None:
+        """End what a failed test left."""
+        if self.node and self.node.poll() is None:
+            self.node.terminate()
+            try:
+                self.node.wait(15)
+            except subprocess.TimeoutExpired:
+                self.node.kill()
+                self.node.wait()
+
+    # ---- what the world is like
+
+    def nodes(self, gpus: Mapping[str, float], ids: Mapping[str, str] | None = None) -> None:
+        """What Ray lists: addresses with their GPUs, all alive."""
+        table = [
+            {
+                "NodeID": (ids or {}).get(address, f"id-{address}"),
+                "NodeManagerAddress": address,
+                "Alive": True,
+                "Resources": {"GPU": count},
+            }
+            for address, count in gpus.items()
+        ]
+        table.append({"NodeID": "long-gone", "NodeManagerAddress": "9.9.9.9", "Alive": False, "Resources": {}})
+        self._write(self.fake / "nodes.json", json.dumps(table))
+
+    def plan(self, *plans: Mapping[str, Any]) -> None:
+        """What vLLM does, run by run; the last one holds for all that follow."""
+        self._write(self.fake / "plans.json", json.dumps(plans))
+
+    def want(self, generation: str | None, **changed: Any) -> None:
+        """Write the wish; None is nothing."""
+        serve = {
+            "generation": generation,
+            "model": "org/model",
+            "name": "model",
+            "argv": ["vllm", "serve", "org/model"],
+            "env": {"VLLM_CANARY": "1"},
+            "nodes": {HEAD: 2, WORKER: 2},
+            "host": "127.0.0.1",
+            "port": self.port,
+            "probe_timeout_s": 5,
+            "start_timeout_s": 20,
+            **changed,
+        }
+        self._write(self.state / "wanted.json", json.dumps({"v": 1, "serve": serve if generation else None}))
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        fresh = path.with_name(path.name + ".fresh")
+        fresh.write_text(text)
+        fresh.replace(path)
+
+    # ---- what the node says
+
+    @property
+    def status(self) -> NodeStatus | None:
+        """status.json as vcluster reads it; that it can be read at any moment is part of the promise."""
+        path = self.state / "status.json"
+        return parse_status(path.read_bytes()) if path.exists() else None
+
+    def ray(self, state: str, restarts: int = 0) -> Any:
+        """Wait until Ray is in a state, after so many restarts or more."""
+
+        def there() -> NodeStatus | None:
+            status = self.status
+            return status if status and status.ray.state == state and status.ray.restarts >= restarts else None
+
+        return self._eventually(there, f"Ray {state}")
+
+    def phase(self, phase: str, generation: str | None = None, attempt: int = 0, detail: str = "") -> Any:
+        """Wait until serving is in a phase, and return what is told about it."""
+
+        def there() -> object:
+            serve = self.status.serve if self.status else None
+            fits = serve and serve.phase == phase and generation in (None, serve.generation)
+            return serve if serve and fits and serve.attempt >= attempt and detail in serve.detail else None
+
+        return self._eventually(there, phase)
+
+    def runs(self, number: int) -> None:
+        """Wait until vLLM runs for the n-th time."""
+        self._eventually(lambda: len(self.attempts) >= number, f"run {number} of vLLM")
+
+    def _eventually(self, there: Callable[[], Any], what: str) -> Any:
+        try:
+            return eventually(there, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.status}\n{self.log.read_text()[-4000:]}") from None
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        """Every run of vLLM: its number, arguments and environment."""
+        return self._records("vllm.attempts")
+
+    @property
+    def completions(self) -> list[dict[str, Any]]:
+        """Every completion that was asked for."""
+        return self._records("completions")
+
+    def strays(self, of: str) -> list[int]:
+        """The processes that somebody left behind and that live."""
+        path = self.fake / f"{of}.strays"
+        return [pid for pid in map(int, path.read_text().split() if path.exists() else ()) if lives(pid)]
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        path = self.fake / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
