@@ -67,6 +67,23 @@ class Sshd:
 
     def start(self) -> Sshd:
         """Write its files, start it and wait until it listens."""
+        config = self._write_files()
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL)
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return self
+            except OSError:
+                if self.process.poll() is not None:
+                    break
+                time.sleep(0.01)
+        raise AssertionError(f"sshd did not start: {(self.folder / 'log').read_text()}")
+
+    def _write_files(self) -> Path:
         self.folder.mkdir(exist_ok=True)
         for key, kind in zip(self.host_keys, self.host_key_kinds, strict=True):
             if not key.exists():
@@ -95,20 +112,7 @@ class Sshd:
             )
             + "\n"
         )
-        if os.getuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        with (self.folder / "log").open("wb") as log:
-            self.process = subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL)
-        until = time.monotonic() + 10
-        while time.monotonic() < until:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return self
-            except OSError:
-                if self.process.poll() is not None:
-                    break
-                time.sleep(0.01)
-        raise AssertionError(f"sshd did not start: {(self.folder / 'log').read_text()}")
+        return config
 
     def children(self) -> list[int]:
         """The processes that serve connections, and the commands that they run."""

@@ -119,65 +119,83 @@ def test_a_stopped_sshd_holds_nobody_beyond_the_deadline(
     assert time.monotonic() - started < 4
 
 
-def test_silence_of_a_host_is_told_from_silence_of_a_command(
-    *, client: Client, server: Sshd, shared_server: Sshd, connect: Connect, tmp_path: Path
-) -> None:
-    """One wait for all of it: a dead host is lost in time, and one whose commands only listen is not."""
-    near = Sshd(tmp_path / "near", client.key).start()
-    client.add("alive", shared_server)
-    client.add("h", server)
-    client.add("near", near)
-    client.hosts += ["Host far", "HostName 127.0.0.1", f"Port {server.port}", "ProxyJump near"]
-    client.write()
-    dead = {
-        "fabric": connect(client.target("h"), "fabric"),
-        "openssh": connect(client.target("h"), "openssh"),
-        "behind a jump host": connect(client.target("far"), "fabric"),
-    }
-    quiet = [connect(client.target("alive"), kind) for kind in REMOTE]
-    outcomes: dict[str, tuple[VclusterError | None, float]] = {}
-    ends: list[bytes] = []
+class Silence:
+    """What becomes of calls while some hosts are dead and others only quiet."""
 
-    def call(name: str, transport: Transport) -> None:
-        command = ["sh", "-c", f"touch '{tmp_path}/{name}'; sleep 60"]
-        outcomes[name] = outcome(lambda: transport.run(command, Deadline.after(60)))
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.outcomes: dict[str, VclusterError | None] = {}
+        self.ends: list[bytes] = []
 
-    def listen(name: str, transport: Transport) -> None:
+    def call(self, name: str, transport: Transport) -> None:
+        """A command that would run for long."""
+        command = ["sh", "-c", f"touch '{self.folder}/{name}'; sleep 60"]
+        self.outcomes[name] = outcome(lambda: transport.run(command, Deadline.after(60)))[0]
+
+    def listen(self, name: str, transport: Transport) -> None:
+        """A stream on which nothing comes."""
         stream = transport.open_stream(["cat"], Deadline.after(20))
-        outcomes[f"{name}, stream"] = outcome(lambda: stream.recv(1))
+        self.outcomes[f"{name}, stream"] = outcome(lambda: stream.recv(1))[0]
         stream.close()
 
-    def send_only(transport: Transport) -> None:
+    def send_only(self, transport: Transport) -> None:
+        """A heartbeat to a command that never answers it."""
         stream = transport.open_stream(["sh", "-c", "cat > /dev/null; echo end"], Deadline.after(10))
         until = time.monotonic() + SILENCE + 2
         while time.monotonic() < until:
             stream.sendall(b"beat\n")
             time.sleep(1)
         stream.shutdown_write()
-        ends.append(stream.recv(10))
+        self.ends.append(stream.recv(10))
         stream.close()
 
-    threads = [threading.Thread(target=job, args=item) for item in dead.items() for job in (call, listen)]
-    senders = [threading.Thread(target=send_only, args=(transport,)) for transport in quiet]
-    for thread in (*threads, *senders):
-        thread.start()
+
+def started(target: Callable[..., None], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def near(tmp_path: Path, user_key: Path) -> Iterator[Sshd]:
+    """A jump host."""
+    server = Sshd(tmp_path / "near", user_key).start()
+    yield server
+    server.stop()
+
+
+def test_silence_of_a_host_is_told_from_silence_of_a_command(
+    *, client: Client, server: Sshd, near: Sshd, shared_server: Sshd, connect: Connect, tmp_path: Path
+) -> None:
+    """One wait for all of it: a dead host is lost in time, and one whose commands only listen is not."""
+    for alias, place in (("alive", shared_server), ("h", server), ("near", near)):
+        client.add(alias, place)
+    client.hosts += ["Host far", "HostName 127.0.0.1", f"Port {server.port}", "ProxyJump near"]
+    client.write()
+    ways: tuple[tuple[str, str, Kind], ...] = (
+        ("fabric", "h", "fabric"), ("openssh", "h", "openssh"), ("behind a jump host", "far", "fabric")
+    )  # fmt: skip
+    dead = {name: connect(client.target(alias), kind) for name, alias, kind in ways}
+    quiet = [connect(client.target("alive"), kind) for kind in REMOTE]
+    seen = Silence(tmp_path / "server-marks")
+    seen.folder.mkdir()
+    waiting = [started(job, *item) for item in dead.items() for job in (seen.call, seen.listen)]
+    sending = [started(seen.send_only, transport) for transport in quiet]
     for name in dead:
-        wait_for(tmp_path / name)
+        wait_for(seen.folder / name)
     with cut_off(server):
         cut = time.monotonic()
         error, seconds = outcome(lambda: dead["fabric"].run(["true"], Deadline.after(2)))
         assert isinstance(error, TimedOut)
         assert seconds < 4
-        for thread in threads:
+        for thread in waiting:
             thread.join(40)
         assert time.monotonic() - cut < SILENCE + 1
-    for thread in senders:
+    for thread in sending:
         thread.join(40)
-    near.stop()
-    assert len(outcomes) == 2 * len(dead)
-    for name, (lost, _) in outcomes.items():
-        assert isinstance(lost, Lost), (name, lost)
-    assert ends == [b"end\n"] * len(quiet)
+    assert {type(lost) for lost in seen.outcomes.values()} == {Lost}, seen.outcomes
+    assert len(seen.outcomes) == 2 * len(dead)
+    assert seen.ends == [b"end\n"] * len(quiet)
     for transport in quiet:
         assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
 

@@ -86,7 +86,7 @@ def test_a_server_that_never_goes_on_is_given_up(kind: Kind, client: Client, sha
         thread = threading.Thread(target=serve)
         thread.start()
         started = time.monotonic()
-        error = failure(client.target("h", port=silent.getsockname()[1]), kind, seconds=1)
+        error = failure(client.target("h", port=silent.getsockname()[1]), kind, seconds=0.6)
         assert time.monotonic() - started < 6
         thread.join()
         accepted[0].close()
@@ -107,7 +107,7 @@ def test_a_server_that_hangs_up_first_is_named(kind: Kind, client: Client, share
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        error = failure(client.target("h", port=rude.getsockname()[1]), kind)
+        error = failure(client.target("h", port=rude.getsockname()[1]), kind, seconds=2)
         rude.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert len(accepted) > 1, "sshd drops some connections when many come, so one refusal is no verdict"

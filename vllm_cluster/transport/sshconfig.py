@@ -124,7 +124,8 @@ def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ..
     check(target)
     words = ask(target)
     resolved = _from_words(target, words)
-    place = f"{resolved.host}:{resolved.port}"
+    # The name and not the address: behind a bastion another host may well be called localhost again.
+    place = f"{target.destination} (by {target.jump})" if target.jump else target.destination
     if place in seen or len(seen) >= MAX_HOPS:
         raise UsageError(
             f"{target.name}: the jump hosts lead in a circle: {' → '.join((*seen, place))}",
