@@ -66,7 +66,7 @@ def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:
             f"ssh_config names RevokedHostKeys {resolved.revoked_keys}, which only ssh can read",
             hint="choose the openssh transport for this host",
         )
-    known = HostKeys(resolved)
+    known, begun = HostKeys(resolved), deadline.left()
     wire = Wire(_socket(resolved, through, deadline))
     step = min(STEP_SECONDS, max(deadline.left(), 0.1))
     connection = fabric.Connection(
@@ -93,7 +93,7 @@ def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:
     except BaseException as error:
         _abandon(connection, wire)
         if isinstance(error, BROKEN):
-            _explain(resolved, error, wire, deadline)
+            _explain(resolved, error, wire, begun - deadline.left())
         raise
     return Hop(resolved, connection, wire)
 
@@ -114,13 +114,14 @@ def _socket(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Sock
     if resolved.proxy_command:
         return proxy_socket(expand(resolved.proxy_command, resolved))
     failure: Unreachable | None = None
+    begun = deadline.left()
     for family, address in _addresses(resolved, deadline):
         try:
             return _dial(family, address, resolved.bind_address, min(STEP_SECONDS, deadline.left()))
         except ConnectionRefusedError:
             failure = reasons.nothing_listens(resolved)
         except TimeoutError:
-            failure = failure or reasons.no_answer(resolved, STEP_SECONDS)
+            failure = failure or reasons.no_answer(resolved, begun - deadline.left())
         except OSError as error:
             failure = failure or reasons.no_route(resolved, error.strerror or str(error))
     raise failure or reasons.no_name(resolved)
@@ -182,7 +183,7 @@ def _dial(family: int, address: Any, bind: str | None, seconds: float) -> socket
     return sock
 
 
-def _explain(resolved: Resolved, error: BaseException, wire: Wire, deadline: Deadline) -> NoReturn:
+def _explain(resolved: Resolved, error: BaseException, wire: Wire, seconds: float) -> NoReturn:
     text = str(error) or type(error).__name__
     proxy = resolved.jump.where if resolved.jump else resolved.proxy_command
     if isinstance(error, IncompatiblePeer) or "Indecipherable" in text:
@@ -191,6 +192,6 @@ def _explain(resolved: Resolved, error: BaseException, wire: Wire, deadline: Dea
         raise reasons.proxy_failed(resolved, proxy, wire.failure or "it stays silent") from error
     if wire.failure:
         raise reasons.closed_early(resolved) from error
-    if not deadline.left() or "timed out" in text or "banner" in text or "existing session" in text:
-        raise reasons.no_answer(resolved, STEP_SECONDS) from error
+    if "timed out" in text or "banner" in text or "existing session" in text:
+        raise reasons.no_answer(resolved, seconds) from error
     raise reasons.not_ssh(resolved, text) from error
