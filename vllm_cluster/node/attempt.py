@@ -32,6 +32,9 @@ _MARKERS = (
 # The first such line is the likeliest root cause; the excepted ones only say that something else has failed.
 _CAUSE = re.compile(r"(?:^|[\s.\]])(?:[A-Z]\w*(?:Error|Exception)|error): \S|died unexpectedly")
 _CONSEQUENCE = re.compile(r"EngineDeadError|See root cause above|See stack trace|WARNING")
+_MORE_OF_IT = re.compile(r"\s+(?!File )\S")
+_CAUSE_LINES = 3
+_WHO = re.compile(r"^(?:\([^)]*\) )*(?:ERROR \S+ \S+ \[\S+\] )?")
 # A run with such a line may have lost a node, which Ray notices only seconds later.
 _MAYBE_LOST = re.compile(r"\bdied\b|\bdead\b|unavailable|[Cc]onnection (?:reset|closed|refused)|[Tt]imed ?out")
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (asked at loopback when it listens everywhere)
@@ -115,7 +118,7 @@ class Wanted:
 
 
 class Attempt:
-    """One run of vLLM. Threads write `stage` (phase, detail), `progress`, `cause`, `verdict`; the loop reads."""
+    """One run of vLLM. Threads write `stage` (phase, detail), `progress`, `verdict`; the loop reads."""
 
     def __init__(
         self, wanted: Wanted, members: dict[str, str], environment: dict[str, str], log: logging.Handler, pace: Pace
@@ -123,9 +126,10 @@ class Attempt:
         self.members, self.began_at = members, time.time()
         self.stage = ("starting", "")
         self.progress: tuple[int, int] | None = None
-        self.cause: str | None = None
         self.verdict: str | None = None
         self.maybe_lost = False
+        self._cause: list[str] = []
+        self._cause_goes_on = False
         self.over = threading.Event()
         self._wanted, self._log, self._pace = wanted, log, pace
         self.child = Child("vllm", wanted.argv, {**environment, **wanted.env}, self._see)
@@ -134,14 +138,25 @@ class Attempt:
     def failure(self, what: str) -> dict[str, Any]:
         """How it ended, the likeliest cause first."""
         self.child.drain()
-        cause = [self.cause] if self.cause else []
-        return {"at": round(time.time(), 3), "what": what, "lines": [*cause, *self.child.tail]}
+        cause = " ".join(_WHO.sub("", line).strip() for line in self._cause)
+        told = f"{what}: {cause[:500]}" if cause else what
+        return {"at": round(time.time(), 3), "what": told, "lines": [*self._cause, *self.child.tail]}
 
     def _see(self, line: str) -> None:
         self._log.handle(logging.makeLogRecord({"msg": line}))
         self.maybe_lost = self.maybe_lost or bool(_MAYBE_LOST.search(line))
-        if self.cause is None and _CAUSE.search(line) and not _CONSEQUENCE.search(line):
-            self.cause = line
+        self._look_for_cause(line)
+        self._look_for_phase(line)
+
+    def _look_for_cause(self, line: str) -> None:
+        if not self._cause and _CAUSE.search(line) and not _CONSEQUENCE.search(line):
+            self._cause, self._cause_goes_on = [line], True
+        elif self._cause_goes_on and len(self._cause) < _CAUSE_LINES and _MORE_OF_IT.match(line):
+            self._cause.append(line)
+        else:
+            self._cause_goes_on = False
+
+    def _look_for_phase(self, line: str) -> None:
         for pattern, phase, detail in _MARKERS:
             found = pattern.search(line)
             if found and self.stage[0] in _PHASES and _PHASES.index(phase) >= _PHASES.index(self.stage[0]):

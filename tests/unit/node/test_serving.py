@@ -20,7 +20,7 @@ LOADING = [
 # As vLLM prints it: the cause far above, and the same failure again from each process that it reaches.
 UNKNOWN_MODEL = [
     "(EngineCore pid=1) INFO Initializing a V1 LLM engine (v0.32.0)\n",
-    "(EngineCore pid=1) ERROR 11-20 [core.py:1] OSError: no/such is not a local folder and is not a valid model\n",
+    "(EngineCore pid=1) ERROR 11-20 23:28:13 [core.py:1] OSError: no/such is not a local folder and is not a valid model\n",
     *(f"(APIServer pid=1) Traceback line {number}\n" for number in range(60)),
     "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.\n",
 ]
@@ -80,13 +80,27 @@ def test_what_never_was_ready_is_not_tried_again(world: World, code: int) -> Non
     world.start()
     world.want("one")
     failed = world.phase("failed")
-    assert failed.detail == failed.first_failure.what == f"vLLM ended with exit code {code}"
-    assert "OSError: no/such is not a local folder" in failed.first_failure.lines[0]
+    cause = "OSError: no/such is not a local folder and is not a valid model"
+    assert failed.detail == failed.first_failure.what == f"vLLM ended with exit code {code}: {cause}"
+    assert failed.first_failure.lines[0].endswith(f"[core.py:1] {cause}")
     assert len(failed.first_failure.lines) == 41
     assert len(world.attempts) == 1
     world.plan({})
     world.want("two")
     assert world.phase("ready").first_failure is None
+
+
+def test_a_cause_may_take_several_lines(world: World) -> None:
+    lines = [
+        "pydantic_core.ValidationError: 1 validation error for ModelConfig\n",
+        "  Value error, too long\n",
+        "end\n",
+    ]
+    world.plan({"lines": lines, "exit": 1})
+    world.start()
+    world.want("one")
+    what = "vLLM ended with exit code 1: pydantic_core.ValidationError: 1 validation error for ModelConfig"
+    assert world.phase("failed").first_failure.what == f"{what} Value error, too long"
 
 
 def test_a_program_that_is_not_there_is_named(world: World) -> None:
@@ -126,9 +140,8 @@ def test_what_once_was_ready_comes_back_for_ever(world: World) -> None:
     world.phase("ready")
     os.kill(world.attempts[0]["pid"], signal.SIGKILL)
     again = world.phase("ready", attempt=3)
-    assert again.first_failure.what == "vLLM ended with exit code 137"
-    assert again.first_failure.lines[0] == "RuntimeError: the first cause"
-    assert again.failure.what == "vLLM ended with exit code 1"
+    assert again.first_failure.what == "vLLM ended with exit code 137: RuntimeError: the first cause"
+    assert again.failure.what == "vLLM ended with exit code 1: error: the second"
 
 
 def test_a_server_that_answers_no_more_is_started_again(world: World) -> None:
