@@ -88,6 +88,11 @@ def root_does(cluster: Sandbox, host: str, script: str, undo: str) -> Iterator[N
         cluster.on(host, "sh", "-c", undo, root=True)
 
 
+# Something of somebody else's that listens: another sshd, with the host's own key.
+LISTEN = (
+    "/usr/sbin/sshd -p {} -o PidFile=/run/taken.pid -h $(ls /sandbox/hosts/*/gpu1/ssh_host_ed25519_key | head -n 1)"
+)
+HANG_UP = "kill $(cat /run/taken.pid)"
 OLD = r"""printf '#!/bin/sh
 case "$*" in *version*) echo "{\\"Version\\":\\"19.03.8\\",\\"ApiVersion\\":\\"1.40\\"}";; esac
 ' >/usr/local/bin/docker; chmod 755 /usr/local/bin/docker"""
@@ -100,7 +105,7 @@ case "$*" in *version*) echo "{\\"Version\\":\\"19.03.8\\",\\"ApiVersion\\":\\"1
         ("gpasswd -d vcluster docker", "gpasswd -a vcluster docker", "this user may not use Docker"),
         ("mv /run/docker.sock /run/away.sock", "mv /run/away.sock /run/docker.sock", "Docker does not answer"),
         (OLD, "rm /usr/local/bin/docker", "Docker 19.03.8 is too old"),
-        ("/usr/sbin/sshd -p 6380 -o PidFile=/run/taken.pid", "kill $(cat /run/taken.pid)", "port 6380 is taken"),
+        (LISTEN.format(6380), HANG_UP, "port 6380 is taken"),
     ],
 )
 def test_a_host_that_will_not_do(down: Sandbox, script: str, undo: str, message: str) -> None:
@@ -182,7 +187,7 @@ def test_serving_needs_a_cluster_and_a_port(down: Sandbox) -> None:
     refused = down.vcluster("serve", "sandbox/tiny-llama")
     assert (refused.code, "run vcluster up first" in refused.err) == (3, True)
     down.vcluster("up").ok()
-    with root_does(down, "gpu1", "/usr/sbin/sshd -p 8000 -o PidFile=/run/taken.pid", "kill $(cat /run/taken.pid)"):
+    with root_does(down, "gpu1", LISTEN.format(8000), HANG_UP):
         taken = down.vcluster("serve", "sandbox/tiny-llama")
     assert (taken.code, "gpu1: port 8000 is taken" in taken.err) == (3, True)
 
