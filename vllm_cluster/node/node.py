@@ -181,7 +181,8 @@ class Node:
         ray.code()
         self._ray = self._watch = None
         self._restarts += 1
-        self._failures += 1
+        # A worker whose head has gone has not failed: it waits for the head's port, not for longer and longer.
+        self._failures = 1 if self._role == "worker" and self._head and refusal(*self._head) else self._failures + 1
         pause = min(self._pace.ray_backoff_most, self._pace.ray_backoff * 2.0 ** min(self._failures - 1, 16))
         self._due = time.monotonic() + pause
 
