@@ -20,7 +20,7 @@ LOADING = [
 # As vLLM prints it: the cause far above, and the same failure again from each process that it reaches.
 UNKNOWN_MODEL = [
     "(EngineCore pid=1) INFO Initializing a V1 LLM engine (v0.32.0)\n",
-    "(EngineCore pid=1) ERROR 11-20 23:28:13 [core.py:1] OSError: no/such is not a local folder and is not a valid model\n",
+    "(Engine pid=1) ERROR 11-20 23:28:13 [core.py:1] OSError: no/such is not a local folder and is not a valid model\n",
     *(f"(APIServer pid=1) Traceback line {number}\n" for number in range(60)),
     "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.\n",
 ]
