@@ -97,7 +97,7 @@ class Execution:
                 link.engine.start(operation.id)
             case RestartNode():
                 link.engine.restart(operation.id)
-        self.emit(Event("done", operation.text, link.name, data))
+        self.emit(Event("done", operation.past, link.name, data))
 
     def _prepare_image(self, link: Link, operation: PrepareImage) -> None:
         engine = link.engine
