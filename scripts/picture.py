@@ -1,10 +1,15 @@
-"""Run the main job in the sandbox, whose hosts are up, and draw what it printed: docs/demo.svg."""
+"""Run the main job in a sandbox whose hosts are up, and draw what it printed: `picture.py FOLDER` → docs/demo.svg."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -12,21 +17,18 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 112
-COMMANDS = (
-    "vcluster up",
-    "vcluster serve sandbox/tiny-llama",
-    "vcluster status",
-    "vcluster down",
-)
+BODY = '{"model": "sandbox/tiny-llama", "prompt": "Hello", "max_tokens": 8}'
+ASK = f"""curl -s localhost:8000/v1/completions -H "Authorization: Bearer $(vcluster key)" --json '{BODY}'"""
+COMMANDS = ("vcluster up", "vcluster serve sandbox/tiny-llama", "vcluster status", ASK, "vcluster down")
 
 
-def run(command: str, console: Console) -> None:
+def run(command: str, folder: Path, console: Console) -> None:
     """Run one command and write it and what it printed, as it came."""
     console.print(Text("$ ", style="bold green") + Text(command, style="bold"))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": str(WIDTH)}
     done = subprocess.run(
-        ["bash", "-c", f"{command} 2>&1"], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+        ["bash", "-c", f"{command} 2>&1"], env=environment, cwd=folder, capture_output=True, text=True, check=True
     )
     for line in done.stdout.splitlines():
         style = "green" if " is up" in line or " is down" in line or "ready" in line else "default"
@@ -34,12 +36,30 @@ def run(command: str, console: Console) -> None:
     console.print()
 
 
+@contextmanager
+def tunnel(folder: Path) -> Iterator[None]:
+    """The endpoint on this machine's port 8000."""
+    program = Path(sys.executable).with_name("vcluster")
+    with subprocess.Popen([program, "tunnel", "--json"], cwd=folder, stdout=subprocess.PIPE) as process:
+        if process.stdout is not None:
+            process.stdout.readline()
+        yield
+        process.terminate()
+
+
 def main() -> None:
     """Run every command, then save the picture."""
     console = Console(record=True, width=WIDTH, file=sys.stderr, force_terminal=True)
-    for command in COMMANDS:
-        run(command, console)
-    console.save_svg(str(ROOT / "docs" / "demo.svg"), title="vcluster: one model over two hosts")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("inventory.yaml", "ssh_config"):
+            shutil.copy(Path(sys.argv[1]) / name, folder)
+        for command in COMMANDS:
+            with tunnel(Path(folder)) if command == ASK else nullcontext():
+                run(command, Path(folder), console)
+    picture = console.export_svg(title="vcluster: one model over two hosts")
+    # A picture in a README fetches no fonts from elsewhere.
+    picture = re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)
+    (ROOT / "docs" / "demo.svg").write_text(picture)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,13 @@ FOLDER = ROOT / ".cache" / "sandbox"
 VCLUSTER = Path(sys.executable).with_name("vcluster")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test pays for building the sandbox, which takes minutes on a new machine."""
+    for item in items:
+        if item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.timeout(2400))
+
+
 @dataclass(frozen=True)
 class Run:
     """What one call of the program left behind."""

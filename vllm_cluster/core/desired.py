@@ -118,7 +118,7 @@ def _environment(
             token_path=f"{SECRETS_FOLDER}/ray-token-{secrets['ray-token']}",
         ),
         "VLLM_HOST_IP": host.address,
-        "VLLM_CONFIG_ROOT": f"{CODE_FOLDER}/vllm",
+        "VLLM_CONFIG_ROOT": f"{CODE_FOLDER}/config",
         "HF_HOME": inventory.model_cache,
     }
     if nic:

@@ -14,6 +14,7 @@ class PrepareImage:
     """Have the image on a host, and an engine image from it that holds Ray."""
 
     verb: ClassVar[str] = "prepare image"
+    past: ClassVar[str] = "the image is ready"
     host: str
     image: str
     ray: str
@@ -31,6 +32,7 @@ class _OnContainer:
     """Something done to a container of ours that is there."""
 
     verb: ClassVar[str]
+    past: ClassVar[str]
     host: str
     id: str
     name: str
@@ -46,18 +48,21 @@ class RemoveContainer(_OnContainer):
     """Stop it and remove it."""
 
     verb: ClassVar[str] = "remove"
+    past: ClassVar[str] = "removed"
 
 
 class StartNode(_OnContainer):
     """Start it: it stands there stopped."""
 
     verb: ClassVar[str] = "start"
+    past: ClassVar[str] = "started"
 
 
 class RestartNode(_OnContainer):
     """Restart it, so that it joins anew."""
 
     verb: ClassVar[str] = "restart"
+    past: ClassVar[str] = "restarted"
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class CreateNode:
     """Create a node's container with its files and secrets, and start it."""
 
     verb: ClassVar[str] = "create"
+    past: ClassVar[str] = "created and started"
     host: str
     spec: ContainerSpec
     why: str

@@ -73,10 +73,11 @@ def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
         HostError: it will not, and why.
     """
     deadline = Deadline.after(JOIN_SECONDS)
+    before: dict[str, int] = {}
     emit(Event("progress", "waiting for Ray on the head", link.name))
     while True:
         node = look(link.engine, f"vcluster-{plan.cluster}")
-        _refuse_failing(link.name, node)
+        _refuse_failing(link.name, node, before)
         if node.status and node.status.ray.state == "up":
             return
         if deadline.left() <= 0:
@@ -92,7 +93,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
     """
     deadline = Deadline.after(seconds)
     started = time.monotonic()
-    shown = ""
+    shown, before = "", dict[str, int]()
     while True:
         nodes = fleet.all(lambda link: look(link.engine, f"vcluster-{plan.cluster}"))
         found = count(plan, nodes[plan.head])
@@ -100,7 +101,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
             emit(Event("progress", f"GPUs {found.have}/{found.want}", data={"gpus": [found.have, found.want]}))
             return
         for name, node in nodes.items():
-            _refuse_failing(name, node)
+            _refuse_failing(name, node, before)
             _refuse_cut_off(name, node, time.monotonic() - started)
         text = f"GPUs {found.have}/{found.want}: {_explain(found, fleet)}"
         if text != shown:
@@ -125,9 +126,10 @@ def _explain(found: Membership, fleet: Fleet) -> str:
     return ", ".join(parts) or "waiting for Ray"
 
 
-def _refuse_failing(host: str, node: Node) -> None:
+def _refuse_failing(host: str, node: Node, before: dict[str, int]) -> None:
+    """Refuse a Ray that keeps ending; `before` remembers how often it had ended when it was first looked at."""
     ray = node.status.ray if node.status else None
-    if ray and ray.state == "down" and ray.restarts >= RAY_ATTEMPTS:
+    if ray and ray.state == "down" and ray.restarts - before.setdefault(host, ray.restarts) >= RAY_ATTEMPTS:
         raise CommandFailed(host, f"Ray does not start; it said last:\n{ray.error}", exit_code=1, stderr=str(ray.error))
 
 

@@ -25,7 +25,7 @@ def node_files() -> dict[str, bytes]:
     own = json.dumps(OWN_OF_A_NODE).encode()
     return {
         **{f"{CODE_FOLDER}/{path}": content for path, content in node.program().items()},
-        f"{CODE_FOLDER}/vllm/ray_non_carry_over_env_vars.json": own,
+        f"{CODE_FOLDER}/config/ray_non_carry_over_env_vars.json": own,
     }
 
 
