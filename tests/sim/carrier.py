@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.sim.engine import Answer, FakeEngine, Request, reply
 from tests.sim.facts import told
 from tests.sim.faults import Fault, Killed
-from tests.sim.world import Lock, Machine, World
+from tests.sim.world import Lock, World
 from vllm_cluster.core.errors import Lost, TimedOut, Unreachable
 from vllm_cluster.transport.base import Deadline, Forward, Result, Stream, Target
 
@@ -73,7 +73,7 @@ class FakeTransport:
             raise self.lose("the connection broke")
         stream: _Stream
         if docker:
-            stream = _EngineStream(self, self._world, ended=fault is not None)
+            stream = EngineStream(self, self._world, ended=fault is not None)
         elif argv[:3] == ["sh", "-c", LEASE]:
             stream = _LeaseStream(self, self._world, argv[4], argv[5], float(argv[6]))
         else:
@@ -219,7 +219,7 @@ class _LeaseStream(_Stream):
             del self._locks[self._file]
 
 
-class _EngineStream(_Stream):
+class EngineStream(_Stream):
     """`docker system dial-stdio`: HTTP in, HTTP out."""
 
     def __init__(self, transport: FakeTransport, world: World, *, ended: bool) -> None:
@@ -244,29 +244,30 @@ class _EngineStream(_Stream):
         method, url, _ = first.split(" ")
         parts = urlsplit(url)
         path = "/" + parts.path.split("/", 2)[2]  # without the version
-        self.ask(Request(method, path, dict(parse_qsl(parts.query)), rest[:length]))
+        answer = self.ask(Request(method, path, dict(parse_qsl(parts.query)), rest[:length]))
+        if answer:
+            self._send(answer)
 
-    def ask(self, request: Request) -> None:
-        """One request, with whatever goes wrong at it."""
+    def ask(self, request: Request) -> Answer | None:
+        """One request, with whatever goes wrong at it; no answer where the link or the process is gone, or silent."""
         transport, machine = self.transport, self.transport.machine
-        machine_is_there(transport)
+        if not machine.reachable:
+            raise transport.lose("the host does not answer")
         fault = self.script.ask(transport.host, request.what, request.changes)
         if fault is Fault.KILLED_LATE and request.path.endswith(SLOW):
             due = 1 + len(self.script.calls) % 7
             machine.late.append((due, lambda: FakeEngine(self.world, machine).answer(request)))
         self.world.arrive(machine)
         answer = self._engine.answer(request) if fault is None or fault.happens else None
-        if fault is None:
-            assert answer
-            self._send(answer)
-        elif fault in (Fault.ERROR, Fault.ERROR_AFTER):
-            self._send(reply({"message": "something broke inside dockerd"}, 500))
-        elif fault is Fault.REFUSED:
+        if fault in (Fault.ERROR, Fault.ERROR_AFTER):
+            return reply({"message": "something broke inside dockerd"}, 500)
+        if fault is Fault.REFUSED:
             self.ended = True
         elif fault in (Fault.LOST, Fault.LOST_AFTER):
             transport.lose("the connection broke")
-        elif fault not in (Fault.SILENT, Fault.SILENT_AFTER):
+        elif fault and fault not in (Fault.SILENT, Fault.SILENT_AFTER):
             transport.stumble(fault, request.what, Deadline.after(0))
+        return answer if fault is None else None
 
     def _send(self, answer: Answer) -> None:
         headers = {"Api-Version": "1.47", **answer.headers}
@@ -281,9 +282,3 @@ class _EngineStream(_Stream):
         self.out += "\r\n".join(lines).encode() + b"\r\n\r\n" + body
         self.ended = self.ended or answer.raw
 
-
-def machine_is_there(transport: FakeTransport) -> None:
-    """Refuse where the host has gone meanwhile."""
-    machine: Machine = transport.machine
-    if not machine.reachable:
-        raise transport.lose("the host does not answer")

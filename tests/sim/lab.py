@@ -15,7 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import docker
+
 from tests.sim.carrier import FakeTransport
+from tests.sim.direct import DirectClient
 from tests.sim.faults import Call, Killed, Script
 from tests.sim.world import World
 from vllm_cluster.actions import down, serve, status, survey, up
@@ -51,6 +54,10 @@ class Outcome:
         """The operations of the plan that it told, none where it told none."""
         plans = [e.data["plan"] for e in self.events if e.kind == "plan"]
         return texts(plans[-1]) if plans and isinstance(plans[-1], Plan) else []
+
+    def script_hosts(self) -> set[str]:
+        """The hosts that were asked for something."""
+        return {call.host for call in self.script.calls}
 
     def story(self) -> str:
         """All calls, and the end."""
@@ -153,8 +160,8 @@ def _wheels() -> Path:
 
 
 @contextmanager
-def inside(world: World) -> Iterator[None]:
-    """While this lasts the product lives in the world."""
+def inside(world: World, *, wire: bool = False) -> Iterator[None]:
+    """While this lasts the product lives in the world; by `wire` the SDK speaks HTTP over our stream, as it really does."""
 
     def make(target: Target, _kind: str) -> FakeTransport:
         return FakeTransport(world, target)
@@ -179,6 +186,8 @@ def inside(world: World) -> Iterator[None]:
         swap(lease, "threading", SimpleNamespace(Thread=beats, Event=threading.Event))
         swap(secrets, "hashlib", SimpleNamespace(scrypt=_scrypt))
         swap(ray_layer, "wheels", lambda *_: _wheels())
+        if not wire:
+            swap(docker, "APIClient", DirectClient)
         yield
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 STATE = "/var/lib/vcluster"
 NODE_PROGRAM = "/opt/vcluster/node.py"
 # Seconds: Ray's start, how long a dead node stays in the list, how long a raylet waits for a head that has gone.
-RAY_START, GHOST, FOLLOW = 1.0, 3.0, 3.0
-PHASES = (("starting", 1.0), ("loading", 2.0), ("probing", 1.0))
+RAY_START, GHOST, FOLLOW = 0.4, 3.0, 3.0
+PHASES = (("starting", 0.3), ("loading", 0.3), ("probing", 0.3))
 
 
 def begin(world: World, machine: Machine, box: Box) -> None:
