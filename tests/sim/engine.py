@@ -201,7 +201,11 @@ def _remove(engine: FakeEngine, request: Request, reference: str) -> Answer:
 
 
 @route("POST", "/containers/*/wait")
-def _wait(engine: FakeEngine, _: Request, reference: str) -> Answer:
+def _wait(engine: FakeEngine, request: Request, reference: str) -> Answer:
+    if request.query.get("condition") == "removed":
+        engine.world.clock.sleep(1)
+        engine.world.remove(engine.machine, engine.box(reference))
+        return reply({"StatusCode": 0})
     return reply({"StatusCode": engine.box(reference).exit_code})
 
 

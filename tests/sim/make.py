@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.sim.world import Box, Machine, Picture, Volume, World, identity
@@ -13,10 +13,12 @@ BARE = {"vllm": "0.33.0"}
 WITH_RAY = {"vllm": "0.33.0", "ray": "2.56.1"}
 
 
-def inventory(hosts: int = 2, **changes: Any) -> Inventory:
-    """An inventory of hosts gpu1 …, at 10.0.0.1 …"""
-    entries: dict[str, Any] = {f"gpu{n}": {"address": f"10.0.0.{n}"} for n in range(1, hosts + 1)}
-    words = {"version": 1, "cluster": "lab", "image": IMAGE, "model_cache": "/models", "hosts": entries, **changes}
+def inventory(hosts: int = 2, entries: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any) -> Inventory:
+    """An inventory of hosts gpu1 …, at 10.0.0.1 …; `entries` adds to single hosts."""
+    more = entries or {}
+    names = {f"gpu{n}": f"10.0.0.{n}" for n in range(1, hosts + 1)}
+    hosts_said = {name: {"address": address, **more.get(name, {})} for name, address in names.items()}
+    words = {"version": 1, "cluster": "lab", "image": IMAGE, "model_cache": "/models", "hosts": hosts_said, **changes}
     return Inventory.model_validate(words)
 
 
