@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 STATE = "/var/lib/vcluster"
 NODE_PROGRAM = "/opt/vcluster/node.py"
 # Seconds: Ray's start, how long a dead node stays in the list, how long a raylet waits for a head that has gone.
-RAY_START, GHOST, FOLLOW = 0.4, 3.0, 3.0
+RAY_START, GHOST, FOLLOW = 0.3, 0.5, 0.5
 PHASES = (("starting", 0.3), ("loading", 0.3), ("probing", 0.3))
 
 

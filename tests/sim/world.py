@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import json
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -139,15 +138,12 @@ class Machine:
         files, inside, _ = self.place(box, path)
         return files.get(inside)
 
-    def foreign(self) -> Any:
-        """Everything that is not the cluster's own, for a comparison before and after."""
-        return copy.deepcopy(
-            (
-                {i: (b.name, b.image, b.body, b.state, b.files, b.born) for i, b in self.boxes.items() if not ours(b)},
-                {name: volume for name, volume in self.volumes.items() if CLUSTER not in volume.labels},
-                {i: sorted(p.tags) for i, p in self.images.items() if not _engine_image(p)},
-            )
-        )
+    def foreign(self, known: Container[str]) -> str:
+        """Everything that is not the cluster's own, nor an image that is `known`, as text."""
+        boxes = {i: (b.name, b.image, b.body, b.state, b.files, b.born) for i, b in self.boxes.items() if not ours(b)}
+        volumes = {name: volume for name, volume in self.volumes.items() if not ours(volume)}
+        images = {i: sorted(p.tags) for i, p in self.images.items() if i not in known and not _engine_image(p)}
+        return repr((boxes, volumes, images))
 
 
 def ours(thing: Box | Volume) -> bool:
@@ -258,4 +254,16 @@ class World:
 
     def foreign(self) -> str:
         """Everything on all hosts that is not ours, as text that compares byte by byte."""
-        return json.dumps({name: repr(machine.foreign()) for name, machine in self.machines.items()}, indent=1)
+        known = {picture.id for picture in self.registry.values()}
+        return "\n".join(f"{name} {machine.foreign(known)}" for name, machine in self.machines.items())
+
+    def snapshot(self) -> bytes:
+        """The hosts as they are, to begin from again and again."""
+        return pickle.dumps((self.machines, self.registry, self.clock.now, self.count))
+
+    @classmethod
+    def again(cls, snapshot: bytes) -> World:
+        """A world of its own that is as one was."""
+        made = cls([], {})
+        made.machines, made.registry, made.clock.now, made.count = pickle.loads(snapshot)
+        return made
