@@ -31,7 +31,8 @@ def up(
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
         )
-        session.emit(Event("result", f"{hosts} hosts are up; try: vcluster up -i {inventory}", data={"inventory": str(inventory)}))
+        text = f"{hosts} hosts are up; try: vcluster up -i {inventory}"
+        session.emit(Event("result", text, data={"inventory": str(inventory)}))
 
     Session(None, as_json=as_json).run(action)
 
