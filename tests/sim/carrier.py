@@ -281,4 +281,3 @@ class EngineStream(_Stream):
         lines = [f"HTTP/1.1 {answer.status} OK", *(f"{key}: {value}" for key, value in headers.items())]
         self.out += "\r\n".join(lines).encode() + b"\r\n\r\n" + body
         self.ended = self.ended or answer.raw
-

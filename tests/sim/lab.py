@@ -161,7 +161,7 @@ def _wheels() -> Path:
 
 @contextmanager
 def inside(world: World, *, wire: bool = False) -> Iterator[None]:
-    """While this lasts the product lives in the world; by `wire` the SDK speaks HTTP over our stream, as it really does."""
+    """While this lasts the product lives in the world; by `wire` the SDK speaks HTTP over our stream."""
 
     def make(target: Target, _kind: str) -> FakeTransport:
         return FakeTransport(world, target)

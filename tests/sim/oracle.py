@@ -91,4 +91,3 @@ def untouched(outcome: Outcome) -> None:
     assert not outcome.script.changing, outcome.story()
     trips = {host: sum(call.host == host for call in outcome.script.calls) - 1 for host in outcome.script_hosts()}
     assert max(trips.values()) <= 6, trips
-

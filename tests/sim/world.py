@@ -6,7 +6,7 @@ import hashlib
 import pickle
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.sim.clock import EPOCH, Clock
@@ -181,7 +181,7 @@ class World:
         """A moment as Docker writes it, with nanoseconds."""
         if not moment:
             return "0001-01-01T00:00:00Z"
-        return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
+        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
 
     def at_address(self, address: str) -> Machine | None:
         """The host that holds an address."""

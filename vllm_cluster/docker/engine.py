@@ -6,7 +6,7 @@ import io
 import struct
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -206,18 +206,15 @@ class EngineClient:
             with self._call(f"remove {container[:12]}", deadline) as api:
                 api.remove_container(container, force=True, v=True)
         except CommandFailed as error:
-            # 404: gone already. 409: a removal that began earlier is still under way, and its name is taken till then.
-            if error.returncode not in (404, 409):
-                raise
+            # 409: a removal that began earlier is under way, and keeps the name till it ends. 404: gone already.
             if error.returncode == 409:
                 self._await_removed(container, deadline)
+            elif error.returncode != 404:
+                raise
 
     def _await_removed(self, container: str, deadline: Deadline) -> None:
-        with self._call(f"wait for {container[:12]} to go", deadline) as api:
-            try:
-                api.wait(container, condition="removed")
-            except docker.errors.NotFound:
-                return
+        with self._call(f"wait for {container[:12]} to go", deadline) as api, suppress(docker.errors.NotFound):
+            api.wait(container, condition="removed")
 
     def wait(self, container: str, deadline: Deadline) -> int:
         """Wait until a container has ended; returns its exit code."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from vllm_cluster.core.desired import SECRETS_FOLDER
-from vllm_cluster.core.errors import CommandFailed, FleetError, HostError
+from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
 from vllm_cluster.core.plan import (
     CreateNode,
@@ -59,7 +59,11 @@ class Execution:
         """
         if any(isinstance(operation, CreateNode) for operation in self.plan.operations()):
             self.secrets.complete(self.fleet.links[self.plan.head].engine, f"vcluster-{self.plan.cluster}")
-        for stage in self.plan.stages:
+        stages = list(self.plan.stages)
+        if stages and stages[0].title == "images":
+            self._stage(stages.pop(0))
+        self._same_image()
+        for stage in stages:
             self._stage(stage)
 
     def _stage(self, stage: Stage) -> None:
@@ -70,15 +74,17 @@ class Execution:
             by_host.setdefault(operation.host, []).append(operation)
 
         def work(link: Link) -> None:
-            for operation in by_host[link.name]:
-                self._do(link, operation)
+            try:
+                for operation in by_host[link.name]:
+                    self._do(link, operation)
+            except VclusterError as error:
+                self.emit(Event("failed", error.message, link.name))
+                raise
 
         _, failures = self.fleet.each(work, by_host)
         if failures:
-            raise next(iter(failures.values())) if len(failures) == 1 else FleetError(failures)
-        if stage.title == "images":
-            self._same_image(next(op.image for op in stage.operations if isinstance(op, PrepareImage)))
-        elif stage.title == "head":
+            raise together(failures)
+        if stage.title == "head":
             await_ray(self.fleet.links[self.plan.head], self.plan, self.emit)
         elif stage.title == "workers":
             await_gpus(self.fleet, self.plan, self.emit)
@@ -156,10 +162,20 @@ class Execution:
                 self._contexts[inside] = ray_layer.context(ray_layer.wheels(inside, ray, self.cache))
             return self._contexts[inside]
 
-    def _same_image(self, image: str) -> None:
+    def _same_image(self) -> None:
         """Every node must run one image, whatever a tag says where; also those that nothing is done to."""
-        configs = self.fleet.all(lambda link: link.engine.image_config(image))
-        ids = {host: str(config["Id"]) for host, config in configs.items() if config}
+        image = next((op.spec.image for op in self.plan.operations() if isinstance(op, CreateNode)), None)
+        if image is None:
+            return
+
+        def base(link: Link) -> str | None:
+            if config := link.engine.image_config(image):
+                return str(config["Id"])
+            # Pruned away: the node that runs here knows what it was made from.
+            node = link.engine.container_named(f"vcluster-{self.plan.cluster}")
+            return node["Config"]["Labels"].get(BASE_IMAGE) if node else None
+
+        ids = {host: image_id for host, image_id in self.fleet.all(base).items() if image_id}
         common = max(set(ids.values()), key=list(ids.values()).count)
         for host, image_id in ids.items():
             if image_id != common:
@@ -174,7 +190,7 @@ class Execution:
         image = engine_name(base, spec.ray)
         owner = {CLUSTER: spec.cluster, NODE: spec.host}
         engine.create_volume(spec.state_volume, owner)
-        # Emptied by making it anew: what an earlier container was given is not kept. Made first, which tells whose it is.
+        # Emptied by making it anew: what an earlier container was given is not kept. Made first to tell whose it is.
         engine.create_volume(spec.secrets_volume, owner)
         engine.remove_volume(spec.secrets_volume)
         engine.create_volume(spec.secrets_volume, owner)

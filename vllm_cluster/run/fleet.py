@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, TypeVar
 
-from vllm_cluster.core.errors import FleetError, VclusterError
+from vllm_cluster.core.errors import VclusterError, together
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.transport import make
@@ -94,10 +94,8 @@ class Fleet:
             FleetError: some failed; with one failure, that failure itself.
         """
         answers, failures = self.each(work, hosts)
-        if len(failures) == 1:
-            raise next(iter(failures.values()))
         if failures:
-            raise FleetError(failures)
+            raise together(failures)
         return answers
 
     def connect(self, hosts: Iterable[str] | None = None) -> tuple[dict[str, None], dict[str, VclusterError]]:
