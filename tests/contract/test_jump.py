@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Client
+from tests.contract.conftest import Client, make
 from tests.contract.sshd import Sshd, free_port
 from vllm_cluster.core.errors import HostKeyRejected, Unreachable, UsageError
-from vllm_cluster.transport import Kind, make
+from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]

@@ -103,7 +103,12 @@ class Cluster:
 
     def facts(self, host: Played) -> str:
         """What the fact script prints there: two GPUs, one network."""
-        nic = {"ifname": "eth1", "mtu": 1500, "operstate": "UP", "addr_info": [{"local": host.address, "prefixlen": 16}]}
+        nic = {
+            "ifname": "eth1",
+            "mtu": 1500,
+            "operstate": "UP",
+            "addr_info": [{"local": host.address, "prefixlen": 16}],
+        }
         routes = [f"{peer.address} {'lo' if peer == host else 'eth1'}" for peer in self.hosts]
         sections = {
             "machine": f"machine-{host.number}",

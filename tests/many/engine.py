@@ -86,7 +86,9 @@ def _id(name: str) -> str:
 
 
 def _json(code: int, content: object = None) -> bytes:
-    return _response(code, b"" if content is None else json.dumps(content).encode(), "Content-Type: application/json\r\n")
+    return _response(
+        code, b"" if content is None else json.dumps(content).encode(), "Content-Type: application/json\r\n"
+    )
 
 
 def _response(code: int, body: bytes, headers: str) -> bytes:

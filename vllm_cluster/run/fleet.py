@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Literal, TypeVar
 
 from vllm_cluster.core.errors import FleetError, VclusterError
@@ -12,11 +14,13 @@ from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.transport import make
 from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import resolve
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
 CONNECT_SECONDS = 20.0
+CLOSE_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -59,7 +63,9 @@ class Fleet:
 
     def __init__(self, inventory: Inventory) -> None:
         self.addresses = {host.address: name for name, host in inventory.hosts.items()}
-        self.links = {name: Link(name, _transport(inventory, host)) for name, host in inventory.hosts.items()}
+        self._jumps = Jumps()
+        hosts = inventory.hosts.items()
+        self.links = {name: Link(name, _transport(inventory, host, self._jumps)) for name, host in hosts}
         self._stopping = threading.Event()
 
     def each(
@@ -69,7 +75,8 @@ class Fleet:
 
         One host's failure stops no other host.
         """
-        names = [name for name in self.links if hosts is None or name in set(hosts)]
+        wanted = None if hosts is None else set(hosts)
+        names = [name for name in self.links if wanted is None or name in wanted]
         pool = ThreadPoolExecutor(max_workers=min(WORKERS, max(1, len(names))), thread_name_prefix="host")
         try:
             futures: Mapping[str, Future[T]] = {name: pool.submit(self._guarded, work, name) for name in names}
@@ -116,12 +123,23 @@ class Fleet:
 
     def close(self) -> None:
         """End every connection, side by side: a dead host must not hold up the others."""
-        threads = [threading.Thread(target=link.close, daemon=True) for link in self.links.values()]
+        links = queue.SimpleQueue[Link]()
+        for link in self.links.values():
+            links.put(link)
+
+        def close_some() -> None:
+            with suppress(queue.Empty):
+                while True:
+                    links.get_nowait().close()
+
+        threads = [threading.Thread(target=close_some, daemon=True) for _ in range(min(WORKERS, len(self.links)))]
         for thread in threads:
             thread.start()
-        deadline = Deadline.after(5)
+        deadline = Deadline.after(CLOSE_SECONDS)
         for thread in threads:
             thread.join(deadline.left())
+        # Last, since the connections behind a jump host end through it.
+        self._jumps.close()
 
     def __enter__(self) -> Fleet:
         return self
@@ -151,6 +169,6 @@ def end_of(inventory: Inventory, host: Host) -> tuple[str, int, str]:
     return resolved.host, resolved.port, resolved.jump.where if resolved.jump else resolved.proxy_command or ""
 
 
-def _transport(inventory: Inventory, host: Host) -> Transport:
+def _transport(inventory: Inventory, host: Host, jumps: Jumps) -> Transport:
     kind: Literal["fabric", "openssh", "local"] = "local" if host.ssh.host == "local" else inventory.ssh.transport
-    return make(target(inventory, host), kind)
+    return make(target(inventory, host), kind, jumps)

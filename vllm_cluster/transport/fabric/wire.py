@@ -110,7 +110,7 @@ class Session(paramiko.Transport):
                 self.auth_handler._parse_service_accept(accepted)  # type: ignore[union-attr]
                 return
             self._login_begun = True
-        super()._send_message(data)
+        super()._send_message(data)  # type: ignore[misc]
 
     def ask_for_life(self) -> bool:
         """Send a request that every server answers; False when it cannot be sent now."""
