@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import resource
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,8 @@ from vllm_cluster.transport.sshconfig import resolve
 WORKERS = 32
 CONNECT_SECONDS = 20.0
 CLOSE_SECONDS = 5.0
+# A connection takes up to five; the usual limit is 1024 for a process, and 256 on macOS.
+OPEN_FILES = 8192
 
 T = TypeVar("T")
 
@@ -32,6 +35,10 @@ class Link:
         self.name = name
         self.transport = transport
         self._engine: EngineClient | None = None
+
+    def connect(self) -> None:
+        """Connect to the host."""
+        self.transport.connect(Deadline.after(CONNECT_SECONDS))
 
     def open_engine(self, api_version: str) -> EngineClient:
         """Speak to the host's Docker engine in a version that it knows."""
@@ -63,6 +70,7 @@ class Fleet:
 
     def __init__(self, inventory: Inventory) -> None:
         self.addresses = {host.address: name for name, host in inventory.hosts.items()}
+        _allow_open_files()
         self._jumps = Jumps()
         hosts = inventory.hosts.items()
         self.links = {name: Link(name, _transport(inventory, host, self._jumps)) for name, host in hosts}
@@ -109,7 +117,7 @@ class Fleet:
 
     def connect(self, hosts: Iterable[str] | None = None) -> tuple[dict[str, None], dict[str, VclusterError]]:
         """Connect to the hosts, as `each`."""
-        return self.each(lambda link: link.transport.connect(Deadline.after(CONNECT_SECONDS)), hosts)
+        return self.each(Link.connect, hosts)
 
     def _guarded(self, work: Callable[[Link], T], name: str) -> T:
         if self._stopping.is_set():
@@ -146,6 +154,15 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _allow_open_files() -> None:
+    """Raise this process's limit of open files, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def target(inventory: Inventory, host: Host) -> Target:

@@ -42,11 +42,12 @@ class Jumps:
         """
         key, begun = _nameless(at), deadline.left()
         with self._lock:
-            opened = self._opened.get(key)
-            first = opened is None or _ended(opened)
-            if opened is None or first:
-                opened = self._opened[key] = Future()
+            last = self._opened.get(key)
+            first = last is None or _ended(last)
+            opened = self._opened[key] = Future() if last is None or first else last
         if first:
+            if last is not None:
+                last.result().close()
             try:
                 opened.set_result(connect())
             except BaseException as error:
