@@ -56,7 +56,7 @@ def test_a_jump_host_is_passed(
         target = behind.target("h", jump=f"127.0.0.1:{bastion.port}")
     transport = connect(target, kind)
     assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
-    data = bytes(16 << 20)
+    data = bytes(8 << 20)
     assert transport.run(["cat"], Deadline.after(30), stdin=data).stdout == data
     assert passed(bastion) == before + 1
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,54 +174,3 @@ class Cluster:
         finally:
             farm.kill()
             farm.communicate()
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of the program, and what it took; `cpu` holds that of the commands it started too."""
-
-    code: int
-    out: str
-    err: str
-    seconds: float
-    cpu: float
-    rss_mb: float
-    threads: int
-    files: int
-
-    @property
-    def figure(self) -> str:
-        """The measurements in one line."""
-        took = f"{self.seconds:.1f} s, {self.cpu:.1f} s CPU, {self.rss_mb:.0f} MB"
-        return f"{took}, {self.threads} threads, {self.files} files"
-
-
-def drive(cluster: Cluster, *words: str, prefix: Sequence[str] = ()) -> Run:
-    """Run the program as a user does, looked at twenty times a second."""
-    argv = [*prefix, sys.executable, "-m", "vllm_cluster", *words, "-i", str(cluster.inventory)]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cluster.folder / "cache"), "COLUMNS": "200", "NO_COLOR": "1"}
-    environment.pop("SSH_AUTH_SOCK", None)
-    started, before = time.monotonic(), os.times()
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    peak = {"VmHWM": 0, "Threads": 0, "files": 0}
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.05):
-            with contextlib.suppress(OSError):
-                status = Path(f"/proc/{process.pid}/status").read_text()
-                now = {key: int(value) for key, value in re.findall(r"^(VmHWM|Threads):\s+(\d+)", status, re.MULTILINE)}
-                now["files"] = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
-                peak.update({key: max(peak[key], value) for key, value in now.items()})
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        out, err = process.communicate(timeout=250)
-    finally:
-        process.kill()
-        done.set()
-        watcher.join()
-    seconds, after = time.monotonic() - started, os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return Run(process.returncode, out, err, seconds, cpu, peak["VmHWM"] / 1024, peak["Threads"], peak["files"])

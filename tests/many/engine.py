@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
+import struct
 import tarfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +14,10 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 STARTED = "2026-01-01T00:00:00.000000000Z"
+# What a terminal would obey: the clipboard, the title, the screen, colours in 7 and 8 bits, the bell, the direction
+# of writing; rich's markup; half a character.
+HOSTILE = "\x1b]52;c;Q0FOQVJZ\x07\x1b]0;title\x1b\\\x1b[2J\x1b[?1049h\x9b31m\x1bc\x07\u202e[blink]canary[/blink][/] "
+FLOOD_BYTES = 100 << 20
 _VERSION = re.compile(r"^/v[0-9.]+")
 
 
@@ -30,6 +36,7 @@ class Engine:
     images: list[dict[str, Any]] = field(default_factory=list)
     volumes: list[str] = field(default_factory=list)
     status: bytes = b""
+    flood: str = ""
 
     async def serve(self, reader: Reader) -> AsyncIterator[bytes]:
         """Answers to the requests of one connection, in order, until it ends."""
@@ -50,8 +57,10 @@ class Engine:
             "/images/json": self.images,
             "/volumes": {"Volumes": [{"Name": name} for name in self.volumes]},
         }
-        if method == "GET" and path in listed:
+        if method == "GET" and path in listed and self.flood != "error":
             return _json(200, listed[path])
+        if self.flood == "error":
+            return _response(500, _flooding_error(), "Content-Type: application/json\r\n")
         kind, name, *rest = path.strip("/").split("/")
         name = next((own for own in self.containers if name in (own, _id(own))), name)
         if kind == "containers" and name in self.containers:
@@ -66,9 +75,14 @@ class Engine:
             del self.containers[name]
             return _json(204)
         if rest == ["json"]:
-            return _json(200, {"State": {"Status": "running", "StartedAt": STARTED, "ExitCode": 0}})
+            state = "exited" if self.flood == "log" else "running"
+            return _json(200, {"State": {"Status": state, "StartedAt": STARTED, "ExitCode": 0}})
         if rest == ["archive"]:
-            return _response(200, _tar("status.json", self.status), "X-Docker-Container-Path-Stat: e30=\r\n")
+            content = flood() if self.flood == "status" else self.status
+            return _response(200, _tar("status.json", content), "X-Docker-Container-Path-Stat: e30=\r\n")
+        if rest == ["logs"]:
+            line = flood()
+            return _response(200, struct.pack(">BxxxI", 1, len(line)) + line, "")
         return _json(204 if rest == ["stop"] else 404)
 
     def _row(self, name: str) -> dict[str, Any]:
@@ -79,6 +93,17 @@ class Engine:
             "ImageID": "sha256:1",
             "Labels": self.containers[name],
         }
+
+
+@functools.cache
+def flood() -> bytes:
+    """One line of 100 MB that would take over a terminal."""
+    return HOSTILE.encode() * (FLOOD_BYTES // len(HOSTILE.encode()))
+
+
+@functools.cache
+def _flooding_error() -> bytes:
+    return b'{"message":"%s"}' % (json.dumps(HOSTILE)[1:-1].encode() * (FLOOD_BYTES // len(HOSTILE.encode())))
 
 
 def _id(name: str) -> str:

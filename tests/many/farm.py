@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import resource
 import shlex
 import socket
@@ -19,10 +20,13 @@ from typing import Any
 
 import asyncssh
 
-from tests.many.engine import Engine
+from tests.many.engine import HOSTILE, Engine, flood
 
 PORT = 2222
 BACKLOG = 128
+# Read to its end, unlike the other floods, so it is not longer than it must be.
+FACTS_BYTES = 20 << 20
+FLOODS = ("log", "status", "error")
 
 
 class Host:
@@ -36,6 +40,7 @@ class Host:
         self.engine = Engine(
             dict(words["containers"]), common["images"], list(words["volumes"]), words["status"].encode()
         )
+        self.engine.flood = self.kind if self.kind in FLOODS else ""
         self._authorized = asyncssh.import_authorized_keys(common["authorized"])
         self._key = asyncssh.import_private_key(words["key"])
         self._relays: set[asyncio.Task[None]] = set()
@@ -88,6 +93,9 @@ class Host:
                     data = b""
                 waiting.put_nowait((time.monotonic() + self.delay, data))
 
+    def _problem(self, _found: re.Match[bytes]) -> bytes:
+        return b"\n@@dockerinfo\n" + HOSTILE.encode() * 1000
+
     async def _process(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         words = shlex.split(process.command or "")
         if words == ["exec", "docker", "system", "dial-stdio"]:
@@ -108,7 +116,12 @@ class Host:
                 await asyncio.sleep(2 * self.delay)
                 self._silent.set()
                 return
-            process.stdout.write(self.facts)
+            if self.kind == "facts":
+                process.stdout.write(b"\n@@docker\n\n@@dockerinfo\n" + flood()[:FACTS_BYTES])
+            elif self.kind == "answer":
+                process.stdout.write(re.sub(rb"(?s)(?<=@@docker\n).*(?=\n@@disks)", self._problem, self.facts))
+            else:
+                process.stdout.write(self.facts)
         process.exit(0)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.contract.sshd import Sshd
-from tests.many.cluster import Cluster, Played, drive
+from tests.many.cluster import Cluster, Played
 from tests.many.conftest import FEW_FILES, MOST, SOME
+from tests.many.driven import drive
 from tests.promises.figures import record
 from vllm_cluster.transport import Kind
 

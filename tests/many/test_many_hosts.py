@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.many.cluster import Cluster, Played, Run, drive
+from tests.many.cluster import Cluster, Played
 from tests.many.conftest import FEW_FILES, MOST, SOME
+from tests.many.driven import Run, drive
 from tests.promises.figures import record
 from vllm_cluster.run.fleet import CONNECT_SECONDS, WORKERS
 

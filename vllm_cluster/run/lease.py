@@ -19,6 +19,7 @@ TIME_TO_LIVE = 15
 HEARTBEAT = 4.0
 # Between two attempts of one who waits.
 RETRY = 0.5
+LONGEST_ANSWER = 4096
 
 _BUSY, _REPLACED = 75, 76
 
@@ -67,7 +68,7 @@ class Lease:
         stream.settimeout(30)
         said = b""
         try:
-            while not said.endswith(b"\n"):
+            while not said.endswith(b"\n") and len(said) < LONGEST_ANSWER:
                 data = stream.recv(4096)
                 if not data:
                     break
