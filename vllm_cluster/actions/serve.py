@@ -60,6 +60,8 @@ def serve(
         PreflightFailed: the cluster is not up.
         CommandFailed: the engine ended, and why.
     """
+    served = name or model
+    vllm.check(model, served, extra)
     with connected(inventory, emit) as fleet:
         seen = survey(inventory, fleet, emit)
         if not seen.plan.empty:
@@ -71,7 +73,6 @@ def serve(
         head = fleet.links[inventory.head_name]
         host = inventory.hosts[inventory.head_name].address if expose else "127.0.0.1"
         port = inventory.ports.api
-        served = name or model
         argv = vllm.serve_argv(model, name=served, tp=layout.tp, pp=layout.pp, host=host, port=port, extra=extra)
         wanted = _wanted(argv, model=model, name=served, host=host, port=port, nodes=seen.plan.gpus)
         current = _serving(head, inventory)

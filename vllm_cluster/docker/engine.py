@@ -26,6 +26,10 @@ OLDEST_API = (1, 41)
 NEWEST_API = (1, 47)
 
 CALL_SECONDS = 30.0
+# What is kept of text from a host: a log of one endless line, or an error of many pages, must not fill our memory.
+MAX_LOG = 256 << 10
+MAX_OUTPUT = 4 << 20
+MAX_REASON = 4000
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,12 @@ class EngineClient:
         try:
             yield api
         except docker.errors.APIError as error:
-            reason = error.explanation or str(error)
+            reason = str(error.explanation or error)[:MAX_REASON]
             raise CommandFailed(
                 self.host,
                 f"{what}: Docker says: {reason}",
                 exit_code=error.status_code or 1,
-                stderr=str(reason),
+                stderr=reason,
                 hint=hint,
             ) from error
         except HostError:
@@ -222,9 +226,12 @@ class EngineClient:
             return int(api.wait(container)["StatusCode"])
 
     def logs(self, container: str, tail: int = 200) -> str:
-        """The last lines that a container printed, both streams."""
+        """The last lines that a container printed, both streams; at most `MAX_LOG` bytes of them."""
         with self._call(f"read the log of {container[:12]}") as api:
-            return bytes(api.logs(container, tail=tail)).decode("utf-8", "replace")
+            wanted = {"stdout": 1, "stderr": 1, "tail": tail}
+            reply = api._get(api._url("/containers/{0}/logs", container), params=wanted, stream=True)
+            api._raise_for_status(reply)
+            return _read(reply, MAX_LOG)
 
     def put_files(self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]]) -> None:
         """Write files (name → content, mode) below a folder of a container, running or not."""
@@ -244,7 +251,11 @@ class EngineClient:
                 chunks, _ = api.get_archive(container, path)
             except docker.errors.NotFound:
                 return None
-            data = b"".join(chunks)
+            data = bytearray()
+            for chunk in chunks:
+                data += chunk
+                if len(data) > limit + tarfile.RECORDSIZE:
+                    break
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             member = tar.next()
             content = tar.extractfile(member) if member else None
@@ -256,8 +267,7 @@ class EngineClient:
             made = api.exec_create(container, list(argv))["Id"]
             reply = api._post_json(api._url("/exec/{0}/start", made), data={"Detach": False, "Tty": False}, stream=True)
             api._raise_for_status(reply)
-            output = _demultiplex(reply.raw.read())
-            reply.close()
+            output = _read(reply, MAX_OUTPUT)
             return Ended(int(api.exec_inspect(made)["ExitCode"] or 0), output)
 
     def volumes(self, label: str) -> tuple[str, ...]:
@@ -285,6 +295,12 @@ class EngineClient:
                 api.remove_volume(name)
             except docker.errors.NotFound:
                 return
+
+
+def _read(reply: requests.Response, limit: int) -> str:
+    """The beginning of a framed output; the rest is not waited for."""
+    with reply:
+        return _demultiplex(reply.raw.read(limit))
 
 
 def _demultiplex(data: bytes) -> str:
