@@ -17,6 +17,8 @@ from vllm_cluster.transport.base import Deadline, Stream, Transport
 # Without a heartbeat for this long the head gives the lease up.
 TIME_TO_LIVE = 15
 HEARTBEAT = 4.0
+ANSWER_SECONDS = TIME_TO_LIVE - HEARTBEAT
+RELEASE_SECONDS = 5.0
 # Between two attempts of one who waits.
 RETRY = 0.5
 
@@ -35,7 +37,8 @@ class Lease:
         self._stream: Stream | None = None
         self._done = threading.Event()
         self._broken: str = ""
-        self._beat: threading.Thread | None = None
+        self._answered = 0.0
+        self._beats: threading.Thread | None = None
 
     def acquire(self, wait: float = 0.0, waiting: Callable[[str], None] | None = None) -> None:
         """Take the lease, trying again for `wait` seconds.
@@ -47,8 +50,8 @@ class Lease:
         while True:
             holder = self._try()
             if holder is None:
-                self._beat = threading.Thread(target=self._heartbeat, name="lease", daemon=True)
-                self._beat.start()
+                self._beats = threading.Thread(target=self._heartbeat, name="lease", daemon=True)
+                self._beats.start()
                 return
             if deadline.left() <= 0:
                 raise Locked(
@@ -61,6 +64,7 @@ class Lease:
 
     def _try(self) -> str | None:
         """One attempt: None when the lease is ours, else who holds it."""
+        asked = time.monotonic()
         script = files("vllm_cluster.run").joinpath("lease.sh").read_text()
         argv = ["sh", "-c", script, "lease", self._file, self._who, str(TIME_TO_LIVE)]
         stream = self._transport.open_stream(argv, Deadline.after(30))
@@ -77,7 +81,7 @@ class Lease:
             raise
         answer = said.decode("utf-8", "replace").strip()
         if answer == "held":
-            self._stream = stream
+            self._stream, self._answered = stream, asked
             return None
         problem = stream.stderr_tail()
         stream.close()
@@ -87,22 +91,36 @@ class Lease:
         return answer or "somebody who just let go"
 
     def _heartbeat(self) -> None:
-        stream = self._stream
-        while stream and not self._done.wait(HEARTBEAT):
-            try:
-                stream.sendall(b"\n")
-            except (OSError, HostError, EOFError) as error:
-                self._broken = str(error) or type(error).__name__
-                return
+        while not self._done.wait(HEARTBEAT) and self.beat():
+            pass
+
+    def beat(self) -> bool:
+        """Tell the head that we live, and hear that we still hold the lease; False once that is over."""
+        stream, sent = self._stream, time.monotonic()
+        if stream is None or self._broken:
+            return False
+        try:
+            stream.sendall(b"\n")
+            stream.settimeout(ANSWER_SECONDS)
+            if not stream.recv(4096):
+                self._broken = "the head has given it up"
+                return False
+        except (OSError, HostError, EOFError) as error:
+            self._broken = str(error) or type(error).__name__
+            return False
+        self._answered = sent
+        return True
 
     def check(self) -> None:
-        """Go on only while the lease is surely ours.
+        """Go on only while the lease is surely ours: what is sent into a black hole seems to arrive, answers don't.
 
         Raises:
-            Lost: the channel that holds it is gone.
+            Lost: the channel that holds it is gone, or silent for as long as the head waits.
         """
-        if self._broken:
-            raise Lost(self._transport.host, f"the lease is lost ({self._broken}): run the command again")
+        silent = time.monotonic() - self._answered
+        if self._broken or silent >= TIME_TO_LIVE:
+            why = self._broken or f"no answer for {silent:.0f} s"
+            raise Lost(self._transport.host, f"the lease is lost ({why}): run the command again")
 
     def release(self) -> None:
         """Give the lease back; no error where it is gone already."""
@@ -110,8 +128,12 @@ class Lease:
         if self._stream:
             with suppress(OSError, HostError, EOFError):
                 self._stream.sendall(b"end\n")
-                self._stream.settimeout(5)
-                self._stream.recv(1)  # until the other side has let go, so that the next command finds it free
+                if self._beats:
+                    self._beats.join(RELEASE_SECONDS)  # one reader at a time
+                self._stream.settimeout(RELEASE_SECONDS)
+                # Until the other side has let go, so that the next command finds it free.
+                while not (self._beats and self._beats.is_alive()) and self._stream.recv(4096):
+                    pass
             self._stream.close()
             self._stream = None
 

@@ -13,5 +13,6 @@ flock -n -E 75 9 || { cat "$file"; exit 75; }
 [ "$(stat -Lc %i /proc/self/fd/9)" = "$(stat -c %i "$file" 2>/dev/null)" ] || exit 76
 printf '%s\n' "$who" | dd of="$file" conv=nocreat 2>/dev/null
 echo held
-while timeout "$ttl" sh -c 'read -r beat && [ "$beat" != end ]'; do :; done
+# Each heartbeat is answered: only so does the holder know that it arrived.
+while timeout "$ttl" sh -c 'read -r beat && [ "$beat" != end ] && echo .'; do :; done
 rm -f "$file" 2>/dev/null

@@ -1,0 +1,21 @@
+"""Keeps what a test measured about a promise, one file a row, for the table that the docs show."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "build" / "promises"
+
+
+def record(promise: str, attack: str, figure: str, passed: bool) -> None:
+    """Write one row; a later run of the same attack replaces it."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", attack.lower()).strip("-")[:80]
+    row = {"promise": promise, "attack": attack, "figure": figure, "passed": passed, "at": round(time.time())}
+    path = FOLDER / f"{promise}-{slug}.json"
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    fresh.replace(path)

@@ -1,0 +1,1 @@
+"""A world of hosts in memory, in which the whole product runs unchanged while every call can go wrong."""
