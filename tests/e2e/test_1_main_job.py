@@ -42,6 +42,7 @@ def test_plan_changes_nothing_and_says_so_by_its_exit_code(cluster: Sandbox) -> 
     assert [op["host"] for op in stages["workers"]] == ["gpu2"]
     assert stages["head"][0]["docker_run"].startswith("docker run")
     assert {host: cluster.docker(host, "ps", "-aq") for host in ("gpu1", "gpu2")} == before
+    assert cluster.vcluster("up", "--dry-run").ok().out == cluster.vcluster("plan").ok().out
 
 
 def test_up_mends_an_image_without_ray_and_counts_every_gpu(cluster: Sandbox) -> None:
@@ -156,10 +157,15 @@ def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster
     assert refused.code == 2
     assert "would stop what runs on gpu1, gpu2" in refused.err
     one.vcluster("up", "--yes").ok()
-    one.vcluster("serve", MODEL).ok()
+    exposed = one.vcluster("serve", MODEL, "--expose", "--json").ok().event("endpoint")
     key = one.vcluster("key").ok().out.strip()
+    words = alone(one, "auto")
+    # On its private network the head now answers without a tunnel, still only to those who have the key.
+    assert exposed["exposed"] is True
+    assert complete(exposed["url"].removesuffix("/v1"), key) == words
+    assert status_code(f"{exposed['url']}/models") == 401
     with tunnel(one) as url:
-        assert complete(url, key) == alone(one, "auto")
+        assert complete(url, key) == words
 
 
 def test_another_laptop_needs_the_inventory_alone(cluster: Sandbox, tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def up(
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
         )
-        session.emit(Event("result", f"try: vcluster up -i {inventory}", data={"inventory": str(inventory)}))
+        text = f"{hosts} hosts are up; try: vcluster up -i {inventory}"
+        session.emit(Event("result", text, data={"inventory": str(inventory)}))
 
     Session(None, as_json=as_json).run(action)
 
@@ -48,7 +49,8 @@ def down(
         from vllm_cluster import sandbox
         from vllm_cluster.run.events import Event
 
-        sandbox.down(folder=folder, purge=purge, report=lambda text: session.emit(Event("progress", text)))
-        session.emit(Event("result", "the sandbox is gone"))
+        found = sandbox.down(folder=folder, purge=purge, report=lambda text: session.emit(Event("progress", text)))
+        text = "the sandbox is gone" if found else f"there is no sandbox in {folder}"
+        session.emit(Event("result", text, data={"removed": found}))
 
     Session(None, as_json=as_json).run(action)

@@ -76,7 +76,7 @@ class Execution:
         if failures:
             raise next(iter(failures.values())) if len(failures) == 1 else FleetError(failures)
         if stage.title == "images":
-            self._same_image()
+            self._same_image(next(op.image for op in stage.operations if isinstance(op, PrepareImage)))
         elif stage.title == "head":
             await_ray(self.fleet.links[self.plan.head], self.plan, self.emit)
         elif stage.title == "workers":
@@ -156,15 +156,13 @@ class Execution:
                 self._contexts[inside] = ray_layer.context(ray_layer.wheels(inside, ray, self.cache))
             return self._contexts[inside]
 
-    def _same_image(self) -> None:
-        """Every node must run one image, whatever tags say where."""
-        specs = {op.host: op.spec for op in self.plan.operations() if isinstance(op, CreateNode)}
-        configs = self.fleet.all(lambda link: link.engine.image_config(specs[link.name].image), specs)
-        ids = {host: str(config["Id"]) if config else "none" for host, config in configs.items()}
+    def _same_image(self, image: str) -> None:
+        """Every node must run one image, whatever a tag says where; also those that nothing is done to."""
+        configs = self.fleet.all(lambda link: link.engine.image_config(image))
+        ids = {host: str(config["Id"]) for host, config in configs.items() if config}
         common = max(set(ids.values()), key=list(ids.values()).count)
         for host, image_id in ids.items():
             if image_id != common:
-                image = specs[host].image
                 text = f"{image} is {image_id[:19]} here and {common[:19]} on the other hosts"
                 raise HostError(host, text, hint=f"docker pull {image} on every host, or pin a digest")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -32,12 +31,9 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
     """
     if not 1 <= hosts <= _MOST_HOSTS or not 1 <= gpus <= _MOST_GPUS:
         raise UsageError(f"a sandbox has 1 to {_MOST_HOSTS} hosts of 1 to {_MOST_GPUS} GPUs, not {hosts} of {gpus}")
-    started = time.monotonic()
     with closing(connect()) as engine, _alone(), _told():
         folder.mkdir(parents=True, exist_ok=True)
-        inventory = _up(engine, Sandbox(folder), hosts, gpus, report)
-    report(f"{hosts} hosts are up after {time.monotonic() - started:.1f} s: {inventory}")
-    return inventory
+        return _up(engine, Sandbox(folder), hosts, gpus, report)
 
 
 def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: Report) -> Path:
@@ -69,8 +65,11 @@ def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: R
     return files.write_files(sandbox.folder, [machines.wait_until_up(container, sandbox) for container in ordered])
 
 
-def down(*, folder: Path, report: Report, purge: bool = False) -> None:
-    """Remove the folder's hosts, their network and their data; `purge` also what all sandboxes share."""
+def down(*, folder: Path, report: Report, purge: bool = False) -> bool:
+    """Remove the folder's hosts, their network and their data; `purge` also what all sandboxes share.
+
+    Returns whether there were hosts.
+    """
     sandbox = Sandbox(folder)
     with closing(connect()) as engine, _alone(), _told():
         present = machines.found(engine, sandbox)
@@ -82,7 +81,7 @@ def down(*, folder: Path, report: Report, purge: bool = False) -> None:
         if purge:
             _purge(engine, report)
     files.remove_files(folder)
-    report("the sandbox is gone" if present else "no sandbox of this folder was there")
+    return bool(present)
 
 
 def _remove_data(engine: DockerClient, sandbox: Sandbox) -> None:
