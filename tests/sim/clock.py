@@ -28,7 +28,7 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         """Let time pass, in steps small enough for nodes to act in between."""
-        end = self.now + seconds
+        end, step = self.now + seconds, max(0.5, seconds / 16)
         while self.now < end:
-            self.now = min(end, self.now + 0.5)
+            self.now = min(end, self.now + step)
             self.passed()

@@ -55,10 +55,10 @@ def hcas(host: Host, facts: HostFacts) -> tuple[Hca, ...]:
 
 
 def kept_secrets(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, str]:
-    """The ids of the secrets that the head holds now; a head that never started holds none for sure."""
+    """The ids of the secrets that the head holds now; one that never started or is on its way out holds none for sure."""
     head = facts.get(inventory.head_name)
     for container in head.containers if head else ():
-        if container.name == f"vcluster-{inventory.cluster}" and container.state != "created":
+        if container.name == f"vcluster-{inventory.cluster}" and container.state not in ("created", "dead", "removing"):
             return {
                 label.removeprefix(SECRET): identity
                 for label, identity in container.labels.items()

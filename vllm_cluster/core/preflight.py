@@ -101,8 +101,8 @@ def _hcas(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
 
 def _ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     name = f"vcluster-{inventory.cluster}"
-    if any(container.name == name and container.state == "running" for container in facts.containers):
-        return  # what listens is ours
+    if any(container.name == name and container.state in ("running", "paused") for container in facts.containers):
+        return  # what listens is ours; a paused one goes on listening
     ports = inventory.ports
     wanted = ["node_manager", "object_manager", "dashboard_agent", "runtime_env_agent", "metrics"]
     wanted += ["gcs", "dashboard", "client_server"] if host.name == inventory.head_name else []

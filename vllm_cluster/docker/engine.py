@@ -52,7 +52,7 @@ class EngineClient:
         self._api.trust_env = False  # a proxy set on the laptop is not on the way to the host
         # Only under this address does the SDK treat a reply that turns into a stream as ours.
         self._api.base_url = "http+docker://ssh"
-        self._api.mount("http+docker://", StreamAdapter(open_stream, CALL_SECONDS))
+        self._api.mount("http+docker://", StreamAdapter(open_stream, CALL_SECONDS, lambda: self._api.timeout))
 
     def close(self) -> None:
         """Close the streams."""
@@ -206,9 +206,18 @@ class EngineClient:
             with self._call(f"remove {container[:12]}", deadline) as api:
                 api.remove_container(container, force=True, v=True)
         except CommandFailed as error:
-            # 404: gone already. 409: a removal that began earlier is still under way.
+            # 404: gone already. 409: a removal that began earlier is still under way, and its name is taken till then.
             if error.returncode not in (404, 409):
                 raise
+            if error.returncode == 409:
+                self._await_removed(container, deadline)
+
+    def _await_removed(self, container: str, deadline: Deadline) -> None:
+        with self._call(f"wait for {container[:12]} to go", deadline) as api:
+            try:
+                api.wait(container, condition="removed")
+            except docker.errors.NotFound:
+                return
 
     def wait(self, container: str, deadline: Deadline) -> int:
         """Wait until a container has ended; returns its exit code."""
@@ -260,9 +269,17 @@ class EngineClient:
             return tuple(row["Name"] for row in api.volumes(filters={"label": [label]})["Volumes"] or ())
 
     def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
-        """Create a volume; no error where it is there."""
+        """Create a volume; no error where it is there.
+
+        Raises:
+            HostError: it is there without these labels, so it is somebody else's.
+        """
         with self._call(f"create volume {name}") as api:
-            api.create_volume(name, labels=dict(labels))
+            # Docker answers with the one that is there, whatever labels were asked for.
+            has = api.create_volume(name, labels=dict(labels)).get("Labels") or {}
+        if any(has.get(key) != value for key, value in labels.items()):
+            hint = f"on {self.host}: docker volume rm {name}, if nobody needs it; or give the cluster another name"
+            raise HostError(self.host, f"the volume {name} is there and is not ours", hint=hint)
 
     def remove_volume(self, name: str) -> None:
         """Remove a volume; no error where it is gone."""

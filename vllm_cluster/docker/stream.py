@@ -113,9 +113,14 @@ class _Pool(urllib3.HTTPConnectionPool):
 class StreamAdapter(requests.adapters.HTTPAdapter):
     """Sends every request of a session over streams from `open_stream`."""
 
-    def __init__(self, open_stream: OpenStream, timeout: float) -> None:
+    def __init__(self, open_stream: OpenStream, timeout: float, longest: Callable[[], float]) -> None:
         super().__init__()
         self._pool = _Pool(open_stream, timeout)
+        self._longest = longest
+
+    def send(self, request: Any, stream: bool = False, timeout: Any = None, *rest: Any, **named: Any) -> Any:
+        """Send a request; those that the SDK would wait for without end (pull, build, wait) get the call's deadline."""
+        return super().send(request, stream, timeout or self._longest(), *rest, **named)
 
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> Any:
         """The one pool, whatever the request's address."""

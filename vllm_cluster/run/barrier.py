@@ -144,5 +144,5 @@ def _refuse_cut_off(host: str, node: Node, seconds: float) -> None:
 
 
 def _timestamp(text: str) -> float:
-    # Docker writes nanoseconds, which datetime does not take.
-    return datetime.fromisoformat(text.split(".", maxsplit=1)[0].rstrip("Z") + "+00:00").timestamp()
+    # To the fraction: what was written a moment before a restart must not count as new.
+    return datetime.fromisoformat(text).timestamp()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import CommandFailed, FleetError, HostError
@@ -129,8 +130,7 @@ class Execution:
         engine.build(context, name, arguments, {BASE_IMAGE: base}, Deadline.after(BUILD_SECONDS))
 
     def _probe(self, engine: EngineClient, image: str, base: str) -> ray_layer.Inside:
-        name = f"vcluster-{self.plan.cluster}-probe"
-        engine.remove(name, grace=0)
+        name = _passing_name(self.plan.cluster, "probe")
         engine.create(name, probe_body(self.plan.cluster, base, ray_layer.PROBE))
         try:
             engine.start(name)
@@ -174,7 +174,8 @@ class Execution:
         image = engine_name(base, spec.ray)
         owner = {CLUSTER: spec.cluster, NODE: spec.host}
         engine.create_volume(spec.state_volume, owner)
-        # Emptied by making it anew: what an earlier container was given is not kept.
+        # Emptied by making it anew: what an earlier container was given is not kept. Made first, which tells whose it is.
+        engine.create_volume(spec.secrets_volume, owner)
         engine.remove_volume(spec.secrets_volume)
         engine.create_volume(spec.secrets_volume, owner)
         self._put_secrets(engine, spec, image)
@@ -194,10 +195,14 @@ class Execution:
 
     def _put_secrets(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
         # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
-        name = f"vcluster-{spec.cluster}-door"
-        engine.remove(name, grace=0)
+        name = _passing_name(spec.cluster, "door")
         door = engine.create(name, idle_body(spec.cluster, image, {spec.secrets_volume: SECRETS_FOLDER}))
         try:
             engine.put_files(door, SECRETS_FOLDER, self.secrets.files(dict(spec.secrets)))
         finally:
             engine.remove(door, grace=0)
+
+
+def _passing_name(cluster: str, purpose: str) -> str:
+    """A name that nobody has: whoever else's container is called almost like it stays. Labels tell that it is ours."""
+    return f"vcluster-{cluster}-{purpose}-{token_hex(4)}"

@@ -1,0 +1,284 @@
+"""A transport to the hosts in memory: commands, the Engine API over a stream, and the lease."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from urllib.parse import parse_qsl, urlsplit
+
+from tests.sim.engine import Answer, FakeEngine, Request, reply
+from tests.sim.facts import told
+from tests.sim.faults import Fault, Killed
+from tests.sim.world import Lock, World
+from vllm_cluster.core.errors import Lost, TimedOut, Unreachable
+from vllm_cluster.transport.base import Deadline, Forward, Result, Stream, Target
+
+FACTS = files("vllm_cluster.run").joinpath("facts.sh").read_bytes()
+LEASE = files("vllm_cluster.run").joinpath("lease.sh").read_text()
+DIAL = ("docker", "system", "dial-stdio")
+# Requests that dockerd finishes though nobody waits any more; the others are over in a moment.
+SLOW = ("/containers/create", "/start", "/stop", "/restart")
+
+
+class FakeTransport:
+    """One connection to one host of the world."""
+
+    def __init__(self, world: World, target: Target) -> None:
+        self._world, self._name = world, target.name
+        self.machine = world.machines[target.name]
+        self.script = world.script
+        self.round_trips = 0
+        self.cut = ""
+        self._streams: list[_Stream] = []
+
+    @property
+    def host(self) -> str:
+        """The host's name in the inventory."""
+        return self._name
+
+    def connect(self, deadline: Deadline) -> None:
+        """Connect, where the host can be reached."""
+        fault = self.script.ask(self._name, "connect", False)
+        self.stumble(fault, "connect", deadline)
+        if fault in (Fault.LOST, Fault.LOST_AFTER, Fault.REFUSED, Fault.ERROR, Fault.ERROR_AFTER):
+            raise Unreachable(self._name, "connection refused", hint="is its sshd up?")
+        if not self.machine.reachable:
+            self._world.clock.sleep(deadline.left())
+            raise Unreachable(self._name, "no answer")
+
+    def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
+        """Run the fact script; no other command is known."""
+        self.round_trips += 1
+        self._alive()
+        fault = self.script.ask(self._name, "facts", False)
+        self.stumble(fault, "facts", deadline)
+        if fault in (Fault.LOST, Fault.LOST_AFTER):
+            raise self.lose("the connection broke")
+        if fault in (Fault.ERROR, Fault.ERROR_AFTER, Fault.REFUSED) or list(argv[:3]) != ["sh", "-s", "--"]:
+            return Result(127, b"", b"sh: not found")
+        if stdin != FACTS:
+            raise AssertionError("another script than facts.sh")
+        return Result(0, told(self._world, self.machine, argv[3].split(","), argv[4:]).encode(), b"")
+
+    def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
+        """Talk to Docker, or hold the lease."""
+        self.round_trips += 1
+        self._alive()
+        docker = tuple(argv) == DIAL
+        what = "dial docker" if docker else "lease"
+        # Whoever gets the lease changes a lock file; that is for all to see, but nothing of a cluster.
+        fault = self.script.ask(self._name, what, False)
+        self.stumble(fault, what, deadline)
+        if fault in (Fault.LOST, Fault.LOST_AFTER):
+            raise self.lose("the connection broke")
+        stream: _Stream
+        if docker:
+            stream = EngineStream(self, self._world, ended=fault is not None)
+        elif argv[:3] == ["sh", "-c", LEASE]:
+            stream = _LeaseStream(self, self._world, argv[4], argv[5], float(argv[6]))
+        else:
+            raise AssertionError(f"an unknown command: {argv}")
+        self._streams.append(stream)
+        return stream
+
+    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
+        """No verb that runs here puts files on hosts."""
+        raise AssertionError(path)
+
+    def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
+        """No verb that runs here forwards ports."""
+        raise AssertionError(remote_port)
+
+    def close(self) -> None:
+        """End the connection and its streams."""
+        self.cut = self.cut or "closed"
+        for stream in self._streams:
+            stream.hang_up()
+
+    def lose(self, why: str) -> Lost:
+        """The link is gone, for good."""
+        self.cut = why
+        for stream in self._streams:
+            stream.hang_up()
+        return Lost(self._name, why)
+
+    def stumble(self, fault: Fault | None, what: str, deadline: Deadline) -> None:
+        """Raise what every call raises alike."""
+        if fault is Fault.INTERRUPT:
+            raise KeyboardInterrupt
+        if fault and fault.kills:
+            self.drop_all()
+            raise Killed(what)
+        if fault in (Fault.SILENT, Fault.SILENT_AFTER):
+            self._world.clock.sleep(deadline.left())
+            raise TimedOut(self._name, f"`{what}` did not end in time")
+
+    def drop_all(self) -> None:
+        """A killed controller's streams end on the host's side."""
+        for machine in self._world.machines.values():
+            for file, lock in list(machine.locks.items()):
+                if isinstance(lock.token, _LeaseStream) and lock.token.script is self.script:
+                    del machine.locks[file]
+
+    def _alive(self) -> None:
+        if self.cut:
+            raise Lost(self._name, self.cut)
+
+
+class _Stream:
+    """A command's input and output."""
+
+    def __init__(self, transport: FakeTransport, world: World) -> None:
+        self.transport, self.world = transport, world
+        self.script = transport.script
+        self.out = bytearray()
+        self.ended = False
+        self.seconds: float | None = None
+
+    def recv(self, size: int, /) -> bytes:
+        """What has come; silence lasts as long as the time-out allows."""
+        if not self.out and self.transport.cut:
+            raise Lost(self.transport.host, self.transport.cut)
+        if not self.out and not self.ended:
+            if self.seconds is None:
+                raise AssertionError("waits for ever: no time-out was set on the stream")
+            self.world.clock.sleep(self.seconds)
+            raise TimeoutError("timed out")
+        data = bytes(self.out[:size])
+        del self.out[:size]
+        return data
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        self.seconds = seconds
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send, where there is still a link."""
+        if self.script.dead and not self.script.spare:
+            raise Killed("send")
+        if self.transport.cut:
+            raise Lost(self.transport.host, self.transport.cut)
+        if self.ended:
+            raise BrokenPipeError("the command has ended")
+        self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """What the command does with its input."""
+
+    def shutdown_write(self) -> None:
+        """No more input comes."""
+
+    def stderr_tail(self) -> str:
+        """Nothing was written there."""
+        return ""
+
+    def hang_up(self) -> None:
+        """The link under it is gone."""
+
+    def close(self) -> None:
+        """The command ends."""
+        self.hang_up()
+        self.ended = True
+
+
+class _LeaseStream(_Stream):
+    """lease.sh: exclusive, held while heartbeats come, freed when the stream ends."""
+
+    def __init__(self, transport: FakeTransport, world: World, file: str, who: str, seconds: float) -> None:
+        super().__init__(transport, world)
+        self._file, self._locks = file, transport.machine.locks
+        held = self._locks.get(file)
+        if held:
+            self.out += f"{held.who}\n".encode()
+            self.ended = True
+        else:
+            self._locks[file] = Lock(who, self, world.clock.now, seconds)
+            self.out += b"held\n"
+
+    @property
+    def _mine(self) -> Lock | None:
+        lock = self._locks.get(self._file)
+        return lock if lock and lock.token is self else None
+
+    def take(self, data: bytes) -> None:
+        lock = self._mine
+        if not self.transport.machine.reachable:
+            return  # into a black hole
+        if lock is None:
+            self.ended = True
+            raise BrokenPipeError("the command has ended")
+        if b"end" in data:
+            self.hang_up()
+            self.ended = True
+        else:
+            lock.beaten = self.world.clock.now
+            self.out += b".\n"
+
+    def hang_up(self) -> None:
+        # Behind a black hole the other side hears of nothing.
+        if self._mine and self.transport.machine.reachable:
+            del self._locks[self._file]
+
+
+class EngineStream(_Stream):
+    """`docker system dial-stdio`: HTTP in, HTTP out."""
+
+    def __init__(self, transport: FakeTransport, world: World, *, ended: bool) -> None:
+        super().__init__(transport, world)
+        self.ended = ended
+        self._engine = FakeEngine(world, transport.machine)
+        self._input = bytearray()
+
+    def take(self, data: bytes) -> None:
+        self._input += data
+        head, separator, rest = bytes(self._input).partition(b"\r\n\r\n")
+        if not separator:
+            return
+        first, *lines = head.decode().split("\r\n")
+        headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        if "chunked" in headers.get("transfer-encoding", ""):
+            raise AssertionError("a chunked request")
+        length = int(headers.get("content-length", 0))
+        if len(rest) < length:
+            return
+        del self._input[: len(head) + 4 + length]
+        method, url, _ = first.split(" ")
+        parts = urlsplit(url)
+        path = "/" + parts.path.split("/", 2)[2]  # without the version
+        answer = self.ask(Request(method, path, dict(parse_qsl(parts.query)), rest[:length]))
+        if answer:
+            self._send(answer)
+
+    def ask(self, request: Request) -> Answer | None:
+        """One request, with whatever goes wrong at it; no answer where the link or the process is gone, or silent."""
+        transport, machine = self.transport, self.transport.machine
+        if not machine.reachable:
+            raise transport.lose("the host does not answer")
+        fault = self.script.ask(transport.host, request.what, request.changes)
+        if fault is Fault.KILLED_LATE and request.path.endswith(SLOW):
+            due = 1 + len(self.script.calls) % 7
+            machine.late.append((due, lambda: FakeEngine(self.world, machine).answer(request)))
+        self.world.arrive(machine)
+        answer = self._engine.answer(request) if fault is None or fault.happens else None
+        if fault in (Fault.ERROR, Fault.ERROR_AFTER):
+            return reply({"message": "something broke inside dockerd"}, 500)
+        if fault is Fault.REFUSED:
+            self.ended = True
+        elif fault in (Fault.LOST, Fault.LOST_AFTER):
+            transport.lose("the connection broke")
+        elif fault and fault not in (Fault.SILENT, Fault.SILENT_AFTER):
+            transport.stumble(fault, request.what, Deadline.after(0))
+        return answer if fault is None else None
+
+    def _send(self, answer: Answer) -> None:
+        headers = {"Api-Version": "1.47", **answer.headers}
+        if answer.chunks is not None:
+            headers["Transfer-Encoding"] = "chunked"
+            body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in answer.chunks) + b"0\r\n\r\n"
+        else:
+            body = answer.body
+            if not answer.raw:
+                headers["Content-Length"] = str(len(body))
+        lines = [f"HTTP/1.1 {answer.status} OK", *(f"{key}: {value}" for key, value in headers.items())]
+        self.out += "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+        self.ended = self.ended or answer.raw
+

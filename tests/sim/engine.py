@@ -1,0 +1,370 @@
+"""The Engine API of one host, as far as the product asks it, in Docker's own words."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import struct
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.sim.world import Box, Machine, Picture, Volume, World, identity
+
+
+@dataclass
+class Answer:
+    """An HTTP answer; `chunks` makes it a chunked stream, `raw` one that ends with the connection."""
+
+    status: int
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[bytes] | None = None
+    raw: bool = False
+
+
+class Refused(Exception):
+    """Docker says no, with a status and its words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: what is asked of which thing."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    body: bytes
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change the host. Waiting and asking are POSTs too, but change nothing."""
+        return self.method not in ("GET", "HEAD") and not self.path.endswith("/wait")
+
+    @property
+    def what(self) -> str:
+        """The request in a line."""
+        shown = {key: value for key, value in self.query.items() if key in ("name", "path", "fromImage", "t", "tag")}
+        return f"{self.method} {self.path}" + (f" {shown}" if shown else "")
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+
+def reply(value: object, status: int = 200) -> Answer:
+    """A JSON answer."""
+    return Answer(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+
+Handler = Callable[["FakeEngine", Request, str], Answer]
+ROUTES: list[tuple[str, re.Pattern[str], Handler]] = []
+
+
+def route(method: str, pattern: str) -> Callable[[Handler], Handler]:
+    """Register what answers a path; `*` stands for the id or name that the handler gets."""
+
+    def take(handler: Handler) -> Handler:
+        expression = re.compile(re.escape(pattern).replace(r"\*", "(.+?)") + "$")
+        ROUTES.append((method, expression, handler))
+        return handler
+
+    return take
+
+
+class FakeEngine:
+    """What one host's dockerd does."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        self.world, self.machine = world, machine
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked."""
+        try:
+            for method, pattern, handler in ROUTES:
+                found = pattern.match(request.path) if method == request.method else None
+                if found:
+                    return handler(self, request, found[1] if found.groups() else "")
+            raise Refused(404, "page not found")
+        except Refused as error:
+            return reply({"message": str(error)}, error.status)
+
+    def box(self, reference: str) -> Box:
+        """The container of that name or id."""
+        box = self.machine.box(reference)
+        if box is None:
+            raise Refused(404, f"No such container: {reference}")
+        return box
+
+    def picture(self, reference: str) -> Picture:
+        """The image of that name or id."""
+        picture = self.machine.picture(reference)
+        if picture is None:
+            raise Refused(404, f"No such image: {reference}")
+        return picture
+
+
+def _labelled(request: Request, labels: dict[str, str]) -> bool:
+    wanted = json.loads(request.query.get("filters", "{}")).get("label", [])
+    return all(
+        labels.get(key) == value if equals else key in labels
+        for key, equals, value in (entry.partition("=") for entry in wanted)
+    )
+
+
+@route("GET", "/containers/json")
+def _list(engine: FakeEngine, request: Request, _: str) -> Answer:
+    every = request.query.get("all") in ("1", "true")
+    return reply(
+        [
+            {"Id": b.id, "Names": [f"/{b.name}"], "State": b.state, "ImageID": b.image, "Labels": b.labels}
+            for b in engine.machine.boxes.values()
+            if _labelled(request, b.labels) and (every or b.state == "running")
+        ]
+    )
+
+
+@route("POST", "/containers/create")
+def _create(engine: FakeEngine, request: Request, _: str) -> Answer:
+    machine, name, body = engine.machine, request.query["name"], request.json
+    image = engine.picture(body["Image"])
+    there = machine.box(name)
+    if there:
+        taken = f'The container name "/{name}" is already in use by container "{there.id}".'
+        raise Refused(
+            409, f"Conflict. {taken} You have to remove (or rename) that container to be able to reuse that name."
+        )
+    made = Box(engine.world.next_id(name), name, image.id, body)
+    for source, _read_only in made.binds.values():
+        if not source.startswith("/") and source not in machine.volumes:
+            machine.volumes[source] = Volume(source)
+    machine.boxes[made.id] = made
+    return reply({"Id": made.id, "Warnings": []}, 201)
+
+
+@route("GET", "/containers/*/json")
+def _inspect(engine: FakeEngine, _: Request, reference: str) -> Answer:
+    box = engine.box(reference)
+    state = {"Status": box.state, "ExitCode": box.exit_code, "OOMKilled": False}
+    state["StartedAt"] = engine.world.stamp(box.started)
+    config = {**box.body, "Labels": box.body.get("Labels"), "Tty": False}
+    return reply({"Id": box.id, "Name": f"/{box.name}", "Image": box.image, "State": state, "Config": config})
+
+
+@route("POST", "/containers/*/start")
+def _start(engine: FakeEngine, _: Request, reference: str) -> Answer:
+    box = engine.box(reference)
+    if box.state in ("running", "restarting"):
+        return Answer(304)
+    if box.state == "paused":
+        raise Refused(409, "cannot start a paused container, try unpause instead")
+    if box.state in ("dead", "removing"):
+        raise Refused(409, "container is marked for removal and cannot be started")
+    engine.world.start(engine.machine, box)
+    return Answer(204)
+
+
+@route("POST", "/containers/*/stop")
+def _stop(engine: FakeEngine, _: Request, reference: str) -> Answer:
+    box = engine.box(reference)
+    if box.state not in ("running", "paused", "restarting"):
+        return Answer(304)
+    engine.world.stop(engine.machine, box)
+    return Answer(204)
+
+
+@route("POST", "/containers/*/restart")
+def _restart(engine: FakeEngine, _: Request, reference: str) -> Answer:
+    box = engine.box(reference)
+    engine.world.stop(engine.machine, box)
+    engine.world.start(engine.machine, box)
+    return Answer(204)
+
+
+@route("DELETE", "/containers/*")
+def _remove(engine: FakeEngine, request: Request, reference: str) -> Answer:
+    box = engine.box(reference)
+    if box.state == "removing":
+        raise Refused(409, f"removal of container {box.id} is already in progress")
+    if box.state in ("running", "paused", "restarting") and request.query.get("force") not in ("1", "true", "True"):
+        raise Refused(409, "cannot remove container: container is running: stop the container before removing")
+    engine.world.remove(engine.machine, box)
+    return Answer(204)
+
+
+@route("POST", "/containers/*/wait")
+def _wait(engine: FakeEngine, request: Request, reference: str) -> Answer:
+    if request.query.get("condition") == "removed":
+        engine.world.clock.sleep(1)
+        engine.world.remove(engine.machine, engine.box(reference))
+        return reply({"StatusCode": 0})
+    return reply({"StatusCode": engine.box(reference).exit_code})
+
+
+@route("GET", "/containers/*/logs")
+def _logs(engine: FakeEngine, _: Request, reference: str) -> Answer:
+    return Answer(200, framed(engine.box(reference).log.encode()), {"Content-Type": "application/octet-stream"})
+
+
+def framed(data: bytes) -> bytes:
+    """Output as Docker frames it."""
+    return struct.pack(">BxxxL", 1, len(data)) + data if data else b""
+
+
+@route("GET", "/containers/*/archive")
+def _get_archive(engine: FakeEngine, request: Request, reference: str) -> Answer:
+    box, path = engine.box(reference), request.query["path"]
+    content = engine.machine.read(box, path)
+    if content is None:
+        raise Refused(404, f"Could not find the file {path} in container {reference}")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        entry = tarfile.TarInfo(path.rsplit("/", maxsplit=1)[-1])
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    stat = base64.b64encode(json.dumps({"name": entry.name, "size": entry.size, "mode": 0o600}).encode()).decode()
+    return Answer(200, archive.getvalue(), {"X-Docker-Container-Path-Stat": stat, "Content-Type": "application/x-tar"})
+
+
+@route("PUT", "/containers/*/archive")
+def _put_archive(engine: FakeEngine, request: Request, reference: str) -> Answer:
+    box, folder = engine.box(reference), request.query["path"].rstrip("/")
+    if box.state == "removing":
+        raise Refused(409, "container is marked for removal")
+    if engine.machine.place(box, folder or "/")[2]:
+        raise Refused(403, "mounted volume is marked read-only")
+    with tarfile.open(fileobj=io.BytesIO(request.body)) as tar:
+        for member in tar:
+            content = tar.extractfile(member)
+            files, inside, _ = engine.machine.place(box, f"{folder}/{member.name.lstrip('/')}")
+            files[inside] = content.read() if content else b""
+    return Answer(200)
+
+
+@route("POST", "/containers/*/exec")
+def _exec(engine: FakeEngine, request: Request, reference: str) -> Answer:
+    box = engine.box(reference)
+    if box.state != "running":
+        raise Refused(409, f"container {box.id} is not running")
+    made = engine.world.next_id("exec")
+    engine.machine.execs[made] = {"box": box, "argv": request.json["Cmd"], "code": None}
+    return reply({"Id": made}, 201)
+
+
+@route("POST", "/exec/*/start")
+def _exec_start(engine: FakeEngine, _: Request, reference: str) -> Answer:
+    run = engine.machine.execs[reference]
+    argv: list[str] = run["argv"]
+    run["code"] = 0
+    if argv[2:4] == ["sh", "-c"] and argv[5] == "audit":
+        files, inside, _read_only = engine.machine.place(run["box"], argv[7])
+        files[inside] = files.get(inside, b"") + argv[6].encode() + b"\n"
+        return Answer(200, raw=True)
+    return Answer(200, framed(b"what ray status says\n"), raw=True)
+
+
+@route("GET", "/exec/*/json")
+def _exec_inspect(engine: FakeEngine, _: Request, reference: str) -> Answer:
+    return reply({"ExitCode": engine.machine.execs[reference]["code"], "Running": False})
+
+
+# ---- images
+
+
+@route("GET", "/images/json")
+def _images(engine: FakeEngine, _: Request, __: str) -> Answer:
+    return reply(
+        [
+            {"Id": p.id, "RepoTags": p.tags, "RepoDigests": [], "Labels": p.labels}
+            for p in engine.machine.images.values()
+        ]
+    )
+
+
+@route("GET", "/images/*/json")
+def _image(engine: FakeEngine, _: Request, reference: str) -> Answer:
+    picture = engine.picture(reference)
+    return reply({"Id": picture.id, "RepoTags": picture.tags, "Config": {"Labels": picture.labels}})
+
+
+@route("POST", "/images/create")
+def _pull(engine: FakeEngine, request: Request, _: str) -> Answer:
+    name = f"{request.query['fromImage']}:{request.query.get('tag', 'latest')}"
+    found = engine.world.registry.get(name)
+    if found is None:
+        text = f"pull access denied for {name}, repository does not exist or may require 'docker login'"
+        raise Refused(404, text)
+    for picture in engine.machine.images.values():
+        picture.tags = [tag for tag in picture.tags if tag != name]
+    there = engine.machine.images.setdefault(found.id, Picture(found.id, [], dict(found.have), dict(found.labels)))
+    there.tags.append(name)
+    rows = [
+        {"status": "Downloading", "id": "layer", "progressDetail": {"current": 1, "total": 2}},
+        {"status": f"Status: Downloaded newer image for {name}"},
+    ]
+    return Answer(200, chunks=[json.dumps(row).encode() + b"\r\n" for row in rows])
+
+
+@route("POST", "/images/*/tag")
+def _tag(engine: FakeEngine, request: Request, reference: str) -> Answer:
+    name_image(engine.machine, engine.picture(reference), f"{request.query['repo']}:{request.query['tag']}")
+    return Answer(201)
+
+
+def name_image(machine: Machine, picture: Picture, name: str) -> None:
+    """Give an image a name, taking it from any other."""
+    for other in machine.images.values():
+        other.tags = [tag for tag in other.tags if tag != name]
+    picture.tags.append(name)
+
+
+@route("POST", "/build")
+def _build(engine: FakeEngine, request: Request, _: str) -> Answer:
+    arguments = json.loads(request.query["buildargs"])
+    base = engine.picture(arguments["BASE"])
+    with tarfile.open(fileobj=io.BytesIO(request.body)) as tar:
+        recipe = "Dockerfile" in tar.getnames()
+    if not recipe:
+        raise Refused(400, "Cannot locate specified Dockerfile: Dockerfile")
+    have = {**base.have, "ray": arguments["RAY"]}
+    made = Picture(f"sha256:{identity('built', base.id, arguments['RAY'])}", [], have)
+    made.labels = json.loads(request.query["labels"])
+    name_image(engine.machine, engine.machine.images.setdefault(made.id, made), request.query["t"])
+    rows = [{"stream": "Step 1/3\n"}, {"stream": f"Successfully tagged {request.query['t']}\n"}]
+    return Answer(200, chunks=[json.dumps(row).encode() + b"\r\n" for row in rows])
+
+
+# ---- volumes
+
+
+@route("GET", "/volumes")
+def _volumes(engine: FakeEngine, request: Request, _: str) -> Answer:
+    found = [v for v in engine.machine.volumes.values() if _labelled(request, v.labels)]
+    return reply({"Volumes": [{"Name": v.name, "Labels": v.labels} for v in found], "Warnings": []})
+
+
+@route("POST", "/volumes/create")
+def _create_volume(engine: FakeEngine, request: Request, _: str) -> Answer:
+    wanted = request.json
+    # One of that name is answered as it is, whatever labels were asked for.
+    made = engine.machine.volumes.setdefault(wanted["Name"], Volume(wanted["Name"], wanted.get("Labels") or {}))
+    return reply({"Name": made.name, "Driver": "local", "Labels": made.labels or None}, 201)
+
+
+@route("DELETE", "/volumes/*")
+def _remove_volume(engine: FakeEngine, _: Request, name: str) -> Answer:
+    if name not in engine.machine.volumes:
+        raise Refused(404, f"get {name}: no such volume")
+    users = [b.id for b in engine.machine.boxes.values() if name in [source for source, _ in b.binds.values()]]
+    if users:
+        raise Refused(409, f"remove {name}: volume is in use - [{', '.join(users)}]")
+    del engine.machine.volumes[name]
+    return Answer(204)

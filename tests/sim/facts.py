@@ -1,0 +1,61 @@
+"""What facts.sh would print on a host of the world."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from tests.sim.life import NODE_PROGRAM, role
+from tests.sim.world import Machine, World
+
+REFUSALS = {
+    "missing": "sh: 1: docker: not found",
+    "stopped": "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+    "forbidden": "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
+}
+
+
+def told(world: World, machine: Machine, peers: Sequence[str], paths: Sequence[str]) -> str:
+    """The sections."""
+    nics = [
+        {"ifname": "lo", "mtu": 65536, "operstate": "UNKNOWN", "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]},
+        {
+            "ifname": machine.nic,
+            "mtu": 9000,
+            "operstate": "UP",
+            "addr_info": [{"local": machine.address, "prefixlen": 24}],
+        },
+    ]
+    server, info = "", REFUSALS.get(machine.docker, "")
+    if not info:
+        server = json.dumps({"Version": machine.version, "ApiVersion": machine.api, "Arch": "amd64"})
+        info = json.dumps({"Root": "/var/lib/docker", "Runtimes": {"nvidia": {}, "runc": {}}})
+    sections = {
+        "machine": machine.machine_id,
+        "hostname": machine.name,
+        "clock": f"{world.host_time(machine):.0f}",
+        "memory": str(1 << 40),
+        "nics": json.dumps(nics),
+        "routes": "\n".join(f"{peer} {'lo' if peer == machine.address else machine.nic}" for peer in peers),
+        "listening": "\n".join(f"{port:04X}" for port in sorted(machine.listening | _held(machine))),
+        "hcas": "",
+        "gpus": "\n".join(f"{i}, GPU-{machine.name}-{i}, NVIDIA H200, 143771" for i in range(machine.gpus)),
+        "slots": "",
+        "missing": "",
+        "cdi": "",
+        "docker": server,
+        "dockerinfo": info,
+        "disks": "".join(f"{path}|{1 << 40}\n" for path in ("/var/lib/docker", *paths[:1], "/tmp")),
+        "end": "",
+    }
+    return "".join(f"\n@@{name}\n{text}\n" for name, text in sections.items())
+
+
+def _held(machine: Machine) -> set[int]:
+    """What the node listens on; a paused one goes on listening."""
+    ports: set[int] = set()
+    for box in machine.boxes.values():
+        if box.state in ("running", "paused") and NODE_PROGRAM in box.argv:
+            ports |= {6380, 6381, 6382, 6383, 6384, 6385}
+            ports |= {6379, 8265, 10001} if role(box) == "head" else set()
+    return ports

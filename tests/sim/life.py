@@ -1,0 +1,224 @@
+"""What runs in containers: the probe, and the node program with its Ray and vLLM, as far as others can see them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.sim.world import Box, Machine, World
+
+STATE = "/var/lib/vcluster"
+NODE_PROGRAM = "/opt/vcluster/node.py"
+# Seconds: Ray's start, how long a dead node stays in the list, how long a raylet waits for a head that has gone.
+RAY_START, GHOST, FOLLOW = 0.3, 0.5, 0.5
+PHASES = (("starting", 0.3), ("loading", 0.3), ("probing", 0.3))
+
+
+def begin(world: World, machine: Machine, box: Box) -> None:
+    """The first moment after a start."""
+    image = machine.images.get(box.image)
+    have = image.have if image else {}
+    if box.argv[:2] == ["python3", "-c"]:
+        inside = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.35", "have": have}
+        box.log += "some banner of the image\n" + json.dumps(inside) + "\n"
+        box.state, box.exit_code = "exited", 0
+    elif NODE_PROGRAM in box.argv:
+        problem = _cannot_run(machine, box, have)
+        if problem:
+            box.log += problem + "\n"
+            box.state, box.exit_code = "restarting", 2
+        else:
+            box.life = {"due": world.clock.now + RAY_START, "state": "starting", "restarts": 0, "error": None}
+            say(world, machine, box)
+
+
+def _cannot_run(machine: Machine, box: Box, have: dict[str, str]) -> str:
+    if machine.read(box, NODE_PROGRAM) is None:
+        return f"python3: can't open file '{NODE_PROGRAM}'"
+    if "ray" not in have:
+        return "exec: ray: not found"
+    token = machine.read(box, box.environment["RAY_AUTH_TOKEN_PATH"])
+    return "" if token else "the Ray token file is not there"
+
+
+def flag(box: Box, name: str) -> str:
+    """The value of an option of `ray start`."""
+    return next(word.split("=", 1)[1] for word in box.argv if word.startswith(f"--{name}="))
+
+
+def role(box: Box) -> str:
+    """head or worker."""
+    return box.argv[box.argv.index(NODE_PROGRAM) + 1]
+
+
+def token(machine: Machine, box: Box) -> bytes | None:
+    """The Ray token that the container sees."""
+    return machine.read(box, box.environment["RAY_AUTH_TOKEN_PATH"])
+
+
+def head_of(world: World, box: Box) -> tuple[Machine, Box] | None:
+    """The living head at the address that a worker was told."""
+    address, _, port = box.environment["RAY_ADDRESS"].rpartition(":")
+    for machine, other in world.nodes():
+        if machine.address == address and role(other) == "head" and flag(other, "port") == port:
+            return (machine, other) if other.life.get("state") == "up" else None
+    return None
+
+
+def go_on(world: World) -> None:
+    """Everything that has come due on any node."""
+    for machine, box in list(world.nodes()):
+        if role(box) == "head":
+            _head(world, machine, box)
+    for machine, box in list(world.nodes()):
+        if role(box) == "worker":
+            _worker(world, machine, box)
+    for machine, box in list(world.nodes()):
+        if role(box) == "head":
+            _forget(world, box)
+            _serve(world, machine, box)
+        say(world, machine, box)
+
+
+def _head(world: World, machine: Machine, box: Box) -> None:
+    life = box.life
+    if life["state"] == "starting" and world.clock.now >= life["due"]:
+        life["state"] = "up"
+        life["nodes"] = {f"n{box.born}": _row(machine.address, int(flag(box, "num-gpus")), (machine.name, box.born))}
+
+
+def _row(address: str, gpus: int, where: tuple[str, int]) -> dict[str, Any]:
+    return {"address": address, "gpus": gpus, "where": where, "alive": True, "lost": None}
+
+
+def _worker(world: World, machine: Machine, box: Box) -> None:
+    life, now = box.life, world.clock.now
+    head = head_of(world, box)
+    session = head[1].born if head else None
+    if life["state"] == "up":
+        if session != life["session"]:
+            life.setdefault("cut", now)
+            if now - life["cut"] >= FOLLOW:
+                life.pop("cut")
+                life.update(state="down", error="the head's Ray has ended", due=now + 1, restarts=life["restarts"] + 1)
+        return
+    if now < life["due"]:
+        return
+    if head is None:
+        life.update(state="waiting", error=f"{box.environment['RAY_ADDRESS']}: Connection refused", due=now + 0.5)
+    elif token(*head) != token(machine, box):
+        life.update(state="down", error="InvalidAuthToken", restarts=life["restarts"] + 1, due=now + 1)
+    elif life["state"] in ("waiting", "down"):
+        life.update(state="starting", error=None, due=now + RAY_START)
+    else:
+        life.update(state="up", session=session)
+        row = _row(flag(box, "node-ip-address"), int(flag(box, "num-gpus")), (machine.name, box.born))
+        head[1].life["nodes"][f"n{box.born}-{life['restarts']}"] = row
+
+
+def _forget(world: World, head: Box) -> None:
+    """Nodes that are gone stay in the list as living ones for a while, then as dead ones."""
+    for row in head.life.get("nodes", {}).values():
+        name, born = row["where"]
+        there = any(
+            machine.name == name and box.born == born and box.life.get("state") == "up"
+            for machine, box in world.nodes()
+        )
+        if there:
+            row["lost"] = None
+            continue
+        row["lost"] = world.clock.now if row["lost"] is None else row["lost"]
+        row["alive"] = row["alive"] and world.clock.now - row["lost"] < GHOST
+
+
+def members(head: Box) -> dict[str, int]:
+    """Ray's truth: GPUs by address of the living."""
+    found: dict[str, int] = {}
+    for row in head.life.get("nodes", {}).values():
+        if row["alive"]:
+            found[row["address"]] = found.get(row["address"], 0) + row["gpus"]
+    return found
+
+
+# ---- vLLM
+
+
+def _serve(world: World, machine: Machine, box: Box) -> None:
+    raw = machine.read(box, f"{STATE}/wanted.json")
+    wish = json.loads(raw)["serve"] if raw else None
+    course = box.life.get("serve")
+    if wish is None:
+        box.life["serve"] = None
+        return
+    if course is None or course["generation"] != wish["generation"]:
+        box.life["serve"] = course = {"generation": wish["generation"], "phase": "waiting", "since": world.clock.now}
+    if course["phase"] == "waiting":
+        if box.life["state"] == "up" and members(box) == wish["nodes"]:
+            course.update(phase="starting", since=world.clock.now)
+        return
+    for (phase, seconds), following in zip(PHASES, ("loading", "probing", "ready"), strict=True):
+        if course["phase"] == phase and world.clock.now - course["since"] >= seconds:
+            refused = phase == "loading" and wish["model"].startswith("no/")
+            course.update(phase="failed" if refused else following, since=world.clock.now)
+            return
+
+
+def _serve_status(machine: Machine, box: Box) -> dict[str, Any] | None:
+    course = box.life.get("serve")
+    raw = machine.read(box, f"{STATE}/wanted.json")
+    wish = json.loads(raw)["serve"] if raw else None
+    if not course or not wish:
+        return None
+    failure = {"at": 1.0, "what": "no such model", "lines": ["OSError: no such model"]}
+    return {
+        **{key: wish[key] for key in ("model", "name", "host", "port")},
+        "generation": course["generation"],
+        "phase": course["phase"],
+        "detail": "",
+        "progress": None,
+        "since": course["since"],
+        "attempt": 1,
+        "gpus": [0, 0],
+        "first_failure": failure if course["phase"] == "failed" else None,
+        "failure": None,
+        "ready_at": None,
+        "seconds_to_ready": None,
+    }
+
+
+# ---- status.json
+
+
+def say(world: World, machine: Machine, box: Box) -> None:
+    """Write status.json as the node program does: when there is something new."""
+    life = box.life
+    told = {
+        "v": 1,
+        "role": role(box),
+        "ray": {
+            "state": life["state"],
+            "restarts": life["restarts"],
+            "error": life["error"],
+            "version": "2.56.1",
+            "nodes": [
+                {"id": name, "address": row["address"], "alive": row["alive"], "gpus": row["gpus"]}
+                for name, row in life.get("nodes", {}).items()
+            ],
+        },
+        "serve": _serve_status(machine, box) if role(box) == "head" else None,
+        "error": None,
+    }
+    content = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    if life.get("told") != content:
+        life["told"] = content
+        files, inside, _ = machine.place(box, f"{STATE}/status.json")
+        files[inside] = json.dumps({**told, "updated": world.host_time(machine)}).encode()
+
+
+def goodbye(world: World, machine: Machine, box: Box) -> None:
+    """The node program's last word when it is told to end."""
+    if NODE_PROGRAM in box.argv and box.life:
+        box.life.update(state="down", error="the node stops", nodes={})
+        say(world, machine, box)

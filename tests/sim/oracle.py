@@ -1,0 +1,94 @@
+"""What must hold, judged by looking at the world itself and not through the product."""
+
+from __future__ import annotations
+
+from tests.sim import lab, life
+from tests.sim.lab import Outcome
+from tests.sim.world import World, ours
+from vllm_cluster.core.images import engine_name
+from vllm_cluster.inventory.model import Inventory
+
+
+def converged(world: World, inventory: Inventory) -> None:
+    """Exactly one right container a host, Ray's members exact, nothing else of ours, and nobody holds the lease."""
+    gpus: dict[str, int] = {}
+    for name, host in inventory.hosts.items():
+        machine = world.machines[name]
+        gpus[host.address] = host.gpus or machine.gpus
+        mine = [box for box in machine.boxes.values() if ours(box)]
+        assert [box.name for box in mine] == ["vcluster-lab"], f"{name}: {[(b.name, b.state) for b in mine]}"
+        node = mine[0]
+        assert node.state == "running", f"{name}: {node.state} {node.log}"
+        assert life.role(node) == ("head" if name == inventory.head_name else "worker"), name
+        base = machine.picture(inventory.image)
+        assert base, f"{name}: no image"
+        engine = machine.picture(engine_name(base.id, inventory.ray))
+        assert engine and node.image == engine.id, f"{name}: another image"
+        assert "ray" in engine.have, f"{name}: no Ray in it"
+        assert node.environment["VLLM_HOST_IP"] == host.address
+        for key, value in inventory.environment.items():
+            assert node.environment[key] == value, f"{name}: {key}"
+        assert node.body["HostConfig"]["ShmSize"] == inventory.shm_size
+        assert int(life.flag(node, "num-gpus")) == gpus[host.address]
+        volumes = {v.name for v in machine.volumes.values() if ours(v) or v.name in ("vcluster-lab-state",)}
+        assert volumes == {"vcluster-lab-state", "vcluster-lab-secrets"}, f"{name}: {volumes}"
+        secrets = set(machine.volumes["vcluster-lab-secrets"].files)
+        wanted = {"ray-token", "api-key"} if name == inventory.head_name else {"ray-token"}
+        assert {file.rsplit("-", 1)[0] for file in secrets} == wanted, f"{name}: {secrets}"
+        assert len(secrets) == len(wanted), f"{name}: old secrets are kept: {secrets}"
+        assert life.token(machine, node), f"{name}: no token"
+    head = world.machines[inventory.head_name].box("vcluster-lab")
+    assert head and life.members(head) == gpus, f"Ray has {life.members(head) if head else None}, not {gpus}"
+    bases = {box.labels["io.vcluster.base-image"] for _, box in world.nodes()}
+    assert len(bases) == 1, f"nodes of different images: {bases}"
+    nobody_holds(world)
+
+
+def nobody_holds(world: World) -> None:
+    """No lease is left."""
+    held = [(machine.name, lock.who) for machine in world.machines.values() for lock in machine.locks.values()]
+    assert not held, held
+
+
+def nothing_left(world: World) -> None:
+    """No container, volume or lock of ours on any host."""
+    for machine in world.machines.values():
+        left = [box.name for box in machine.boxes.values() if ours(box)]
+        left += [volume.name for volume in machine.volumes.values() if ours(volume)]
+        assert not left, f"{machine.name}: {left}"
+    nobody_holds(world)
+
+
+def one_node_at_most(world: World) -> None:
+    """Never two nodes on one host, nor two heads that share a token."""
+    heads: dict[bytes | None, list[str]] = {}
+    seen: set[str] = set()
+    for machine, box in world.nodes():
+        if ours(box):
+            assert machine.name not in seen, f"two nodes on {machine.name}"
+            seen.add(machine.name)
+            if life.role(box) == "head":
+                heads.setdefault(life.token(machine, box), []).append(machine.name)
+    assert all(len(names) == 1 for names in heads.values()), f"two heads: {heads}"
+
+
+def honest(world: World, before: Outcome, outcome: Outcome, inventory: Inventory) -> None:
+    """P3: what `plan` printed is what the plan event said is what ran, and only hosts of the plan were changed."""
+    assert not before.script.changing, f"plan changes: {before.story()}"
+    if outcome.error is None:
+        said = lab.texts(before.value)
+        ran = outcome.operations
+        assert sorted(map(str, said)) == sorted(map(str, ran)), f"plan said {said}, ran {ran}"
+        assert sorted(map(str, outcome.planned)) == sorted(map(str, ran))
+    hosts = {host for host, _ in outcome.operations} | {inventory.head_name}
+    assert {call.host for call in outcome.script.changing} <= hosts
+
+
+def untouched(outcome: Outcome) -> None:
+    """P2: nothing was done, nothing was sent that changes, and six round trips a host did."""
+    assert outcome.error is None, outcome.story()
+    assert not outcome.operations
+    assert not outcome.script.changing, outcome.story()
+    trips = {host: sum(call.host == host for call in outcome.script.calls) - 1 for host in outcome.script_hosts()}
+    assert max(trips.values()) <= 6, trips
+

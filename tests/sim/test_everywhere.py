@@ -1,0 +1,134 @@
+"""Every place where a run can break off, one after the other, in small worlds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.promises.figures import record
+from tests.sim import lab, make, oracle
+from tests.sim.depth import DEEP
+from tests.sim.faults import Fault, Killed, Script
+from tests.sim.lab import Outcome, Verb
+from tests.sim.world import Box, World
+from vllm_cluster.inventory.model import Inventory
+
+AFTER = 3  # runs that a broken one and what was still under way may need to be mended
+
+
+def scene(name: str) -> tuple[World, Inventory, Verb]:
+    """A world, an inventory for it, and the verb that is broken off."""
+    world, inventory, verb = _scene(name)
+    for machine in world.machines.values():
+        make.neighbours(machine)
+    return world, inventory, verb
+
+
+def _scene(name: str) -> tuple[World, Inventory, Verb]:
+    if name == "up from nothing":
+        return make.world((2, 2), present=False), make.inventory(2), lab.do_up
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        if name == "up with one changed host":
+            inventory = make.inventory(2, {"gpu2": {"gpus": 1}})
+        elif name == "up after the head is lost":
+            machine = world.machines["gpu1"]
+            machine.boxes.clear()
+            machine.volumes.clear()
+        elif name == "up with another head":
+            inventory = make.inventory(2, head="gpu2")
+        elif name == "up with new settings":
+            inventory = make.inventory(2, environment={"NCCL_DEBUG": "INFO"})
+        elif name == "up with a stopped and a paused node":
+            world.stop(world.machines["gpu1"], _node(world, "gpu1"), gently=False, code=137)
+            _node(world, "gpu2").state = "paused"
+        elif name == "stop":
+            assert lab.run(world, inventory, lab.do_serve).error is None
+            return world, inventory, lab.do_stop
+        elif name == "serve":
+            return world, inventory, lab.do_serve
+        elif name == "down":
+            return world, inventory, lab.do_down
+    return world, inventory, lab.do_up
+
+
+def _node(world: World, host: str) -> Box:
+    box = world.machines[host].box("vcluster-lab")
+    assert box
+    return box
+
+
+SCENES = (
+    "up from nothing",
+    "up with one changed host",
+    "up after the head is lost",
+    "up with another head",
+    "up with new settings",
+    "up with a stopped and a paused node",
+    "serve",
+    "stop",
+    "down",
+)
+
+
+def check(world: World, inventory: Inventory, verb: Verb, told: Callable[[], str]) -> Outcome:
+    """Run the verb again until it is done, at most as often as may be needed, and judge the world."""
+    for _ in range(AFTER):
+        world.settle(40)
+        again = lab.run(world, inventory, verb)
+        if again.error is None:
+            break
+    assert again.error is None, f"{told()}\n--- again\n{again.story()}"
+    try:
+        if verb is lab.do_down:
+            oracle.nothing_left(world)
+        else:
+            oracle.converged(world, inventory)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{told()}\n--- again\n{again.story()}") from None
+    return again
+
+
+def breaks(normal: Outcome) -> Iterator[tuple[int, Fault, int]]:
+    """Every call with every fault; a killed controller's other hosts stand still, or go on for a while.
+
+    CI's share: every call with one fault, in turn; every call that changes something with those that hurt most.
+    """
+    seen: Counter[tuple[str, str]] = Counter()
+    for call in normal.script.calls:
+        seen[call.host, call.what] += 1
+        if not call.changes and seen[call.host, call.what] > 2:
+            continue  # the same look again, while somebody waits
+        worst = {Fault.KILLED, Fault.KILLED_AFTER, Fault.LOST_AFTER} if call.changes else set()
+        turn = list(Fault)[call.index % len(Fault)]
+        for fault in Fault if DEEP else worst | {turn}:
+            for spare in (0, 5) if fault is Fault.KILLED and (DEEP or call.changes) else (0,):
+                yield call.index, fault, spare
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_broken_off_at_every_call(name: str) -> None:
+    began, runs, longest = time.monotonic(), 0, 0.0
+    world, inventory, verb = scene(name)
+    start, foreign = world.snapshot(), world.foreign()
+    with lab.inside(world):
+        normal = lab.run(world, inventory, verb)
+    assert normal.error is None, normal.story()
+    for index, fault, spare in breaks(normal):
+        world = World.again(start)
+        with lab.inside(world):
+            broken = lab.run(world, inventory, verb, Script({index: fault}, spare=spare))
+            assert broken.error is not None or broken.script.met, broken.story()
+            if fault.kills:
+                assert isinstance(broken.error, Killed), broken.story()
+            again = check(world, inventory, verb, broken.story)
+        runs += 2
+        longest = max(longest, again.seconds - normal.seconds)
+        assert world.foreign() == foreign, f"something foreign was touched\n{broken.story()}"
+    seconds = time.monotonic() - began
+    figure = f"{runs} runs, all converged; {runs / seconds:.0f} runs/s; the rerun took at most {longest:.1f} s more"
+    record("P19" if name == "down" else "P1", f"sim: {name}, broken off at every call in every way", figure, True)

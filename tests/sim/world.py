@@ -1,0 +1,269 @@
+"""Hosts in memory: what stands on them, and what happens there by itself as time passes."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from tests.sim.clock import EPOCH, Clock
+from tests.sim.faults import Script
+from vllm_cluster.core.spec import CLUSTER
+
+Files = dict[str, bytes]
+
+
+def identity(*words: object) -> str:
+    """A 64-digit id, the same for the same words."""
+    return hashlib.sha256("|".join(map(str, words)).encode()).hexdigest()
+
+
+@dataclass
+class Volume:
+    """A named volume with its files by relative path."""
+
+    name: str
+    labels: dict[str, str] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)
+
+
+@dataclass
+class Picture:
+    """An image: its names, and the distributions that its Python has."""
+
+    id: str
+    tags: list[str]
+    have: dict[str, str]
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Box:
+    """A container. `born` tells one start from the next; `life` is what its program remembers of this start."""
+
+    id: str
+    name: str
+    image: str
+    body: dict[str, Any]
+    state: str = "created"
+    exit_code: int = 0
+    files: Files = field(default_factory=dict)
+    log: str = ""
+    started: float = 0.0
+    born: int = 0
+    life: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Its labels, none where it was made without."""
+        return self.body.get("Labels") or {}
+
+    @property
+    def argv(self) -> list[str]:
+        """What it runs."""
+        return [*(self.body.get("Entrypoint") or []), *(self.body.get("Cmd") or [])]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Its environment by name."""
+        return dict(entry.split("=", 1) for entry in self.body.get("Env") or [])
+
+    @property
+    def binds(self) -> dict[str, tuple[str, bool]]:
+        """Source and read-only by path in the container."""
+        rows = (bind.split(":") for bind in (self.body.get("HostConfig") or {}).get("Binds") or [])
+        return {row[1]: (row[0], row[2:] == ["ro"]) for row in rows}
+
+
+@dataclass
+class Lock:
+    """Who holds the lease of a cluster on a host; `token` is the stream that holds it."""
+
+    who: str
+    token: object
+    beaten: float
+    seconds: float
+
+
+@dataclass
+class Machine:
+    """A host."""
+
+    name: str
+    address: str
+    gpus: int
+    machine_id: str
+    skew: float = 0.0
+    docker: str = ""
+    version: str = "28.0.0"
+    api: str = "1.47"
+    nic: str = "eth1"
+    reachable: bool = True
+    boxes: dict[str, Box] = field(default_factory=dict)
+    volumes: dict[str, Volume] = field(default_factory=dict)
+    images: dict[str, Picture] = field(default_factory=dict)
+    locks: dict[str, Lock] = field(default_factory=dict)
+    listening: set[int] = field(default_factory=set)
+    execs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    late: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
+
+    def box(self, reference: str) -> Box | None:
+        """The container of that name, id or beginning of an id."""
+        if reference in self.boxes:
+            return self.boxes[reference]
+        named = (box for box in self.boxes.values() if box.name == reference)
+        begun = (box for box in self.boxes.values() if len(reference) >= 12 and box.id.startswith(reference))
+        return next(named, None) or next(begun, None)
+
+    def picture(self, reference: str) -> Picture | None:
+        """The image of that name or id."""
+        name = reference if ":" in reference.rsplit("/", maxsplit=1)[-1] else f"{reference}:latest"
+        if reference in self.images:
+            return self.images[reference]
+        return next((image for image in self.images.values() if name in image.tags), None)
+
+    def place(self, box: Box, path: str) -> tuple[Files, str, bool]:
+        """Where a path of a container lies: the files that hold it, the path in them, and whether it is read-only."""
+        for target, (source, read_only) in box.binds.items():
+            if path == target or path.startswith(target + "/"):
+                files = self.volumes[source].files if source in self.volumes else {}
+                return files, path[len(target) :].strip("/"), read_only
+        return box.files, path.strip("/"), False
+
+    def read(self, box: Box, path: str) -> bytes | None:
+        """A file as the container sees it."""
+        files, inside, _ = self.place(box, path)
+        return files.get(inside)
+
+    def foreign(self, known: Container[str]) -> str:
+        """Everything that is not the cluster's own, nor an image that is `known`, as text."""
+        boxes = {i: (b.name, b.image, b.body, b.state, b.files, b.born) for i, b in self.boxes.items() if not ours(b)}
+        volumes = {name: volume for name, volume in self.volumes.items() if not ours(volume)}
+        images = {i: sorted(p.tags) for i, p in self.images.items() if i not in known and not _engine_image(p)}
+        return repr((boxes, volumes, images))
+
+
+def ours(thing: Box | Volume) -> bool:
+    """Whether it carries the label of any cluster."""
+    return thing.labels.get(CLUSTER) == "lab"
+
+
+def _engine_image(picture: Picture) -> bool:
+    return any(tag.startswith("vcluster-engine:") for tag in picture.tags)
+
+
+class World:
+    """All hosts, the registry, and the clock."""
+
+    def __init__(self, machines: list[Machine], registry: dict[str, Picture]) -> None:
+        self.clock = Clock()
+        self.clock.passed = self.pass_time
+        self.machines = {machine.name: machine for machine in machines}
+        self.registry = registry
+        self.script = Script()
+        self.beats: list[tuple[Callable[[], bool], list[float]]] = []
+        self.count = 0
+        self.order: Callable[[list[Any]], list[Any]] = list
+
+    def next_id(self, *words: object) -> str:
+        """A fresh id."""
+        self.count += 1
+        return identity("id", self.count, *words)
+
+    def host_time(self, machine: Machine) -> float:
+        """What the host's clock shows."""
+        return EPOCH + self.clock.now + machine.skew
+
+    def stamp(self, moment: float) -> str:
+        """A moment as Docker writes it, with nanoseconds."""
+        if not moment:
+            return "0001-01-01T00:00:00Z"
+        return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
+
+    def at_address(self, address: str) -> Machine | None:
+        """The host that holds an address."""
+        return next((machine for machine in self.machines.values() if machine.address == address), None)
+
+    def nodes(self) -> Iterator[tuple[Machine, Box]]:
+        """Every running node container of any cluster."""
+        for machine in self.machines.values():
+            for box in machine.boxes.values():
+                if box.state == "running" and "/opt/vcluster/node.py" in box.argv:
+                    yield machine, box
+
+    # ---- containers
+
+    def start(self, machine: Machine, box: Box) -> None:
+        """Start a container; what it runs begins, or ends at once where it cannot."""
+        from tests.sim import life
+
+        self.count += 1
+        box.state, box.born, box.life = "running", self.count, {}
+        box.started = self.host_time(machine)
+        life.begin(self, machine, box)
+
+    def stop(self, machine: Machine, box: Box, *, gently: bool = True, code: int = 0) -> None:
+        """End a container; a program that is told to end says goodbye in its status."""
+        from tests.sim import life
+
+        if box.state in ("running", "paused", "restarting"):
+            if gently and box.state == "running":
+                life.goodbye(self, machine, box)
+            box.state, box.exit_code = "exited", code
+
+    def remove(self, machine: Machine, box: Box) -> None:
+        """Remove a container."""
+        machine.boxes.pop(box.id, None)
+
+    # ---- time
+
+    def pass_time(self) -> None:
+        """What happens by itself: heartbeats, leases that nobody beats, Ray and vLLM."""
+        from tests.sim import life
+
+        for beat, due in list(self.beats):
+            if self.clock.now >= due[0]:
+                due[0] = self.clock.now + 4.0
+                if not beat():
+                    self.beats = [entry for entry in self.beats if entry[0] is not beat]
+        for machine in self.machines.values():
+            for file, lock in list(machine.locks.items()):
+                if self.clock.now - lock.beaten > lock.seconds:
+                    del machine.locks[file]
+        life.go_on(self)
+
+    def settle(self, seconds: float = 60.0) -> None:
+        """Let the hosts alone for a while, and what was under way come to its end."""
+        for machine in self.machines.values():
+            self.arrive(machine, everything=True)
+        self.clock.sleep(seconds)
+
+    def arrive(self, machine: Machine, *, everything: bool = False) -> None:
+        """Do on a host what was asked earlier by somebody who has gone meanwhile, when its time has come."""
+        waiting, machine.late = machine.late, []
+        for left, action in waiting:
+            if left <= 0 or everything:
+                action()
+            else:
+                machine.late.append((left - 1, action))
+
+    # ---- comparison
+
+    def foreign(self) -> str:
+        """Everything on all hosts that is not ours, as text that compares byte by byte."""
+        known = {picture.id for picture in self.registry.values()}
+        return "\n".join(f"{name} {machine.foreign(known)}" for name, machine in self.machines.items())
+
+    def snapshot(self) -> bytes:
+        """The hosts as they are, to begin from again and again."""
+        return pickle.dumps((self.machines, self.registry, self.clock.now, self.count))
+
+    @classmethod
+    def again(cls, snapshot: bytes) -> World:
+        """A world of its own that is as one was."""
+        made = cls([], {})
+        made.machines, made.registry, made.clock.now, made.count = pickle.loads(snapshot)
+        return made
