@@ -4,22 +4,28 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast lint fmt bench docs clean clean-all
+.PHONY: demo test test-fast promises lint fmt bench docs clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/ready
 	@scripts/setup-docker.sh
 	@scripts/demo.sh
 
-# Every check: lint, types, unit, property, contract and end-to-end tests.
+# Every check: lint, types, unit, property, contract and end-to-end tests, and of the attacks those that are quick.
 test: lint
 	@scripts/setup-docker.sh
 	@scripts/setup-sshd.sh
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not deep"
 
 # What needs no Docker, in under a minute.
 test-fast: $(VENV)/ready
-	$(BIN)/pytest -m "not e2e" --ignore tests/contract
+	$(BIN)/pytest -m "not e2e and not deep" --ignore tests/contract
+
+# Attacks every promise, all of it, and writes docs/promises.md.
+promises: $(VENV)/ready
+	@scripts/setup-docker.sh
+	@scripts/setup-sshd.sh
+	$(BIN)/python -m tests.promises
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 
 from vllm_cluster.core.desired import found_gpus, interface
 from vllm_cluster.core.facts import HostFacts
@@ -15,6 +15,8 @@ from vllm_cluster.inventory.model import Host, Inventory
 OLDEST_DOCKER = "20.10"
 # Hosts further apart than this cannot have their logs put in order (k0s draws the same line).
 CLOCK_TOLERANCE = 30.0
+# What no vLLM image fits into, unpacked, and what some need: the size is known only while it is pulled.
+LEAST_ROOM, GOOD_ROOM = 10e9, 40e9
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,16 @@ def _newer(label: str | None) -> bool:
     return label is not None and not (label.isdecimal() and int(label) <= FORMAT)
 
 
+def _room(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    free = facts.free.get(facts.engine.root)
+    if free is None or find(inventory.image, facts.images):
+        return
+    fix = f"on {host.name}: docker system prune, or move Docker's data root to a larger disk"
+    if free < GOOD_ROOM:
+        text = f"{inventory.image} must be pulled, and {facts.engine.root} has {free / 1e9:.1f} GB free"
+        yield Finding("room", host.name, text, fix, error=free < LEAST_ROOM)
+
+
 def _paths(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     for volume in inventory.volumes:
         if volume.source in facts.missing_paths:
@@ -150,6 +162,7 @@ _HOST_CHECKS: Sequence[Callable[[Inventory, Host, HostFacts], Iterator[Finding]]
     _hcas,
     _ports,
     _foreign,
+    _room,
     _paths,
 )
 
@@ -165,7 +178,8 @@ def _machines(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
 
 
 def _clocks(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    middle = median(host.clock for host in facts.values())
+    # The low one: with two hosts, the middle between them would halve the difference.
+    middle = median_low(host.clock for host in facts.values())
     for name, host in facts.items():
         if abs(host.clock - middle) > CLOCK_TOLERANCE:
             text = f"its clock is {host.clock - middle:+.0f} s from the other hosts'"

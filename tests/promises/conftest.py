@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e.conftest import Sandbox, pytest_collection_modifyitems, sandbox
+from tests.promises.hosts import stands
+
+__all__ = ["pytest_collection_modifyitems", "sandbox"]
+
+
+@pytest.fixture(scope="session")
+def empty(sandbox: Sandbox) -> dict[str, set[str]]:
+    """What stands on the hosts without any cluster."""
+    sandbox.vcluster("down", "--wait", "30").ok()
+    return stands(sandbox)
+
+
+@pytest.fixture(scope="session")
+def normal(sandbox: Sandbox, empty: dict[str, set[str]]) -> float:
+    """The seconds of an `up` on empty hosts that nobody attacks."""
+    sandbox.vcluster("up").ok()  # makes the engine image where it is not there yet
+    sandbox.vcluster("down").ok()
+    began = time.monotonic()
+    sandbox.vcluster("up").ok()
+    return time.monotonic() - began

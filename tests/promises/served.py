@@ -1,0 +1,68 @@
+"""A cluster that serves, with secrets that can be looked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.conftest import Sandbox
+from tests.e2e.engine import MODEL
+
+HF_TOKEN = "hf_CanaryÄ+/=0123456789 canary"  # awkward on purpose: every quoting changes it
+API_KEY = "sk-Canary+/=&0123456789~canary"
+SECRETS = "hf_token: env:SANDBOX_HF_TOKEN\napi_key: env:SANDBOX_API_KEY\n"
+
+
+def with_secrets(sandbox: Sandbox) -> Sandbox:
+    """The same hosts with one GPU each, which is served sooner, and secrets given by reference."""
+    smaller = [(f"gpu{n}: {{", f"gpu{n}: {{gpus: 1, ") for n in (1, 2)]
+    inventory = sandbox.rewrite(Path("secrets.yaml"), replace=smaller, add=SECRETS)
+    secrets = {"SANDBOX_HF_TOKEN": HF_TOKEN, "SANDBOX_API_KEY": API_KEY}
+    return Sandbox(sandbox.folder, {**secrets, "VCLUSTER_INVENTORY": str(inventory)})
+
+
+def serve(sandbox: Sandbox, *options: str) -> Sandbox:
+    """Have the cluster up and the model served; quick where it is."""
+    sandbox.vcluster("up", "--yes").ok()
+    sandbox.vcluster("serve", MODEL, *options).ok()
+    return sandbox
+
+
+def told(sandbox: Sandbox) -> dict[str, Any] | None:
+    """What the head's node program says of itself; None while nobody there can be asked."""
+    ask = "docker exec vcluster-sandbox cat /var/lib/vcluster/status.json"
+    argv = ["docker", "exec", sandbox.container("gpu1"), "sh", "-c", ask]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        return None
+    return found
+
+
+def ready_since(sandbox: Sandbox) -> float | None:
+    """When the model that is served now became ready; None while it is not."""
+    status = told(sandbox)
+    serving = status["serve"] if status else None
+    return float(serving["ready_at"]) if serving and serving["phase"] == "ready" else None
+
+
+def until_ready_again(sandbox: Sandbox, broke: float, seconds: float) -> tuple[float, float]:
+    """Wait until it is told ready after it was not; the seconds until it was told as not ready, and as ready again.
+
+    Raises:
+        AssertionError: not within `seconds`.
+    """
+    unready: float | None = None
+    while True:
+        since = ready_since(sandbox)
+        now = time.time()
+        if unready is None and (since is None or since > broke):
+            unready = now - broke
+        if since is not None and since > broke:
+            return unready or 0.0, now - broke
+        assert now - broke < seconds, f"not ready again after {seconds:.0f} s: {told(sandbox)}"
+        time.sleep(0.2)

@@ -1,0 +1,128 @@
+"""P2, P7, P9, P20, P26: hosts that are as they should be, too full, an hour off, or differ in their image."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sandbox
+from tests.promises.attack import attack
+from tests.promises.hosts import HOSTS, IMAGE, broken, settle, something_to_do, stands, with_nodes
+from tests.promises.test_3_two_laptops import judge, race
+from vllm_cluster.sandbox import names
+
+pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+
+Stand = dict[str, set[str]]
+# The host's `date` is an hour ahead: all hosts share this machine's real clock, which must stay as it is.
+FAST = (
+    """printf '#!/bin/sh\nexec /usr/bin/date -d "+1 hour" "$@"\n' >/usr/local/bin/date; chmod 755 /usr/local/bin/date"""
+)
+
+
+def test_up_twice(sandbox: Sandbox, normal: float) -> None:
+    sandbox.vcluster("up", "--yes").ok()
+    before = sandbox.nodes()
+    with attack("P2", "up again on a cluster that is up") as measured:
+        again = sandbox.vcluster("up", "--json").ok().event("result")
+        trips = max(again["round_trips"].values())
+        assert (again["operations"], sandbox.nodes()) == (0, before)
+        assert trips <= 6
+        measured.figure = f"0 operations, the same container ids, {trips} round trips a host"
+
+
+def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand, normal: float) -> None:
+    """What others call `vcluster-…` is theirs: only the label says what is ours."""
+    made = ["vcluster-sandbox2", "my-vcluster-sandbox", "vcluster-sandbox-probe.old"]
+    make = "; ".join(f"docker create --name {name} --label io.vcluster.cluster=sandbox2 {IMAGE}" for name in made)
+    undo = f"docker rm -f -v {' '.join(made)}; docker volume rm vcluster-sandbox2-state"
+    with (
+        broken(sandbox, "gpu2", f"{make}; docker volume create vcluster-sandbox2-state", undo),
+        attack("P20", "containers and volumes of others with names like ours") as measured,
+    ):
+        sandbox.vcluster("down").ok()
+        left = stands(sandbox)["gpu2"] - empty["gpu2"]
+        assert left == {f"container {name}" for name in made} | {"volume vcluster-sandbox2-state"}
+        measured.figure = "down left all 4 of them and removed all of ours"
+
+
+@contextmanager
+def small_disk(sandbox: Sandbox, folder: str, size: str) -> Iterator[None]:
+    """A file system of its own, and a small one, in place of a folder of gpu2's Docker."""
+    place = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker{folder}"
+    with broken(sandbox, "gpu2", f"mount -t tmpfs -o size={size} tmpfs {place}", f"umount {place}"):
+        yield
+
+
+def test_too_little_room_for_an_image(sandbox: Sandbox, empty: Stand) -> None:
+    sandbox.vcluster("down").ok()
+    other = sandbox.rewrite(Path("pull.yaml"), replace=[("vllm-cpu:0.32.0", "vllm-cpu:9.9.9")])
+    with small_disk(sandbox, "", "3g"), attack("P7", "3 GB of room on one host, and an image to be pulled") as measured:
+        refused = sandbox.vcluster("up", inventory=other)
+        assert refused.code == 3, refused.err
+        assert re.search(r"gpu2: .*3\.\d GB", refused.err), refused.err
+        assert "gpu1: " not in refused.err.replace("gpu1: warning", "")
+        measured.figure = (
+            f"preflight names the host and its room after {measured.seconds:.1f} s, exit 3; nothing pulled"
+        )
+    settle(sandbox, empty, 1)
+
+
+@pytest.mark.parametrize("folder", ["/containers", "/volumes"])
+def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, normal: float, folder: str) -> None:
+    sandbox.vcluster("down").ok()
+    filler = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker{folder}/filler"
+    with (
+        small_disk(sandbox, folder, "64m"),
+        attack("P7", f"no space left in Docker's {folder[1:]} while a node is made") as measured,
+    ):
+        with broken(sandbox, "gpu2", f"dd if=/dev/zero of={filler} 2>/dev/null || true", f"rm {filler}"):
+            failed = sandbox.vcluster("up")
+            assert failed.code == 1, failed.err
+            assert re.search("gpu2: .*no space left on device", failed.err), failed.err
+        began = time.monotonic()
+        sandbox.vcluster("up", "--yes").ok()
+        took = time.monotonic() - began
+        settle(sandbox, with_nodes(empty), 10)
+        sandbox.vcluster("down").ok()
+        settle(sandbox, empty, 10)
+        measured.figure = f"named with its host, exit 1; after freeing, up converged in {took:.1f} s"
+
+
+def test_a_clock_an_hour_off(sandbox: Sandbox, normal: float) -> None:
+    sandbox.vcluster("up", "--yes").ok()
+    with (
+        broken(sandbox, "gpu1", FAST, "rm /usr/local/bin/date"),
+        attack("P9", "the head's clock is an hour ahead") as measured,
+    ):
+        said = sandbox.vcluster("up", "--json").ok()
+        warned = [event for event in said.events() if event.get("code") == "clock"]
+        assert [event["event"] for event in warned] == ["warning"], warned
+        assert re.search(r"(3600|3599) s", warned[0]["text"]), warned
+        with something_to_do(sandbox, 1.5):
+            judge(race(sandbox))
+        measured.figure = f"warned ({warned[0]['text'].partition(';')[0]}), up goes on; of two up one got the lease"
+
+
+def test_one_name_for_two_images(sandbox: Sandbox, empty: Stand) -> None:
+    sandbox.vcluster("down").ok()
+    other = sandbox.docker("gpu2", "images", "-q", "vcluster-engine").split()[0]
+    tag = "sandbox/other:1"
+    for host, image in zip(HOSTS, (IMAGE, other), strict=True):
+        sandbox.docker(host, "tag", image, tag)
+    inventory = sandbox.rewrite(Path("other-image.yaml"), replace=[(IMAGE, tag)])
+    try:
+        with attack("P26", "one tag that means another image on one host") as measured:
+            refused = sandbox.vcluster("up", inventory=inventory)
+            assert refused.code == 3, refused.err
+            assert re.search(rf"gpu2: {tag} is sha256:\w+ here and another image on gpu1", refused.err), refused.err
+            settle(sandbox, empty, 1)
+            measured.figure = "preflight names the odd host and its image, exit 3; nothing touched"
+    finally:
+        for host in HOSTS:
+            sandbox.docker(host, "rmi", tag)

@@ -1,0 +1,83 @@
+"""P30: Ray without its token, or with a wrong one, from another host and from the head itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.conftest import Sandbox
+from tests.promises.attack import attack
+from tests.promises.hosts import HOSTS
+from tests.promises.served import serve, told, with_secrets
+from tests.promises.test_6_exposure import addresses
+
+pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+
+NONE, WRONG = {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+EVIL = "touch /tmp/pwned"
+TASK = f"import ray; ray.init('{{}}'); ray.get(ray.remote(lambda: __import__('os').system('{EVIL}')).remote())"
+FETCH = """
+import sys, urllib.request
+body = sys.argv[2].encode() if sys.argv[2:] else None
+request = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/json"})
+print(urllib.request.urlopen(request, timeout=10).read())
+"""
+JOB = json.dumps({"entrypoint": EVIL})
+
+
+def tries(head: str) -> Iterator[tuple[str, str, dict[str, str], list[str]]]:
+    """What is tried, on which host, with which environment, and the command."""
+    for environment, name in ((NONE, "no token"), (WRONG, "a wrong token")):
+        join = ["ray", "start", f"--address={head}:6379", "--num-gpus=1", "--disable-usage-stats"]
+        yield f"join, {name}", "gpu2", environment, join
+        for address in (f"{head}:6379", f"ray://{head}:10001"):
+            yield f"driver at {address}, {name}", "gpu2", environment, ["python3", "-c", TASK.format(address)]
+        for host, address in (("gpu2", head), ("gpu1", "127.0.0.1")):
+            job = ["ray", "job", "submit", f"--address=http://{address}:8265", "--", *EVIL.split()]
+            yield f"job at {address}, {name}", host, environment, job
+    for path in ("api/jobs/", "nodes?view=summary", "api/v0/nodes", "logs", "api/cluster_status"):
+        yield f"GET {path}", "gpu1", NONE, ["python3", "-c", FETCH, f"http://127.0.0.1:8265/{path}"]
+    yield "POST job to the dashboard", "gpu1", NONE, ["python3", "-c", FETCH, "http://127.0.0.1:8265/api/jobs/", JOB]
+    for host in ("127.0.0.1", head):
+        url = f"http://{host}:6382/api/job_agent/jobs/"
+        yield f"POST job to the agent at {host}", "gpu1", NONE, ["python3", "-c", FETCH, url, JOB]
+
+
+def outsider(cluster: Sandbox, host: str, environment: dict[str, str], command: list[str]) -> tuple[int, str]:
+    """Run a command in a container of its own on a host, with Ray in it and without its token."""
+    image = cluster.docker(host, "inspect", "-f", "{{.Image}}", "vcluster-sandbox").strip()
+    words = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
+    argv = ["docker", "run", "--rm", "--network=host", "--shm-size=1g", *words, "--entrypoint=timeout", image, "60"]
+    done = subprocess.run(
+        ["docker", "exec", cluster.container(host), *argv, *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout[-300:] + done.stderr[-300:]
+
+
+def nodes(sandbox: Sandbox) -> set[str]:
+    """The ids of Ray's living nodes."""
+    status = told(sandbox)
+    assert status is not None
+    return {node["id"] for node in status["ray"]["nodes"] if node["alive"]}
+
+
+def test_ray_without_its_token(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
+    cluster = serve(with_secrets(sandbox))
+    head = addresses(cluster)["gpu1"]
+    with attack("P30", "join, driver, client, jobs, dashboard: no token, a wrong one") as measured:
+        before, count = nodes(cluster), 0
+        for what, host, environment, command in tries(head):
+            count += 1
+            code, said = outsider(cluster, host, environment, command)
+            assert code != 0, f"{what}: {said}"
+            assert nodes(cluster) == before, what
+        for host in HOSTS:
+            assert "pwned" not in cluster.docker(host, "exec", "vcluster-sandbox", "ls", "/tmp")
+        measured.figure = f"{count} ways tried, all refused; Ray's nodes unchanged, nothing was run"

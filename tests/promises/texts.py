@@ -1,0 +1,36 @@
+"""The promises, in a line each."""
+
+from __future__ import annotations
+
+PROMISES = {
+    "P1": "a crash anywhere: another run converges, within a normal `up` + 5 s, 0 orphans",
+    "P2": "`up` twice changes nothing; at most 6 round trips a host",
+    "P3": "`plan` is honest: what is printed is what runs, and it changes nothing",
+    "P4": "a refused connection is named within 5 s, and no other host touched",
+    "P5": "a black hole ends within its deadline, or 20 s of silence; told as lost",
+    "P6": "a host dies in the middle: non-zero within 30 s, the rerun converges",
+    "P7": "a full disk is named before the pull; in the middle: works after freeing",
+    "P8": "Docker missing, too old, stopped, forbidden: one finding each, exit 3, nothing changed",
+    "P9": "clock skew above 30 s is warned of; the lease is still exclusive",
+    "P10": "a host listed twice is refused",
+    "P11": "two laptops: exactly one works, the other exits 75 and says who, or waits",
+    "P12": "the lease frees itself: 1 s after its holder's death, its time to live + 2 s after a black hole",
+    "P13": "secrets are nowhere but in their files",
+    "P14": "quoting: what arrives is what was meant",
+    "P15": "no value becomes an option",
+    "P16": "host keys: the verdict of `ssh`",
+    "P17": "Ctrl-C: exit 130 within 5 s, lease released; the second at once; the rerun converges",
+    "P18": "nothing is unbounded: deadline + 5 s at most, remote side included",
+    "P19": "nothing is left on hosts by `up` and `down`",
+    "P20": "foreign things are not touched",
+    "P21": "many hosts: a slow one fails alone; memory and threads bounded",
+    "P22": "a bastion with OpenSSH's default MaxStartups: 0 failures",
+    "P23": "remote text is only text; memory bounded",
+    "P24": "some hosts fail: exit 1, a row a host; the rerun touches only what is missing",
+    "P25": "versions: reads the previous, refuses the next politely",
+    "P26": "one image: another one under the same tag is named",
+    "P27": "the group heals without a person; the first failure is kept",
+    "P28": "ready means ready",
+    "P29": "the endpoint is closed: the key on every route but /health and /ping; the rest on loopback",
+    "P30": "Ray is closed: nothing without the token",
+}
