@@ -124,19 +124,18 @@ class StreamAdapter(requests.adapters.HTTPAdapter):
         self._pool = _Pool(open_stream, timeout)
         self._longest = longest
 
-    def send(self, request: Any, stream: bool = False, timeout: Any = None, *rest: Any, **named: Any) -> Any:
-        """Send a request; those that the SDK would wait for without end (pull, build, wait) get the call's deadline."""
-        return super().send(request, stream, timeout or self._longest(), *rest, **named)
-
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> Any:
         """The one pool, whatever the request's address."""
         return self._pool
 
     def send(  # type: ignore[override]
-        self, request: requests.PreparedRequest, stream: bool = False, **kwargs: Any
+        self, request: requests.PreparedRequest, stream: bool = False, timeout: Any = None, **kwargs: Any
     ) -> requests.Response:
-        """The reply; one that is read as a whole is read here, and no further than it may be long."""
-        reply = super().send(request, stream=True, **kwargs)
+        """The reply; one that is read as a whole is read here, and no further than it may be long.
+
+        What the SDK would wait for without end (pull, build, wait) gets the call's deadline.
+        """
+        reply = super().send(request, stream=True, timeout=timeout or self._longest(), **kwargs)
         refused = reply.status_code >= http.HTTPStatus.BAD_REQUEST
         if not stream or refused:
             most = MAX_REFUSAL if refused else MAX_ANSWER
