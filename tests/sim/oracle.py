@@ -25,7 +25,7 @@ def converged(world: World, inventory: Inventory) -> None:
         # Where its name was pruned away, the node knows what it was made from.
         assert base is None or node.labels[BASE_IMAGE] == base.id, f"{name}: made from another image"
         engine = machine.images[node.image]
-        assert base is None or node.image == machine.picture(engine_name(base.id, inventory.ray)).id, name
+        assert base is None or machine.picture(engine_name(base.id, inventory.ray)) is engine, name
         assert "ray" in engine.have, f"{name}: no Ray in it"
         assert node.environment["VLLM_HOST_IP"] == host.address
         for key, value in inventory.environment.items():

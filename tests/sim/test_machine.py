@@ -43,7 +43,7 @@ class Cluster(RuleBasedStateMachine):
         skew=st.sampled_from([0.0, 0.0, -3600.0, 7.5]),
         crowded=st.booleans(),
     )
-    def begin(self, gpus: list[int], head: int, ray: bool, present: bool, skew: float, crowded: bool) -> None:
+    def begin(self, *, gpus: list[int], head: int, ray: bool, present: bool, skew: float, crowded: bool) -> None:
         """A world."""
         self.world = make.world(gpus, have=make.WITH_RAY if ray else None, present=present)
         self.names = list(self.world.machines)
