@@ -21,7 +21,7 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, NODE, SPEC_HASH, ContainerSpec
+from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, SPEC_HASH, ContainerSpec, Mount
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.spec import idle_body, node_body, probe_body
@@ -188,7 +188,7 @@ class Execution:
             raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="run up again")
         base = str(config["Id"])
         image = engine_name(base, spec.ray)
-        owner = {CLUSTER: spec.cluster, NODE: spec.host}
+        owner = {CLUSTER: spec.cluster}
         engine.create_volume(spec.state_volume, owner)
         # Emptied by making it anew: what an earlier container was given is not kept. Made first to tell whose it is.
         engine.create_volume(spec.secrets_volume, owner)
@@ -212,7 +212,7 @@ class Execution:
     def _put_secrets(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
         # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
         name = _passing_name(spec.cluster, "door")
-        door = engine.create(name, idle_body(spec.cluster, image, {spec.secrets_volume: SECRETS_FOLDER}))
+        door = engine.create(name, idle_body(spec.cluster, image, Mount(spec.secrets_volume, SECRETS_FOLDER)))
         try:
             engine.put_files(door, SECRETS_FOLDER, self.secrets.files(dict(spec.secrets)))
         finally:
