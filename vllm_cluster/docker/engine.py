@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ import urllib3.exceptions
 
 from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut
 from vllm_cluster.core.facts import Container, Image
+from vllm_cluster.docker.output import read_framed
 from vllm_cluster.docker.stream import StreamAdapter
 from vllm_cluster.transport.base import Deadline, Transport
 
@@ -231,7 +231,7 @@ class EngineClient:
             wanted = {"stdout": 1, "stderr": 1, "tail": tail}
             reply = api._get(api._url("/containers/{0}/logs", container), params=wanted, stream=True)
             api._raise_for_status(reply)
-            return _read(reply, MAX_LOG)
+            return read_framed(reply, MAX_LOG)
 
     def put_files(self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]]) -> None:
         """Write files (name → content, mode) below a folder of a container, running or not."""
@@ -267,7 +267,7 @@ class EngineClient:
             made = api.exec_create(container, list(argv))["Id"]
             reply = api._post_json(api._url("/exec/{0}/start", made), data={"Detach": False, "Tty": False}, stream=True)
             api._raise_for_status(reply)
-            output = _read(reply, MAX_OUTPUT)
+            output = read_framed(reply, MAX_OUTPUT)
             return Ended(int(api.exec_inspect(made)["ExitCode"] or 0), output)
 
     def volumes(self, label: str) -> tuple[str, ...]:
@@ -295,20 +295,3 @@ class EngineClient:
                 api.remove_volume(name)
             except docker.errors.NotFound:
                 return
-
-
-def _read(reply: requests.Response, limit: int) -> str:
-    """The beginning of a framed output; the rest is not waited for."""
-    with reply:
-        return _demultiplex(reply.raw.read(limit))
-
-
-def _demultiplex(data: bytes) -> str:
-    """The text of Docker's framed output: 8 bytes of header (stream, 3 zeros, big-endian length), then the content."""
-    parts: list[bytes] = []
-    at = 0
-    while at + 8 <= len(data):
-        (length,) = struct.unpack(">I", data[at + 4 : at + 8])
-        parts.append(data[at + 8 : at + 8 + length])
-        at += 8 + length
-    return b"".join(parts).decode("utf-8", "replace")
