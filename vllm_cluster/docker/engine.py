@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import posixpath
 import struct
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ OLDEST_API = (1, 41)
 NEWEST_API = (1, 47)
 
 CALL_SECONDS = 30.0
+MOST_LINKS = 5
 
 
 @dataclass(frozen=True)
@@ -233,16 +235,21 @@ class EngineClient:
 
     def read_file(self, container: str, path: str, limit: int = 4 << 20) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file."""
-        with self._call(f"read {path}") as api:
-            try:
-                chunks, _ = api.get_archive(container, path)
-            except docker.errors.NotFound:
-                return None
-            data = b"".join(chunks)
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            member = tar.next()
-            content = tar.extractfile(member) if member else None
-            return content.read(limit) if content else None
+        for _ in range(MOST_LINKS):
+            with self._call(f"read {path}") as api:
+                try:
+                    chunks, _stat = api.get_archive(container, path)
+                except docker.errors.NotFound:
+                    return None
+                data = b"".join(chunks)
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                member = tar.next()
+                if member is None or not member.issym():
+                    content = tar.extractfile(member) if member else None
+                    return content.read(limit) if content else None
+            # Docker sends a link as itself, whatever it points to.
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), member.linkname))
+        return None
 
     def exec(self, container: str, argv: Sequence[str], deadline: Deadline) -> Ended:
         """Run a command in a running container to its end; both output streams together."""

@@ -23,7 +23,8 @@ from vllm_cluster.core.plan import (
 from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, NODE, SPEC_HASH, ContainerSpec
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.spec import idle_body, node_body, probe_body
+from vllm_cluster.docker.once import run_once
+from vllm_cluster.docker.spec import idle_body, node_body
 from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
@@ -129,22 +130,14 @@ class Execution:
         engine.build(context, name, arguments, {BASE_IMAGE: base}, Deadline.after(BUILD_SECONDS))
 
     def _probe(self, engine: EngineClient, image: str, base: str) -> ray_layer.Inside:
-        name = f"vcluster-{self.plan.cluster}-probe"
-        engine.remove(name, grace=0)
-        engine.create(name, probe_body(self.plan.cluster, base, ray_layer.PROBE))
+        deadline = Deadline.after(PROBE_SECONDS)
+        ended = run_once(engine, self.plan.cluster, "probe", base, script=ray_layer.PROBE, deadline=deadline)
         try:
-            engine.start(name)
-            code = engine.wait(name, Deadline.after(PROBE_SECONDS))
-            output = engine.logs(name)
-        finally:
-            engine.remove(name, grace=0)
-        try:
-            inside = ray_layer.parse_probe(output)
+            inside = ray_layer.parse_probe(ended.output)
         except ValueError:
-            tail = output.strip()[-500:]
-            raise CommandFailed(
-                engine.host, f"{image} does not run Python (exit {code}): {tail}", exit_code=code, stderr=tail
-            ) from None
+            tail = ended.output.strip()[-500:]
+            text = f"{image} does not run Python (exit {ended.code}): {tail}"
+            raise CommandFailed(engine.host, text, exit_code=ended.code, stderr=tail) from None
         if inside.version("vllm") is None:
             raise HostError(engine.host, f"{image} has no vLLM in it", hint="set image to a vLLM image")
         return inside
