@@ -13,7 +13,6 @@ from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.fit.layouts import Gpus, Model, Wish
 from vllm_cluster.fit.verdict import Verdict, verdict
-from vllm_cluster.fit.weights import Part, Weights
 from vllm_cluster.hub.read import read
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.secrets import read_secret
@@ -30,14 +29,6 @@ class _Found:
 
     gpus: Gpus
     pipelines: bool | None
-
-
-def fit_params(params: int, bits: int, gpus: Gpus | None, wish: Wish) -> Verdict:
-    """The verdict on so many parameters, with nothing asked of anybody; what a request takes stays unknown."""
-    size = params * bits // 8
-    weights = Weights({f"{bits} bits": size}, (), Part(size), Part())
-    model = Model(f"{params / 1e9:g}B parameters at {bits} bits", weights, None)
-    return verdict(model, gpus, wish)
 
 
 def fit(name: str, wish: Wish, emit: Emit, *, gpus: Gpus | None, load: Callable[[], Inventory]) -> Verdict:

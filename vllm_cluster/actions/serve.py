@@ -75,7 +75,7 @@ def serve(
         port = inventory.ports.api
         served = name or model
         argv = vllm.serve_argv(model, name=served, tp=layout.tp, pp=layout.pp, host=host, port=port, extra=extra)
-        _refuse_split(head, inventory, model, layout, extra)
+        refuse_split(head, inventory, model, layout, extra)
         wanted = _wanted(argv, model=model, name=served, host=host, port=port, nodes=seen.plan.gpus)
         current = _serving(head, inventory)
         if port in seen.facts[head.name].listening and current is None:
@@ -110,7 +110,7 @@ def stop(inventory: Inventory, emit: Emit, *, wait: float = 0.0) -> bool:
         return True
 
 
-def _refuse_split(head: Link, inventory: Inventory, model: str, layout: vllm.Layout, extra: Sequence[str]) -> None:
+def refuse_split(head: Link, inventory: Inventory, model: str, layout: vllm.Layout, extra: Sequence[str]) -> None:
     """Refuse what vLLM would refuse minutes later, where the head has the model's config.
 
     Raises:

@@ -47,15 +47,18 @@ def fit(
     def action(session: Session) -> None:
         import json
 
-        from vllm_cluster.actions import fit as fit_action
         from vllm_cluster.cli.render.fit import show_verdict, verdict_document
 
         if (model is None) == (params is None):
             raise UsageError("give a model, or --params", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
         wish, given = _wish(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
         if params is not None:
-            found = fit_action.fit_params(_size("--params", params), bits, given, wish)
+            from vllm_cluster.fit.verdict import of_parameters, verdict
+
+            found = verdict(of_parameters(_size("--params", params), bits), given, wish)
         else:
+            from vllm_cluster.actions import fit as fit_action
+
             found = fit_action.fit(str(model), wish, session.progress, gpus=given, load=session.load)
         session.finish()
         if session.as_json:

@@ -57,7 +57,7 @@ def size(text: str) -> int:
     Raises:
         ValueError: it is none.
     """
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([KMGTB]?)(I?)B?", text.strip().upper())
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([KMGTB]?)(I?)B?", text.strip().upper(), re.ASCII)
     if not match or (match[3] and match[2] in ("", "B")):
         raise ValueError(f"{text!r} is no size")
     found = float(match[1]) * (_BINARY[match[2] + "I"] if match[3] else _UNITS[match[2]])

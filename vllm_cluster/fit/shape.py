@@ -76,7 +76,8 @@ def shape(document: Mapping[str, Any]) -> Shape:
         raise ValueError(f"it says {count} layers")
     heads = number(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
     hidden = number(config, "hidden_size", "n_embd", "d_model")
-    layers, notes = _layers(config, kind, count, heads, hidden)
+    head = optional(config, "head_dim", "hidden_size_per_head", "kv_channels") or hidden // heads
+    layers, notes = _layers(config, kind, count, heads, head)
     mlp = optional(config, "intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim") or 4 * hidden
     used = optional(config, "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
     expert = (optional(config, "moe_intermediate_size") or mlp) if used else 0
@@ -95,7 +96,7 @@ def shape(document: Mapping[str, Any]) -> Shape:
         mlp=mlp,
         experts_used=used,
         expert=expert,
-        blocks=tuple(_blocks(config, mlp, expert, heads * _head(config, heads, hidden))),
+        blocks=tuple(_blocks(config, mlp, expert, heads * (optional(config, "v_head_dim") or head))),
         notes=notes,
     )
 
@@ -112,10 +113,6 @@ def _language_part(document: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _head(config: Mapping[str, Any], heads: int, hidden: int) -> int:
-    return optional(config, "head_dim", "hidden_size_per_head", "kv_channels") or hidden // heads
-
-
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     inner = config.get("attn_config")
     names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "num_attention_groups")
@@ -126,9 +123,8 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 
 def _layers(
-    config: Mapping[str, Any], kind: str, count: int, heads: int, hidden: int
+    config: Mapping[str, Any], kind: str, count: int, heads: int, head: int
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    head = _head(config, heads, hidden)
     latent, rope = optional(config, "kv_lora_rank"), optional(config, "qk_rope_head_dim")
     if latent and rope and kind != "minicpm3":
         # The indexer of sparse attention keeps 8-bit keys with a 4-byte scale for every 128.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.engine import vllm
 from vllm_cluster.fit.layouts import Gpus, Layout, Model, Wish, judge
+from vllm_cluster.fit.weights import Part, Weights
 
 # Nobody is told to buy more nodes, or more GPUs in one, than this.
 MOST_NODES, MOST_IN_NODE = 64, 8
@@ -35,6 +36,13 @@ def at_least(model: Model, memory: int, wish: Wish) -> int:
 def rule_of_thumb(weights: int) -> int:
     """P·4/(32/Q)·1.2 in bytes: what the weights hold and a fifth; it knows nothing of context or of requests."""
     return weights * 12 // 10
+
+
+def of_parameters(params: int, bits: int) -> Model:
+    """A model of which nothing but its size is known; what a request takes stays unknown."""
+    size = params * bits // 8
+    weights = Weights({f"{bits} bits": size}, (), Part(size), Part())
+    return Model(f"{params / 1e9:g}B parameters at {bits} bits", weights, None)
 
 
 def verdict(model: Model, gpus: Gpus | None, wish: Wish) -> Verdict:
@@ -102,17 +110,21 @@ def _changes(model: Model, gpus: Gpus, wish: Wish, layouts: tuple[Layout, ...]) 
     together = max((layout.requests or 0 for layout in layouts), default=0)
     if together and wish.concurrency > 1:
         yield f"{together} requests of that context at once"
-    if wish.kv_bytes > 1 and _fits(model, gpus, replace(wish, kv_dtype="fp8")):
+    smaller = replace(wish, kv_dtype="fp8")
+    if wish.kv_bytes > 1 and any(layout.fits for layout in _layouts(model, gpus, smaller)):
         yield "a KV cache in 8 bits: -- --kv-cache-dtype=fp8"
     count, size = len(gpus.nodes), min(gpus.nodes)
     more = [(size << n) for n in range(1, 4) if size << n <= MOST_IN_NODE]
     bigger = [(in_node, (in_node,) * count) for in_node in more]
     bigger += [(size, (size,) * n) for n in range(count + 1, MOST_NODES + 1)]
     for in_node, nodes in sorted(bigger, key=lambda pair: sum(pair[1])):
-        if _fits(model, replace(gpus, nodes=nodes), wish):
+        if _simplest(model, replace(gpus, nodes=nodes), wish).fits:
             yield f"{len(nodes)} node{'s'[: len(nodes) > 1]} of {in_node} such GPUs"
             return
 
 
-def _fits(model: Model, gpus: Gpus, wish: Wish) -> bool:
-    return any(layout.fits for layout in _layouts(model, gpus, wish))
+def _simplest(model: Model, gpus: Gpus, wish: Wish) -> Layout:
+    """The largest groups within a node that the model can be split into, and as many stages as that makes."""
+    total = sum(gpus.nodes)
+    layouts = (judge(model, gpus, wish, tp, total // tp) for tp in sorted(_divisors(min(gpus.nodes)), reverse=True))
+    return next((layout for layout in layouts if not layout.problem), judge(model, gpus, wish, 1, total))

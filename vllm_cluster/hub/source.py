@@ -9,6 +9,7 @@ from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 import requests
+import urllib3.exceptions
 
 from vllm_cluster.core.errors import Unreachable, UsageError, VclusterError
 from vllm_cluster.transport.base import Deadline
@@ -87,8 +88,9 @@ class Hub:
                     return None
                 self._refuse(reply)
                 return self._receive(reply, 0 if reply.status_code == 206 else begin, size)
-        except (requests.RequestException, OSError) as error:
-            kind = "it did not answer in time" if isinstance(error, requests.Timeout | TimeoutError) else _last(error)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            late = isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError | TimeoutError)
+            kind = "it did not answer in time" if late else _last(error)
             hint = "set HF_ENDPOINT to a mirror, or give a folder, or --params and --bits: these need no network"
             raise Unreachable(self._name, f"the hub cannot be asked: {kind}", hint=hint) from None
 
@@ -114,10 +116,9 @@ class Hub:
     def _receive(self, reply: requests.Response, skip: int, size: int) -> bytes:
         """The wished bytes of the body; a server that knows no ranges sends all, and most of it is not awaited."""
         data = bytearray()
-        for chunk in reply.iter_content(1 << 16):
+        # read1, as iter_content waits for a whole chunk: from a hub that drips, for hours.
+        while len(data) < skip + size and (chunk := reply.raw.read1(1 << 16)):
             data += chunk
-            if len(data) >= skip + size:
-                break
             if not self._deadline.left():
                 raise requests.Timeout
         return bytes(data[skip : skip + size])

@@ -55,32 +55,25 @@ def _per_token(found: Verdict) -> int:
 
 def show_verdict(found: Verdict, *, color: str) -> None:
     """Write the verdict on standard output."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(no_color=not wants_color(color, stdout=True), highlight=False, soft_wrap=True)
-    for name, value in _sizes(found):
-        console.print(Text(f"{name:<14} {plain(value)}"))
-    if not found.gpus:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("layout", "weights", "computing", "for KV", "context", "at once", "tokens", ""):
-        table.add_column(title, justify="left" if title in ("layout", "") else "right", no_wrap=True)
-    for layout in found.layouts:
-        table.add_row(*(Text(cell) for cell in _cells(layout)), style="" if layout.fits else "yellow")
-    console.print()
-    console.print(table, soft_wrap=True)
-    console.print()
-    reasons: dict[str, list[str]] = {}
-    for layout in found.layouts:
-        reasons.setdefault("; ".join(filter(None, (layout.why, *layout.notes))), []).append(_name(layout))
-    for reason, names in reasons.items():
-        console.print(Text(plain(f"{', '.join(names)}: {reason}")))
-    console.print()
-    for line in _conclusion(found):
-        console.print(Text(plain(line), style="bold"))
+    bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
+    lines = [f"{name:<14} {value}" for name, value in _sizes(found)]
+    if found.gpus:
+        rows = [_TITLES, *map(_cells, found.layouts)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines.append("")
+        for name, *cells, state in rows:
+            middle = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:-1], strict=True))
+            lines.append(f"{name:<{widths[0]}}  {middle}  {state}".rstrip())
+        reasons: dict[str, list[str]] = {}
+        for layout in found.layouts:
+            reasons.setdefault("; ".join(filter(None, (layout.why, *layout.notes))), []).append(_name(layout))
+        lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()), ""]
+    sys.stdout.write("".join(plain(line) + "\n" for line in lines))
+    sys.stdout.write("".join(f"{bold}{plain(line)}{end}\n" for line in _conclusion(found)))
     sys.stdout.flush()
+
+
+_TITLES = ["layout", "weights", "computing", "for KV", "context", "at once", "tokens", ""]
 
 
 def _sizes(found: Verdict) -> list[tuple[str, str]]:
@@ -135,6 +128,8 @@ def _cells(layout: Layout) -> list[str]:
 
 def _conclusion(found: Verdict) -> list[str]:
     taken, wish = found.taken, found.wish
+    if not found.gpus:
+        return []
     if taken and taken.fits:
         if taken.requests is None:
             return [f"The weights fit at {_name(taken)} and leave {taken.left / GIB:.1f} GiB a GPU for the KV cache."]
