@@ -109,7 +109,7 @@ def _changes(model: Model, gpus: Gpus, wish: Wish, layouts: tuple[Layout, ...]) 
         yield f"a context of {longest} tokens: -- --max-model-len={longest} (TP={at.tp} × PP={at.pp})"
     together = max((layout.requests or 0 for layout in layouts), default=0)
     if together and wish.concurrency > 1:
-        yield f"{together} requests of that context at once"
+        yield f"{together} request{'s'[: together > 1]} of that context at once"
     smaller = replace(wish, kv_dtype="fp8")
     if wish.kv_bytes > 1 and any(layout.fits for layout in _layouts(model, gpus, smaller)):
         yield "a KV cache in 8 bits: -- --kv-cache-dtype=fp8"

@@ -149,7 +149,7 @@ def test_the_nearest_changes_are_named_and_each_helps() -> None:
     assert found.taken is None
     context, together, bits, more = found.changes
     assert verdict(llama, gpus, replace(wish, context=int(context.split("=")[1].split()[0]))).taken
-    assert together.startswith("1 requests")
+    assert together.startswith("1 request of")
     assert verdict(llama, gpus, replace(wish, concurrency=1)).taken
     assert "fp8" in bits
     assert verdict(llama, gpus, replace(wish, kv_dtype="fp8")).taken

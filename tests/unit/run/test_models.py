@@ -23,10 +23,11 @@ from vllm_cluster.transport.base import Transport
 
 NAME = "meta-llama/Llama-3.1-8B"
 CACHE = "/models/hub/models--meta-llama--Llama-3.1-8B"
+CONFIG = json.dumps(configs.LLAMA_8B).encode()
 CACHED: dict[str, bytes | str] = {
     f"{CACHE}/refs/main": b"0e9e39f249a16976918f6564b8830bc894c89659\n",
     f"{CACHE}/snapshots/0e9e39f249a16976918f6564b8830bc894c89659/config.json": "../../blobs/0f1e",
-    f"{CACHE}/blobs/0f1e": json.dumps(configs.LLAMA_8B).encode(),
+    f"{CACHE}/blobs/0f1e": CONFIG,
     "/models/mine/config.json": json.dumps(configs.LLAMA_70B).encode(),
     "/models/loop/config.json": "config.json",
 }
@@ -74,7 +75,7 @@ def test_the_config_lies_in_the_cache_behind_a_link_or_in_a_folder(model: str, l
         ("/models/loop", (), {}),
         (NAME, ("--revision=old",), {}),
         (NAME, ("--hf_overrides", "{}"), {}),
-        (NAME, (), {f"{CACHE}/refs/main": b"../../../etc"}),
+        (NAME, (), {f"{CACHE}/refs/main": b"../x", f"{CACHE}/snapshots/../x/config.json": CONFIG}),
         (NAME, (), {f"{CACHE}/refs/main": b""}),
         (NAME, (), {f"{CACHE}/blobs/0f1e": b'{"model_type": "ll'}),
         (NAME, (), {f"{CACHE}/blobs/0f1e": b"[]"}),

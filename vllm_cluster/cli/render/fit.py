@@ -133,7 +133,8 @@ def _conclusion(found: Verdict) -> list[str]:
     if taken and taken.fits:
         if taken.requests is None:
             return [f"The weights fit at {_name(taken)} and leave {taken.left / GIB:.1f} GiB a GPU for the KV cache."]
-        what = f"{taken.requests * taken.replicas} requests of {found.model.context(wish)} tokens at once"
+        count = taken.requests * taken.replicas
+        what = f"{count} request{'s'[: count > 1]} of {found.model.context(wish)} tokens at once"
         return [f"It fits at {_name(taken)}, with room for {what}."]
     if taken:
         flag = f"-- --max-model-len={taken.context}"
