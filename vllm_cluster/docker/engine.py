@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
+import posixpath
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, cast
 
 import docker
@@ -16,7 +16,7 @@ import urllib3.exceptions
 
 from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut
 from vllm_cluster.core.facts import Container, Image
-from vllm_cluster.docker.output import read_framed
+from vllm_cluster.docker.output import Ended, read_framed
 from vllm_cluster.docker.stream import StreamAdapter
 from vllm_cluster.transport.base import Deadline, Transport
 
@@ -30,14 +30,7 @@ CALL_SECONDS = 30.0
 MAX_LOG = 256 << 10
 MAX_OUTPUT = 4 << 20
 MAX_REASON = 4000
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A process in a container that came to its end."""
-
-    code: int
-    output: str
+MOST_LINKS = 5
 
 
 class EngineClient:
@@ -246,20 +239,25 @@ class EngineClient:
 
     def read_file(self, container: str, path: str, limit: int = 4 << 20) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file."""
-        with self._call(f"read {path}") as api:
-            try:
-                chunks, _ = api.get_archive(container, path)
-            except docker.errors.NotFound:
-                return None
-            data = bytearray()
-            for chunk in chunks:
-                data += chunk
-                if len(data) > limit + tarfile.RECORDSIZE:
-                    break
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            member = tar.next()
-            content = tar.extractfile(member) if member else None
-            return content.read(limit) if content else None
+        for _ in range(MOST_LINKS):
+            with self._call(f"read {path}") as api:
+                try:
+                    chunks, _stat = api.get_archive(container, path)
+                except docker.errors.NotFound:
+                    return None
+                data = bytearray()
+                for chunk in chunks:
+                    data += chunk
+                    if len(data) > limit + tarfile.RECORDSIZE:
+                        break
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                member = tar.next()
+                if member is None or not member.issym():
+                    content = tar.extractfile(member) if member else None
+                    return content.read(limit) if content else None
+            # Docker sends a link as itself, whatever it points to.
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), member.linkname))
+        return None
 
     def exec(self, container: str, argv: Sequence[str], deadline: Deadline) -> Ended:
         """Run a command in a running container to its end; both output streams together."""

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 import requests
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process in a container that came to its end."""
+
+    code: int
+    output: str
 
 
 def read_framed(reply: requests.Response, limit: int) -> str:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from secrets import token_hex
 
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
@@ -24,7 +23,8 @@ from vllm_cluster.core.plan import (
 from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, SPEC_HASH, ContainerSpec, Mount
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.spec import idle_body, node_body, probe_body
+from vllm_cluster.docker.once import passing_name, run_once
+from vllm_cluster.docker.spec import idle_body, node_body
 from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
@@ -136,21 +136,14 @@ class Execution:
         engine.build(context, name, arguments, {BASE_IMAGE: base}, Deadline.after(BUILD_SECONDS))
 
     def _probe(self, engine: EngineClient, image: str, base: str) -> ray_layer.Inside:
-        name = _passing_name(self.plan.cluster, "probe")
-        engine.create(name, probe_body(self.plan.cluster, base, ray_layer.PROBE))
+        deadline = Deadline.after(PROBE_SECONDS)
+        ended = run_once(engine, self.plan.cluster, "probe", base, script=ray_layer.PROBE, deadline=deadline)
         try:
-            engine.start(name)
-            code = engine.wait(name, Deadline.after(PROBE_SECONDS))
-            output = engine.logs(name)
-        finally:
-            engine.remove(name, grace=0)
-        try:
-            inside = ray_layer.parse_probe(output)
+            inside = ray_layer.parse_probe(ended.output)
         except ValueError:
-            tail = output.strip()[-500:]
-            raise CommandFailed(
-                engine.host, f"{image} does not run Python (exit {code}): {tail}", exit_code=code, stderr=tail
-            ) from None
+            tail = ended.output.strip()[-500:]
+            text = f"{image} does not run Python (exit {ended.code}): {tail}"
+            raise CommandFailed(engine.host, text, exit_code=ended.code, stderr=tail) from None
         if inside.version("vllm") is None:
             raise HostError(engine.host, f"{image} has no vLLM in it", hint="set image to a vLLM image")
         return inside
@@ -211,14 +204,9 @@ class Execution:
 
     def _put_secrets(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
         # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
-        name = _passing_name(spec.cluster, "door")
+        name = passing_name(spec.cluster, "door")
         door = engine.create(name, idle_body(spec.cluster, image, Mount(spec.secrets_volume, SECRETS_FOLDER)))
         try:
             engine.put_files(door, SECRETS_FOLDER, self.secrets.files(dict(spec.secrets)))
         finally:
             engine.remove(door, grace=0)
-
-
-def _passing_name(cluster: str, purpose: str) -> str:
-    """A name that nobody has: whoever else's container is called almost like it stays. Labels tell that it is ours."""
-    return f"vcluster-{cluster}-{purpose}-{token_hex(4)}"
