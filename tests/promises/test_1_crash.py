@@ -38,7 +38,9 @@ def hit(sandbox: Sandbox, argv: tuple[str, ...], number: int, signals: tuple[sig
         if at and at["event"] != "result":
             # An interpreter on its way out dies of the second signal itself, which a shell shows as 130 too.
             wanted = {KILL: {-signal.SIGKILL}, INT: {130}, TWICE: {130, -signal.SIGINT}}[signals]
-            assert run.process.returncode in wanted, f"after {moment(at)}: exit {run.process.returncode}: {run.events[-1]}"
+            assert run.process.returncode in wanted, (
+                f"after {moment(at)}: exit {run.process.returncode}: {run.events[-1]}"
+            )
         return moment(at), took
 
 
