@@ -104,7 +104,7 @@ def _ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
     if any(container.name == name and container.state in ("running", "paused") for container in facts.containers):
         return  # what listens is ours; a paused one goes on listening
     ports = inventory.ports
-    wanted = ["node_manager", "object_manager", "dashboard_agent", "runtime_env_agent", "metrics"]
+    wanted = ["node_manager", "object_manager", "dashboard_agent", "runtime_env_agent"]
     wanted += ["gcs", "dashboard", "client_server"] if host.name == inventory.head_name else []
     for key in wanted:
         port = getattr(ports, key)

@@ -27,7 +27,6 @@ def start_argv(
         f"--dashboard-agent-listen-port={ports.dashboard_agent}",
         f"--dashboard-agent-grpc-port={ports.dashboard_agent_grpc}",
         f"--runtime-env-agent-port={ports.runtime_env_agent}",
-        f"--metrics-export-port={ports.metrics}",
         f"--min-worker-port={ports.worker_min}",
         f"--max-worker-port={ports.worker_max}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
@@ -71,6 +70,8 @@ def environment(*, head_address: str, ports: Ports, token_path: str) -> dict[str
         "RAY_health_check_failure_threshold": "3",
         # How long a raylet waits for a lost head; it never joins a new one, and gives up after 60 s by default.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
+        # The agents' metrics server listens on every address and asks for no token.
+        "RAY_enable_metrics_collection": "0",
         # Two metrics servers of the head that listen on every address and ask for no token; they have no switch, but
         # Ray goes on without them when their port cannot be had.
         "AUTOSCALER_METRIC_PORT": "-1",

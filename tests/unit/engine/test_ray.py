@@ -36,7 +36,7 @@ def test_a_worker_joins_and_is_told_nothing_that_only_a_head_knows() -> None:
 def test_no_port_is_left_to_chance(role: Literal["head", "worker"]) -> None:
     pinned = {word.partition("=")[0] for word in argv(role)}
     kinds = ("node-manager", "object-manager", "dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent")
-    assert {f"--{kind}-port" for kind in (*kinds, "metrics-export", "min-worker", "max-worker")} <= pinned
+    assert {f"--{kind}-port" for kind in (*kinds, "min-worker", "max-worker")} <= pinned
 
 
 def test_an_ipv6_address_is_bracketed_where_a_port_follows() -> None:
