@@ -32,12 +32,10 @@ def fit(
         int | None, typer.Option("--nodes", min=1, max=256, help="Nodes, with --gpu-memory.", show_default=False)
     ] = None,
     gpu_memory: Annotated[
-        str | None,
-        typer.Option("--gpu-memory", help="80GB or 79.6GiB: reckon with these, ask no host.", show_default=False),
+        str | None, typer.Option("--gpu-memory", help="80GB or 79.6GiB: these, and ask no host.", show_default=False)
     ] = None,
     params: Annotated[
-        str | None,
-        typer.Option("--params", help="405B: reckon with these, ask no hub.", show_default=False),
+        str | None, typer.Option("--params", help="405B: reckon with these, ask no hub.", show_default=False)
     ] = None,
     bits: Annotated[int, typer.Option("--bits", min=1, max=64, help="Bits of each parameter.")] = 16,
     as_json: Json = False,

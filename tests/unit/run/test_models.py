@@ -15,7 +15,8 @@ from tests.unit.core import world
 from vllm_cluster.actions.serve import refuse_split
 from vllm_cluster.core.errors import CommandFailed, PreflightFailed
 from vllm_cluster.core.facts import Container
-from vllm_cluster.docker.engine import Ended, EngineClient
+from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.docker.output import Ended
 from vllm_cluster.engine.vllm import Layout
 from vllm_cluster.run import models
 from vllm_cluster.run.fleet import Link
