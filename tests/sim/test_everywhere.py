@@ -131,5 +131,5 @@ def test_broken_off_at_every_call(name: str) -> None:
         assert world.foreign() == foreign, f"something foreign was touched\n{broken.story()}"
     seconds = time.monotonic() - began
     ways = f"{len(Fault)} ways" if DEEP else "CI's share of the ways"
-    figure = f"{runs} runs in {ways}, all converged; {runs / seconds:.0f} runs/s; the rerun took at most {longest:.1f} s more"
+    figure = f"{runs} runs in {ways}, all converged; {runs / seconds:.0f}/s; a rerun took {longest:.1f} s more at most"
     record("P19" if name == "down" else "P1", f"sim: {name}, broken off at every call", figure, True)
