@@ -33,6 +33,9 @@ from vllm_cluster.run.fleet import target
 from vllm_cluster.transport import _remote
 from vllm_cluster.transport.sshconfig import resolve
 
+# All the cases take minutes.
+pytestmark = pytest.mark.timeout(3600)
+
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_shell_hands_on_each_word_as_it_is(shell: str, tmp_path: Path) -> None:
