@@ -40,6 +40,8 @@ class Host:
         self.engine = Engine(
             dict(words["containers"]), common["images"], list(words["volumes"]), words["status"].encode()
         )
+        if self.kind == "name":
+            self.engine.containers[HOSTILE] = next(iter(self.engine.containers.values()))
         self.engine.flood = self.kind if self.kind in FLOODS else ""
         self._authorized = asyncssh.import_authorized_keys(common["authorized"])
         self._key = asyncssh.import_private_key(words["key"])

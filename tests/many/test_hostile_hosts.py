@@ -14,8 +14,9 @@ from tests.many.test_many_hosts import MEMORY_MB
 from tests.promises.figures import record
 from vllm_cluster.transport import Kind
 
-# gpu000 is the head and well; the others say 100 MB in a log, a file and an error, 20 MB in facts, or a little there.
-KINDS = ("well", "log", "status", "error", "facts", "answer")
+# gpu000 is the head and well; the others say 100 MB in a log, a file and an error, 20 MB in facts, or a little there,
+# or have a container of such a name.
+KINDS = ("well", "log", "status", "error", "facts", "answer", "name")
 # What rich and we write ourselves: colours, the cursor's line and whether it shows, and the line cleared.
 OURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[hl])")
 STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

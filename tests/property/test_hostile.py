@@ -33,19 +33,23 @@ from vllm_cluster.run.fleet import target
 from vllm_cluster.transport import _remote
 from vllm_cluster.transport.sshconfig import resolve
 
+# All the cases take minutes.
+pytestmark = pytest.mark.timeout(3600)
+
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_a_shell_hands_on_each_word_as_it_is(shell: str) -> None:
+def test_a_shell_hands_on_each_word_as_it_is(shell: str, tmp_path: Path) -> None:
     @batches
     @given(st.lists(hostile, min_size=BATCH, max_size=BATCH))
     def check(words: list[str]) -> None:
         lines = [_remote.command_line(["printf", "%s\\0", word]) for word in words]
         script = b"\n".join(b"(%s)" % line for line in lines)
-        done = subprocess.run([shell], input=script, capture_output=True, check=True)
+        done = subprocess.run([shell], input=script, capture_output=True, check=True, cwd=tmp_path)
         assert done.stdout.split(b"\0")[:-1] == [word.encode() for word in words]
 
     with recorded("P14", f"words through a real {shell}"):
         check()
+    assert not list(tmp_path.iterdir()), "a word was obeyed"
 
 
 VALUED = ("--name", "--network", "--ipc", "--restart", "--shm-size", "--device", "--gpus", "--cap-add", "--ulimit",

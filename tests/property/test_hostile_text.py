@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,9 @@ from vllm_cluster.cli.render import errors, events, text
 from vllm_cluster.cli.render.status import show_status
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.run.events import Event
+
+# All the cases take minutes.
+pytestmark = pytest.mark.timeout(3600)
 
 any_text = st.one_of(st.text(st.characters(), max_size=60), hostile, st.lists(attack, max_size=5).map("".join))
 
