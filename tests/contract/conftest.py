@@ -9,11 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.contract.sshd import Sshd, keygen, require_sshd
-from vllm_cluster.transport import Kind, make
+from vllm_cluster import transport as carriers
+from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.jumps import Jumps
 
 REMOTE: tuple[Kind, ...] = ("fabric", "openssh")
 ALL: tuple[Kind, ...] = (*REMOTE, "local")
+_jumps: list[Jumps] = []
+
+
+def make(target: Target, kind: Kind) -> Transport:
+    """A carrier that shares its jump hosts with nobody; they are left at the end of the test."""
+    _jumps.append(Jumps())
+    return carriers.make(target, kind, _jumps[-1])
 
 
 @dataclass
@@ -61,6 +70,14 @@ class Client:
 def no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tester's own agent has no part in this."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def jumps_closed() -> Iterator[None]:
+    """No connection to a jump host outlives its test."""
+    yield
+    while _jumps:
+        _jumps.pop().close()
 
 
 @pytest.fixture(scope="session")

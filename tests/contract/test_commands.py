@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from tests.contract.conftest import Client
 from tests.contract.sshd import Sshd
 from vllm_cluster.core.errors import TimedOut, UsageError
 from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.base import MAX_OUTPUT, Deadline, Target, Transport
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60)
 NASTY = st.sampled_from(
@@ -94,9 +95,13 @@ def test_what_no_command_line_can_carry_is_refused(host: Transport, argv: list[s
     assert host.round_trips == before
 
 
-def test_64_mb_go_through_a_command(host: Transport) -> None:
+def test_64_mb_go_into_a_command_and_no_more_than_is_kept_comes_back(host: Transport) -> None:
     data = os.urandom(1 << 20) * 64
-    assert host.run(["cat"], Deadline.after(60), stdin=data).stdout == data
+    digest = hashlib.sha256(data).hexdigest()
+    result = host.run(["sh", "-c", "tee /dev/stderr | sha256sum"], Deadline.after(60), stdin=data)
+    assert result.text.split()[0] == digest
+    assert result.stderr == data[:MAX_OUTPUT]
+    assert host.run(["cat"], Deadline.after(60), stdin=data).stdout == data[:MAX_OUTPUT]
 
 
 def test_a_command_may_leave_its_input_unread(host: Transport) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Client
+from tests.contract.conftest import Client, make
 from tests.contract.sshd import Sshd, keygen
 from vllm_cluster.core.errors import HostKeyRejected
-from vllm_cluster.transport import Kind, make
+from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Client
+from tests.contract.conftest import Client, make
 from tests.contract.sshd import Sshd, free_port
-from vllm_cluster.core.errors import HostKeyRejected, Unreachable, UsageError
-from vllm_cluster.transport import Kind, make
+from vllm_cluster.core.errors import HostKeyRejected, Unreachable, UsageError, VclusterError
+from vllm_cluster.transport import Kind
+from vllm_cluster.transport import make as carrier
 from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.jumps import Jumps
 
 Connect = Callable[[Target, Kind], Transport]
 
@@ -51,7 +56,7 @@ def test_a_jump_host_is_passed(
         target = behind.target("h", jump=f"127.0.0.1:{bastion.port}")
     transport = connect(target, kind)
     assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
-    data = bytes(16 << 20)
+    data = bytes(8 << 20)
     assert transport.run(["cat"], Deadline.after(30), stdin=data).stdout == data
     assert passed(bastion) == before + 1
 
@@ -68,6 +73,55 @@ def test_a_chain_of_jump_hosts_is_passed(
         assert (passed(bastion), passed(second)) == (before[0] + 1, before[1] + 1)
     finally:
         second.stop()
+
+
+def test_hosts_share_the_connection_to_their_jump_host(
+    kind: Kind, behind: Client, shared_server: Sshd, bastion: Sshd
+) -> None:
+    before, jumps = passed(bastion), Jumps()
+    hosts = [carrier(behind.target("h", name=f"gpu{n}", jump="bastion"), kind, jumps) for n in range(8)]
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda host: host.connect(Deadline.after(20)), hosts))
+        hosts[0].close()
+        assert hosts[1].run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
+        assert passed(bastion) == before + 1
+        bastion.drop_connections()
+        error = None
+        while not isinstance(error, Unreachable):
+            error = caught(lambda: hosts[1].run(["true"], Deadline.after(10)))
+        hosts[2].close()
+        hosts[2].connect(Deadline.after(20))
+        assert passed(bastion) == before + 2, "a jump host whose connection broke is connected to anew"
+    finally:
+        for host in hosts:
+            host.close()
+        jumps.close()
+    until = time.monotonic() + 5
+    while bastion.connections():
+        assert time.monotonic() < until, "the connection to the jump host stayed"
+        time.sleep(0.05)
+
+
+def test_a_jump_host_that_is_silent_is_asked_once_for_all(kind: Kind, behind: Client) -> None:
+    jumps = Jumps()
+    with socket.create_server(("127.0.0.1", 0), backlog=8) as mute:
+        jump = f"127.0.0.1:{mute.getsockname()[1]}"
+        hosts = [carrier(behind.target("h", name=f"gpu{n}", jump=jump), kind, jumps) for n in range(4)]
+        begun = time.monotonic()
+        errors = [caught(lambda host=host: host.connect(Deadline.after(15))) for host in hosts]  # type: ignore[misc]
+        assert time.monotonic() - begun < 16
+    for host, error in zip(hosts, errors, strict=True):
+        assert isinstance(error, Unreachable)
+        assert error.message.startswith(f"{host.host}: no answer from {jump}")
+
+
+def caught(call: Callable[[], object]) -> VclusterError | None:
+    try:
+        call()
+    except VclusterError as error:
+        return error
+    return None
 
 
 def test_a_proxy_command_is_used(kind: Kind, behind: Client, bastion: Sshd, connect: Connect) -> None:

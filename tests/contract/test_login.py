@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Client
+from tests.contract.conftest import Client, make
 from tests.contract.sshd import USER, Sshd, free_port, keygen
 from vllm_cluster.core.errors import AuthRefused, Unreachable, UsageError, VclusterError
-from vllm_cluster.transport import Kind, make
+from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]

@@ -175,6 +175,7 @@ def test_a_lease_that_somebody_holds(cluster: Sandbox) -> None:
         (["sandbox/tiny-llama", "--", "--no-such-flag"], 1, "no-such-flag"),
         (["sandbox/tiny-llama", "--", "--port", "9"], 2, "set ports.api in the inventory"),
         (["sandbox/tiny-llama", "--tp", "3"], 2, "choose one of 1, 2, 4"),
+        (["sandbox/tiny-llama", "--tp", "3", "--pp", "1"], 3, "TP=3 does not divide its 4 attention heads"),
         (["sandbox/tiny-llama", "--tp", "4", "--pp", "2"], 2, "needs 8 GPUs; the cluster has 4"),
     ],
 )

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ROOT, VCLUSTER, Sandbox
+from tests.models import checkpoints, configs
+from tests.models.hub import hub
 
 pytestmark = pytest.mark.e2e
 
@@ -98,6 +100,19 @@ def test_the_sandbox_page(tmp_path: Path) -> None:
     shell("vcluster sandbox down", tmp_path, {})
 
 
+def test_the_fit_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The models are those of a hub on loopback; the hosts are the sandbox's."""
+    names = {"8B": configs.LLAMA_8B, "405B": configs.LLAMA_405B}
+    files = {
+        f"meta-llama/Llama-3.1-{name}-Instruct": checkpoints.files(config, checkpoints.llama(config))
+        for name, config in names.items()
+    }
+    with hub(repositories=files) as made:
+        environment = {"HF_ENDPOINT": made.url, "VCLUSTER_INVENTORY": str(sandbox.inventory)}
+        for command in commands("fit.md"):
+            assert "fit at TP=" in shell(command, tmp_path, environment).replace("fits", "fit")
+
+
 def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
     """The README's first command; then again, which must be quick and say the same."""
     clone = tmp_path / "clone"
@@ -128,7 +143,7 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
-    covered = {*commands("first-cluster.md"), *commands("sandbox.md")}
+    covered = {*commands("first-cluster.md"), *commands("sandbox.md"), *commands("fit.md")}
     # Run by the two tests above this one, and `make test` by whoever reads this.
     covered |= {"make demo", "make test", "pip install .", "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12"}
     left = {page: [line for line in commands(page) if line not in covered] for page in PAGES}

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tests.sim.engine import Answer, FakeEngine, Request, reply
 from tests.sim.facts import told
-from tests.sim.faults import Fault, Killed
+from tests.sim.faults import Fault, Killed, StillWaiting
 from tests.sim.world import Lock, World
 from vllm_cluster.core.errors import Lost, TimedOut, Unreachable
 from vllm_cluster.transport.base import Deadline, Forward, Result, Stream, Target
@@ -134,6 +134,7 @@ class _Stream:
         self.out = bytearray()
         self.ended = False
         self.seconds: float | None = None
+        self._silent: float | None = None
 
     def recv(self, size: int, /) -> bytes:
         """What has come; silence lasts as long as the time-out allows."""
@@ -142,11 +143,21 @@ class _Stream:
         if not self.out and not self.ended:
             if self.seconds is None:
                 raise AssertionError("waits for ever: no time-out was set on the stream")
+            if self.world.beating:
+                self._wait_beside(self.seconds)
             self.world.clock.sleep(self.seconds)
             raise TimeoutError("timed out")
+        self._silent = None
         data = bytes(self.out[:size])
         del self.out[:size]
         return data
+
+    def _wait_beside(self, seconds: float) -> None:
+        """A heartbeat waits beside the work, and does not hold it up."""
+        self._silent = self.world.clock.now if self._silent is None else self._silent
+        if self.world.clock.now - self._silent < seconds:
+            raise StillWaiting
+        raise TimeoutError("timed out")
 
     def settimeout(self, seconds: float | None, /) -> None:
         self.seconds = seconds
@@ -281,4 +292,3 @@ class EngineStream(_Stream):
         lines = [f"HTTP/1.1 {answer.status} OK", *(f"{key}: {value}" for key, value in headers.items())]
         self.out += "\r\n".join(lines).encode() + b"\r\n\r\n" + body
         self.ended = self.ended or answer.raw
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 EXAMPLES = int(os.environ.get("VCLUSTER_SIM_EXAMPLES", "0"))
 DEEP = EXAMPLES > 0
@@ -12,6 +12,7 @@ DEEP = EXAMPLES > 0
 PATIENT = settings(
     deadline=None,
     print_blob=True,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # to explain takes minutes here
     derandomize=not DEEP,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

@@ -47,7 +47,7 @@ class DirectClient(docker.APIClient):
     """Asks the fake engine under the stream that it would have spoken HTTP over."""
 
     def __init__(self, *, base_url: str, version: str) -> None:
-        self._version, self.base_url, self.timeout = version, base_url, 60.0
+        self._version, self.base_url, self.timeout = version, base_url, 60
         self._general_configs: dict[str, Any] = {}
         self._auth_configs = docker.auth.AuthConfig({"auths": {"nowhere": {}}})  # empty, it would read files
         self._proxy_configs, self.credstore_env = ProxyConfig(), None
@@ -84,16 +84,16 @@ class DirectClient(docker.APIClient):
     def _stream_raw_result(self, response: Any, *_: Any) -> Iterator[bytes]:
         yield response.content
 
-    def _get(self, url: str, params: Any = None, **_: Any) -> Any:  # type: ignore[override]
+    def _get(self, url: str, params: Any = None, **_: Any) -> Any:
         return self._ask("GET", url, params, None)
 
-    def _post(self, url: str, data: Any = None, params: Any = None, **_: Any) -> Any:  # type: ignore[override]
+    def _post(self, url: str, data: Any = None, params: Any = None, **_: Any) -> Any:
         return self._ask("POST", url, params, data)
 
-    def _put(self, url: str, data: Any = None, params: Any = None, **_: Any) -> Any:  # type: ignore[override]
+    def _put(self, url: str, data: Any = None, params: Any = None, **_: Any) -> Any:
         return self._ask("PUT", url, params, data)
 
-    def _delete(self, url: str, params: Any = None, **_: Any) -> Any:  # type: ignore[override]
+    def _delete(self, url: str, params: Any = None, **_: Any) -> Any:
         return self._ask("DELETE", url, params, None)
 
 

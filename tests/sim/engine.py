@@ -143,9 +143,10 @@ def _create(engine: FakeEngine, request: Request, _: str) -> Answer:
             409, f"Conflict. {taken} You have to remove (or rename) that container to be able to reuse that name."
         )
     made = Box(engine.world.next_id(name), name, image.id, body)
+    labels = {mount["Source"]: mount["VolumeOptions"]["Labels"] for mount in made.mounts}
     for source, _read_only in made.binds.values():
         if not source.startswith("/") and source not in machine.volumes:
-            machine.volumes[source] = Volume(source)
+            machine.volumes[source] = Volume(source, labels.get(source, {}))
     machine.boxes[made.id] = made
     return reply({"Id": made.id, "Warnings": []}, 201)
 

@@ -37,6 +37,10 @@ class Killed(BaseException):
     """The controller is gone: no code of the product may see it and go on."""
 
 
+class StillWaiting(BaseException):
+    """A heartbeat's thread hangs in its read: it has neither failed nor gone on."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One thing asked of a host."""

@@ -161,9 +161,9 @@ def _wheels() -> Path:
 
 @contextmanager
 def inside(world: World, *, wire: bool = False) -> Iterator[None]:
-    """While this lasts the product lives in the world; by `wire` the SDK speaks HTTP over our stream, as it really does."""
+    """While this lasts the product lives in the world; by `wire` the SDK speaks HTTP over our stream."""
 
-    def make(target: Target, _kind: str) -> FakeTransport:
+    def make(target: Target, _kind: str, _jumps: object) -> FakeTransport:
         return FakeTransport(world, target)
 
     def resolve(target: Target) -> SimpleNamespace:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.sim.clock import EPOCH, Clock
-from tests.sim.faults import Script
+from tests.sim.faults import Script, StillWaiting
 from vllm_cluster.core.spec import CLUSTER
 
 Files = dict[str, bytes]
@@ -74,8 +74,15 @@ class Box:
     @property
     def binds(self) -> dict[str, tuple[str, bool]]:
         """Source and read-only by path in the container."""
-        rows = (bind.split(":") for bind in (self.body.get("HostConfig") or {}).get("Binds") or [])
-        return {row[1]: (row[0], row[2:] == ["ro"]) for row in rows}
+        config = self.body.get("HostConfig") or {}
+        rows = (bind.split(":") for bind in config.get("Binds") or [])
+        volumes = {mount["Target"]: (mount["Source"], mount["ReadOnly"]) for mount in self.mounts}
+        return {row[1]: (row[0], row[2:] == ["ro"]) for row in rows} | volumes
+
+    @property
+    def mounts(self) -> list[dict[str, Any]]:
+        """The volumes that it was made with."""
+        return (self.body.get("HostConfig") or {}).get("Mounts") or []
 
 
 @dataclass
@@ -138,21 +145,17 @@ class Machine:
         files, inside, _ = self.place(box, path)
         return files.get(inside)
 
-    def foreign(self, known: Container[str]) -> str:
-        """Everything that is not the cluster's own, nor an image that is `known`, as text."""
+    def foreign(self) -> str:
+        """Everything that is not the cluster's own, nor an image with vLLM, as text."""
         boxes = {i: (b.name, b.image, b.body, b.state, b.files, b.born) for i, b in self.boxes.items() if not ours(b)}
         volumes = {name: volume for name, volume in self.volumes.items() if not ours(volume)}
-        images = {i: sorted(p.tags) for i, p in self.images.items() if i not in known and not _engine_image(p)}
+        images = {i: sorted(p.tags) for i, p in self.images.items() if "vllm" not in p.have}
         return repr((boxes, volumes, images))
 
 
 def ours(thing: Box | Volume) -> bool:
     """Whether it carries the label of any cluster."""
     return thing.labels.get(CLUSTER) == "lab"
-
-
-def _engine_image(picture: Picture) -> bool:
-    return any(tag.startswith("vcluster-engine:") for tag in picture.tags)
 
 
 class World:
@@ -165,6 +168,7 @@ class World:
         self.registry = registry
         self.script = Script()
         self.beats: list[tuple[Callable[[], bool], list[float]]] = []
+        self.beating = False
         self.count = 0
         self.order: Callable[[list[Any]], list[Any]] = list
 
@@ -181,7 +185,7 @@ class World:
         """A moment as Docker writes it, with nanoseconds."""
         if not moment:
             return "0001-01-01T00:00:00Z"
-        return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
+        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
 
     def at_address(self, address: str) -> Machine | None:
         """The host that holds an address."""
@@ -225,10 +229,16 @@ class World:
         from tests.sim import life
 
         for beat, due in list(self.beats):
-            if self.clock.now >= due[0]:
+            if self.clock.now >= due[0] and not self.beating:
                 due[0] = self.clock.now + 4.0
-                if not beat():
-                    self.beats = [entry for entry in self.beats if entry[0] is not beat]
+                self.beating = True
+                try:
+                    if not beat():
+                        self.beats = [entry for entry in self.beats if entry[0] is not beat]
+                except StillWaiting:
+                    due[0] = self.clock.now
+                finally:
+                    self.beating = False
         for machine in self.machines.values():
             for file, lock in list(machine.locks.items()):
                 if self.clock.now - lock.beaten > lock.seconds:
@@ -254,8 +264,7 @@ class World:
 
     def foreign(self) -> str:
         """Everything on all hosts that is not ours, as text that compares byte by byte."""
-        known = {picture.id for picture in self.registry.values()}
-        return "\n".join(f"{name} {machine.foreign(known)}" for name, machine in self.machines.items())
+        return "\n".join(f"{name} {machine.foreign()}" for name, machine in self.machines.items())
 
     def snapshot(self) -> bytes:
         """The hosts as they are, to begin from again and again."""

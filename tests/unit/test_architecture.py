@@ -16,6 +16,7 @@ PACKAGE = Path(vllm_cluster.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_docker" not in path.parts)
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 50
+_WAYS_OUT = {"os", "io", "socket", "subprocess", "pathlib", "time", "random", "requests", "urllib", "tempfile"}
 
 
 def imported(path: Path) -> set[str]:
@@ -42,9 +43,16 @@ def importers(*names: str) -> Iterator[str]:
 
 
 def test_the_core_knows_no_way_out() -> None:
-    rooms = ("transport", "run", "cli", "actions", "docker", "sandbox")
+    rooms = ("transport", "run", "cli", "actions", "docker", "sandbox", "hub")
     outside = importers(*(f"vllm_cluster.{name}" for name in rooms))
-    assert [path for path in outside if path.split("/")[0] in ("core", "engine", "inventory")] == []
+    assert [path for path in outside if path.split("/")[0] in ("core", "engine", "inventory", "fit")] == []
+
+
+def test_what_fits_is_reckoned_without_looking() -> None:
+    """No file, no socket, no clock, and nothing of hosts or inventories."""
+    names = {name for path in PACKAGE.glob("fit/*.py") for name in imported(path)}
+    outside = {name for name in names if name.startswith("vllm_cluster.")} | (names & _WAYS_OUT)
+    assert {name for name in outside if not name.startswith(("vllm_cluster.fit", "vllm_cluster.engine"))} == set()
 
 
 @pytest.mark.parametrize(
@@ -58,8 +66,8 @@ def test_the_core_knows_no_way_out() -> None:
     ],
 )
 def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> None:
-    # The sandbox drives this machine's own Docker, and writes an inventory.
-    allowed = (home, "sandbox/") if {"docker", "ruamel"} & set(libraries) else (home,)
+    # The sandbox drives this machine's own Docker, and writes an inventory; the hub is asked over HTTP.
+    allowed = (home, "sandbox/", "hub/") if {"docker", "ruamel"} & set(libraries) else (home,)
     assert [path for path in importers(*libraries) if not path.startswith(allowed)] == []
 
 
@@ -69,7 +77,7 @@ def test_the_node_needs_the_standard_library_alone() -> None:
     assert {name for name in outside if not name.startswith("vllm_cluster.node")} == set()
 
 
-@pytest.mark.parametrize("verb", [[], ["up"], ["serve"], ["sandbox", "up"]])
+@pytest.mark.parametrize("verb", [[], ["up"], ["serve"], ["fit"], ["sandbox", "up"]])
 def test_help_loads_nothing_heavy(verb: list[str]) -> None:
     script = (
         "import sys; sys.argv = ['vcluster', *sys.argv[1:], '--help']\n"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
-from vllm_cluster.core.errors import FleetError, VclusterError
+from vllm_cluster.core.errors import HostError, together
 from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.inventory.model import Inventory
@@ -25,40 +26,44 @@ def down(inventory: Inventory, emit: Emit, *, wait: float = 0.0) -> int:
         connected, failures = fleet.connect()
         for name, error in failures.items():
             emit(Event("failed", error.message, name))
+        still_ours: Callable[[], None] = lambda: None  # noqa: E731 - without a head there is no lease to lose
         if inventory.head_name in connected:
             lease = stack.enter_context(Lease(fleet.links[inventory.head_name].transport, inventory.cluster, "down"))
             lease.acquire(wait, lambda holder: emit(Event("progress", f"waiting for {holder}")))
+            still_ours = lease.check
         elif connected:
             emit(Event("warning", "the head cannot be reached: going on without the lease", inventory.head_name))
         emit(Event("phase", "removing"))
         # Workers first: a head that goes first makes every worker log its loss.
         workers = [name for name in connected if name != inventory.head_name]
-        removed, more = fleet.each(lambda link: _clear(inventory, link, emit), workers)
-        head, last = fleet.each(lambda link: _clear(inventory, link, emit), set(connected) - set(workers))
+        removed, more = fleet.each(lambda link: _clear(inventory, link, emit, still_ours), workers)
+        head, last = fleet.each(lambda link: _clear(inventory, link, emit, still_ours), set(connected) - set(workers))
         failures = {**failures, **more, **last}
         total = sum(removed.values()) + sum(head.values())
     if failures:
-        raise next(iter(failures.values())) if len(failures) == 1 else FleetError(failures)
+        raise together(failures).among(inventory.hosts)
     emit(Event("result", f"{inventory.cluster} is down: {total} things removed, nothing left", data={"removed": total}))
     return total
 
 
-def _clear(inventory: Inventory, link: Link, emit: Emit) -> int:
+def _clear(inventory: Inventory, link: Link, emit: Emit, still_ours: Callable[[], None]) -> int:
     facts = observe(inventory, link)
     problem = engine_problem(facts)
     if problem:
-        raise VclusterError(f"{link.name}: {problem.text}", hint=problem.fix)
+        raise HostError(link.name, problem.text, hint=problem.fix)
     label = f"{CLUSTER}={inventory.cluster}"
     engine, removed = link.engine, 0
     for container in engine.containers(label):
+        still_ours()
         emit(Event("start", f"removing {container.name}", link.name))
         engine.remove(container.id)
         removed += 1
     for volume in engine.volumes(label):
+        still_ours()
         engine.remove_volume(volume)
         removed += 1
     left = [c.name for c in engine.containers(label)] + list(engine.volumes(label))
     if left:
-        raise VclusterError(f"{link.name}: still there: {', '.join(left)}", hint="run vcluster down again")
+        raise HostError(link.name, f"still there: {', '.join(left)}", hint="run vcluster down again")
     emit(Event("done", f"{removed} removed, nothing of {inventory.cluster} is left", link.name, {"removed": removed}))
     return removed

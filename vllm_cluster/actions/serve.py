@@ -14,12 +14,14 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError, PreflightFailed, VclusterError
 from vllm_cluster.engine import vllm
 from vllm_cluster.engine.status import ServeStatus
+from vllm_cluster.fit.layouts import refusal
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.models import cached_shape
 
 POLL = 0.3
 STOP_SECONDS = 90.0
@@ -57,9 +59,11 @@ def serve(
     """Serve a model on the whole cluster; returns once it has generated a token.
 
     Raises:
-        PreflightFailed: the cluster is not up.
+        PreflightFailed: the cluster is not up, or the model cannot be split so.
         CommandFailed: the engine ended, and why.
     """
+    served = name or model
+    vllm.check(model, served, extra)
     with connected(inventory, emit) as fleet:
         seen = survey(inventory, fleet, emit)
         if not seen.plan.empty:
@@ -71,8 +75,8 @@ def serve(
         head = fleet.links[inventory.head_name]
         host = inventory.hosts[inventory.head_name].address if expose else "127.0.0.1"
         port = inventory.ports.api
-        served = name or model
         argv = vllm.serve_argv(model, name=served, tp=layout.tp, pp=layout.pp, host=host, port=port, extra=extra)
+        refuse_split(head, inventory, model, layout, extra)
         wanted = _wanted(argv, model=model, name=served, host=host, port=port, nodes=seen.plan.gpus)
         current = _serving(head, inventory)
         if port in seen.facts[head.name].listening and current is None:
@@ -105,6 +109,21 @@ def stop(inventory: Inventory, emit: Emit, *, wait: float = 0.0) -> bool:
             time.sleep(POLL)
         emit(Event("result", "serving has ended; the cluster is up", data={"stopped": True}))
         return True
+
+
+def refuse_split(head: Link, inventory: Inventory, model: str, layout: vllm.Layout, extra: Sequence[str]) -> None:
+    """Refuse what vLLM would refuse minutes later, where the head has the model's config.
+
+    Raises:
+        PreflightFailed: the model cannot be split so.
+    """
+    shape = cached_shape(head, inventory, model, extra)
+    problem = refusal(shape, layout.tp, layout.pp) if shape else ""
+    if shape and problem:
+        total = layout.tp * layout.pp
+        others = [(tp, total // tp) for tp in range(total, 0, -1) if total % tp == 0]
+        good = next((f"--tp {tp} --pp {pp}" for tp, pp in others if not refusal(shape, tp, pp)), "fewer GPUs")
+        raise PreflightFailed(f"{model} cannot be split so: {problem}", hint=f"try {good}; vcluster fit shows the rest")
 
 
 def _wanted(argv: Sequence[str], **rest: Any) -> dict[str, Any]:

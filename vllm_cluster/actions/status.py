@@ -56,15 +56,12 @@ def status(inventory: Inventory, emit: Emit) -> ClusterStatus:
     """Look at every host that answers; changes nothing."""
     with Fleet(inventory) as fleet:
         emit(Event("phase", f"looking at {len(inventory.hosts)} hosts"))
-        reached, failures = fleet.connect()
-        rows, more = fleet.each(lambda link: _look(inventory, link), reached)
-        unreachable = tuple(failures)
-        failures = {**failures, **more}
+        rows, failures = fleet.each(lambda link: _look(inventory, link))
     head = rows[inventory.head_name].status if inventory.head_name in rows else None
     hosts = tuple(_host(inventory, name, rows.get(name), failures.get(name), head) for name in inventory.hosts)
     foreign = _foreign(inventory, head)
     up = not foreign and all(host.state == "running" and host.counted == host.gpus > 0 for host in hosts)
-    return ClusterStatus(inventory.cluster, up, hosts + foreign, head, unreachable)
+    return ClusterStatus(inventory.cluster, up, hosts + foreign, head, tuple(failures))
 
 
 def ray_status(inventory: Inventory, emit: Emit) -> str:
@@ -80,6 +77,8 @@ def ray_status(inventory: Inventory, emit: Emit) -> str:
 
 
 def _look(inventory: Inventory, link: Link) -> _Row:
+    # Connected here and not all at first: a host that hangs at its login holds up no other.
+    link.connect()
     facts = observe(inventory, link)
     gpus = inventory.hosts[link.name].gpus or found_gpus(facts, inventory.accelerator)
     problem = engine_problem(facts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vllm_cluster.core.desired import Inputs, desired, kept_secrets
 from vllm_cluster.core.diff import diff
-from vllm_cluster.core.errors import FleetError, InventoryError, PreflightFailed, VclusterError
+from vllm_cluster.core.errors import InventoryError, PreflightFailed, VclusterError, together
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.preflight import Finding, engine_problem, preflight
@@ -42,8 +42,13 @@ def connected(inventory: Inventory, emit: Emit) -> Iterator[Fleet]:
     with Fleet(inventory) as fleet:
         emit(Event("phase", f"connecting to {len(inventory.hosts)} hosts"))
         _, failures = fleet.connect()
-        raise_any(failures)
-        yield fleet
+        try:
+            if failures:
+                raise together(failures)
+            yield fleet
+        except VclusterError as error:
+            error.among(inventory.hosts)
+            raise
 
 
 def refuse_one_machine_twice(inventory: Inventory) -> None:
@@ -58,14 +63,6 @@ def refuse_one_machine_twice(inventory: Inventory) -> None:
             zip((host.name for host in hosts), pool.map(lambda host: end_of(inventory, host), hosts), strict=True)
         )
     duplicates_by_resolution(inventory, lambda host: ends.get(host.name, ("local",)))
-
-
-def raise_any(failures: Mapping[str, VclusterError]) -> None:
-    """Raise one host's failure as it is, those of several together."""
-    if len(failures) == 1:
-        raise next(iter(failures.values()))
-    if failures:
-        raise FleetError(failures)
 
 
 def facts_of(inventory: Inventory, fleet: Fleet) -> dict[str, HostFacts]:

@@ -13,8 +13,9 @@ def key(inventory: InventoryPath = None, as_json: Json = False) -> None:
         import json
 
         from vllm_cluster.actions.tunnel import key as key_action
+        from vllm_cluster.cli.render.text import plain
 
         found = key_action(session.load())
-        print(json.dumps({"v": 1, "key": found}) if session.as_json else found)
+        print(json.dumps({"v": 1, "key": found}) if session.as_json else plain(found))
 
     Session(inventory, as_json=as_json).run(action)

@@ -55,7 +55,7 @@ def hcas(host: Host, facts: HostFacts) -> tuple[Hca, ...]:
 
 
 def kept_secrets(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, str]:
-    """The ids of the secrets that the head holds now; one that never started or is on its way out holds none for sure."""
+    """The ids of the secrets that the head holds now; one that never started, or is going, holds none for sure."""
     head = facts.get(inventory.head_name)
     for container in head.containers if head else ():
         if container.name == f"vcluster-{inventory.cluster}" and container.state not in ("created", "dead", "removing"):

@@ -18,7 +18,7 @@ VclusterError            1   something failed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 
@@ -31,9 +31,26 @@ class VclusterError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.hosts: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> Mapping[str, VclusterError]:
+        """The hosts that failed, each with its error; none where it is no host's failure."""
+        return {}
+
+    def among(self, hosts: Iterable[str]) -> VclusterError:
+        """This error, which tells of every one of these hosts whether it failed."""
+        self.hosts = tuple(hosts)
+        return self
 
     def as_json(self) -> dict[str, object]:
-        """The error as the fields of an event."""
+        """The error as the fields of an event, with a row for every host that is known of."""
+        hosts = dict.fromkeys((*self.hosts, *self.failures)) if self.failures else {}
+        rows = {host: _row(self.failures.get(host)) for host in hosts}
+        return {**self.words(), **({"hosts": rows} if rows else {})}
+
+    def words(self) -> dict[str, object]:
+        """What is said of this error alone."""
         return {"error": type(self).__name__, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}
 
 
@@ -61,9 +78,14 @@ class HostError(VclusterError):
         self.host = host
         self.detail = message
 
-    def as_json(self) -> dict[str, object]:
-        """The error as the fields of an event, with its host."""
-        return {**super().as_json(), "host": self.host}
+    @property
+    def failures(self) -> Mapping[str, VclusterError]:
+        """The one host."""
+        return {self.host: self}
+
+    def words(self) -> dict[str, object]:
+        """As for every error, with the host."""
+        return {**super().words(), "host": self.host}
 
 
 class Unreachable(HostError):
@@ -101,7 +123,7 @@ class FleetError(VclusterError):
     """Several hosts failed; every host's error is kept."""
 
     def __init__(self, failures: Mapping[str, VclusterError]) -> None:
-        self.failures = MappingProxyType(dict(failures))
+        self._failures = MappingProxyType(dict(failures))
         lines = [str(error) for error in self.failures.values()]
         hints = list(dict.fromkeys(error.hint for error in self.failures.values() if error.hint))
         super().__init__("\n".join(lines), hint="\n".join(hints) or None)
@@ -109,9 +131,19 @@ class FleetError(VclusterError):
         codes = {error.exit_code for error in self.failures.values()}
         self.exit_code = codes.pop() if len(codes) == 1 else 1
 
-    def as_json(self) -> dict[str, object]:
-        """The error as the fields of an event, each host's failure in it."""
-        return {**super().as_json(), "hosts": {host: error.as_json() for host, error in self.failures.items()}}
+    @property
+    def failures(self) -> Mapping[str, VclusterError]:
+        """Each host's own error."""
+        return self._failures
+
+
+def together(failures: Mapping[str, VclusterError]) -> VclusterError:
+    """One host's failure as it is, those of several together."""
+    return next(iter(failures.values())) if len(failures) == 1 else FleetError(failures)
+
+
+def _row(failure: VclusterError | None) -> dict[str, object]:
+    return {"state": "ok"} if failure is None else {"state": "failed", **failure.words()}
 
 
 class Locked(VclusterError):

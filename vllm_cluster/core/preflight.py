@@ -124,12 +124,16 @@ def _foreign(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
             text = f"it already belongs to the cluster {cluster}"
             fix = "run vcluster down with that cluster's inventory, or take the host out of this one"
             yield Finding("other-cluster", host.name, text, fix)
-        elif int(labels.get(FORMAT_LABEL, FORMAT)) > FORMAT:
+        elif _newer(labels.get(FORMAT_LABEL)):
             text = f"its container was made by a newer vcluster ({labels.get(VERSION)})"
             yield Finding("newer", host.name, text, "upgrade vcluster on this machine")
         elif head not in addresses and head is not None:
             text = f"it belongs to a cluster of the same name, {cluster}, whose head is {head}"
             yield Finding("other-cluster", host.name, text, "give this cluster another name, or use that inventory")
+
+
+def _newer(label: str | None) -> bool:
+    return label is not None and not (label.isdecimal() and int(label) <= FORMAT)
 
 
 def _room(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import struct
+import posixpath
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import docker
@@ -17,6 +16,7 @@ import urllib3.exceptions
 
 from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut
 from vllm_cluster.core.facts import Container, Image
+from vllm_cluster.docker.output import Ended, read_framed
 from vllm_cluster.docker.stream import StreamAdapter
 from vllm_cluster.transport.base import Deadline, Transport
 
@@ -26,14 +26,11 @@ OLDEST_API = (1, 41)
 NEWEST_API = (1, 47)
 
 CALL_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A process in a container that came to its end."""
-
-    code: int
-    output: str
+# What is kept of text from a host: a log of one endless line, or an error of many pages, must not fill our memory.
+MAX_LOG = 256 << 10
+MAX_OUTPUT = 4 << 20
+MAX_REASON = 4000
+MOST_LINKS = 5
 
 
 class EngineClient:
@@ -66,12 +63,12 @@ class EngineClient:
         try:
             yield api
         except docker.errors.APIError as error:
-            reason = error.explanation or str(error)
+            reason = str(error.explanation or error)[:MAX_REASON]
             raise CommandFailed(
                 self.host,
                 f"{what}: Docker says: {reason}",
                 exit_code=error.status_code or 1,
-                stderr=str(reason),
+                stderr=reason,
                 hint=hint,
             ) from error
         except HostError:
@@ -206,18 +203,15 @@ class EngineClient:
             with self._call(f"remove {container[:12]}", deadline) as api:
                 api.remove_container(container, force=True, v=True)
         except CommandFailed as error:
-            # 404: gone already. 409: a removal that began earlier is still under way, and its name is taken till then.
-            if error.returncode not in (404, 409):
-                raise
+            # 409: a removal that began earlier is under way, and keeps the name till it ends. 404: gone already.
             if error.returncode == 409:
                 self._await_removed(container, deadline)
+            elif error.returncode != 404:
+                raise
 
     def _await_removed(self, container: str, deadline: Deadline) -> None:
-        with self._call(f"wait for {container[:12]} to go", deadline) as api:
-            try:
-                api.wait(container, condition="removed")
-            except docker.errors.NotFound:
-                return
+        with self._call(f"wait for {container[:12]} to go", deadline) as api, suppress(docker.errors.NotFound):
+            api.wait(container, condition="removed")
 
     def wait(self, container: str, deadline: Deadline) -> int:
         """Wait until a container has ended; returns its exit code."""
@@ -225,9 +219,12 @@ class EngineClient:
             return int(api.wait(container)["StatusCode"])
 
     def logs(self, container: str, tail: int = 200) -> str:
-        """The last lines that a container printed, both streams."""
+        """The last lines that a container printed, both streams; at most `MAX_LOG` bytes of them."""
         with self._call(f"read the log of {container[:12]}") as api:
-            return bytes(api.logs(container, tail=tail)).decode("utf-8", "replace")
+            wanted = {"stdout": 1, "stderr": 1, "tail": tail}
+            reply = api._get(api._url("/containers/{0}/logs", container), params=wanted, stream=True)
+            api._raise_for_status(reply)
+            return read_framed(reply, MAX_LOG)
 
     def put_files(self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]]) -> None:
         """Write files (name → content, mode) below a folder of a container, running or not."""
@@ -242,16 +239,25 @@ class EngineClient:
 
     def read_file(self, container: str, path: str, limit: int = 4 << 20) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file."""
-        with self._call(f"read {path}") as api:
-            try:
-                chunks, _ = api.get_archive(container, path)
-            except docker.errors.NotFound:
-                return None
-            data = b"".join(chunks)
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            member = tar.next()
-            content = tar.extractfile(member) if member else None
-            return content.read(limit) if content else None
+        for _ in range(MOST_LINKS):
+            with self._call(f"read {path}") as api:
+                try:
+                    chunks, _stat = api.get_archive(container, path)
+                except docker.errors.NotFound:
+                    return None
+                data = bytearray()
+                for chunk in chunks:
+                    data += chunk
+                    if len(data) > limit + tarfile.RECORDSIZE:
+                        break
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                member = tar.next()
+                if member is None or not member.issym():
+                    content = tar.extractfile(member) if member else None
+                    return content.read(limit) if content else None
+            # Docker sends a link as itself, whatever it points to.
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), member.linkname))
+        return None
 
     def exec(self, container: str, argv: Sequence[str], deadline: Deadline) -> Ended:
         """Run a command in a running container to its end; both output streams together."""
@@ -259,8 +265,7 @@ class EngineClient:
             made = api.exec_create(container, list(argv))["Id"]
             reply = api._post_json(api._url("/exec/{0}/start", made), data={"Detach": False, "Tty": False}, stream=True)
             api._raise_for_status(reply)
-            output = _demultiplex(reply.raw.read())
-            reply.close()
+            output = read_framed(reply, MAX_OUTPUT)
             return Ended(int(api.exec_inspect(made)["ExitCode"] or 0), output)
 
     def volumes(self, label: str) -> tuple[str, ...]:
@@ -288,14 +293,3 @@ class EngineClient:
                 api.remove_volume(name)
             except docker.errors.NotFound:
                 return
-
-
-def _demultiplex(data: bytes) -> str:
-    """The text of Docker's framed output: 8 bytes of header (stream, 3 zeros, big-endian length), then the content."""
-    parts: list[bytes] = []
-    at = 0
-    while at + 8 <= len(data):
-        (length,) = struct.unpack(">I", data[at + 4 : at + 8])
-        parts.append(data[at + 8 : at + 8 + length])
-        at += 8 + length
-    return b"".join(parts).decode("utf-8", "replace")

@@ -19,6 +19,10 @@ from vllm_cluster.docker.recipes import recipe
 
 # The first Ray that authenticates nodes by token was 2.52; below 2.55 it has known holes (CVE-2026-41486).
 OLDEST_RAY = (2, 55)
+DOWNLOAD_SECONDS = 1800
+# What an image says ends in pip's command line and in a file in which a line may be an option.
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
+_VERSION = re.compile(r"([0-9]+(\.[0-9]+)+)?")
 
 # Run in the image. Reads metadata only: importing vllm would take many seconds.
 PROBE = """
@@ -58,7 +62,14 @@ def parse_probe(output: str) -> Inside:
     for line in reversed(output.splitlines()):
         if line.startswith("{"):
             said = json.loads(line)
-            return Inside(said["python"], said["machine"], said["glibc"], tuple(sorted(said["have"].items())))
+            python, machine, glibc = (str(said.get(key)) for key in ("python", "machine", "glibc"))
+            if _WORD.fullmatch(python) and _WORD.fullmatch(machine) and _VERSION.fullmatch(glibc):
+                have = said.get("have")
+                pairs = (
+                    (str(name), str(version)) for name, version in (have if isinstance(have, dict) else {}).items()
+                )
+                sound = (pair for pair in pairs if all(map(_WORD.fullmatch, pair)))
+                return Inside(python, machine, glibc, tuple(sorted(sound)))
     raise ValueError("the probe printed nothing")
 
 
@@ -108,7 +119,11 @@ def _download(inside: Inside, ray: str, folder: Path, extra: list[str]) -> str:
         ".".join(inside.python.split(".")[:2]),
     ]
     argv += [word for platform in platforms for word in ("--platform", platform)]
-    done = subprocess.run([*argv, *extra, f"ray[default]=={ray}"], capture_output=True, text=True, check=False)
+    argv += [*extra, f"ray[default]=={ray}"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"pip did not end within {DOWNLOAD_SECONDS} s"
     errors = [line for line in done.stderr.splitlines() if line.strip()]
     return "" if done.returncode == 0 else "; ".join(errors[-3:]) or f"pip ended with {done.returncode}"
 

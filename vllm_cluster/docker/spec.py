@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, ContainerSpec
+from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, ContainerSpec, Mount
 
 # Docker's own grace is 10 s; vLLM and Ray need longer to end in order.
 STOP_SECONDS = 30
@@ -36,7 +35,8 @@ def _host_config(spec: ContainerSpec) -> dict[str, Any]:
         "Init": True,
         "RestartPolicy": {"Name": "unless-stopped"},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "50m", "max-file": "3"}},
-        "Binds": [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in spec.mounts],
+        "Binds": [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in spec.mounts if not _volume(m)],
+        "Mounts": [_labelled(m, spec.cluster) for m in spec.mounts if _volume(m)],
         "Devices": [
             {"PathOnHost": device, "PathInContainer": device, "CgroupPermissions": "rw"} for device in spec.devices
         ],
@@ -48,6 +48,17 @@ def _host_config(spec: ContainerSpec) -> dict[str, Any]:
     }
 
 
+def _volume(mount: Mount) -> bool:
+    return not mount.source.startswith("/")
+
+
+def _labelled(mount: Mount, cluster: str) -> dict[str, Any]:
+    """A volume that is ours also where Docker makes it, since it was gone: else nobody would ever remove it."""
+    options = {"Labels": {CLUSTER: cluster}}
+    place = {"Type": "volume", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
+    return {**place, "VolumeOptions": options}
+
+
 def _device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
     if spec.gpus is None:
         return []
@@ -56,14 +67,14 @@ def _device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
     return [{"Driver": "nvidia", "DeviceIDs": list(spec.gpus.ids), "Capabilities": [["gpu"]]}]
 
 
-def idle_body(cluster: str, image: str, binds: Mapping[str, str]) -> dict[str, Any]:
-    """The body for a container that never starts: a door through which files get into volumes."""
+def idle_body(cluster: str, image: str, volume: Mount) -> dict[str, Any]:
+    """The body for a container that never starts: a door through which files get into a volume."""
     return {
         "Image": image,
         "Entrypoint": ["true"],
         "Cmd": [],
         "Labels": {CLUSTER: cluster},
-        "HostConfig": {"NetworkMode": "none", "Binds": [f"{source}:{target}" for source, target in binds.items()]},
+        "HostConfig": {"NetworkMode": "none", "Mounts": [_labelled(volume, cluster)]},
     }
 
 

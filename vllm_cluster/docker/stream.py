@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http
 import io
 import queue
 from collections.abc import Callable
 from typing import Any, cast
 
+import requests
 import requests.adapters
 import urllib3
 import urllib3.connection
@@ -14,6 +16,10 @@ import urllib3.connection
 from vllm_cluster.transport.base import MAX_STREAMS, Stream
 
 OpenStream = Callable[[], Stream]
+
+# Far more than any list or document of an engine; what comes in pieces (pull, build, files, logs) is bounded there.
+MAX_ANSWER = 16 << 20
+MAX_REFUSAL = 64 << 10
 
 
 class _Reader(io.RawIOBase):
@@ -118,13 +124,29 @@ class StreamAdapter(requests.adapters.HTTPAdapter):
         self._pool = _Pool(open_stream, timeout)
         self._longest = longest
 
-    def send(self, request: Any, stream: bool = False, timeout: Any = None, *rest: Any, **named: Any) -> Any:
-        """Send a request; those that the SDK would wait for without end (pull, build, wait) get the call's deadline."""
-        return super().send(request, stream, timeout or self._longest(), *rest, **named)
-
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> Any:
         """The one pool, whatever the request's address."""
         return self._pool
+
+    def send(  # type: ignore[override]
+        self, request: requests.PreparedRequest, stream: bool = False, timeout: Any = None, **kwargs: Any
+    ) -> requests.Response:
+        """The reply; one that is read as a whole is read here, and no further than it may be long.
+
+        What the SDK would wait for without end (pull, build, wait) gets the call's deadline.
+        """
+        reply = super().send(request, stream=True, timeout=timeout or self._longest(), **kwargs)
+        refused = reply.status_code >= http.HTTPStatus.BAD_REQUEST
+        if not stream or refused:
+            most = MAX_REFUSAL if refused else MAX_ANSWER
+            content = reply.raw.read(most + 1, decode_content=True)
+            if len(content) > most:
+                reply.raw.close()
+                if not refused:
+                    raise requests.RequestException(f"its answer is longer than {most >> 20} MB")
+            # What requests itself notes once it has read a reply.
+            reply._content, reply._content_consumed = content[:most], True  # type: ignore[attr-defined]
+        return reply
 
     def close(self) -> None:
         """Close every stream."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,10 +65,7 @@ def serve_argv(
     Raises:
         UsageError: the model cannot be one, or a flag would undo what vcluster does.
     """
-    _check_word("the model", model)
-    _check_word("the name", name)
-    for flag in extra:
-        _check_flag(flag)
+    check(model, name, extra)
     return [
         "vllm",
         "serve",
@@ -87,6 +83,18 @@ def serve_argv(
     ]
 
 
+def check(model: str, name: str, extra: Sequence[str]) -> None:
+    """Refuse what vLLM could take for something else.
+
+    Raises:
+        UsageError: the model cannot be one, or a flag would undo what vcluster does.
+    """
+    _check_word("the model", model)
+    _check_word("the name", name)
+    for flag in extra:
+        _check_flag(flag)
+
+
 def environment() -> dict[str, str]:
     """What vLLM's processes get besides the container's own environment."""
     return {
@@ -99,7 +107,7 @@ def environment() -> dict[str, str]:
 
 
 def _check_word(what: str, value: str) -> None:
-    if not value or value.startswith("-") or re.search(r"[\x00-\x1f\x7f]", value):
+    if not value or value.startswith("-") or not value.isprintable():
         raise UsageError(f"{value!r} cannot be {what}", hint="flags for vLLM go behind --")
 
 
@@ -119,8 +127,8 @@ def _ours(flag: str) -> str | None:
     if name.startswith("--"):
         # Any beginning of an option stands for it, and none of vLLM's own options begins one of ours.
         return next((option for option in _OURS if option.startswith(name)), None)
-    if re.fullmatch(r"-[nr]\d*", name):
-        name = name[:2]
+    # Of a short option of one letter, the rest of the word is the value.
+    name = name[:2] if name[:2] in _SHORT else name
     return next((option for short, option in _SHORT.items() if len(name) > 1 and short.startswith(name)), None)
 
 

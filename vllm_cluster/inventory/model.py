@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema
 
 from vllm_cluster.inventory import grammar, reserved
 
-MAX_HOSTS = 64
+MAX_HOSTS = 256
 
 LocalPath = Annotated[Path, AfterValidator(grammar.local_path)]
 User = Annotated[str, AfterValidator(grammar.ssh_user)]

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from secrets import token_hex
 
 from vllm_cluster.core.desired import SECRETS_FOLDER
-from vllm_cluster.core.errors import CommandFailed, FleetError, HostError
+from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
 from vllm_cluster.core.plan import (
     CreateNode,
@@ -21,10 +20,11 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, NODE, SPEC_HASH, ContainerSpec
+from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, SPEC_HASH, ContainerSpec, Mount
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.spec import idle_body, node_body, probe_body
+from vllm_cluster.docker.once import passing_name, run_once
+from vllm_cluster.docker.spec import idle_body, node_body
 from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
@@ -59,7 +59,11 @@ class Execution:
         """
         if any(isinstance(operation, CreateNode) for operation in self.plan.operations()):
             self.secrets.complete(self.fleet.links[self.plan.head].engine, f"vcluster-{self.plan.cluster}")
-        for stage in self.plan.stages:
+        stages = list(self.plan.stages)
+        if stages and stages[0].title == "images":
+            self._stage(stages.pop(0))
+        self._same_image()
+        for stage in stages:
             self._stage(stage)
 
     def _stage(self, stage: Stage) -> None:
@@ -70,15 +74,17 @@ class Execution:
             by_host.setdefault(operation.host, []).append(operation)
 
         def work(link: Link) -> None:
-            for operation in by_host[link.name]:
-                self._do(link, operation)
+            try:
+                for operation in by_host[link.name]:
+                    self._do(link, operation)
+            except VclusterError as error:
+                self.emit(Event("failed", error.message, link.name))
+                raise
 
         _, failures = self.fleet.each(work, by_host)
         if failures:
-            raise next(iter(failures.values())) if len(failures) == 1 else FleetError(failures)
-        if stage.title == "images":
-            self._same_image(next(op.image for op in stage.operations if isinstance(op, PrepareImage)))
-        elif stage.title == "head":
+            raise together(failures)
+        if stage.title == "head":
             await_ray(self.fleet.links[self.plan.head], self.plan, self.emit)
         elif stage.title == "workers":
             await_gpus(self.fleet, self.plan, self.emit)
@@ -130,21 +136,14 @@ class Execution:
         engine.build(context, name, arguments, {BASE_IMAGE: base}, Deadline.after(BUILD_SECONDS))
 
     def _probe(self, engine: EngineClient, image: str, base: str) -> ray_layer.Inside:
-        name = _passing_name(self.plan.cluster, "probe")
-        engine.create(name, probe_body(self.plan.cluster, base, ray_layer.PROBE))
+        deadline = Deadline.after(PROBE_SECONDS)
+        ended = run_once(engine, self.plan.cluster, "probe", base, script=ray_layer.PROBE, deadline=deadline)
         try:
-            engine.start(name)
-            code = engine.wait(name, Deadline.after(PROBE_SECONDS))
-            output = engine.logs(name)
-        finally:
-            engine.remove(name, grace=0)
-        try:
-            inside = ray_layer.parse_probe(output)
+            inside = ray_layer.parse_probe(ended.output)
         except ValueError:
-            tail = output.strip()[-500:]
-            raise CommandFailed(
-                engine.host, f"{image} does not run Python (exit {code}): {tail}", exit_code=code, stderr=tail
-            ) from None
+            tail = ended.output.strip()[-500:]
+            text = f"{image} does not run Python (exit {ended.code}): {tail}"
+            raise CommandFailed(engine.host, text, exit_code=ended.code, stderr=tail) from None
         if inside.version("vllm") is None:
             raise HostError(engine.host, f"{image} has no vLLM in it", hint="set image to a vLLM image")
         return inside
@@ -156,10 +155,20 @@ class Execution:
                 self._contexts[inside] = ray_layer.context(ray_layer.wheels(inside, ray, self.cache))
             return self._contexts[inside]
 
-    def _same_image(self, image: str) -> None:
+    def _same_image(self) -> None:
         """Every node must run one image, whatever a tag says where; also those that nothing is done to."""
-        configs = self.fleet.all(lambda link: link.engine.image_config(image))
-        ids = {host: str(config["Id"]) for host, config in configs.items() if config}
+        image = next((op.spec.image for op in self.plan.operations() if isinstance(op, CreateNode)), None)
+        if image is None:
+            return
+
+        def base(link: Link) -> str | None:
+            if config := link.engine.image_config(image):
+                return str(config["Id"])
+            # Pruned away: the node that runs here knows what it was made from.
+            node = link.engine.container_named(f"vcluster-{self.plan.cluster}")
+            return node["Config"]["Labels"].get(BASE_IMAGE) if node else None
+
+        ids = {host: image_id for host, image_id in self.fleet.all(base).items() if image_id}
         common = max(set(ids.values()), key=list(ids.values()).count)
         for host, image_id in ids.items():
             if image_id != common:
@@ -172,9 +181,9 @@ class Execution:
             raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="run up again")
         base = str(config["Id"])
         image = engine_name(base, spec.ray)
-        owner = {CLUSTER: spec.cluster, NODE: spec.host}
+        owner = {CLUSTER: spec.cluster}
         engine.create_volume(spec.state_volume, owner)
-        # Emptied by making it anew: what an earlier container was given is not kept. Made first, which tells whose it is.
+        # Emptied by making it anew: what an earlier container was given is not kept. Made first to tell whose it is.
         engine.create_volume(spec.secrets_volume, owner)
         engine.remove_volume(spec.secrets_volume)
         engine.create_volume(spec.secrets_volume, owner)
@@ -195,14 +204,9 @@ class Execution:
 
     def _put_secrets(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
         # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
-        name = _passing_name(spec.cluster, "door")
-        door = engine.create(name, idle_body(spec.cluster, image, {spec.secrets_volume: SECRETS_FOLDER}))
+        name = passing_name(spec.cluster, "door")
+        door = engine.create(name, idle_body(spec.cluster, image, Mount(spec.secrets_volume, SECRETS_FOLDER)))
         try:
             engine.put_files(door, SECRETS_FOLDER, self.secrets.files(dict(spec.secrets)))
         finally:
             engine.remove(door, grace=0)
-
-
-def _passing_name(cluster: str, purpose: str) -> str:
-    """A name that nobody has: whoever else's container is called almost like it stays. Labels tell that it is ours."""
-    return f"vcluster-{cluster}-{purpose}-{token_hex(4)}"

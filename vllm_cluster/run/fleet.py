@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import queue
+import resource
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Literal, TypeVar
 
-from vllm_cluster.core.errors import FleetError, VclusterError
+from vllm_cluster.core.errors import VclusterError, together
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.transport import make
 from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import resolve
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
 CONNECT_SECONDS = 20.0
+CLOSE_SECONDS = 5.0
+# A connection takes up to five; the usual limit is 1024 for a process, and 256 on macOS.
+OPEN_FILES = 8192
 
 T = TypeVar("T")
 
@@ -28,6 +35,10 @@ class Link:
         self.name = name
         self.transport = transport
         self._engine: EngineClient | None = None
+
+    def connect(self) -> None:
+        """Connect to the host."""
+        self.transport.connect(Deadline.after(CONNECT_SECONDS))
 
     def open_engine(self, api_version: str) -> EngineClient:
         """Speak to the host's Docker engine in a version that it knows."""
@@ -59,7 +70,10 @@ class Fleet:
 
     def __init__(self, inventory: Inventory) -> None:
         self.addresses = {host.address: name for name, host in inventory.hosts.items()}
-        self.links = {name: Link(name, _transport(inventory, host)) for name, host in inventory.hosts.items()}
+        _allow_open_files()
+        self._jumps = Jumps()
+        hosts = inventory.hosts.items()
+        self.links = {name: Link(name, _transport(inventory, host, self._jumps)) for name, host in hosts}
         self._stopping = threading.Event()
 
     def each(
@@ -69,7 +83,8 @@ class Fleet:
 
         One host's failure stops no other host.
         """
-        names = [name for name in self.links if hosts is None or name in set(hosts)]
+        wanted = None if hosts is None else set(hosts)
+        names = [name for name in self.links if wanted is None or name in wanted]
         pool = ThreadPoolExecutor(max_workers=min(WORKERS, max(1, len(names))), thread_name_prefix="host")
         try:
             futures: Mapping[str, Future[T]] = {name: pool.submit(self._guarded, work, name) for name in names}
@@ -94,15 +109,13 @@ class Fleet:
             FleetError: some failed; with one failure, that failure itself.
         """
         answers, failures = self.each(work, hosts)
-        if len(failures) == 1:
-            raise next(iter(failures.values()))
         if failures:
-            raise FleetError(failures)
+            raise together(failures)
         return answers
 
     def connect(self, hosts: Iterable[str] | None = None) -> tuple[dict[str, None], dict[str, VclusterError]]:
         """Connect to the hosts, as `each`."""
-        return self.each(lambda link: link.transport.connect(Deadline.after(CONNECT_SECONDS)), hosts)
+        return self.each(Link.connect, hosts)
 
     def _guarded(self, work: Callable[[Link], T], name: str) -> T:
         if self._stopping.is_set():
@@ -116,18 +129,38 @@ class Fleet:
 
     def close(self) -> None:
         """End every connection, side by side: a dead host must not hold up the others."""
-        threads = [threading.Thread(target=link.close, daemon=True) for link in self.links.values()]
+        links = queue.SimpleQueue[Link]()
+        for link in self.links.values():
+            links.put(link)
+
+        def close_some() -> None:
+            with suppress(queue.Empty):
+                while True:
+                    links.get_nowait().close()
+
+        threads = [threading.Thread(target=close_some, daemon=True) for _ in range(min(WORKERS, len(self.links)))]
         for thread in threads:
             thread.start()
-        deadline = Deadline.after(5)
+        deadline = Deadline.after(CLOSE_SECONDS)
         for thread in threads:
             thread.join(deadline.left())
+        # Last, since the connections behind a jump host end through it.
+        self._jumps.close()
 
     def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _allow_open_files() -> None:
+    """Raise this process's limit of open files, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def target(inventory: Inventory, host: Host) -> Target:
@@ -151,6 +184,6 @@ def end_of(inventory: Inventory, host: Host) -> tuple[str, int, str]:
     return resolved.host, resolved.port, resolved.jump.where if resolved.jump else resolved.proxy_command or ""
 
 
-def _transport(inventory: Inventory, host: Host) -> Transport:
+def _transport(inventory: Inventory, host: Host, jumps: Jumps) -> Transport:
     kind: Literal["fabric", "openssh", "local"] = "local" if host.ssh.host == "local" else inventory.ssh.transport
-    return make(target(inventory, host), kind)
+    return make(target(inventory, host), kind, jumps)

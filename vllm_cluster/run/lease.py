@@ -21,6 +21,7 @@ ANSWER_SECONDS = TIME_TO_LIVE - HEARTBEAT
 RELEASE_SECONDS = 5.0
 # Between two attempts of one who waits.
 RETRY = 0.5
+LONGEST_ANSWER = 4096
 
 _BUSY, _REPLACED = 75, 76
 
@@ -71,7 +72,7 @@ class Lease:
         stream.settimeout(30)
         said = b""
         try:
-            while not said.endswith(b"\n"):
+            while not said.endswith(b"\n") and len(said) < LONGEST_ANSWER:
                 data = stream.recv(4096)
                 if not data:
                     break

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.transport.jumps import Jumps
 
 Kind = Literal["fabric", "openssh", "local"]
 
 
-def make(target: Target, kind: Kind) -> Transport:
-    """The carrier for a host; the ssh destination `local` is this machine itself."""
+def make(target: Target, kind: Kind, jumps: Jumps) -> Transport:
+    """The carrier for a host, through jump hosts that others share; the destination `local` is this machine itself."""
     # Fabric takes longer to import than everything else: only those who connect pay for it.
     if kind == "local" or target.destination == "local":
         from vllm_cluster.transport.local import LocalTransport  # noqa: PLC0415
@@ -19,7 +20,7 @@ def make(target: Target, kind: Kind) -> Transport:
     if kind == "openssh":
         from vllm_cluster.transport.openssh import OpenSshTransport  # noqa: PLC0415
 
-        return OpenSshTransport(target)
+        return OpenSshTransport(target, jumps)
     from vllm_cluster.transport.fabric import FabricTransport  # noqa: PLC0415
 
-    return FabricTransport(target)
+    return FabricTransport(target, jumps)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from typing import IO, cast
 
-from vllm_cluster.transport.base import Deadline, Result
+from vllm_cluster.transport.base import MAX_OUTPUT, Deadline, Result
 
 TAIL = 8_192
+CHUNK = 65_536
 GRACE_SECONDS = 1.0
 
 
@@ -27,15 +30,55 @@ def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline) -> Result
     )
     with process:
         try:
-            out, err = process.communicate(stdin, timeout=max(deadline.left(), 0.001))
-        except subprocess.TimeoutExpired:
-            stop(process)
-            return None
+            # Not communicate: it keeps all that comes.
+            ended, out, err = _talk(process, stdin, deadline)
         except BaseException:
             stop(process)
             raise
+        if not ended:
+            stop(process)
+            return None
     code = process.returncode
     return Result(code if code >= 0 else 128 - code, out, err)
+
+
+def _talk(process: subprocess.Popen[bytes], stdin: bytes, deadline: Deadline) -> tuple[bool, bytes, bytes]:
+    """Feed a process and gather what it prints; whether it ended by the deadline, and the first of both outputs."""
+    assert process.stdin and process.stdout and process.stderr  # noqa: S101 - each was asked for as a pipe
+    kept = {process.stdout: bytearray(), process.stderr: bytearray()}
+    rest = memoryview(stdin)
+    with selectors.DefaultSelector() as ready:
+        for pipe in (process.stdin, *kept):
+            os.set_blocking(pipe.fileno(), False)
+            ready.register(pipe, selectors.EVENT_WRITE if pipe is process.stdin else selectors.EVENT_READ)
+        while ready.get_map():
+            if not deadline.left():
+                return False, b"", b""
+            for key, _ in ready.select(deadline.left()):
+                pipe = cast(IO[bytes], key.fileobj)
+                if pipe is process.stdin:
+                    rest = _fed(pipe, rest)
+                    more = bool(rest)
+                else:
+                    data = os.read(pipe.fileno(), CHUNK)
+                    kept[pipe] += data[: MAX_OUTPUT - len(kept[pipe])]
+                    more = bool(data)
+                if not more:
+                    ready.unregister(pipe)
+                    pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(deadline.left(), 0.001))
+    out, err = kept.values()
+    return process.returncode is not None, bytes(out), bytes(err)
+
+
+def _fed(pipe: IO[bytes], rest: memoryview) -> memoryview:
+    try:
+        return rest[os.write(pipe.fileno(), rest[:CHUNK]) :] if rest else rest
+    except BlockingIOError:
+        return rest
+    except BrokenPipeError:
+        return rest[:0]  # a command may end without reading its input
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_cluster.core.errors import UsageError
-from vllm_cluster.transport import _process, _sshlog
+from vllm_cluster.transport import _process, _sshlog, reasons
 from vllm_cluster.transport.base import Deadline, Target
+from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import Resolved, ssh_options
 
 STEP_SECONDS = 10.0
@@ -34,6 +35,8 @@ _OPTIONS = (
     "ServerAliveCountMax=3",
     "ServerAliveInterval=5",
 )
+# Without the proxy, a client whose master refuses it would connect by itself, past every option of ours.
+_CLIENT = ("BatchMode=yes", "LogLevel=ERROR", "ProxyCommand=false", "RequestTTY=no")
 # Lives as long as its input, which ends with this program however that dies; so no master is ever left behind.
 _STAY = "exec sh -c 'echo; exec cat > /dev/null'"
 
@@ -41,12 +44,13 @@ _STAY = "exec sh -c 'echo; exec cat > /dev/null'"
 class Master:
     """The ssh process that holds the connection, and the folder of its socket."""
 
-    def __init__(self, target: Target, resolved: Resolved, deadline: Deadline) -> None:
+    def __init__(self, target: Target, resolved: Resolved, through: Master | None, deadline: Deadline) -> None:
         self.resolved = resolved
         self._folder = _short_folder()
         self.socket = self._folder / "m"
         self._log = self._folder / "log"
-        argv = [*_connecting(target, resolved), "-M", "-S", str(self.socket), "--", target.destination, _STAY]
+        options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through)]
+        argv = ["ssh", *options, "-M", "-S", str(self.socket), "--", target.destination, _STAY]
         try:
             # A file, not a pipe: nobody reads it while the connection lives.
             with self._log.open("wb") as log:
@@ -109,18 +113,27 @@ class Master:
             return ""
 
 
-def _connecting(target: Target, resolved: Resolved) -> list[str]:
-    proxy: list[str] = []
-    if resolved.jump is not None:
+def open_master(target: Target, resolved: Resolved, jumps: Jumps, deadline: Deadline) -> Master:
+    """The shared connection to a host, through its jump hosts."""
+    jump, through = resolved.jump, None
+    if jump is not None:
         # Not -J: ssh would pass neither our options nor the strictness on to the jump hosts.
-        hop = replace(target, destination=resolved.jump.destination, user=None, port=None, identity=None, jump=None)
-        # This ssh puts its own target into the first %h and %p; what stands for further hops is doubled past that.
-        inner = [word.replace("%", "%%") for word in (*_connecting(hop, resolved.jump), "--", hop.destination)]
-        words = [*inner[:-2], "-W", "[%h]:%p", *inner[-2:]]
-        proxy = ["-o", f"ProxyCommand={shlex.join(words)}"]
-    strict = "accept-new" if resolved.accept_new_keys else "yes"
-    options = [word for option in (*_OPTIONS, f"StrictHostKeyChecking={strict}") for word in ("-o", option)]
-    return ["ssh", *ssh_options(replace(target, jump=None)), *options, *proxy]
+        hop = replace(target, destination=jump.destination, user=None, port=None, identity=None, jump=None)
+        through = jumps.through(jump, lambda: open_master(hop, jump, jumps, deadline), deadline)
+    return reasons.patiently(lambda: Master(target, resolved, through, deadline), deadline)
+
+
+def client(master: Path) -> list[bytes | str]:
+    """The beginning of a command that goes over a shared connection."""
+    return ["ssh", "-F", "none", "-S", str(master), *(word for option in _CLIENT for word in ("-o", option))]
+
+
+def _options(resolved: Resolved, through: Master | None) -> list[str]:
+    options = [*_OPTIONS, f"StrictHostKeyChecking={'accept-new' if resolved.accept_new_keys else 'yes'}"]
+    if through is not None:
+        words = map(str, client(through.socket))
+        options.append(f"ProxyCommand={shlex.join(words).replace('%', '%%')} -W '[%h]:%p' -- shared")
+    return [word for option in options for word in ("-o", option)]
 
 
 def _short_folder() -> Path:

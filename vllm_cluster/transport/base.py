@@ -12,6 +12,8 @@ from typing import Protocol
 # They are counted apart: streams that are held for long must never starve a command that would end them.
 MAX_STREAMS = 4
 MAX_COMMANDS = 4
+# What is kept of each output of a command: a host must not fill our memory.
+MAX_OUTPUT = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Result:
-    """What a command left behind."""
+    """What a command left behind; of each output the first `MAX_OUTPUT` bytes."""
 
     returncode: int
     stdout: bytes

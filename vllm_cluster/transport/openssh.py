@@ -12,21 +12,21 @@ from dataclasses import replace
 from vllm_cluster.core.errors import HostError, Lost, TimedOut, Unreachable, UsageError
 from vllm_cluster.transport import _process, _remote, reasons
 from vllm_cluster.transport._forward import listener
-from vllm_cluster.transport._sshmaster import STEP_SECONDS, Master
+from vllm_cluster.transport._sshmaster import STEP_SECONDS, Master, client, open_master
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
+from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import check, resolve
 
 _RETRY_SECONDS = 0.1
-# Without the proxy, a client whose master refuses it would connect by itself, past every option of ours.
-_CLIENT = ("BatchMode=yes", "LogLevel=ERROR", "ProxyCommand=false", "RequestTTY=no")
 
 
 class OpenSshTransport:
     """One host over `ssh` with a shared connection. Safe to use from several threads."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, jumps: Jumps) -> None:
         check(target)
         self._target = target
+        self._jumps = jumps
         self._master: Master | None = None
         self._connecting = threading.Lock()
         self._counting = threading.Lock()
@@ -51,8 +51,7 @@ class OpenSshTransport:
             if self._master is not None and self._master.alive():
                 return
             self._close()
-            resolved = resolve(self._target)
-            self._master = reasons.patiently(lambda: Master(self._target, resolved, deadline), deadline)
+            self._master = open_master(self._target, resolve(self._target), self._jumps, deadline)
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""
@@ -83,7 +82,7 @@ class OpenSshTransport:
             self._slots.release()
 
         try:
-            stream = _process.ProcessStream(self._client(master, line), check_end, on_close)
+            stream = _process.ProcessStream([*client(master.socket), "--", "shared", line], check_end, on_close)
         except BaseException:
             self._slots.release()
             raise
@@ -117,7 +116,7 @@ class OpenSshTransport:
             seal = secrets.token_hex(8)
             self._count()
             line = _remote.bounded(argv, deadline.left(), seal=seal)
-            result = _process.run(self._client(master, line), stdin, deadline)
+            result = _process.run([*client(master.socket), "--", "shared", line], stdin, deadline)
             if result is None:
                 raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
             if result.returncode != 255:
@@ -130,10 +129,6 @@ class OpenSshTransport:
             if not opening.left():
                 raise reasons.no_session(self.host, master.resolved.where)
             time.sleep(_RETRY_SECONDS)
-
-    def _client(self, master: Master, line: bytes) -> list[bytes | str]:
-        options = [word for option in _CLIENT for word in ("-o", option)]
-        return ["ssh", "-F", "none", "-S", str(master.socket), *options, "--", "shared", line]
 
     def _standing(self) -> Master:
         master = self._master

@@ -59,3 +59,17 @@ def test_pip_that_fails_both_ways_is_an_error_with_its_words(tmp_path: Path, mon
     monkeypatch.setattr(ray_layer, "_download", lambda *_: "no matching distribution")
     with pytest.raises(VclusterError, match=r"ray\[default\]==2.56.1 for Python 3.12.3 on x86_64: no matching"):
         ray_layer.wheels(inside(vllm="1"), "2.56.1", tmp_path)
+
+
+def test_what_an_image_says_gives_pip_no_option() -> None:
+    have = {"--index-url": "http://x", "a\n--index-url http://x": "1", "-r": "1", "good": "1.0+cpu", "odd": "1 --pre"}
+    said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": have}
+    assert ray_layer.parse_probe(json.dumps(said)).have == (("good", "1.0+cpu"),)
+    assert ray_layer.parse_probe(json.dumps({**said, "glibc": ""})).glibc == ""
+
+
+@pytest.mark.parametrize("wrong", [{"python": "-x"}, {"machine": "../x"}, {"glibc": "2.x"}, {"python": "3 --pre"}])
+def test_a_probe_s_answer_that_is_no_version_is_refused(wrong: dict[str, str]) -> None:
+    said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": {}}
+    with pytest.raises(ValueError, match="printed nothing"):
+        ray_layer.parse_probe(json.dumps({**said, **wrong}))

@@ -139,7 +139,7 @@ def test_one_wrong_host(keys: str, answer: str) -> None:
         ("[" * 5000, "1: nested too deep to be an inventory"),
         ("&a [*a]\n", "an alias to something that it is itself part of"),
         (f"{TOP}hosts: []\n", "5: hosts: must be a mapping: each host's name, and its keys below it; this is a list"),
-        (f"{TOP}hosts: {{}}\n", "5: hosts: holds 0 hosts; a cluster has 1 to 64"),
+        (f"{TOP}hosts: {{}}\n", "5: hosts: holds 0 hosts; a cluster has 1 to 256"),
         (f"{TOP}hosts:\n", "5: hosts: must be a mapping: each host's name"),
         (f"{TOP}hosts:\n  1: {{address: 10.0.0.1}}\n", '6: hosts: the key "1" is no text; put it in quotes'),
         (f"{TOP}hosts:\n  [a]: {{address: 10.0.0.1}}\n", "6: hosts: the key this is no text; put it in quotes"),
@@ -182,10 +182,10 @@ def test_at_most_twenty_problems_and_the_number_of_the_rest() -> None:
     assert lines[-1] == "30: 10 more problems from here on"
 
 
-def test_sixty_four_hosts_and_no_more() -> None:
-    hosts = [f"  h{n}: {{address: 10.0.1.{n}}}\n" for n in range(65)]
-    assert len(read(TOP + "hosts:\n" + "".join(hosts[:64])).hosts) == 64
-    assert refusal(TOP + "hosts:\n" + "".join(hosts)) == ["5: hosts: holds 65 hosts; a cluster has 1 to 64"]
+def test_two_hundred_and_fifty_six_hosts_and_no_more() -> None:
+    hosts = [f"  h{n}: {{address: 10.0.{n >> 7}.{n & 127}}}\n" for n in range(257)]
+    assert len(read(TOP + "hosts:\n" + "".join(hosts[:256])).hosts) == 256
+    assert refusal(TOP + "hosts:\n" + "".join(hosts)) == ["5: hosts: holds 257 hosts; a cluster has 1 to 256"]
 
 
 def test_aliases_cannot_blow_up_the_file() -> None:

@@ -112,7 +112,7 @@ def test_a_program_that_is_not_there_is_named(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("completion", "what"),
-    [("die", "exit code 0"), ("error", "HTTP 500"), ("empty", "no token")],
+    [("die", "KeyError: 'the engine'"), ("error", "HTTP 500"), ("empty", "no token")],
 )
 def test_healthy_is_not_ready(world: World, completion: str, what: str) -> None:
     world.plan({"completion": completion, "stray": True})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,11 @@ class World:
             except subprocess.TimeoutExpired:
                 self.node.kill()
                 self.node.wait()
+        # A node that was killed leaves what it had started; a container would have ended it.
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if str(self.folder).encode() in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
 
     # ---- what the world is like
 

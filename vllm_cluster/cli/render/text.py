@@ -7,13 +7,16 @@ import re
 import sys
 
 # Escape sequences, then every control character but newline and tab: remote text never steers the terminal.
+# Half characters (lone surrogates, which JSON can hold) go with them: no output can be encoded with one in it.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LONGEST = 4000
+MOST = 1 << 20
 
 
 def plain(text: str) -> str:
-    """The text without anything that a terminal would obey, at most `LONGEST` characters a line."""
+    """The text without anything that a terminal would obey: `LONGEST` characters a line, `MOST` in all."""
+    text = text if len(text) <= MOST else text[:MOST] + " …"
     clean = _CONTROL.sub("", _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     return "\n".join(line if len(line) <= LONGEST else line[:LONGEST] + " …" for line in clean.split("\n"))
 

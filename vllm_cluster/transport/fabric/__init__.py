@@ -15,9 +15,10 @@ from vllm_cluster.transport import _remote, reasons
 from vllm_cluster.transport._forward import LoopbackForward
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
 from vllm_cluster.transport.fabric.config import parsed_words
-from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_chain
+from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_hop
 from vllm_cluster.transport.fabric.stream import ChannelStream, Link, collect
 from vllm_cluster.transport.fabric.wire import BROKEN
+from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import check, resolve, ssh_words
 
 _RETRY_SECONDS = 0.1
@@ -26,10 +27,11 @@ _RETRY_SECONDS = 0.1
 class FabricTransport:
     """One host over Fabric. Safe to use from several threads."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, jumps: Jumps) -> None:
         check(target)
         self._target = target
-        self._hops: list[Hop] = []
+        self._jumps = jumps
+        self._hop: Hop | None = None
         self._connecting = threading.Lock()
         self._counting = threading.Lock()
         self._round_trips = 0
@@ -49,11 +51,11 @@ class FabricTransport:
     def connect(self, deadline: Deadline) -> None:
         """Connect and authenticate; does nothing on a connection that stands."""
         with self._connecting:
-            if self._hops and self._hops[-1].link.alive:
+            if self._hop is not None and self._hop.alive():
                 return
             self._close()
             resolved = resolve(self._target, ssh_words if shutil.which("ssh") else parsed_words)
-            self._hops = reasons.patiently(lambda: open_chain(resolved, deadline), deadline)
+            self._hop = open_hop(resolved, self._jumps, deadline)
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""
@@ -112,20 +114,20 @@ class FabricTransport:
         return LoopbackForward(self.host, dial, local_port)
 
     def close(self) -> None:
-        """End the connection and those to its jump hosts."""
+        """End the connection."""
         with self._connecting:
             self._close()
 
     def _close(self) -> None:
-        for hop in reversed(self._hops):
-            hop.close()
-        self._hops = []
+        if self._hop is not None:
+            self._hop.close()
+            self._hop = None
 
     def _link(self) -> Link:
-        hops = self._hops
-        if not hops:
+        hop = self._hop
+        if hop is None:
             raise Unreachable(self.host, "there is no connection", hint="connect first")
-        link = hops[-1].link
+        link = hop.link
         if not link.alive:
             why = link.wire.failure or "it was closed"
             raise Unreachable(self.host, f"the connection to {link.where} was lost earlier: {why}", hint="run it again")

@@ -23,6 +23,7 @@ from vllm_cluster.transport.fabric.auth import Credentials
 from vllm_cluster.transport.fabric.keys import HostKeys
 from vllm_cluster.transport.fabric.stream import Link
 from vllm_cluster.transport.fabric.wire import BROKEN, SILENCE_SECONDS, Session, Socket, Wire
+from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import Resolved, expand
 
 STEP_SECONDS = 10.0
@@ -41,22 +42,22 @@ class Hop:
         self._connection = connection
         self.link = Link(resolved.name, resolved.where, cast(Session, connection.transport), wire)
 
+    def alive(self) -> bool:
+        """Whether the connection still stands."""
+        return self.link.alive
+
     def close(self) -> None:
-        """End the connection."""
+        """End the connection; that to a jump host stays."""
         with contextlib.suppress(*BROKEN):
             self._connection.client.close()
 
 
-def open_chain(resolved: Resolved, deadline: Deadline) -> list[Hop]:
-    """The connections from here to the host: its jump hosts first, the host last."""
-    hops = open_chain(resolved.jump, deadline) if resolved.jump else []
-    try:
-        hops.append(_open(resolved, hops[-1] if hops else None, deadline.sooner(2 * STEP_SECONDS)))
-    except BaseException:
-        for hop in reversed(hops):
-            hop.close()
-        raise
-    return hops
+def open_hop(resolved: Resolved, jumps: Jumps, deadline: Deadline) -> Hop:
+    """The connection to a host, through its jump hosts."""
+    jump, through = resolved.jump, None
+    if jump is not None:
+        through = jumps.through(jump, lambda: open_hop(jump, jumps, deadline), deadline)
+    return reasons.patiently(lambda: _open(resolved, through, deadline.sooner(2 * STEP_SECONDS)), deadline)
 
 
 def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import paramiko
 
 from vllm_cluster.core.errors import Lost
-from vllm_cluster.transport.base import Deadline, Result
+from vllm_cluster.transport.base import MAX_OUTPUT, Deadline, Result
 from vllm_cluster.transport.fabric.wire import BROKEN, Session, Wire
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
@@ -146,9 +146,9 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> Resu
     while True:
         ended = bool(channel.eof_received) or channel.closed
         while channel.recv_ready():
-            out += channel.recv(PACKET)
+            _keep(out, channel.recv(PACKET))
         while channel.recv_stderr_ready():
-            err += channel.recv_stderr(PACKET)
+            _keep(err, channel.recv_stderr(PACKET))
         if ended:
             break
         if not poll.poll(deadline.left() * 1000) and not deadline.left():
@@ -156,6 +156,10 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> Resu
     if not channel.status_event.wait(deadline.left()):
         return None
     return Result(channel.exit_status, bytes(out), bytes(err))
+
+
+def _keep(kept: bytearray, data: bytes) -> None:
+    kept += data[: MAX_OUTPUT - len(kept)]
 
 
 def _feed(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> None:

@@ -1,0 +1,106 @@
+"""Nothing waits without a limit: what the code says of it, and a sshd that is stopped."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import Client, make
+from tests.contract.sshd import Sshd, descendants, process_name, signal_pid
+from tests.promises.figures import record
+from tests.unit.test_architecture import MODULES, room
+from vllm_cluster.core.errors import Lost, TimedOut
+from vllm_cluster.transport import Kind
+from vllm_cluster.transport.base import Deadline, Transport
+from vllm_cluster.transport.fabric import FabricTransport
+from vllm_cluster.transport.local import LocalTransport
+from vllm_cluster.transport.openssh import OpenSshTransport
+
+GRACE = 5.0
+WAITS = ("join", "wait", "result", "get", "acquire", "communicate")
+STARTS = ("run", "check_output", "check_call", "call", "create_connection", "urlopen")
+# Each has its end elsewhere: a future that is done, a host's work whose calls have deadlines, a tunnel that lasts.
+ENDS_ELSEWHERE = {
+    "run/fleet.py: future.result()",
+    "transport/jumps.py: opened.result()",
+    "transport/jumps.py: last.result()",
+    "transport/jumps.py: future.result()",
+    "transport/_forward.py: self._thread.join()",
+    "transport/_forward.py: back.join()",
+    "transport/_forward.py: self._slots.acquire()",
+    "transport/local.py: sock.settimeout(None)",
+}
+
+
+@pytest.mark.parametrize("carrier", [Transport, FabricTransport, OpenSshTransport, LocalTransport])
+@pytest.mark.parametrize("call", ["connect", "run", "open_stream", "put"])
+def test_no_remote_call_can_be_made_without_a_deadline(carrier: type[object], call: str) -> None:
+    deadline = inspect.signature(getattr(carrier, call)).parameters["deadline"]
+    assert (deadline.annotation, deadline.default) == ("Deadline", inspect.Parameter.empty)
+
+
+def unlimited(node: ast.Call) -> bool:
+    """Whether a call waits for as long as it takes."""
+    if any(word.arg in ("timeout", "deadline") and ast.unparse(word.value) == "None" for word in node.keywords):
+        return True
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    name, limits = node.func.attr, {word.arg for word in node.keywords} & {"timeout", "blocking"}
+    if name in WAITS:
+        return not node.args and not limits
+    if name in STARTS and ast.unparse(node.func.value) in ("subprocess", "socket", "request"):
+        return not limits and not (name == "create_connection" and len(node.args) > 1)
+    return name == "settimeout" and ast.unparse(node.args[0]) == "None"
+
+
+def test_no_wait_is_without_a_limit() -> None:
+    found = {
+        f"{room(path)}: {ast.unparse(node)}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and unlimited(node)
+    }
+    record("P18", "waits without a limit in the code", f"{len(found - ENDS_ELSEWHERE)}", found <= ENDS_ELSEWHERE)
+    assert found == ENDS_ELSEWHERE
+
+
+@pytest.fixture
+def server(key: Path, tmp_path: Path) -> Iterator[Sshd]:
+    """A server for one test."""
+    server = Sshd(tmp_path / "sshd", key).start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("kind", ["fabric", "openssh"])
+def test_a_stopped_sshd_holds_nothing_beyond_deadline_and_grace(
+    kind: Kind, server: Sshd, key: Path, tmp_path: Path
+) -> None:
+    client = Client(tmp_path / "client", key)
+    client.folder.mkdir()
+    client.add("h", server)
+    transport, mark, limit = make(client.target("h"), kind), tmp_path / "mark", 2.0
+    transport.connect(Deadline.after(10))
+    # The command itself stops its sshd, so that no answer can come between.
+    pids = " ".join(map(str, server.connections()))
+    begun = time.monotonic()
+    with pytest.raises((TimedOut, Lost)):
+        transport.run(["sh", "-c", f"touch {mark}; kill -STOP {pids}; sleep 60"], Deadline.after(limit))
+    here = time.monotonic() - begun
+    assert mark.exists()
+    while any(process_name(pid) == "sleep" for pid in server.children()) and time.monotonic() - begun < 30:
+        time.sleep(0.05)
+    there = time.monotonic() - begun
+    transport.close()
+    for pid in descendants(server.process.pid) if server.process else ():
+        signal_pid(pid, signal.SIGCONT)
+    passed = max(here, there) < limit + GRACE
+    figure = f"deadline {limit:.0f} s: here after {here:.1f} s, the remote command after {there:.1f} s"
+    record("P18", f"SIGSTOP of sshd, {kind}", figure, passed)
+    assert passed, figure

@@ -1,0 +1,52 @@
+"""Hosts whose every answer is an attack on the terminal and on the memory of who reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.many.cluster import Cluster, Played
+from tests.many.driven import Run, drive
+from tests.many.test_many_hosts import MEMORY_MB
+from tests.promises.figures import record
+from vllm_cluster.transport import Kind
+
+# gpu000 is the head and well; the others say 100 MB in a log, a file and an error, 20 MB in facts, or a little there.
+KINDS = ("well", "log", "status", "error", "facts", "answer")
+# What rich and we write ourselves: colours, the cursor's line and whether it shows, and the line cleared.
+OURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[hl])")
+STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        ("status", "fabric"),
+        ("status --json", "openssh"),
+        ("status, terminal", "fabric"),
+        ("down, terminal", "openssh"),
+        ("plan", "fabric"),
+    ],
+)
+def test_what_hosts_say_is_only_text_and_bounded(way: str, kind: Kind, key: Path, tmp_path: Path) -> None:
+    hosts = [Played(number, said) for number, said in enumerate(KINDS)]
+    cluster = Cluster(tmp_path / "laptop", hosts, key, ssh={"transport": kind})
+    verb, _, _ = way.partition(",")
+    with cluster.played(up=True):
+        run = drive(cluster, *verb.split(), terminal="terminal" in way)
+    passed = steered(run) == [] and run.rss_mb < MEMORY_MB and "canary" in run.out + run.err
+    record("P23", f"100 MB of escapes in log, status, error and facts: {way}, {kind}", run.figure, passed)
+    assert steered(run) == []
+    assert run.rss_mb < MEMORY_MB
+    assert "[blink]canary" in run.out + run.err, (run.out[-500:], run.err[-500:])
+    assert "bug" not in run.out + run.err
+    if "--json" in way:
+        assert [row["host"] for row in json.loads(run.out)["hosts"]] == [host.name for host in hosts]
+
+
+def steered(run: Run) -> list[str]:
+    """What would steer a terminal, and is not ours."""
+    return STEERS.findall(OURS.sub("", run.out + run.err))

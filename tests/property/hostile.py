@@ -1,0 +1,40 @@
+"""Hostile text, in how many cases it is tried, and the figure of each property."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from tests.promises.figures import record
+
+CASES = 100_000 if os.environ.get("VCLUSTER_DEEP") else 2_000
+# A process costs milliseconds, a shell carries many cases at once.
+BATCH = 100
+ATTACKS = (
+    "-oProxyCommand=touch x", "--privileged", "--trust-remote-code", "$(touch x)", "`touch x`", "x;touch x",
+    "x\ntouch x", "'", '"', "\\", "'\\''", "a'b\"c", "-", "--", "-x", "=", "a=b", "#", "~", "*", "{a,b}", "!!", "%h",
+    "%%", "&", "|x", ">x", "\x1b]52;c;eA==\x07", "[bold]", "\x9b31m", "\u202e", "\x85", "\u2028", "../..", "a/../b",
+    "/a/../b", "/x:ro", "me@-x",
+)  # fmt: skip
+# Any character but NUL, no half ones; and what attacks are made of, alone and in between.
+anything = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+attack = st.sampled_from(ATTACKS)
+hostile = st.one_of(anything, attack, st.tuples(anything, attack, anything).map("".join), attack.map("/".__add__))
+many = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
+batches = settings(max_examples=CASES // BATCH, deadline=None, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=max(CASES // 20, 100), deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@contextlib.contextmanager
+def recorded(promise: str, what: str, count: int = CASES) -> Iterator[None]:
+    """The figure of a property: how many cases it held for."""
+    passed = False
+    try:
+        yield
+        passed = True
+    finally:
+        record(promise, what, f"{count} cases", passed)

@@ -1,0 +1,244 @@
+"""Whatever somebody writes: it arrives as it was meant, or is refused before any connection."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote
+
+import docker
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
+from pydantic import ValidationError
+
+from tests.property.hostile import BATCH, CASES, anything, batches, hostile, many, recorded, some
+from tests.unit.core import world
+from vllm_cluster.core.desired import desired
+from vllm_cluster.core.errors import UsageError
+from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, docker_run_line
+from vllm_cluster.docker.spec import node_body
+from vllm_cluster.engine import vllm
+from vllm_cluster.inventory.model import HostSsh, Inventory, SshSettings
+from vllm_cluster.run.fleet import target
+from vllm_cluster.transport import _remote
+from vllm_cluster.transport.sshconfig import resolve
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_shell_hands_on_each_word_as_it_is(shell: str) -> None:
+    @batches
+    @given(st.lists(hostile, min_size=BATCH, max_size=BATCH))
+    def check(words: list[str]) -> None:
+        lines = [_remote.command_line(["printf", "%s\\0", word]) for word in words]
+        script = b"\n".join(b"(%s)" % line for line in lines)
+        done = subprocess.run([shell], input=script, capture_output=True, check=True)
+        assert done.stdout.split(b"\0")[:-1] == [word.encode() for word in words]
+
+    with recorded("P14", f"words through a real {shell}"):
+        check()
+
+
+VALUED = ("--name", "--network", "--ipc", "--restart", "--shm-size", "--device", "--gpus", "--cap-add", "--ulimit",
+          "--volume", "--env", "--entrypoint")  # fmt: skip
+# Each place of an inventory that takes text, with what is often right for it.
+PLACES: dict[str, st.SearchStrategy[Any]] = {
+    "cluster": st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?\Z"),
+    "image": st.from_regex(r"\A[a-z0-9./-]{1,20}(:[\w.-]{1,9})?\Z"),
+    "model_cache": anything.map("/".__add__),
+    "environment": st.dictionaries(st.one_of(st.just("X"), hostile), hostile, min_size=1, max_size=3),
+    "volumes": st.tuples(anything, anything).map(lambda two: [f"/{two[0]}:/{two[1]}:ro"]),
+    "ray": hostile,
+    "hosts": st.dictionaries(st.from_regex(r"\A[A-Za-z0-9][\w.-]{0,20}\Z"), st.just({}), min_size=1, max_size=3),
+    "interface": st.from_regex(r"\A\w{1,15}\Z"),
+    "address": st.ip_addresses().map(str),
+}
+
+
+def written(data: DataObject) -> dict[str, Any]:
+    """An inventory with hostile text in one place."""
+    place = data.draw(st.sampled_from(sorted(PLACES)))
+    value = data.draw(st.one_of(PLACES[place], hostile))
+    words = world.inventory(1).model_dump(mode="json", exclude_unset=True)
+    if place in ("interface", "address"):
+        words["hosts"]["gpu1"][place] = value
+    elif place == "hosts":
+        names = value if isinstance(value, dict) else {value: {}}
+        words["hosts"] = {name: {"address": f"10.0.0.{n}"} for n, name in enumerate(names, 1)}
+    else:
+        words[place] = value
+    return words
+
+
+def test_an_inventory_s_words_arrive_in_containers_as_they_are() -> None:
+    accepted: list[int] = []
+
+    @many
+    @given(st.data())
+    def check(data: DataObject) -> None:
+        words = written(data)
+        try:
+            inventory = Inventory.model_validate(words)
+        except ValidationError:
+            return
+        accepted.append(1)
+        facts = {name: world.host(n) for n, name in enumerate(inventory.hosts, 1)}
+        for spec in desired(inventory, facts, world.INPUTS):
+            assert dict(spec.environment).items() >= words.get("environment", {}).items()
+            as_a_line(spec)
+            as_a_body(spec)
+
+    with recorded("P14", "inventory to docker run line and Engine API body"):
+        check()
+    assert len(accepted) > CASES / 20, "hardly a case got as far as a container"
+
+
+def as_a_line(spec: ContainerSpec) -> None:
+    """The line that people paste means the spec to a shell and to Docker."""
+    words = shlex.split(docker_run_line(spec))
+    assert words[:3] == ["docker", "run", "--detach"]
+    options: list[tuple[str, str]] = []
+    rest = iter(words[3:])
+    for word in rest:
+        if not word.startswith("-"):
+            break
+        assert word in (*VALUED, "--init"), word
+        options.append((word, next(rest) if word in VALUED else ""))
+    assert (word, *rest) == (spec.image, *spec.command[1:])
+    assert [value for option, value in options if option == "--env"] == [f"{k}={v}" for k, v in spec.environment]
+    for mount, volume in zip(spec.mounts, [value for option, value in options if option == "--volume"], strict=True):
+        assert volume.split(":") == [mount.source, mount.target, *(["ro"] if mount.read_only else [])]
+
+
+def as_a_body(spec: ContainerSpec) -> None:
+    """What the engine is sent holds the same, and names that need no quoting in an address."""
+    body = json.loads(json.dumps(node_body(spec, "vcluster-engine:x", "sha256:x")).encode())
+    assert body["Env"] == [f"{key}={value}" for key, value in spec.environment]
+    assert all("\0" not in entry for entry in body["Env"])
+    assert [bind.split(":")[:2] for bind in body["HostConfig"]["Binds"]] == [[m.source, m.target] for m in spec.mounts]
+    assert not body["HostConfig"]["Privileged"]
+    assert body["Cmd"] == list(spec.command[1:])
+    assert body["Labels"] == {**spec.labels(), BASE_IMAGE: "sha256:x"}
+    for name in (spec.name, spec.state_volume, spec.secrets_volume):
+        assert re.fullmatch(r"[a-z0-9][a-z0-9_.-]+", name)
+    path = cast(Any, docker.APIClient(version="1.41"))._url("/images/{0}/json", spec.image).partition("/images/")[2]
+    assert unquote(path) == f"{spec.image}/json"
+    assert not {"..", "."} & set(path.split("/"))
+    assert not set("?#") & set(path)
+
+
+OPTIONS = ("model", "served-model-name", "tensor-parallel-size", "pipeline-parallel-size", "host", "port", "uds",
+           "api-key", "distributed-executor-backend", "nnodes", "node-rank", "master-addr", "headless")  # fmt: skip
+SHORT = ("tp", "pp", "n", "r")
+flag = st.one_of(
+    hostile,
+    st.builds(
+        lambda dashes, name, cut, value: dashes + name[: cut or None] + value,
+        st.sampled_from(["-", "--"]),
+        st.sampled_from([*OPTIONS, *(name.replace("-", "_") for name in OPTIONS), *SHORT, "max-model-len"]),
+        st.integers(0, 12),
+        st.sampled_from(["", "=", "=x", "=4", "8"]),
+    ),
+)
+
+
+def like_vllm() -> argparse.ArgumentParser:
+    """A parser with the manners of vLLM's: any beginning of an option stands for it, the last of two wins."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("model_tag")
+    parser.add_argument("-tp", "--tensor-parallel-size")
+    parser.add_argument("-pp", "--pipeline-parallel-size")
+    parser.add_argument("-n", "--nnodes")
+    parser.add_argument("-r", "--node-rank")
+    parser.add_argument("--headless", action="store_true")
+    parser.add_argument("--trust-remote-code", action="store_true")
+    for name in ("served-model-name", "host", "port", "uds", "api-key", "distributed-executor-backend", "master-addr",
+                 "middleware", "max-model-len", "hf-overrides", "download-dir", "model"):  # fmt: skip
+        parser.add_argument(f"--{name}")
+    return parser
+
+
+def dashed(word: str) -> str:
+    """A word as vLLM's parser reads it: underscores in an option's name are dashes."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def test_vllm_is_told_what_was_meant_and_nothing_against_us() -> None:
+    parser, accepted = like_vllm(), list[int]()
+
+    @many
+    @given(hostile, hostile, st.lists(flag, max_size=3))
+    def check(model: str, name: str, extra: list[str]) -> None:
+        try:
+            argv = vllm.serve_argv(model, name=name, tp=2, pp=3, host="127.0.0.1", port=8000, extra=extra)
+        except UsageError as refusal:
+            assert refusal.message.isprintable()
+            return
+        accepted.append(1)
+        assert argv[:3] == ["vllm", "serve", model] and argv[3 : 3 + len(extra)] == extra
+        assert model.isprintable() and not model.startswith("-")
+        assert json.loads(json.dumps(argv)) == argv
+        with contextlib.redirect_stderr(io.StringIO()):
+            try:
+                told, _ = parser.parse_known_args([dashed(word) for word in argv[2:]])
+            except (argparse.ArgumentError, SystemExit):
+                return  # vLLM refuses it too
+        assert (told.model_tag, told.served_model_name, told.model) == (model, name, None)
+        assert (told.tensor_parallel_size, told.pipeline_parallel_size) == ("2", "3")
+        assert (told.host, told.port, told.uds, told.distributed_executor_backend) == ("127.0.0.1", "8000", None, "ray")
+        assert (told.nnodes, told.node_rank, told.master_addr, told.api_key) == (None,) * 4
+        assert not told.headless
+
+    with recorded("P14", "model, name and flags to vLLM's parser"):
+        check()
+    assert len(accepted) > CASES / 20, "hardly a case got as far as a command"
+
+
+def place_of(host: str) -> object:
+    """What a host's name means: ssh writes numbers out, and names small."""
+    with contextlib.suppress(OSError):
+        return socket.inet_aton(host)
+    return host.lower()
+
+
+def test_ssh_reads_a_destination_as_it_was_meant() -> None:
+    accepted: list[int] = []
+
+    @some
+    @given(st.data())
+    def check(data: DataObject) -> None:
+        place = data.draw(st.sampled_from(["host", "user", "jump"]))
+        likely = st.from_regex(r"\A[A-Za-z0-9][\w.-]{0,20}\Z", alphabet=st.characters(max_codepoint=127))
+        value = data.draw(st.one_of(hostile, likely))
+        settings = SshSettings(config=Path("/dev/null"))
+        try:
+            ssh = HostSsh.model_validate({"host": "h", place: value})
+        except ValidationError:
+            return
+        entry = world.inventory(1).hosts["gpu1"].model_copy(update={"ssh": ssh})
+        try:
+            found = resolve(target(world.inventory(1).model_copy(update={"ssh": settings}), entry))
+        except UsageError:
+            return
+        accepted.append(1)
+        assert found.proxy_command is None
+        if place == "user":
+            assert found.user == value
+        elif place == "host":
+            assert place_of(found.host) == place_of(value)
+        else:
+            assert found.jump is not None
+
+    with recorded("P14", "ssh destinations through the real ssh -G", some.max_examples):
+        check()
+    assert len(accepted) > some.max_examples / 20

@@ -1,0 +1,75 @@
+"""Whatever a host says, it is only text, on a terminal and for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.property.hostile import attack, hostile, many, recorded, some
+from vllm_cluster.actions.status import ClusterStatus, HostStatus
+from vllm_cluster.cli.render import errors, events, text
+from vllm_cluster.cli.render.status import show_status
+from vllm_cluster.core.errors import CommandFailed
+from vllm_cluster.run.events import Event
+
+any_text = st.one_of(st.text(st.characters(), max_size=60), hostile, st.lists(attack, max_size=5).map("".join))
+
+
+def harmless(shown: str) -> bool:
+    """Whether a terminal would only show it."""
+    kinds = {unicodedata.category(char) for char in shown if char not in "\n\t"}
+    return not kinds & {"Cc", "Cs"} and not re.search("[\u202a-\u202e\u2066-\u2069]", shown)
+
+
+def shown_by(render: Callable[[], None]) -> str:
+    """What a renderer writes, encoded as a terminal would want it."""
+    sink = io.StringIO()
+    with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+        render()
+    sink.getvalue().encode()
+    return sink.getvalue()
+
+
+def test_no_text_from_elsewhere_steers_a_terminal() -> None:
+    @many
+    @given(any_text)
+    def check(said: str) -> None:
+        plain = text.plain(said)
+        assert harmless(plain) and max(map(len, plain.split("\n"))) <= text.LONGEST + 2
+        error = CommandFailed("gpu1", said, exit_code=1, stderr=said, hint=said)
+        assert harmless(shown_by(lambda: errors.show(error, as_json=False, color="never")))
+        assert harmless(shown_by(lambda: events.Lines(1).show(Event("progress", said, "gpu1"))))
+        for line in (
+            shown_by(lambda: events.json_lines(Event("note", said, "gpu1"))),
+            shown_by(lambda: errors.show(error, as_json=True, color="never")),
+        ):
+            assert line.isascii() and "\x1b" not in line and line.count("\n") == 1
+            assert json.loads(line)["event"] in ("note", "error")
+
+    with recorded("P23", "any text through lines, errors and JSON"):
+        check()
+
+
+def test_no_text_from_elsewhere_steers_a_table() -> None:
+    @some
+    @given(any_text)
+    def check(said: str) -> None:
+        row = HostStatus("gpu1", "10.0.0.1", said, said, said, 2, 2, said)
+        shown = shown_by(lambda: show_status(ClusterStatus("lab", False, (row,), None, ()), color="never"))
+        assert harmless(shown)
+
+    with recorded("P23", "any text through the table of status", some.max_examples):
+        check()
+
+
+def test_plain_text_is_left_as_it_is_and_a_flood_is_cut() -> None:
+    usual = "ValueError: can't load 'ü' [rank 0]: 100 %\n\tat line 3 — ☃"
+    assert text.plain(usual) == usual
+    assert len(text.plain("x\n" * (50 << 20))) <= text.MOST + 10

@@ -1,0 +1,252 @@
+"""Any inventory, any world, any course of verbs that break off anywhere: the next runs mend it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import ExitStack
+from copy import deepcopy
+from typing import Any
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.promises.figures import record
+from tests.sim import lab, make, oracle
+from tests.sim.depth import examples
+from tests.sim.engine import name_image
+from tests.sim.faults import Fault, Script
+from tests.sim.lab import Outcome
+from tests.sim.world import Box, Volume, ours
+from vllm_cluster.core.spec import CLUSTER
+
+RUNS: Counter[str] = Counter()
+FAULTS = st.tuples(st.integers(0, 120), st.sampled_from(Fault), st.integers(0, 12))
+HOST = st.integers(0, 7)
+
+
+class Cluster(RuleBasedStateMachine):
+    """A person, a cluster, and everything that happens to both."""
+
+    @initialize(
+        gpus=st.lists(st.integers(1, 4), min_size=1, max_size=8),
+        head=HOST,
+        ray=st.booleans(),
+        present=st.booleans(),
+        skew=st.sampled_from([0.0, 0.0, -3600.0, 7.5]),
+        crowded=st.booleans(),
+    )
+    def begin(self, *, gpus: list[int], head: int, ray: bool, present: bool, skew: float, crowded: bool) -> None:
+        """A world."""
+        self.world = make.world(gpus, have=make.WITH_RAY if ray else None, present=present)
+        self.names = list(self.world.machines)
+        self.words: dict[str, Any] = {"head": self.names[head % len(gpus)]}
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.world.machines[self.names[-1]].skew = skew
+        for machine in self.world.machines.values() if crowded else ():
+            make.neighbours(machine)
+        self.foreign = self.world.foreign()
+        self.stack = ExitStack()
+        self.stack.enter_context(lab.inside(self.world))
+        self.builds = 1
+
+    @property
+    def inventory(self) -> Any:
+        """The inventory as it stands."""
+        return make.inventory(len(self.names), self.entries, **self.words)
+
+    def do(self, verb: lab.Verb, script: Script | None = None) -> Outcome:
+        """Run a verb and keep the world's own rules."""
+        outcome = lab.run(self.world, self.inventory, verb, script)
+        RUNS[verb.__name__] += 1
+        note(f"{verb.__name__}:\n{outcome.story()}")
+        oracle.one_node_at_most(self.world)
+        oracle.nobody_holds(self.world)
+        return outcome
+
+    # ---- what a person does
+
+    @rule(order=st.permutations(range(8)))
+    def hosts_answer_in_another_order(self, order: list[int]) -> None:
+        """Which host is first at work."""
+        self.world.order = lambda works: [works[i] for i in order if i < len(works)]
+
+    @rule(fault=FAULTS, verb=st.sampled_from([lab.do_up, lab.do_up, lab.do_down, lab.do_serve, lab.do_stop]))
+    def break_off(self, fault: tuple[int, Fault, int], verb: lab.Verb) -> None:
+        """Run a verb that breaks off somewhere, or is over before."""
+        index, kind, spare = fault
+        self.do(verb, Script({index: kind}, spare=spare))
+
+    @rule(faults=st.dictionaries(st.integers(0, 150), st.sampled_from([f for f in Fault if not f.kills]), max_size=6))
+    def stumble(self, faults: dict[int, Fault]) -> None:
+        """Run `up` on a bad day."""
+        self.do(lab.do_up, Script(faults))
+
+    @rule(key=st.sampled_from(["environment", "shm_size", "ray", "head", "gpus", "ports"]), value=st.integers(0, 7))
+    def change(self, key: str, value: int) -> None:
+        """Edit the inventory."""
+        name = self.names[value % len(self.names)]
+        if key == "gpus":
+            self.entries[name] = {"gpus": 1 + value % self.world.machines[name].gpus}
+        else:
+            values = {
+                "environment": {"A": str(value)},
+                "shm_size": (1 + value) << 30,
+                "ray": f"2.{56 + value % 2}.1",
+                "head": name,
+                "ports": {"metrics": 6390 + value},
+            }
+            self.words[key] = values[key]
+
+    # ---- what happens to hosts
+
+    def _node(self, host: int) -> tuple[Any, Box | None]:
+        machine = self.world.machines[self.names[host % len(self.names)]]
+        return machine, machine.box("vcluster-lab")
+
+    @rule(host=HOST, how=st.sampled_from(["ends", "is killed", "pauses", "is removed", "is being removed", "dies"]))
+    def node(self, host: int, how: str) -> None:
+        """Something happens to a node's container."""
+        machine, box = self._node(host)
+        if box is None or not ours(box):
+            return
+        if how in ("ends", "is killed"):
+            self.world.stop(machine, box, gently=how == "ends", code=137)
+        elif how == "pauses" and box.state == "running":
+            box.state = "paused"
+        elif how == "is removed":
+            self.world.remove(machine, box)
+        elif how in ("is being removed", "dies"):
+            self.world.stop(machine, box, gently=False)
+            box.state = "removing" if how == "is being removed" else "dead"
+
+    @rule(host=HOST)
+    def wipe(self, host: int) -> None:
+        """A host comes back empty of all that is ours."""
+        machine, _ = self._node(host)
+        machine.boxes = {i: box for i, box in machine.boxes.items() if not ours(box)}
+        machine.volumes = {name: volume for name, volume in machine.volumes.items() if not ours(volume)}
+        machine.images = {i: image for i, image in machine.images.items() if "postgres:17" in image.tags}
+
+    @rule(host=HOST, what=st.sampled_from(["door", "probe", "half", "volume"]))
+    def leave(self, host: int, what: str) -> None:
+        """An earlier run's leavings."""
+        machine, there = self._node(host)
+        labels = {CLUSTER: "lab"}
+        if what == "volume":
+            if "vcluster-lab-secrets" not in machine.volumes:
+                files = {"ray-token-000": b"old"}
+                machine.volumes["vcluster-lab-secrets"] = Volume("vcluster-lab-secrets", labels, files)
+            return
+        name = "vcluster-lab" if what == "half" else f"vcluster-lab-{what}-0123"
+        if machine.box(name) is None and not (what == "half" and there):
+            body = {"Image": "x", "Labels": labels, "Entrypoint": ["true"], "Cmd": []}
+            made = Box(self.world.next_id(name), name, "x", body)
+            machine.boxes[made.id] = made
+
+    @rule(host=HOST)
+    def prune(self, host: int) -> None:
+        """`docker image prune -a`: names of images that no container is made from go."""
+        machine, _ = self._node(host)
+        used = {box.image for box in machine.boxes.values()}
+        for image in machine.images.values():
+            if image.id not in used and "postgres:17" not in image.tags:
+                image.tags.clear()
+
+    @rule()
+    def new_build(self) -> None:
+        """The tag moves in the registry."""
+        self.builds += 1
+        self.world.registry[make.IMAGE] = make.base_image(self.builds)
+
+    @rule()
+    def pull_everywhere(self) -> None:
+        """`docker pull` on every host."""
+        for machine in self.world.machines.values():
+            fresh = deepcopy(self.world.registry[make.IMAGE])
+            name_image(machine, machine.images.setdefault(fresh.id, fresh), make.IMAGE)
+
+    # ---- and what must hold
+
+    @rule()
+    def up(self) -> None:
+        """Whatever has happened: `up` mends it, as planned, and a second one does nothing."""
+        self.world.settle(5)
+        before = self.do(lab.do_plan)
+        outcome = self.do(lab.do_up)
+        if "is sha256:" in str(outcome.error):
+            oracle.honest(self.world, before, outcome, self.inventory)
+            self.pull_everywhere()  # as the error says
+            before, outcome = self.do(lab.do_plan), self.do(lab.do_up)
+        oracle.honest(self.world, before, outcome, self.inventory)
+        assert outcome.error is None, outcome.story()
+        oracle.converged(self.world, self.inventory)
+        oracle.untouched(self.do(lab.do_up))
+        seen = self.do(lab.do_status)
+        assert seen.error is None and seen.value.up, seen.story()
+        assert not seen.script.changing
+
+    @rule()
+    def serve(self) -> None:
+        """On a cluster that is up: serving gets ready, again changes nothing, and ends."""
+        self.world.settle(5)
+        if self.do(lab.do_up).error is None:
+            for verb in (lab.do_serve, lab.do_serve, lab.do_stop):
+                outcome = self.do(verb)
+                assert outcome.error is None, outcome.story()
+            oracle.converged(self.world, self.inventory)
+
+    @rule()
+    def down(self) -> None:
+        """`down` leaves nothing of ours."""
+        self.world.settle(5)
+        outcome = self.do(lab.do_down)
+        assert outcome.error is None, outcome.story()
+        oracle.nothing_left(self.world)
+
+    @invariant()
+    def others_are_left_alone(self) -> None:
+        """What is not ours is as it was."""
+        if hasattr(self, "world"):
+            assert self.world.foreign() == self.foreign
+
+    def teardown(self) -> None:
+        """However it went, it can be mended, and taken down."""
+        if hasattr(self, "stack"):
+            try:
+                self.up()
+                self.down()
+                self.others_are_left_alone()
+            finally:
+                self.stack.close()
+
+
+def test_any_course_converges() -> None:
+    RUNS.clear()
+    began = time.monotonic()
+    run_state_machine_as_test(Cluster, settings=examples(60, stateful_step_count=12))
+    total, seconds = sum(RUNS.values()), time.monotonic() - began
+    figure = f"{total} runs of verbs on 1 to 8 hosts, {total / seconds:.0f}/s: all converged"
+    record("P1", "sim: any course of verbs and accidents, by hypothesis", figure, True)
+    for promise, attack, what in (
+        (
+            "P2",
+            "sim: up again after each of these",
+            f"{RUNS['do_up']} runs of up; again: 0 operations, at most 6 round trips",
+        ),
+        (
+            "P3",
+            "sim: any inventory × any world",
+            f"{RUNS['do_plan']} plans: what ran is what was printed; 0 changing calls",
+        ),
+        ("P19", "sim: down after any course", f"{RUNS['do_down']} runs of down: nothing of ours left"),
+        ("P20", "sim: neighbours with similar names", f"{total} runs: theirs byte for byte as before"),
+    ):
+        record(promise, attack, what, True)

@@ -1,0 +1,453 @@
+"""Promises that have one attack each, in the simulated world."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.promises.figures import record
+from tests.sim import lab, make, oracle
+from tests.sim.faults import Call, Fault, Killed, Script
+from tests.sim.lab import Outcome
+from tests.sim.world import Box, Volume, World, identity
+from vllm_cluster.cli.session import Session
+from vllm_cluster.core.errors import InventoryError, Locked, Lost, PreflightFailed, VclusterError
+from vllm_cluster.core.spec import CLUSTER, FORMAT_LABEL, VERSION
+from vllm_cluster.inventory.model import Inventory
+
+
+def node(world: World, host: str) -> Box:
+    """The node's container on a host."""
+    box = world.machines[host].box("vcluster-lab")
+    assert box
+    return box
+
+
+def failure(outcome: Outcome) -> VclusterError:
+    """The error that a run ended with."""
+    assert isinstance(outcome.error, VclusterError), outcome.story()
+    return outcome.error
+
+
+def test_over_the_wire_too() -> None:
+    """Once with HTTP over our stream, since the other runs leave that out: the same calls, the same end."""
+    calls = {}
+    for wire in (True, False):
+        world, inventory = make.world((2, 2), present=False), make.inventory(2)
+        with lab.inside(world, wire=wire):
+            made = [lab.run(world, inventory, verb) for verb in (lab.do_up, lab.do_serve, lab.do_status, lab.do_stop)]
+            for outcome in made:
+                assert outcome.error is None, outcome.story()
+            oracle.converged(world, inventory)
+            broken = lab.run(world, inventory, lab.do_down, Script({12: Fault.LOST_AFTER}))
+            assert isinstance(broken.error, Lost)
+            assert lab.run(world, inventory, lab.do_down).error is None
+            oracle.nothing_left(world)
+        said = [f"{call.host} {call.what}" for outcome in made for call in outcome.script.calls]
+        # Ids and passing names are new each time; how many streams are opened is the wire's own affair.
+        calls[wire] = [re.sub("[0-9a-f]{8,}", "ID", words) for words in said if "dial docker" not in words]
+    assert calls[True] == calls[False]
+
+
+@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.LOST, Fault.REFUSED, Fault.ERROR, Fault.KILLED])
+@pytest.mark.parametrize("words", ["/images/create", "/wait", "/build", "archive", "/exec/", "/start"])
+def test_no_call_is_without_an_end_over_the_wire(fault: Fault, words: str) -> None:
+    world, inventory = make.world((2,), present=False), make.inventory(1)
+    with lab.inside(world, wire=True):
+        broken = lab.run(world, inventory, lab.do_up, first(words, fault))
+        assert broken.error is not None
+        assert broken.seconds < 3700, "it waited longer than any deadline"
+        world.settle()
+        assert lab.run(world, inventory, lab.do_up).error is None
+        oracle.converged(world, inventory)
+
+
+def first(words: str, fault: Fault, host: str = "") -> Script:
+    """A script in which the first call with these words goes wrong."""
+    script = Script()
+    meant = lab.at(words, host)
+
+    def decide(call: Call) -> Fault | None:
+        return fault if meant(call) and not script.met else None
+
+    script.by_words = decide
+    return script
+
+
+# ---- P24
+
+
+STAGES = {
+    "connect": "connect",
+    "facts": "facts",
+    "list": "GET /containers/json",
+    "pull": "/images/create",
+    "probe": "/wait",
+    "build": "/build",
+    "remove": "DELETE /containers",
+    "volumes": "/volumes/create",
+    "create": "'name': 'vcluster-lab'",
+    "files": "'path': '/'",
+    "start": "/start",
+    "verify": "status.json",
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_of_eight_fails(stage: str) -> None:
+    world, inventory = make.world((2,) * 8, present=False), make.inventory(8)
+    with lab.inside(world):
+        if stage == "remove":
+            assert lab.run(world, inventory, lab.do_up).error is None
+            inventory = make.inventory(8, environment={"A": "1"})
+        elif stage == "start":
+            assert lab.run(world, inventory, lab.do_up).error is None
+            for host in inventory.hosts:
+                world.stop(world.machines[host], node(world, host))
+        broken = lab.run(world, inventory, lab.do_up, first(STAGES[stage], Fault.ERROR, "gpu5"))
+        error = failure(broken)
+        assert error.exit_code == (4 if stage == "connect" else 1)
+        document = json.loads(json.dumps(error.as_json()))
+        states = {host: row["state"] for host, row in document["hosts"].items()}
+        assert states == {**dict.fromkeys(inventory.hosts, "ok"), "gpu5": "failed"}
+        assert document["hosts"]["gpu5"]["message"].startswith("gpu5: ")
+        again = lab.run(world, inventory, lab.do_up)
+        assert again.error is None, again.story()
+        oracle.converged(world, inventory)
+        done = {event.text for event in broken.events if event.kind == "done"}
+        ran = [text for host, text in again.operations if host != "gpu5" and text in done]
+        assert not ran, f"done twice: {ran}"
+    attack = f"sim: 1 of 8 hosts fails at {stage}"
+    figure = f"exit {error.exit_code}, 8 rows, the rerun did {len(again.operations)} operations"
+    record("P24", attack, figure, True)
+
+
+def test_a_failing_host_has_a_row_of_its_own() -> None:
+    world, inventory = make.world((2, 2, 2)), make.inventory(3)
+    with lab.inside(world):
+        broken = lab.run(world, inventory, lab.do_up, first("'name': 'vcluster-lab'", Fault.ERROR, "gpu2"))
+    assert [event.host for event in broken.events if event.kind == "failed"] == ["gpu2"]
+
+
+# ---- P25
+
+
+@pytest.mark.parametrize("label", ["2", "1.1", "next", ""])
+def test_the_next_version_is_refused_politely(label: str) -> None:
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        node(world, "gpu2").labels.update({FORMAT_LABEL: label, VERSION: "9.0"})
+        for verb in (lab.do_up, lab.do_plan):
+            refused = lab.run(world, inventory, verb)
+            assert isinstance(refused.error, PreflightFailed)
+            assert "newer vcluster (9.0)" in str(refused.error)
+            assert not refused.script.changing
+    record("P25", f"sim: a container whose format label is {label!r}", "exit 3, nothing changed", True)
+
+
+def test_labels_of_other_versions_are_passed_over() -> None:
+    """A container of an earlier or a later one of our format: what we do not know is nothing to us."""
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        for host in inventory.hosts:
+            labels = node(world, host).labels
+            labels["io.vcluster.colour"] = "blue"
+            labels[VERSION] = "0.0.1"
+            labels.pop(FORMAT_LABEL)
+        oracle.untouched(lab.run(world, inventory, lab.do_up))
+        assert lab.run(world, inventory, lab.do_down).error is None
+        oracle.nothing_left(world)
+    record("P25", "sim: labels of the previous version", "read; 0 operations", True)
+
+
+# ---- P26
+
+
+def test_one_image_everywhere_or_the_odd_one_is_named() -> None:
+    """A tag that has moved: on a host that joins, on one that runs, on one where the tag was pruned."""
+    for case in ("joins", "joins a pruned one", "tags differ"):
+        world, two = make.world((2, 2)), make.inventory(2)
+        with lab.inside(world):
+            if case != "tags differ":
+                assert lab.run(world, make.inventory(1), lab.do_up).error is None
+            if case == "joins a pruned one":
+                picture = world.machines["gpu1"].picture(make.IMAGE)
+                assert picture
+                picture.tags.clear()
+            world.registry[make.IMAGE] = make.base_image(2)
+            world.machines["gpu2"].images.clear()
+            if case == "tags differ":
+                world.machines["gpu2"].images["sha256:2"] = make.base_image(2)
+                world.machines["gpu2"].images["sha256:2"].tags.append(make.IMAGE)
+            refused = lab.run(world, two, lab.do_up)
+        assert isinstance(refused.error, VclusterError), f"{case}: {refused.story()}"
+        assert "is sha256:" in str(refused.error) and "gpu" in str(refused.error), case
+        bases = {box.labels["io.vcluster.base-image"] for _, box in world.nodes()}
+        assert len(bases) <= 1, f"{case}: nodes of two images run"
+    record("P26", "sim: a tag that moved before a host joined", "3 of 3 named, never two images", True)
+
+
+# ---- P8, P9, P10
+
+
+@pytest.mark.parametrize("docker", ["missing", "stopped", "forbidden", "old"])
+def test_docker_cannot_be_used(docker: str) -> None:
+    world, inventory = make.world(), make.inventory(2)
+    machine = world.machines["gpu2"]
+    machine.docker, machine.api, machine.version = docker, "1.40" if docker == "old" else "1.47", "19.03"
+    with lab.inside(world):
+        for verb in (lab.do_up, lab.do_plan):
+            refused = lab.run(world, inventory, verb)
+            error = failure(refused)
+            assert (error.exit_code, refused.script.changing) == (3, [])
+            assert len(error.message.splitlines()) == len((error.hint or "").splitlines()) == 1
+            assert error.message.startswith("gpu2: ")
+        seen = lab.run(world, inventory, lab.do_status)
+        assert seen.error is None
+        assert [row.state for row in seen.value.hosts] == ["absent", "docker"]
+        assert failure(lab.run(world, inventory, lab.do_down)).exit_code == 1
+    record("P8", f"sim: Docker is {docker}", "exit 3, one finding with its fix, nothing changed", True)
+
+
+def test_a_clock_an_hour_off() -> None:
+    for skew in (3600.0, -3600.0, 29.0):
+        world, inventory = make.world((1, 1, 1)), make.inventory(3)
+        world.machines["gpu1"].skew = skew
+        with lab.inside(world):
+            outcome = lab.run(world, inventory, lab.do_up)
+            assert outcome.error is None, outcome.story()
+            oracle.converged(world, inventory)
+            assert two_at_once(world, make.inventory(3, environment={"A": "1"})) == (0, 75)
+        codes = {event.data.get("code") for event in outcome.events if event.kind == "warning"}
+        assert codes == ({"clock"} if abs(skew) > 30 else set())
+    record("P9", "sim: the head's clock an hour off, both ways", "warned; up in order; the lease excludes", True)
+
+
+def test_one_machine_under_two_names() -> None:
+    world = make.world((1, 1))
+    world.machines["gpu2"].machine_id = world.machines["gpu1"].machine_id
+    same = make.inventory(2, {"gpu1": {"ssh": "box"}, "gpu2": {"ssh": "box"}})
+    with lab.inside(world):
+        by_name = lab.run(world, same, lab.do_up)
+        assert isinstance(by_name.error, InventoryError)
+        assert by_name.script.calls == []
+        by_id = lab.run(world, make.inventory(2), lab.do_up)
+        assert isinstance(by_id.error, PreflightFailed)
+        assert not by_id.script.changing
+    record("P10", "sim: one machine under two names", "refused; by name without a connection", True)
+
+
+# ---- P11: two controllers, one let in at every call of the other
+
+
+def code(outcome: Outcome) -> int:
+    """The exit code that a run would have had."""
+    return outcome.error.exit_code if isinstance(outcome.error, VclusterError) else 0 if outcome.error is None else 130
+
+
+def two_at_once(world: World, inventory: Inventory) -> tuple[int, int]:
+    """The exit codes of one `up`, and of another that comes while the first has the lease and has begun."""
+    inner: list[Outcome] = []
+
+    def other(call: Call) -> None:
+        if call.changes and not inner:
+            inner.append(lab.run(world, inventory, lab.do_up))
+
+    outer = lab.run(world, inventory, lab.do_up, Script(hook=other))
+    return code(outer), code(inner[0])
+
+
+@pytest.mark.parametrize("second", ["up", "down", "up with other settings"])
+def test_a_second_controller_at_every_call(second: str) -> None:
+    words: dict[str, Any] = {"environment": {"A": "2"}} if second == "up with other settings" else {}
+    verb = lab.do_down if second == "down" else lab.do_up
+    start = make.world((2, 2)).snapshot()
+    mine, theirs = make.inventory(2), make.inventory(2, **words)
+    world = World.again(start)
+    with lab.inside(world):
+        calls = len(lab.run(world, mine, lab.do_up).script.calls)
+    refused = 0
+    for index in range(calls):
+        world, inner = World.again(start), list[Outcome]()
+
+        def other(call: Call, index: int = index, world: World = world, inner: list[Outcome] = inner) -> None:
+            oracle.one_node_at_most(world)
+            if call.index == index:
+                inner.append(lab.run(world, theirs, verb))
+
+        with lab.inside(world):
+            outer = lab.run(world, mine, lab.do_up, Script(hook=other))
+            # Either works as if it were alone, or is told who holds the lease; the second never changes a thing then.
+            locked = isinstance(inner[0].error, Locked)
+            refused += locked
+            if locked:
+                assert inner[0].script.changing == [], outer.story()
+                assert "since" in str(inner[0].error) and code(inner[0]) == 75
+                assert outer.error is None, outer.story()
+            oracle.one_node_at_most(world)
+            oracle.nobody_holds(world)
+            world.settle()
+            assert lab.run(world, mine, lab.do_up).error is None, outer.story()
+            oracle.converged(world, mine)
+    assert refused > calls / 2
+    figure = f"at {refused} of {calls} calls refused with 75; never two heads"
+    record("P11", f"sim: {second} let in at each call of up", figure, True)
+
+
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+def test_who_lost_the_lease_stops(verb: lab.Verb) -> None:
+    """The head falls silent for longer than the lease lives: another may have it now, so nothing more is changed."""
+    world, inventory = make.world((2, 2, 2)), make.inventory(3)
+    with lab.inside(world):
+        if verb is lab.do_down:
+            assert lab.run(world, inventory, lab.do_up).error is None
+        late: list[Call] = []
+        script = Script()
+
+        def hook(call: Call) -> None:
+            if script.met or not call.changes:
+                return
+            if call.host == "gpu2" and world.machines["gpu1"].reachable:
+                world.machines["gpu1"].reachable = False
+                world.clock.sleep(16)
+                assert not world.machines["gpu1"].locks, "the head gave the lease up"
+            elif not world.machines["gpu1"].reachable:
+                late.append(call)
+
+        script.hook = hook
+        broken = lab.run(world, inventory, verb, script)
+    assert "lease is lost" in str(broken.error), broken.story()
+    # What was under way on one host may end; the next operation must not begin.
+    assert {call.host for call in late} <= {"gpu2"}, broken.story()
+    record("P11", f"sim: {verb.__name__} behind a black hole for 16 s", f"stops; {len(late)} calls after", True)
+
+
+# ---- P17
+
+
+def test_ctrl_c_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    start, inventory = make.world((2, 2)).snapshot(), make.inventory(2)
+    world = World.again(start)
+    with lab.inside(world):
+        calls = len(lab.run(world, inventory, lab.do_up).script.calls)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    longest = 0.0
+    try:
+        for index in range(calls):
+            world = World.again(start)
+            with lab.inside(world), pytest.raises(SystemExit) as ended:
+                began = world.clock.now
+
+                def action(session: Session, index: int = index, world: World = world) -> None:
+                    error = lab.run(world, inventory, lab.do_up, Script({index: Fault.INTERRUPT})).error
+                    assert isinstance(error, KeyboardInterrupt), index
+                    raise error
+
+                Session(None, as_json=True).run(action)
+            assert ended.value.code == 130
+            oracle.nobody_holds(world)
+            longest = max(longest, world.clock.now - began)
+            with lab.inside(world):
+                assert lab.run(world, inventory, lab.do_up).error is None
+                oracle.converged(world, inventory)
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+    assert longest < 5 + 2
+    record("P17", "sim: Ctrl-C at every call of up", f"{calls} of {calls}: exit 130, lease free, converged", True)
+
+
+# ---- P19, P20
+
+
+def test_what_is_not_ours_stops_us_and_stays() -> None:
+    """Names that we need, taken by others: a clear error, and nothing of theirs is changed."""
+    for taken in ("container", "state volume", "secrets volume"):
+        world, inventory = make.world(), make.inventory(2)
+        machine = world.machines["gpu2"]
+        make.neighbours(machine)
+        if taken == "container":
+            other = next(box for box in machine.boxes.values())
+            other.name = "vcluster-lab"
+        else:
+            name = f"vcluster-lab-{taken.split()[0]}"
+            machine.volumes[name] = Volume(name, {}, {"file": b"precious"})
+        foreign = world.foreign()
+        with lab.inside(world):
+            for _ in range(2):
+                refused = failure(lab.run(world, inventory, lab.do_up))
+                assert "gpu2" in str(refused) and "vcluster-lab" in str(refused)
+                assert world.foreign() == foreign, taken
+            assert lab.run(world, inventory, lab.do_down).error is None
+            oracle.nothing_left(world)
+        assert world.foreign() == foreign, taken
+    record("P20", "sim: our names taken by others", "3 of 3 refused, nothing of theirs changed", True)
+
+
+def test_another_cluster_on_the_host_is_refused() -> None:
+    world, inventory = make.world(), make.inventory(2)
+    body = {"Image": "x", "Labels": {CLUSTER: "other"}, "Entrypoint": ["x"], "Cmd": []}
+    machine = world.machines["gpu2"]
+    box = Box(identity("other"), "vcluster-other", "x", body, state="running")
+    machine.boxes[box.id] = box
+    with lab.inside(world):
+        refused = lab.run(world, inventory, lab.do_up)
+        assert isinstance(refused.error, PreflightFailed)
+        assert not refused.script.changing
+        assert lab.run(world, inventory, lab.do_down).error is None
+    assert box.id in machine.boxes
+    record("P20", "sim: a host of another cluster", "exit 3, nothing changed, down leaves it", True)
+
+
+def test_a_create_whose_answer_came_too_late_is_adopted() -> None:
+    """The controller is killed while dockerd creates; the next run has looked before the container appears."""
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        world.remove(world.machines["gpu2"], node(world, "gpu2"))
+        broken = lab.run(world, inventory, lab.do_up, first("'name': 'vcluster-lab'", Fault.KILLED_LATE))
+        assert isinstance(broken.error, Killed)
+        ((_, create),) = world.machines["gpu2"].late
+        world.machines["gpu2"].late.clear()
+
+        def appears(call: Call) -> None:
+            if "door" in call.what and world.machines["gpu2"].box("vcluster-lab") is None:
+                create()
+
+        again = lab.run(world, inventory, lab.do_up, Script(hook=appears))
+        assert again.error is None, again.story()
+        oracle.converged(world, inventory)
+    record("P20", "sim: a lost create appears while the rerun works", "adopted", True)
+
+
+def test_up_and_down_twenty_times() -> None:
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        for turn in range(20):
+            fault = {15 + 3 * turn: Fault.SILENT_AFTER} if turn % 2 else {}
+            lab.run(world, inventory, lab.do_up, Script(fault))
+            lab.run(world, inventory, lab.do_down, Script(fault))
+            assert lab.run(world, inventory, lab.do_down).error is None
+            oracle.nothing_left(world)
+            assert not [v for m in world.machines.values() for v in m.volumes]
+    record(
+        "P19", "sim: up and down 20 times, every second with time-outs", "0 containers, 0 volumes, 0 locks left", True
+    )
+
+
+def test_a_removal_under_way_is_awaited() -> None:
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        node(world, "gpu1").state = "removing"
+        again = lab.run(world, inventory, lab.do_up)
+        assert again.error is None, again.story()
+        oracle.converged(world, inventory)

@@ -1,0 +1,69 @@
+"""What the hosts have, as fit reckons with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.models import configs
+from tests.unit.core import world
+from vllm_cluster.actions import fit as action
+from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.core.facts import Gpu, Hca, HostFacts
+from vllm_cluster.fit.layouts import Gpus, Wish
+from vllm_cluster.fit.shape import shape
+from vllm_cluster.fit.verdict import Verdict
+from vllm_cluster.fit.weights import spread
+from vllm_cluster.run.events import Event
+
+MIB = 1 << 20
+HCA = (Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",)),)
+SMALL = (Gpu(0, "GPU-a", "NVIDIA L40S", 46_068), Gpu(1, "GPU-b", "NVIDIA L40S", 46_068))
+
+
+def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: Any) -> Verdict:
+    """The verdict on Llama 3.1 8B for these hosts."""
+
+    @contextmanager
+    def connected(*_: object) -> Iterator[SimpleNamespace]:
+        links = {name: SimpleNamespace(name=name) for name in facts}
+
+        def every(work: Callable[[SimpleNamespace], HostFacts]) -> dict[str, HostFacts]:
+            return {name: work(link) for name, link in links.items()}
+
+        yield SimpleNamespace(all=every, links=links)
+
+    made = shape(configs.LLAMA_8B)
+    monkeypatch.setattr(action, "connected", connected)
+    monkeypatch.setattr(action, "observe", lambda _, link: facts[link.name])
+    monkeypatch.setattr(action, "supports_stages", lambda *_: True)
+    monkeypatch.setattr(action, "read", lambda *_: (made, spread(16_060_522_496, made)))
+    events: list[Event] = []
+    return action.fit("llama", Wish(), events.append, gpus=None, load=lambda: world.inventory(len(facts), **words))
+
+
+def test_the_smallest_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = on(monkeypatch, world.hosts(gpu2={"gpus": SMALL}))
+    assert found.gpus == Gpus((2, 2), 46_068 * MIB, rdma=False)
+    assert found.model.pipelines is True
+
+
+def test_rdma_counts_where_every_host_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, both = world.hosts(gpu1={"hcas": HCA}), world.hosts(gpu1={"hcas": HCA}, gpu2={"hcas": HCA})
+    assert [found.gpus and found.gpus.rdma for found in (on(monkeypatch, one), on(monkeypatch, both))] == [False, True]
+
+
+def test_logical_gpus_share_a_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {name: replace(host, gpus=(), slots=2, memory=64 << 30) for name, host in world.hosts().items()}
+    assert on(monkeypatch, facts, accelerator="cpu").gpus == Gpus((2, 2), 32 << 30, rdma=False)
+
+
+@pytest.mark.parametrize("gpus", [(), (Gpu(0, "GPU-a", "NVIDIA GB10", 0),)])
+def test_a_host_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
+    with pytest.raises(PreflightFailed, match="gpu2: no GPU that tells how much memory it has"):
+        on(monkeypatch, world.hosts(gpu2={"gpus": gpus}))

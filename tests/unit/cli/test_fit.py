@@ -1,0 +1,126 @@
+"""`vcluster fit` as its users run it: what it prints, how it exits, and that nothing ends in a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.models import checkpoints, configs
+from tests.models.hub import Hub, hub
+
+VCLUSTER = Path(sys.executable).with_name("vcluster")
+LLAMA = "meta-llama/Llama-3.1-405B-Instruct"
+TWO_NODES = ("--gpus", "8", "--nodes", "2", "--gpu-memory", "80GB")
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Hub]:
+    """A hub with Llama 3.1 405B, and one that only some may read."""
+    files = checkpoints.files(configs.LLAMA_405B, checkpoints.llama(configs.LLAMA_405B), 191)
+    with hub(repositories={LLAMA: files, "org/gated": files}, gated={"org/gated"}) as made:
+        yield made
+
+
+def fit(*argv: str, endpoint: str = "http://127.0.0.1:1", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, with no hub unless one is given and no token but the one that is given."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "FORCE_COLOR")}
+    where = {"HF_ENDPOINT": endpoint, "HF_HOME": "/nonexistent", **environment}
+    done = subprocess.run(
+        [VCLUSTER, "fit", *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**kept, **where},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in done.stderr
+    assert "bug in vcluster" not in done.stderr
+    return done
+
+
+def test_a_model_on_two_nodes(here: Hub) -> None:
+    done = fit(LLAMA, *TWO_NODES, endpoint=here.url)
+    assert done.returncode == 0
+    assert "811.7 GB (BF16 811.7 GB)" in done.stdout
+    assert "504.0 KiB a token" in done.stdout
+    assert "974 GB by P·4/(32/Q)·1.2" in done.stdout
+    assert done.stdout.splitlines()[-1] == "It fits at TP=8 PP=2, with room for 4 requests of 131072 tokens at once."
+
+
+def test_the_document(here: Hub) -> None:
+    done = fit(LLAMA, *TWO_NODES, "--context", "128000", "--kv-cache-dtype", "fp8", "--json", endpoint=here.url)
+    found = json.loads(done.stdout)
+    assert done.stderr == ""
+    assert (found["v"], found["fits"], found["gpus_at_least"]) == (1, True, 11)
+    assert found["kv_cache"] == {"dtype": "fp8", "bytes_per_token": 258048, "bytes_per_request": 128000 * 258048}
+    assert [(row["tp"], row["pp"]) for row in found["layouts"]][:2] == [(8, 2), (16, 1)]
+    assert found["taken"] == found["layouts"][0]
+
+
+def test_nothing_fits(here: Hub) -> None:
+    argv = (LLAMA, "--gpus", "8", "--gpu-memory", "80GB", "--context", "8192")
+    done = fit(*argv, endpoint=here.url)
+    assert done.returncode == 3
+    assert done.stdout.splitlines()[-2:] == ["It does not fit. What would:", "  2 nodes of 8 such GPUs"]
+    assert fit(LLAMA, *TWO_NODES, "--context", "8192", endpoint=here.url).returncode == 0
+    assert json.loads(fit(*argv, "--json", endpoint=here.url).stdout)["changes"] == ["2 nodes of 8 such GPUs"]
+
+
+def test_parameters_need_neither_hub_nor_host() -> None:
+    done = fit("--params", "70B", "--bits", "16")
+    assert done.returncode == 0
+    assert "weights        140.0 GB" in done.stdout
+    assert "rule of thumb  168 GB by P·4/(32/Q)·1.2" in done.stdout
+    assert fit("--params", "405B", *TWO_NODES).returncode == 0
+    assert fit("--params", "405B", "--bits", "16", "--gpus", "8", "--gpu-memory", "80GB").returncode == 3
+    assert fit("--params", "405B", "--bits", "8", "--gpus", "8", "--gpu-memory", "80GB").returncode == 0
+
+
+def test_a_gated_model_wants_the_token(here: Hub, tmp_path: Path) -> None:
+    done = fit("org/gated", *TWO_NODES, endpoint=here.url)
+    assert done.returncode == 1
+    assert "org/gated is gated, private or not there: the hub answers 401 without a token" in done.stderr
+    assert fit("org/gated", *TWO_NODES, endpoint=here.url, HF_TOKEN=here.token).returncode == 0
+    (tmp_path / "token").write_text(f"{here.token}\n")
+    assert fit("org/gated", *TWO_NODES, endpoint=here.url, HF_HOME=str(tmp_path)).returncode == 0
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    for name, content in checkpoints.files(configs.LLAMA_8B, checkpoints.llama(configs.LLAMA_8B)).items():
+        (tmp_path / name).write_bytes(content)
+    done = fit(str(tmp_path), "--gpu-memory", "24GB")
+    assert done.returncode == 0
+    assert "It fits at TP=1 PP=1 with a context of 30304 tokens at most: -- --max-model-len=30304" in done.stdout
+    (tmp_path / "config.json").write_text('{"model_type": "lla')
+    assert fit(str(tmp_path), "--gpu-memory", "24GB").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        ((), 2, "give a model, or --params"),
+        ((LLAMA, "--params", "8B"), 2, "give a model, or --params"),
+        ((LLAMA, "--gpus", "8"), 2, "--gpus and --nodes need --gpu-memory"),
+        ((LLAMA, "--gpu-memory", "80"), 2, "say the unit"),
+        ((LLAMA, "--gpu-memory", "plenty"), 2, "'plenty' is no size"),
+        (("--params", "many"), 2, "'many' is no size"),
+        ((LLAMA, "--kv-cache-dtype", "int3"), 2, "int3 is not known"),
+        ((LLAMA, "--context", "-1"), 2, "--context"),
+        ((LLAMA, "--gpus", "0", "--gpu-memory", "80GB"), 2, "--gpus"),
+        (("not a model", *TWO_NODES), 2, "neither a folder here nor a repository"),
+        ((LLAMA,), 2, "inventory"),
+        ((LLAMA, *TWO_NODES), 4, "the hub cannot be asked"),
+    ],
+)
+def test_what_cannot_be_answered(argv: tuple[str, ...], code: int, said: str) -> None:
+    done = fit(*argv)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr

@@ -1,0 +1,82 @@
+"""Figures that others published or measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.models import checkpoints, configs
+from vllm_cluster.fit.layouts import Gpus, Model, Wish, judge
+from vllm_cluster.fit.numbers import size
+from vllm_cluster.fit.shape import shape
+from vllm_cluster.fit.verdict import at_least, of_parameters, rule_of_thumb
+from vllm_cluster.fit.weights import weigh
+
+GIB = 1 << 30
+FIRST_405B = {**configs.LLAMA_405B, "num_key_value_heads": 16}
+H200 = 143_771 << 20  # as nvidia-smi says
+
+
+def model(config: configs.Config) -> Model:
+    """A Llama with the tensors that its config asks for."""
+    made = shape(config)
+    return Model("llama", weigh(checkpoints.sizes(checkpoints.llama(config)), made), made)
+
+
+@pytest.mark.parametrize(
+    ("config", "stored"),
+    [(configs.LLAMA_8B, 16_060_522_496), (configs.LLAMA_70B, 141_107_412_992), (configs.LLAMA_405B, 811_706_777_600)],
+)
+def test_the_weights_are_those_of_the_published_index(config: configs.Config, stored: int) -> None:
+    found = model(config).weights
+    assert found.loaded == stored
+    assert found.stored == {"BF16": stored}
+
+
+@pytest.mark.parametrize(("params", "gigabytes", "thumb"), [("8B", 16, 19.2), ("70B", 140, 168), ("405B", 810, 972)])
+def test_parameters_at_16_bits(params: str, gigabytes: int, thumb: float) -> None:
+    weights = of_parameters(size(params), 16).weights
+    assert weights.loaded == gigabytes * 10**9
+    assert rule_of_thumb(weights.loaded) == thumb * 10**9
+
+
+@pytest.mark.parametrize(
+    ("config", "gib", "gpus"),
+    [
+        (configs.LLAMA_8B, 15.62, 1),
+        (configs.LLAMA_70B, 39.06, 3),
+        (FIRST_405B, 123.05, 12),
+        (configs.LLAMA_405B, 61.52, 11),
+    ],
+)
+def test_a_request_of_128000_tokens(config: configs.Config, gib: float, gpus: int) -> None:
+    found, wish = model(config), Wish(128_000)
+    assert found.request(128_000, 2) / GIB == pytest.approx(gib, abs=0.01)
+    assert found.request(128_000, 1) / GIB == pytest.approx(gib / 2, abs=0.01)
+    assert at_least(found, 80 * 10**9, wish) == gpus
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8, 16])
+def test_every_rank_holds_the_latent_whole(tp: int) -> None:
+    layers = shape(configs.DEEPSEEK_V3).layers
+    per_token = sum(layer.held(16, tp, 2) for layer in layers) / 16
+    assert per_token == 61 * 576 * 2
+    assert per_token / 1024 == pytest.approx(68.6, abs=0.05)
+
+
+def test_llama_405b_on_two_nodes_of_eight() -> None:
+    """31.5 KiB of KV a token on every GPU, 51 GB of weights."""
+    found = model(configs.LLAMA_405B)
+    assert found.shape
+    per_token = sum(layer.held(16, 8, 2) for layer in found.shape.layers[:63]) / 16
+    assert per_token == 31.5 * 1024
+    assert found.weights.on_stage(0, 63, 8) == pytest.approx(811.7e9 / 16, rel=0.001)
+
+
+@pytest.mark.parametrize(("tp", "weights", "left", "tokens"), [(1, 15.0, 112.28, 919_824), (2, 7.54, 120.3, 1_971_008)])
+def test_what_vllm_measured_on_h200s(tp: int, weights: float, left: float, tokens: int) -> None:
+    """vLLM 0.26.0 with Llama 3.1 8B, max-model-len 8192; the promise is 10 %, and one per cent is met."""
+    found = judge(model(configs.LLAMA_8B), Gpus((tp,), H200), Wish(8192), tp, 1)
+    assert found.tokens is not None
+    assert found.weights / GIB == pytest.approx(weights, rel=0.01)
+    assert found.left / GIB == pytest.approx(left, rel=0.01)
+    assert found.tokens == pytest.approx(tokens, rel=0.01)

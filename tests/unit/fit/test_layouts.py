@@ -1,0 +1,190 @@
+"""Splits that cannot be, the order of those that can, and what would help when none fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.models import checkpoints, configs
+from vllm_cluster.fit.layouts import UTILISATION, Gpus, Model, Wish, judge, refusal, stage_bounds
+from vllm_cluster.fit.shape import BLOCK, shape
+from vllm_cluster.fit.verdict import Verdict, at_least, verdict
+from vllm_cluster.fit.weights import spread, weigh
+
+GB = 10**9
+
+
+def model(config: configs.Config, *, pipelines: bool | None = True, total: int = 0, **changes: Any) -> Model:
+    """A model with its tensors, or with so many bytes of them."""
+    words = {**config, **changes}
+    made = shape(words)
+    weights = spread(total, made) if total else weigh(checkpoints.sizes(checkpoints.llama(words)), made)
+    return Model("model", weights, made, pipelines)
+
+
+def splits(found: Verdict) -> list[tuple[int, int, int]]:
+    """TP, PP and replicas of every layout."""
+    return [(layout.tp, layout.pp, layout.replicas) for layout in found.layouts]
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "pp", "said"),
+    [
+        (configs.LLAMA_8B, 8, 1, ""),
+        (configs.LLAMA_8B, 3, 1, "TP=3 does not divide its 32 attention heads"),
+        (configs.LLAMA_8B, 1, 33, "PP=33 is more than its 32 layers"),
+        (configs.LLAMA_8B, 1, 32, ""),
+        (configs.LLAMA_8B, 16, 2, ""),
+        ({**configs.LLAMA_8B, "num_attention_heads": 48}, 12, 1, "TP=12 and its 8 KV heads do not divide one another"),
+        (configs.DEEPSEEK_V3, 128, 1, ""),
+    ],
+)
+def test_what_vllm_would_refuse(config: configs.Config, tp: int, pp: int, said: str) -> None:
+    assert refusal(shape(config), tp, pp) == said
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "said"),
+    [
+        (configs.QWEN3_235B_FP8, 4, ""),
+        (configs.QWEN3_235B_FP8, 8, "an expert (1536) at TP=8"),
+        (configs.DEEPSEEK_V3, 16, ""),
+        (configs.DEEPSEEK_V3, 32, "the MLP (18432) at TP=32"),
+        ({**configs.LLAMA_70B, "quantization_config": {"quant_method": "awq", "group_size": 128}}, 8, ""),
+        ({**configs.LLAMA_8B, "quantization_config": {"group_size": 128}, "intermediate_size": 14208}, 2, "the MLP"),
+        ({**configs.LLAMA_8B, "quantization_config": {"group_size": -1}, "intermediate_size": 14208}, 2, ""),
+        ({**configs.LLAMA_8B, "quantization_config": "fp8"}, 2, ""),
+    ],
+)
+def test_blocks_of_quantised_weights_stay_whole(config: configs.Config, tp: int, said: str) -> None:
+    found = judge(model(config, total=16 * GB), Gpus((64,), 80 * GB), Wish(1024), tp, 1)
+    assert found.problem.startswith(said) if said else not found.problem
+    assert found.fits is not bool(said)
+
+
+def test_nodes_come_first_then_every_other_way_with_its_reason() -> None:
+    found = verdict(model(configs.LLAMA_405B), Gpus((8, 8), 141 * GB, rdma=False), Wish(32768))
+    assert splits(found) == [(8, 2, 1), (8, 1, 2), (16, 1, 1), (4, 4, 1), (2, 8, 1), (1, 16, 1)]
+    assert found.taken is found.layouts[0]
+    assert all(layout.why for layout in found.layouts)
+    assert "one node suffices" in found.layouts[1].why
+    across = " ".join(found.layouts[2].notes)
+    assert "each is held by 2 GPUs" in across
+    assert "no RDMA was found" in across
+
+
+def test_where_one_gpu_suffices_there_are_as_many_replicas() -> None:
+    found = verdict(model(configs.LLAMA_8B), Gpus((4, 4), 80 * GB), Wish())
+    assert splits(found)[:3] == [(4, 2, 1), (4, 1, 2), (1, 1, 8)]
+
+
+def test_where_some_nodes_suffice_the_others_are_spared() -> None:
+    found = verdict(model(configs.LLAMA_405B), Gpus((8,) * 5, 80 * GB), Wish(4096))
+    assert (8, 2, 2) in splits(found)
+
+
+def test_hosts_that_differ_are_laid_out_as_serve_does() -> None:
+    found = verdict(model(configs.LLAMA_70B), Gpus((8, 4), 80 * GB), Wish(8192))
+    assert splits(found)[0] == (4, 3, 1)
+    assert found.layouts[0].notes == ("stages of 26 and 27 layers",)
+    # TP=12 and TP=6 do not divide 64 heads.
+    problems = {layout.tp: layout.problem for layout in found.layouts}
+    assert "64 attention heads" in problems[12]
+    assert "64 attention heads" in problems[6]
+
+
+def test_the_next_best_is_taken_where_the_first_cannot_be() -> None:
+    wide = model(configs.LLAMA_8B, num_attention_heads=20, num_key_value_heads=4, head_dim=128, hidden_size=2560)
+    found = verdict(wide, Gpus((8,), 80 * GB), Wish(1024))
+    assert "20 attention heads" in found.layouts[0].problem
+    assert found.taken
+    assert (found.taken.tp, found.taken.replicas) == (1, 8)
+
+
+def test_a_class_without_stages_is_not_split_into_them() -> None:
+    found = verdict(model(configs.LLAMA_70B, pipelines=False), Gpus((2, 2), 80 * GB), Wish(8192))
+    assert "SupportsPP" in found.layouts[0].problem
+    assert found.taken
+    assert found.taken.pp == 1
+
+
+def test_what_is_over_goes_to_the_later_stages_but_the_last() -> None:
+    sizes = [end - begin for begin, end in stage_bounds(126, 4)]
+    assert sizes == [31, 32, 32, 31]
+    assert [end - begin for begin, end in stage_bounds(10, 4)] == [2, 3, 3, 2]
+    assert [end - begin for begin, end in stage_bounds(7, 2)] == [4, 3]
+
+
+def test_the_smallest_stage_bounds_the_cache() -> None:
+    """The head of a large vocabulary takes from the last stage what the first still has."""
+    heavy = model(configs.LLAMA_8B, vocab_size=2_000_000)
+    layout = judge(heavy, Gpus((2,), 40 * GB), Wish(8192), 1, 2)
+    budget = int(UTILISATION * 40 * GB)
+    assert layout.left < budget - layout.weights - layout.reserve + 1
+    assert layout.left == min(
+        budget - heavy.weights.on_stage(16, 32, 1) - 1024 * 2_000_000 * 6 - (1 << 30), layout.left
+    )
+
+
+def test_a_shorter_context_is_good_enough_when_nobody_asked_for_one() -> None:
+    gpus = Gpus((1,), 24 * GB)
+    found = verdict(model(configs.LLAMA_8B), gpus, Wish())
+    assert found.taken
+    assert not found.taken.fits
+    assert found.taken.context
+    assert 10_000 < found.taken.context < 131_072
+    assert verdict(model(configs.LLAMA_8B), gpus, Wish(found.taken.context)).taken
+    longer = verdict(model(configs.LLAMA_8B), gpus, Wish(found.taken.context + BLOCK))
+    assert longer.taken is None
+
+
+def test_the_nearest_changes_are_named_and_each_helps() -> None:
+    gpus, wish = Gpus((1,), 24 * GB), Wish(30_000, 2)
+    llama = model(configs.LLAMA_8B)
+    found = verdict(llama, gpus, wish)
+    assert found.taken is None
+    context, together, bits, more = found.changes
+    assert verdict(llama, gpus, replace(wish, context=int(context.split("=")[1].split()[0]))).taken
+    assert together.startswith("1 request of")
+    assert verdict(llama, gpus, replace(wish, concurrency=1)).taken
+    assert "fp8" in bits
+    assert verdict(llama, gpus, replace(wish, kv_dtype="fp8")).taken
+    assert more == "1 node of 2 such GPUs"
+    assert verdict(llama, replace(gpus, nodes=(2,)), wish).taken
+
+
+def test_what_no_number_of_gpus_holds() -> None:
+    found = verdict(model(configs.LLAMA_405B), Gpus((1,), 2 * GB), Wish(1024))
+    assert (found.taken, found.changes) == (None, ())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from([configs.LLAMA_8B, configs.DEEPSEEK_V3, configs.GEMMA3_27B, configs.QWEN3_NEXT]),
+    st.lists(st.integers(1, 8), min_size=1, max_size=6),
+    st.integers(8, 200),
+    st.integers(1, 200_000),
+    st.integers(1, 50),
+)
+def test_what_is_said_to_fit_does(
+    config: configs.Config, nodes: list[int], memory: int, context: int, concurrency: int
+) -> None:
+    found = model(config, total=30 * GB)
+    gpus, wish = Gpus(tuple(nodes), memory * GB), Wish(context, concurrency)
+    for layout in verdict(found, gpus, wish).layouts:
+        assert layout.tp * layout.pp * layout.replicas <= sum(nodes)
+        assert bool(layout.problem) <= (not layout.fits)
+        if layout.fits:
+            assert layout.requests is not None
+            assert layout.requests >= concurrency
+            assert layout.context is not None
+            assert layout.context >= min(context, 1)
+            assert layout.tp * layout.pp * memory * GB >= found.weights.loaded
+        if layout.context:
+            again = judge(found, gpus, Wish(layout.context, concurrency), layout.tp, layout.pp)
+            assert again.fits
+    assert at_least(found, memory * GB, wish) >= 1

@@ -1,0 +1,91 @@
+"""Tell whether a model fits, before anything is started or loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_cluster.actions.survey import connected
+from vllm_cluster.core.desired import gpu_count, hcas
+from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.fit.layouts import Gpus, Model, Wish
+from vllm_cluster.fit.verdict import Verdict, verdict
+from vllm_cluster.hub.read import read
+from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.inventory.secrets import read_secret
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.models import supports_stages
+from vllm_cluster.run.observe import observe
+
+TOKEN_BYTES = 1000
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the hosts have."""
+
+    gpus: Gpus
+    pipelines: bool | None
+
+
+def fit(name: str, wish: Wish, emit: Emit, *, gpus: Gpus | None, load: Callable[[], Inventory]) -> Verdict:
+    """The verdict on a model of the hub or of a folder here; without `gpus` on those of the inventory's hosts.
+
+    Raises:
+        VclusterError: the model cannot be read, or a host not be asked.
+    """
+    inventory = None if gpus else load()
+    emit(Event("phase", f"reading what heads {name}"))
+    shape, weights = read(name, _token(inventory))
+    pipelines = None
+    if inventory:
+        found = _look(inventory, shape.architecture, emit)
+        gpus, pipelines = found.gpus, found.pipelines
+    return verdict(Model(name, weights, shape, pipelines), gpus, wish)
+
+
+def _token(inventory: Inventory | None) -> str | None:
+    """The token for the hub: the inventory's, else where the hub's own tools look for it."""
+    if inventory and inventory.hf_token:
+        base = inventory.path.parent if inventory.path else Path.cwd()
+        return read_secret(inventory.hf_token, base=base, environ=os.environ)
+    if os.environ.get("HF_TOKEN"):
+        return os.environ["HF_TOKEN"].strip()
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
+    try:
+        return path.read_text()[:TOKEN_BYTES].strip() if path.is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _look(inventory: Inventory, architecture: str, emit: Emit) -> _Found:
+    with connected(inventory, emit) as fleet:
+        emit(Event("phase", "looking at the hosts"))
+        facts = fleet.all(lambda link: observe(inventory, link))
+        hosts = inventory.hosts
+        nodes = tuple(gpu_count(host, facts[name], inventory.accelerator) for name, host in hosts.items())
+        memory = min(_memory(inventory, host, facts[name]) for name, host in hosts.items())
+        rdma = all(hcas(host, facts[name]) for name, host in hosts.items())
+        pipelines = None
+        if len(nodes) > 1 and not facts[inventory.head_name].engine.problem:
+            emit(Event("phase", f"asking the image whether its vLLM can split {architecture} into stages"))
+            head = inventory.head_name
+            pipelines = supports_stages(fleet.links[head], facts[head], inventory, architecture)
+    return _Found(Gpus(nodes, memory, rdma), pipelines)
+
+
+def _memory(inventory: Inventory, host: Host, facts: HostFacts) -> int:
+    """Bytes of the host's smallest GPU; logical GPUs share the host's memory."""
+    count = gpu_count(host, facts, inventory.accelerator)
+    if inventory.accelerator == "cpu":
+        found = facts.memory // count if count else 0
+    else:
+        found = min((gpu.memory_mib for gpu in facts.gpus), default=0) << 20
+    if not found:
+        hint = "say what there is: --gpus, --nodes and --gpu-memory"
+        raise PreflightFailed(f"{facts.host}: no GPU that tells how much memory it has", hint=hint)
+    return found

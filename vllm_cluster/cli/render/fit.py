@@ -1,0 +1,142 @@
+"""Whether a model fits, as a table with reasons for people and as a document for programs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.fit.layouts import UTILISATION, Layout
+from vllm_cluster.fit.verdict import Verdict, at_least, rule_of_thumb
+
+GIB = 1 << 30
+
+
+def verdict_document(found: Verdict) -> dict[str, Any]:
+    """The verdict as JSON would have it; sizes in bytes, null where they are not known."""
+    model, shape, wish = found.model, found.model.shape, found.wish
+    context = model.context(wish)
+    return {
+        "v": 1,
+        "model": model.name,
+        "architecture": shape.architecture if shape else None,
+        "splits_into_stages": model.pipelines,
+        "layers": len(shape.layers) if shape else None,
+        "weights": {
+            "stored": dict(model.weights.stored),
+            "loaded": model.weights.loaded,
+            "unused": model.weights.unused,
+            "estimated": model.weights.estimated,
+        },
+        "context": context or None,
+        "concurrency": wish.concurrency,
+        "kv_cache": {
+            "dtype": wish.kv_dtype,
+            "bytes_per_token": _per_token(found) if shape else None,
+            "bytes_per_request": model.request(context, wish.kv_bytes) if shape else None,
+        },
+        "rule_of_thumb": rule_of_thumb(model.weights.loaded),
+        "gpus": asdict(found.gpus) if found.gpus else None,
+        "gpus_at_least": at_least(model, found.gpus.memory, wish) if found.gpus else None,
+        "layouts": [asdict(layout) for layout in found.layouts],
+        "fits": found.taken is not None if found.gpus else None,
+        "taken": asdict(found.taken) if found.taken else None,
+        "changes": list(found.changes),
+        "notes": list(shape.notes) if shape else [],
+    }
+
+
+def _per_token(found: Verdict) -> int:
+    """What one more token takes, while no window is full."""
+    model, kv_bytes = found.model, found.wish.kv_bytes
+    return (model.request(32, kv_bytes) - model.request(16, kv_bytes)) // 16
+
+
+def show_verdict(found: Verdict, *, color: str) -> None:
+    """Write the verdict on standard output."""
+    bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
+    lines = [f"{name:<14} {value}" for name, value in _sizes(found)]
+    if found.gpus:
+        rows = [_TITLES, *map(_cells, found.layouts)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines.append("")
+        for name, *cells, state in rows:
+            middle = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:-1], strict=True))
+            lines.append(f"{name:<{widths[0]}}  {middle}  {state}".rstrip())
+        reasons: dict[str, list[str]] = {}
+        for layout in found.layouts:
+            reasons.setdefault("; ".join(filter(None, (layout.why, *layout.notes))), []).append(_name(layout))
+        lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()), ""]
+    sys.stdout.write("".join(plain(line) + "\n" for line in lines))
+    sys.stdout.write("".join(f"{bold}{plain(line)}{end}\n" for line in _conclusion(found)))
+    sys.stdout.flush()
+
+
+_TITLES = ["layout", "weights", "computing", "for KV", "context", "at once", "tokens", ""]
+
+
+def _sizes(found: Verdict) -> list[tuple[str, str]]:
+    model, shape, wish = found.model, found.model.shape, found.wish
+    context, weights = model.context(wish), model.weights
+    stored = ", ".join(f"{dtype} {size / 1e9:.1f} GB" for dtype, size in sorted(weights.stored.items()))
+    rows = [("model", model.name)]
+    if shape:
+        kv_heads = max(layer.heads for layer in shape.layers)
+        text = f"{shape.architecture}: {len(shape.layers)} layers, {shape.heads} heads, {kv_heads} for KV"
+        rows.append(("", f"{text}, context {shape.context}"))
+    text = f"{weights.loaded / 1e9:.1f} GB ({stored})"
+    text += f"; {weights.unused / 1e9:.1f} GB more are not loaded" if weights.unused else ""
+    text += "; by the index, as the files' headers could not be read" if weights.estimated else ""
+    rows.append(("weights", text))
+    if shape:
+        request = model.request(context, wish.kv_bytes)
+        text = f"{_per_token(found) / 1024:.1f} KiB a token ({wish.kv_dtype})"
+        rows.append(("KV cache", f"{text}; {context} tokens: {request / GIB:.2f} GiB"))
+    else:
+        rows.append(("KV cache", "not known from the number of parameters; name a model for it"))
+    text = f"{rule_of_thumb(weights.loaded) / 1e9:.0f} GB by P·4/(32/Q)·1.2, whatever the context"
+    rows.append(("rule of thumb", text))
+    if found.gpus:
+        count = at_least(model, found.gpus.memory, wish)
+        what = "weights and one such request" if shape else "weights"
+        rows.append(("at least", f"{count} such GPU{'s'[: count > 1]}, by the plain sum of {what}"))
+        nodes = " + ".join(map(str, found.gpus.nodes)) if len(set(found.gpus.nodes)) > 1 else ""
+        nodes = nodes or f"{len(found.gpus.nodes)} × {found.gpus.nodes[0]}"
+        text = f"{nodes} of {found.gpus.memory / GIB:.1f} GiB, of which vLLM takes {UTILISATION:.0%}"
+        rows.append(("GPUs", text))
+    if shape and found.model.pipelines is None and any(layout.pp > 1 for layout in found.layouts):
+        unknown = "it is not known whether vLLM can split it into stages: the head's image would say"
+        rows.append(("note", unknown))
+    return rows + [("note", note) for note in (shape.notes if shape else ())]
+
+
+def _name(layout: Layout) -> str:
+    copies = f" ×{layout.replicas}" if layout.replicas > 1 else ""
+    return f"TP={layout.tp} PP={layout.pp}{copies}"
+
+
+def _cells(layout: Layout) -> list[str]:
+    if layout.problem:
+        return [_name(layout), *[""] * 6, f"no: {layout.problem}"]
+    sizes = [f"{size / GIB:.1f} GiB" for size in (layout.weights, layout.reserve, layout.left)]
+    copies = layout.replicas
+    many = [layout.context, *(n if n is None else n * copies for n in (layout.requests, layout.tokens))]
+    state = "fits" if layout.fits else "shorter context" if layout.context else "no"
+    return [_name(layout), *sizes, *("?" if n is None else str(n) for n in many), state]
+
+
+def _conclusion(found: Verdict) -> list[str]:
+    taken, wish = found.taken, found.wish
+    if not found.gpus:
+        return []
+    if taken and taken.fits:
+        if taken.requests is None:
+            return [f"The weights fit at {_name(taken)} and leave {taken.left / GIB:.1f} GiB a GPU for the KV cache."]
+        count = taken.requests * taken.replicas
+        what = f"{count} request{'s'[: count > 1]} of {found.model.context(wish)} tokens at once"
+        return [f"It fits at {_name(taken)}, with room for {what}."]
+    if taken:
+        flag = f"-- --max-model-len={taken.context}"
+        return [f"It fits at {_name(taken)} with a context of {taken.context} tokens at most: {flag}"]
+    return ["It does not fit. What would:", *(f"  {change}" for change in found.changes or ("nothing near",))]

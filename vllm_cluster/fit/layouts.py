@@ -1,0 +1,204 @@
+"""What each way to lay a model over the GPUs needs, and what it leaves for requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vllm_cluster.fit.shape import BATCHED, BLOCK, Layer, Shape
+from vllm_cluster.fit.weights import Weights
+
+# vLLM's default for --gpu-memory-utilization, of the total memory.
+UTILISATION = 0.92
+# CUDA graphs, NCCL, the driver's share: Llama 3.1 8B on an H200 left 0.2 to 0.5 GiB for them.
+FIXED = 1 << 30
+# Sequences that are sampled at once by default.
+SEQUENCES = 1024
+KV_DTYPES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs there are: how many on each node, the bytes of the smallest, and whether RDMA joins all nodes."""
+
+    nodes: tuple[int, ...]
+    memory: int
+    rdma: bool | None = None
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What shall be served: requests at once, each of so many tokens; `context` 0 is the model's own."""
+
+    context: int = 0
+    concurrency: int = 1
+    kv_dtype: str = "auto"
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of an element in the KV cache."""
+        return KV_DTYPES[self.kv_dtype]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of a model; no shape where only the number of its parameters is."""
+
+    name: str
+    weights: Weights
+    shape: Shape | None
+    pipelines: bool | None = None
+
+    def context(self, wish: Wish) -> int:
+        """The tokens that a request shall have, 0 where nobody says."""
+        return wish.context or (self.shape.context if self.shape else 0)
+
+    def request(self, tokens: int, kv_bytes: int) -> int:
+        """Bytes of KV cache for one request, over all GPUs at TP=1."""
+        return sum(layer.held(tokens, 1, kv_bytes) for layer in self.shape.layers) if self.shape else 0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One GPU of one stage: bytes of weights, for computing, and left for the KV cache of its layers."""
+
+    weights: int
+    reserve: int
+    left: int
+    layers: tuple[tuple[Layer, int], ...]
+
+    def request(self, tokens: int, tp: int, kv_bytes: int) -> int:
+        """Bytes that one request takes here."""
+        return sum(layer.held(tokens, tp, kv_bytes) * count for layer, count in self.layers)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout judged. The sizes are those of the fullest GPU.
+
+    `problem` says why it cannot be at all; `context` is the longest that fits, `requests` how many of the wished
+    context do, `tokens` how many fit in all; None where the KV cache is not known.
+    """
+
+    tp: int
+    pp: int
+    replicas: int
+    why: str
+    problem: str
+    weights: int
+    reserve: int
+    left: int
+    context: int | None
+    requests: int | None
+    tokens: int | None
+    fits: bool
+    notes: tuple[str, ...] = ()
+
+
+def refusal(shape: Shape, tp: int, pp: int) -> str:
+    """Why vLLM would refuse this split of a model, in one sentence; empty when it would not."""
+    if shape.heads % tp:
+        return f"TP={tp} does not divide its {shape.heads} attention heads"
+    for heads in sorted({layer.heads for layer in shape.layers if layer.heads}):
+        if heads % tp and tp % heads:
+            return f"TP={tp} and its {heads} KV heads do not divide one another"
+    if pp > len(shape.layers):
+        return f"PP={pp} is more than its {len(shape.layers)} layers"
+    return ""
+
+
+def judge(model: Model, gpus: Gpus, wish: Wish, tp: int, pp: int, *, replicas: int = 1, why: str = "") -> Layout:
+    """What a layout needs and gives."""
+    problem, notes = _problem(model, tp, pp), tuple(_notes(model, gpus, tp, pp))
+    stages = _stages(model, gpus, tp, pp) if not problem else ()
+    fullest = max(stages, key=lambda stage: stage.weights, default=Stage(0, 0, 0, ()))
+    context = requests = tokens = None
+    fits = bool(stages) and min(stage.left for stage in stages) >= 0
+    if stages and model.shape:
+        wished = model.context(wish)
+        requests = _requests(stages, tp, wish, wished)
+        tokens = _requests(stages, tp, wish, wished, unit=wished)
+        context = _longest(stages, tp, wish, max(wished, model.shape.context))
+        fits = requests >= wish.concurrency
+    left = min((stage.left for stage in stages), default=0)
+    sizes = (fullest.weights, fullest.reserve, left)
+    return Layout(tp, pp, replicas, why, problem, *sizes, context, requests, tokens, fits, notes)
+
+
+def _problem(model: Model, tp: int, pp: int) -> str:
+    if not model.shape:
+        return ""
+    found = refusal(model.shape, tp, pp)
+    if not found and pp > 1 and model.pipelines is False:
+        found = f"the image's vLLM cannot split {model.shape.architecture} into stages (no SupportsPP)"
+    for name, size, block in model.shape.blocks if not found and tp > 1 else ():
+        if size % (tp * block):
+            return f"{name} ({size}) at TP={tp} is no multiple of the quantisation's block of {block}"
+    return found
+
+
+def _notes(model: Model, gpus: Gpus, tp: int, pp: int) -> Iterator[str]:
+    heads = max((layer.heads for layer in model.shape.layers), default=0) if model.shape else 0
+    if heads == 1 < tp:
+        yield f"every GPU holds the whole KV cache of its layers; -- --decode-context-parallel-size={tp} divides it"
+    elif 0 < heads < tp:
+        yield f"{heads} KV heads: each is held by {tp // heads} GPUs"
+    if pp > 1 and model.shape and len(model.shape.layers) % pp:
+        sizes = {end - begin for begin, end in stage_bounds(len(model.shape.layers), pp)}
+        yield f"stages of {min(sizes)} and {max(sizes)} layers"
+    if len(gpus.nodes) > 1 and tp > min(gpus.nodes):
+        known = {None: "whether there is RDMA is not known", True: "RDMA is there", False: "no RDMA was found"}
+        yield f"TP over nodes: every layer waits for the network, bearable over RDMA alone; {known[gpus.rdma]}"
+
+
+def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
+    """First and past-the-last layer of every stage, as vLLM deals them: what is over goes to the later stages,
+    but not to the last, which has the head to hold."""
+    sizes = [layers // pp] * pp
+    for index in range(2, layers % pp + 2):
+        sizes[-index] += 1
+    ends = [sum(sizes[: index + 1]) for index in range(pp)]
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def _stages(model: Model, gpus: Gpus, tp: int, pp: int) -> tuple[Stage, ...]:
+    budget = int(UTILISATION * gpus.memory)
+    if not model.shape:
+        weights = -(-model.weights.loaded // (tp * pp))
+        return (Stage(weights, FIXED, budget - weights - FIXED, ()),)
+    stages = []
+    for begin, end in stage_bounds(len(model.shape.layers), pp):
+        weights = model.weights.on_stage(begin, end, tp)
+        reserve = FIXED + _activations(model.shape, tp, last=end == len(model.shape.layers))
+        layers = tuple(Counter(model.shape.layers[begin:end]).items())
+        stages.append(Stage(weights, reserve, budget - weights - reserve, layers))
+    return tuple(stages)
+
+
+def _activations(shape: Shape, tp: int, *, last: bool) -> int:
+    """The peak of one step, in 16 bits: residuals and the widest layer of a full batch, or on the last stage the
+    logits of all sequences with their copy in 32 bits. An estimate, near what vLLM measured on Llama."""
+    routed = shape.experts_used * (shape.hidden + 2 * shape.expert // tp)
+    step = BATCHED * 2 * (4 * shape.hidden + max(3 * shape.mlp // tp, routed))
+    return max(step, SEQUENCES * shape.vocab * 6 if last else 0)
+
+
+def _requests(stages: tuple[Stage, ...], tp: int, wish: Wish, context: int, unit: int = 1) -> int:
+    """How many requests of that context fit beside each other, in units of a part of one."""
+    needs = [(stage.left, stage.request(context, tp, wish.kv_bytes)) for stage in stages]
+    return min((max(0, left) * unit // need for left, need in needs if need), default=0)
+
+
+def _longest(stages: tuple[Stage, ...], tp: int, wish: Wish, limit: int) -> int:
+    """The longest context at which the wished number of requests fits, in whole blocks; 0 when none does."""
+    if _requests(stages, tp, wish, limit) >= wish.concurrency:
+        return limit
+    low, high = 0, limit // BLOCK + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _requests(stages, tp, wish, middle * BLOCK) >= wish.concurrency:
+            low = middle
+        else:
+            high = middle
+    return low * BLOCK

@@ -1,0 +1,129 @@
+"""How much the weights hold, and on which stage of a pipeline each of them lies."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vllm_cluster.fit.shape import Shape
+
+# Of the names that checkpoints give their tensors.
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")
+_SIGHT = re.compile(r"vis|image|audio|projector|mm_|multi_modal")
+_FIRST = re.compile(r"embed_tokens|wte\.|word_embeddings|embed_in|tok_embeddings|embeddings\.weight")
+_LAST = re.compile(r"lm_head|embed_out|^output\.")
+# Every rank holds these whole: norms, routers, and what MLA projects down to its latent.
+_WHOLE = re.compile(r"norm|_a_proj|\.gate\.|router")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of which each rank of a TP group holds its share, and bytes that every rank holds whole."""
+
+    shared: int = 0
+    whole: int = 0
+
+    def on_rank(self, tp: int) -> int:
+        """Bytes on one GPU."""
+        return -(-self.shared // tp) + self.whole
+
+    def __add__(self, other: Part) -> Part:
+        return Part(self.shared + other.shared, self.whole + other.whole)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What is stored, by dtype, and what of it is loaded where; `unused` is what serving leaves on the disk."""
+
+    stored: Mapping[str, int]
+    layers: tuple[Part, ...]
+    first: Part
+    last: Part
+    everywhere: Part = Part()
+    unused: int = 0
+    estimated: bool = False
+
+    @property
+    def loaded(self) -> int:
+        """Bytes that all GPUs together hold at TP=1."""
+        return sum((*self.layers, self.first, self.last, self.everywhere), Part()).on_rank(1)
+
+    def on_stage(self, begin: int, end: int, tp: int) -> int:
+        """Bytes on one GPU of the stage that has these layers."""
+        part = sum(self.layers[begin:end], self.everywhere)
+        first, last = begin == 0, end == len(self.layers)
+        part += self.first if first else Part()
+        # Without a head of its own, the last stage computes with a second copy of the embedding.
+        part += self.last if last and (first or self.last.shared) else self.first if last and not first else Part()
+        return part.on_rank(tp)
+
+
+def tensors(header: bytes) -> list[tuple[str, str, int]]:
+    """Name, dtype and bytes of every tensor of a safetensors header.
+
+    Raises:
+        ValueError: it is no such header.
+    """
+    try:
+        rows = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("its header is no JSON") from error
+    if not isinstance(rows, dict):
+        raise ValueError("its header is not of the safetensors format")
+    found = []
+    for name, row in rows.items():
+        if name == "__metadata__":
+            continue
+        ends = row.get("data_offsets") if isinstance(row, dict) else None
+        if not isinstance(ends, list) or [type(end) for end in ends] != [int, int]:
+            raise ValueError("its header is not of the safetensors format")
+        if not 0 <= ends[0] <= ends[1]:
+            raise ValueError(f"its header gives {name[:80]!r} less than no bytes")
+        found.append((name, str(row.get("dtype")), ends[1] - ends[0]))
+    return found
+
+
+def weigh(found: Iterable[tuple[str, str, int]], shape: Shape) -> Weights:
+    """The weights that these tensors are."""
+    stored: Counter[str] = Counter()
+    places: dict[str | int, list[int]] = {}
+    unused = 0
+    for name, dtype, stored_bytes in found:
+        stored[dtype] += stored_bytes
+        place = _place(name, len(shape.layers))
+        # vLLM serves what is stored in 32 bits in 16; scales of quantised weights stay.
+        loaded = stored_bytes // 2 if dtype == "F32" and "scale" not in name else stored_bytes
+        if place is None:
+            unused += stored_bytes
+        else:
+            places.setdefault(place, [0, 0])[bool(_WHOLE.search(name))] += loaded
+    part = {place: Part(*pair) for place, pair in places.items()}
+    layers = tuple(part.get(index, Part()) for index in range(len(shape.layers)))
+    first, last, everywhere = (part.get(place, Part()) for place in ("first", "last", "everywhere"))
+    return Weights(dict(stored), layers, first, last, everywhere, unused)
+
+
+def _place(name: str, count: int) -> str | int | None:
+    if _SIGHT.search(name):
+        return "everywhere"
+    if name.startswith("mtp."):
+        return None
+    layer = _LAYER.search(name)
+    if layer:
+        # Layers past the last one predict several tokens at once; only speculative decoding loads them.
+        return int(layer[1]) if int(layer[1]) < count else None
+    if _FIRST.search(name):
+        return "first"
+    return "last" if _LAST.search(name) else "everywhere"
+
+
+def spread(total: int, shape: Shape) -> Weights:
+    """The weights where only their sum is known: embeddings by the config, the rest evenly over the layers."""
+    embedding = min(shape.vocab * shape.hidden * 2, total // 3)
+    head = 0 if shape.tied else embedding
+    layer = Part((total - embedding - head) // len(shape.layers))
+    layers = (layer,) * len(shape.layers)
+    return Weights({"unknown": total}, layers, Part(embedding), Part(head), estimated=True)

@@ -1,0 +1,78 @@
+"""Connections to jump hosts, shared by all the hosts behind them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Protocol, TypeVar, cast
+
+from vllm_cluster.core.errors import Unreachable
+from vllm_cluster.transport import reasons
+from vllm_cluster.transport.base import Deadline
+from vllm_cluster.transport.sshconfig import Resolved
+
+
+class Jump(Protocol):
+    """A connection to a jump host."""
+
+    def alive(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+J = TypeVar("J", bound=Jump)
+
+
+class Jumps:
+    """One connection to each jump host. One login a host behind it would be more than its sshd takes (MaxStartups).
+
+    A jump host that could not be reached is not asked again, so that many hosts behind it do not wait in turn.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: dict[Resolved, Future[Jump]] = {}
+
+    def through(self, at: Resolved, connect: Callable[[], J], deadline: Deadline) -> J:
+        """The connection to the jump host, made by `connect` where there is none.
+
+        Raises:
+            Unreachable: in the name of the host that `at` is on the way to.
+        """
+        key, begun = _nameless(at), deadline.left()
+        with self._lock:
+            last = self._opened.get(key)
+            first = last is None or _ended(last)
+            opened = self._opened[key] = Future() if last is None or first else last
+        if first:
+            if last is not None:
+                last.result().close()
+            try:
+                opened.set_result(connect())
+            except BaseException as error:
+                opened.set_exception(error)
+        try:
+            return cast(J, opened.result(deadline.left()))
+        except TimeoutError:
+            raise reasons.no_answer(at, begun) from None
+        except Unreachable as error:
+            raise type(error)(at.name, error.detail, hint=error.hint) from error
+
+    def close(self) -> None:
+        """End every connection."""
+        with self._lock:
+            opened = list(self._opened.values())
+            self._opened.clear()
+        for future in opened:
+            if future.done() and not future.exception():
+                future.result().close()
+
+
+def _ended(opened: Future[Jump]) -> bool:
+    return opened.done() and not opened.exception() and not opened.result().alive()
+
+
+def _nameless(at: Resolved) -> Resolved:
+    """What makes two ways one: all but the host that they lead to."""
+    return replace(at, name="", jump=_nameless(at.jump) if at.jump else None)
