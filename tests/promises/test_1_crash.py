@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -17,17 +19,17 @@ pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 Stand = dict[str, set[str]]
 KILL, INT = (signal.SIGKILL,), (signal.SIGINT,)
 TWICE = (signal.SIGINT, signal.SIGINT)
-# `up` tells about this many events on two hosts; one number more is a kill after its end.
-OF_UP, OF_DOWN, OF_SERVE = 19, 7, 9
+# So many events are told on two hosts; where it is one less, the last hit comes after the end.
+OF_UP, OF_DOWN, OF_SERVE = 17, 7, 9
 MORE = 5.0
 # The lease is free at once, a remote command ends with its channel, one that does not by its deadline.
 GONE = 20.0
 SERVE = ("serve", "sandbox/tiny-llama")
 
 
-def deep(numbers: range, daily: set[int]) -> list[object]:
-    """Every number, of which some are tried every day and the others by `make promises`."""
-    return [number if number in daily else pytest.param(number, marks=pytest.mark.deep) for number in numbers]
+def deep(cases: Iterable[Any], daily: set[Any]) -> list[Any]:
+    """Every case, of which some are tried every day and the others by `make promises`."""
+    return [pytest.param(case, marks=[] if case in daily else [pytest.mark.deep]) for case in cases]
 
 
 def hit(sandbox: Sandbox, argv: tuple[str, ...], number: int, signals: tuple[signal.Signals, ...]) -> tuple[str, float]:
@@ -63,11 +65,14 @@ def test_up_is_killed(sandbox: Sandbox, empty: Stand, normal: float, number: int
         measured.figure = finish(sandbox, empty, normal, at)
 
 
-@pytest.mark.parametrize("number", deep(range(1, OF_UP + 1), {8}))
-@pytest.mark.parametrize("signals", [INT, TWICE], ids=["once", "twice"])
+INTERRUPTS = [*((INT, number) for number in range(1, OF_UP + 1)), *((TWICE, number) for number in range(2, OF_UP, 3))]
+
+
+@pytest.mark.parametrize("how", deep(INTERRUPTS, {(INT, 8), (TWICE, 8)}), ids=lambda how: f"{len(how[0])}-{how[1]}")
 def test_up_is_interrupted(
-    sandbox: Sandbox, empty: Stand, normal: float, number: int, signals: tuple[signal.Signals, ...]
+    sandbox: Sandbox, empty: Stand, normal: float, how: tuple[tuple[signal.Signals, ...], int]
 ) -> None:
+    signals, number = how
     sandbox.vcluster("down").ok()
     limit = 5.0 if signals == INT else 1.0
     with attack("P17", f"SIGINT {'twice' if signals == TWICE else 'once'} in up after event {number:02}") as measured:
