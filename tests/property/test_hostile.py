@@ -128,7 +128,9 @@ def as_a_body(spec: ContainerSpec) -> None:
     body = json.loads(json.dumps(node_body(spec, "vcluster-engine:x", "sha256:x")).encode())
     assert body["Env"] == [f"{key}={value}" for key, value in spec.environment]
     assert all("\0" not in entry for entry in body["Env"])
-    assert [bind.split(":")[:2] for bind in body["HostConfig"]["Binds"]] == [[m.source, m.target] for m in spec.mounts]
+    volumes = [[volume["Source"], volume["Target"]] for volume in body["HostConfig"]["Mounts"]]
+    folders = [bind.split(":")[:2] for bind in body["HostConfig"]["Binds"]]
+    assert volumes + folders == [[mount.source, mount.target] for mount in spec.mounts]
     assert not body["HostConfig"]["Privileged"]
     assert body["Cmd"] == list(spec.command[1:])
     assert body["Labels"] == {**spec.labels(), BASE_IMAGE: "sha256:x"}
