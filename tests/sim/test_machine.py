@@ -101,7 +101,7 @@ class Cluster(RuleBasedStateMachine):
                 "shm_size": (1 + value) << 30,
                 "ray": f"2.{56 + value % 2}.1",
                 "head": name,
-                "ports": {"metrics": 6390 + value},
+                "ports": {"object_manager": 6390 + value},
             }
             self.words[key] = values[key]
 
