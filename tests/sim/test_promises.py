@@ -438,6 +438,22 @@ def test_a_create_whose_answer_came_too_late_is_adopted() -> None:
     record("P20", "sim: a lost create appears while the rerun works", "adopted", True)
 
 
+def test_a_create_that_comes_after_down_leaves_nothing_behind() -> None:
+    """dockerd finishes a killed controller's create when the volumes have gone, and makes them anew: ours they stay."""
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        lab.run(world, inventory, lab.do_up, first("'name': 'vcluster-lab'", Fault.KILLED_LATE))
+        ((_, create),) = world.machines["gpu1"].late
+        world.machines["gpu1"].late.clear()
+        assert lab.run(world, inventory, lab.do_down).error is None
+        create()
+        volumes = world.machines["gpu1"].volumes
+        assert {"vcluster-lab-state", "vcluster-lab-secrets"} <= set(volumes)
+        assert lab.run(world, inventory, lab.do_down).error is None
+        assert not volumes
+    record("P19", "sim: a lost create happens after down", "the next down removes it with its volumes", True)
+
+
 def test_up_and_down_twenty_times() -> None:
     world, inventory = make.world(), make.inventory(2)
     with lab.inside(world):
