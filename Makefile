@@ -15,7 +15,7 @@ demo: $(VENV)/ready
 test: lint
 	@scripts/setup-docker.sh
 	@scripts/setup-sshd.sh
-	$(BIN)/pytest -m "not deep"
+	$(BIN)/pytest -m "not deep" --ignore tests/promises
 
 # What needs no Docker, in under a minute.
 test-fast: $(VENV)/ready
