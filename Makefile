@@ -11,7 +11,8 @@ demo: $(VENV)/ready
 	@scripts/setup-docker.sh
 	@scripts/demo.sh
 
-# Every check: lint, types, unit, property, contract and end-to-end tests, and of the attacks those that are quick.
+# Every check: lint, types, unit, property, simulated, many hosts, contract and end-to-end tests.
+# The attacks on real hosts take longer than a change should wait: `make promises` runs them.
 test: lint
 	@scripts/setup-docker.sh
 	@scripts/setup-sshd.sh
@@ -19,7 +20,7 @@ test: lint
 
 # What needs no Docker, in under a minute.
 test-fast: $(VENV)/ready
-	$(BIN)/pytest -m "not e2e and not deep" --ignore tests/contract
+	$(BIN)/pytest -m "not e2e and not deep" --ignore tests/contract --ignore tests/promises
 
 # Attacks every promise, all of it, and writes docs/promises.md.
 promises: $(VENV)/ready
