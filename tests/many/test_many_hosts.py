@@ -26,6 +26,7 @@ def bounded(run: Run, hosts: int) -> bool:
     return run.rss_mb < MEMORY_MB and run.threads <= hosts + WORKERS + SPARE_THREADS
 
 
+@pytest.mark.promise("P21")
 @pytest.mark.parametrize("verb", ["plan", "up", "status", "down"])
 def test_every_verb_on_many_hosts(verb: str, key: Path, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "laptop", [Played(n) for n in range(SOME)], key)
@@ -47,6 +48,7 @@ def test_every_verb_on_many_hosts(verb: str, key: Path, tmp_path: Path) -> None:
         assert last["removed"] == 3 * SOME
 
 
+@pytest.mark.promise("P21")
 def test_hosts_that_hang_or_refuse_fail_alone(key: Path, tmp_path: Path) -> None:
     hosts = [Played(n, BAD.get(n, "well")) for n in range(MOST)]
     cluster = Cluster(tmp_path / "laptop", hosts, key)
