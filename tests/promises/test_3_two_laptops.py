@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
 Stand = dict[str, set[str]]
 APART = 0.1
-# The rounds are many: each may take a few seconds.
-TIMES = [20, pytest.param(200, marks=[pytest.mark.deep, pytest.mark.timeout(2400)])]
+TIMES = [pytest.param(3, marks=pytest.mark.short), pytest.param(200, marks=pytest.mark.deep)]
 
 
 def race(sandbox: Sandbox, *second: str) -> tuple[Controller, Controller]:
@@ -59,7 +58,7 @@ def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: float, times: 
         measured.figure = f"{times} of {times}: one worked, the other exited 75 and named it"
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.short), pytest.param(10, marks=pytest.mark.deep)])
 def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, normal: float, times: int) -> None:
     with attack("P11", f"two up 100 ms apart on empty hosts, {times} times") as measured:
         for _ in range(times):
