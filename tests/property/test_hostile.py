@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from pydantic import ValidationError
 
-from tests.property.hostile import BATCH, BATCHED, anything, batches, hostile, many, recorded, some
+from tests.property.hostile import BATCH, BATCHED, CASES, anything, batches, hostile, many, recorded, some
 from tests.unit.core import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.errors import UsageError
