@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import Sandbox
 from tests.promises.attack import attack
 from tests.promises.controller import controller, moment, nth
-from tests.promises.hosts import HOSTS, lease_is_free_after, settle, with_nodes
+from tests.promises.hosts import HOSTS, Normal, lease_is_free_after, settle, timed, with_nodes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
@@ -68,21 +68,16 @@ def hit(sandbox: Sandbox, argv: tuple[str, ...], number: int, signals: Signals) 
         return moment(at), took
 
 
-def timed(sandbox: Sandbox, *argv: str) -> float:
-    """The seconds of a run that must succeed."""
-    began = time.monotonic()
-    sandbox.vcluster(*argv).ok()
-    return time.monotonic() - began
-
-
-def hit_up(sandbox: Sandbox, empty: Stand, normal: float, number: int, signals: Signals, *, took: Took) -> None:
+def hit_up(sandbox: Sandbox, empty: Stand, normal: Normal, number: int, signals: Signals, *, took: Took) -> None:
     """On empty hosts: hit `up` after an event; another one brings the cluster up, and nothing else is there."""
     at, gone = hit(sandbox, ("up", "--yes"), number, signals)
     took.note("gone in", gone, 1.0 if signals == TWICE else 5.0, at)
-    took.note("lease free in", lease_is_free_after(sandbox, time.monotonic(), 5), 1.5, at)
-    took.note("rerun", timed(sandbox, "up", "--yes", "--wait", "20"), normal + MORE, at)
+    took.note("lease free in", lease_is_free_after(sandbox, time.monotonic(), 5), 5.0, at)
+    again = timed(sandbox, "up", "--yes", "--wait", "20")
     took.note("0 left after", settle(sandbox, with_nodes(empty), GONE), GONE, at)
     assert sandbox.vcluster("plan", "--exit-code").code == 0, f"after {at}: the plan is not empty"
+    normal.keep_up_with(again, MORE)
+    took.note("rerun", again, normal.seconds + MORE, at)
 
 
 def hit_down(sandbox: Sandbox, empty: Stand, number: int, signals: Signals, took: Took) -> None:
@@ -95,7 +90,7 @@ def hit_down(sandbox: Sandbox, empty: Stand, number: int, signals: Signals, took
 
 @pytest.mark.parametrize(("signals", "numbers"), CASES)
 def test_up_and_down_are_hit(
-    sandbox: Sandbox, empty: Stand, normal: float, signals: Signals, numbers: tuple[int, ...]
+    sandbox: Sandbox, empty: Stand, normal: Normal, signals: Signals, numbers: tuple[int, ...]
 ) -> None:
     """Each round begins and ends on empty hosts, and hits both verbs on their way."""
     sandbox.vcluster("down").ok()
@@ -110,14 +105,16 @@ def test_up_and_down_are_hit(
         for number in numbers:
             hit_up(sandbox, empty, normal, number, signals, took=took["up"])
             hit_down(sandbox, empty, 1 + number % OF_DOWN, signals, took["down"])
-        up.figure = f"{len(numbers)} of {len(numbers)} converge; at most: {took['up']} (a normal up: {normal:.1f} s)"
+        up.figure = (
+            f"{len(numbers)} of {len(numbers)} converge; at most: {took['up']} (a normal up: {normal.seconds:.1f} s)"
+        )
         down.figure = f"{len(numbers)} of {len(numbers)} converge; at most: {took['down']}"
         left.figure = f"{len(numbers)} rounds: 0 containers, volumes, networks, processes, files on {len(HOSTS)} hosts"
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("signals", [KILL, INT])
-def test_serve_is_hit(sandbox: Sandbox, empty: Stand, normal: float, signals: Signals) -> None:
+def test_serve_is_hit(sandbox: Sandbox, empty: Stand, normal: Normal, signals: Signals) -> None:
     """The head goes on by itself; another `serve` follows what is under way, and finds it ready."""
     took = Took()
     numbers = range(2, OF_SERVE + 1, 3)

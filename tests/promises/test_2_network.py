@@ -12,6 +12,7 @@ from tests.e2e.conftest import VCLUSTER, Sandbox
 from tests.promises.attack import attack
 from tests.promises.controller import begins, controller
 from tests.promises.hosts import (
+    Normal,
     black_hole,
     broken,
     direct,
@@ -69,7 +70,7 @@ def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, tran
 
 @pytest.mark.parametrize("transport", BOTH)
 @pytest.mark.parametrize("host", ["gpu2", pytest.param("gpu1", marks=pytest.mark.deep)])
-def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: float, transport: str, host: str) -> None:
+def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, transport: str, host: str) -> None:
     sandbox.vcluster("down").ok()
     there = direct(sandbox, transport)
     what = f"{'the head' if host == 'gpu1' else 'a worker'} falls silent while its node is created ({transport})"
@@ -89,7 +90,7 @@ def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: floa
         measured.figure = f"{error['error'].lower()} after {took:.1f} s, told as “may have happened”; rerun converged"
 
 
-def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox, normal: float) -> None:
+def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with (
         attack("P5 P12", "black hole on the channel that holds the lease") as measured,
@@ -107,7 +108,7 @@ def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox, normal: float) -
         )
 
 
-def test_the_holder_of_the_lease_is_killed(sandbox: Sandbox, normal: float) -> None:
+def test_the_holder_of_the_lease_is_killed(sandbox: Sandbox, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with (
         attack("P12", "kill -9 of the one who holds the lease") as measured,
@@ -124,7 +125,7 @@ def test_the_holder_of_the_lease_is_killed(sandbox: Sandbox, normal: float) -> N
 
 @pytest.mark.deep
 @pytest.mark.parametrize("victim", ["gpu2", "gpu1"])
-def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: float, victim: str) -> None:
+def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, victim: str) -> None:
     sandbox.vcluster("down").ok()
     with attack(
         "P6", f"docker kill of {'the head' if victim == 'gpu1' else 'a worker'}'s host while its node is created"
@@ -145,7 +146,7 @@ def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: float
         m.figure = f"exit 1 after {took:.1f} s naming the host and what is unknown; rerun converged"
 
 
-def test_a_stopped_sshd(sandbox: Sandbox, empty: Stand, normal: float) -> None:
+def test_a_stopped_sshd(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     stop, go = "pkill -STOP sshd", "pkill -CONT sshd"
     with attack("P18", "SIGSTOP of every sshd of a host while it works") as measured:

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import Sandbox
 from tests.promises.attack import attack
 from tests.promises.controller import Controller, controller
-from tests.promises.hosts import settle, something_to_do, with_nodes
+from tests.promises.hosts import Normal, settle, something_to_do, with_nodes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
@@ -48,7 +48,7 @@ def judge(runs: tuple[Controller, Controller]) -> None:
 
 
 @pytest.mark.parametrize("times", TIMES)
-def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: float, times: int) -> None:
+def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: Normal, times: int) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with attack("P11", f"two up 100 ms apart, {times} times, with little to do") as measured:
         for _ in range(times):
@@ -59,7 +59,7 @@ def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: float, times: 
 
 
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.short), pytest.param(10, marks=pytest.mark.deep)])
-def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, normal: float, times: int) -> None:
+def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, normal: Normal, times: int) -> None:
     with attack("P11", f"two up 100 ms apart on empty hosts, {times} times") as measured:
         for _ in range(times):
             sandbox.vcluster("down").ok()
@@ -68,7 +68,7 @@ def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, normal: fl
         measured.figure = f"{times} of {times}: one worked, the other exited 75; one head, one worker"
 
 
-def test_the_other_may_wait(sandbox: Sandbox, normal: float) -> None:
+def test_the_other_may_wait(sandbox: Sandbox, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with something_to_do(sandbox, 3), attack("P11", "the second of two up says --wait 60") as measured:
         one, other = race(sandbox, "--wait", "60")

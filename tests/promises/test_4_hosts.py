@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import Sandbox
 from tests.promises.attack import attack
-from tests.promises.hosts import HOSTS, IMAGE, broken, settle, something_to_do, stands, with_nodes
+from tests.promises.hosts import HOSTS, IMAGE, Normal, broken, settle, something_to_do, stands, with_nodes
 from tests.promises.test_3_two_laptops import judge, race
 from vllm_cluster.sandbox import names
 
@@ -25,7 +25,7 @@ FAST = (
 )
 
 
-def test_up_twice(sandbox: Sandbox, normal: float) -> None:
+def test_up_twice(sandbox: Sandbox, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     before = sandbox.nodes()
     with attack("P2", "up again on a cluster that is up") as measured:
@@ -36,7 +36,7 @@ def test_up_twice(sandbox: Sandbox, normal: float) -> None:
         measured.figure = f"0 operations, the same container ids, {trips} round trips a host"
 
 
-def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand, normal: float) -> None:
+def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
     """What others call `vcluster-…` is theirs: only the label says what is ours."""
     made = ["vcluster-sandbox2", "my-vcluster-sandbox", "vcluster-sandbox-probe.old"]
     make = "; ".join(f"docker create --name {name} --label io.vcluster.cluster=sandbox2 {IMAGE}" for name in made)
@@ -74,7 +74,7 @@ def test_too_little_room_for_an_image(sandbox: Sandbox, empty: Stand) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/containers", "/volumes"])
-def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, normal: float, folder: str) -> None:
+def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, folder: str) -> None:
     sandbox.vcluster("down").ok()
     filler = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker{folder}/filler"
     with (
@@ -94,7 +94,7 @@ def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, normal: 
         measured.figure = f"named with its host, exit 1; after freeing, up converged in {took:.1f} s"
 
 
-def test_a_clock_an_hour_off(sandbox: Sandbox, normal: float) -> None:
+def test_a_clock_an_hour_off(sandbox: Sandbox, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with (
         broken(sandbox, "gpu1", FAST, "rm /usr/local/bin/date"),
