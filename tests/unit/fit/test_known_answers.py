@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.models import checkpoints, configs
-from vllm_cluster.fit.layouts import Gpus, Model, Wish, judge
+from vllm_cluster.fit.layouts import Model, Wish
 from vllm_cluster.fit.numbers import size
 from vllm_cluster.fit.shape import shape
 from vllm_cluster.fit.verdict import at_least, of_parameters, rule_of_thumb
