@@ -75,9 +75,8 @@ def main() -> int:
     """Run, write, and say by the exit code whether every promise was kept."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     there = [str(path) for name in TESTS if (path := ROOT / "tests" / name).exists()]
-    code = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "not short", *there, *sys.argv[1:]], cwd=ROOT, check=False
-    ).returncode
+    argv = [sys.executable, "-m", "pytest", "-m", "not short", *there, *sys.argv[1:]]
+    code = subprocess.run(argv, cwd=ROOT, env={**os.environ, **DEEP}, check=False).returncode
     rows = measured()
     table = lines(rows)
     page = PAGE.format(

@@ -93,6 +93,13 @@ class Execution:
         self.lease.check()
         data = {"operation": operation.verb, "text": operation.text}
         self.emit(Event("start", operation.text, link.name, data))
+        try:
+            self._carry_out(link, operation)
+        except HostError as error:
+            raise error.during(operation.verb) from error.__cause__
+        self.emit(Event("done", operation.past, link.name, data))
+
+    def _carry_out(self, link: Link, operation: Operation) -> None:
         match operation:
             case PrepareImage():
                 self._prepare_image(link, operation)
@@ -104,7 +111,6 @@ class Execution:
                 link.engine.start(operation.id)
             case RestartNode():
                 link.engine.restart(operation.id)
-        self.emit(Event("done", operation.past, link.name, data))
 
     def _prepare_image(self, link: Link, operation: PrepareImage) -> None:
         engine = link.engine
