@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.conftest import Client, make
 from tests.contract.sshd import Sshd, keygen
-from tests.promises.figures import record
+from tests.promises.figures import tallied
 from vllm_cluster.core.errors import HostKeyRejected
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Target, Transport
@@ -106,11 +106,9 @@ def accepts(client: Client, kind: Kind, alias: str) -> bool:
 @pytest.fixture(scope="module")
 def same() -> Iterator[dict[str, bool]]:
     """Of each case, whether both transports came to the verdict of ssh; kept as the figure of P16."""
-    verdicts: dict[str, bool] = {}
-    yield verdicts
-    good = sum(verdicts.values())
-    figure = f"{good} of {len(verdicts)} as ssh says, by both; for @cert-authority Fabric refuses and names openssh"
-    record("P16", "known_hosts × ssh_config × both transports, beside the real ssh", figure, good == len(verdicts))
+    what = "as ssh says, by both; for @cert-authority Fabric refuses and names openssh"
+    with tallied("P16", "known_hosts × ssh_config × both transports, beside the real ssh", what) as verdicts:
+        yield verdicts
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
