@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import Sandbox
 from tests.promises.attack import attack
-from tests.promises.hosts import HOSTS, IMAGE, Normal, broken, settle, something_to_do, stands, with_nodes
+from tests.promises.hosts import HOSTS, IMAGE, Normal, broken, root, settle, something_to_do, stands, with_nodes
 from tests.promises.test_3_two_laptops import judge, race
 from vllm_cluster.sandbox import names
 
@@ -49,6 +49,34 @@ def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand, normal: Norm
         left = stands(sandbox)["gpu2"] - empty["gpu2"]
         assert left == {f"container {name}" for name in made} | {"volume vcluster-sandbox2-state"}
         measured.figure = "down left all 4 of them and removed all of ours"
+
+
+def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
+    """What a host leaves that dies while a volume is made; one with something in it is somebody's."""
+    blank = "docker volume create vcluster-sandbox-state; docker volume create vcluster-sandbox-secrets"
+    theirs = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker/volumes/vcluster-sandbox-state/_data/theirs"
+    sandbox.vcluster("down").ok()
+    with attack("P6", "volumes of ours that Docker had not labelled yet when the host died") as measured:
+        root(sandbox, "gpu2", blank)
+        sandbox.vcluster("up", "--yes").ok()
+        settle(sandbox, with_nodes(empty), 10)
+        sandbox.vcluster("down").ok()
+        root(sandbox, "gpu2", blank)
+        sandbox.vcluster("down").ok()
+        settle(sandbox, empty, 10)
+        with broken(
+            sandbox,
+            "gpu2",
+            f"docker volume create vcluster-sandbox-state; echo precious >{theirs}",
+            "docker volume rm vcluster-sandbox-state",
+        ):
+            refused = sandbox.vcluster("up")
+            assert refused.code == 1
+            assert "gpu2: create: the volume vcluster-sandbox-state is there and is not ours" in refused.err
+            sandbox.vcluster("down").ok()
+            assert root(sandbox, "gpu2", f"cat {theirs}") == "precious\n"
+        settle(sandbox, empty, 10)
+        measured.figure = "up converges and down leaves none; a volume with a file in it is refused and stays"
 
 
 @contextmanager

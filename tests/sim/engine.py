@@ -352,6 +352,18 @@ def _volumes(engine: FakeEngine, request: Request, _: str) -> Answer:
     return reply({"Volumes": [{"Name": v.name, "Labels": v.labels} for v in found], "Warnings": []})
 
 
+@route("GET", "/system/df")
+def _usage(engine: FakeEngine, request: Request, _: str) -> Answer:
+    machine = engine.machine
+    used = [source for box in machine.boxes.values() for source, _ in box.binds.values()]
+    sizes = {
+        v.name: {"Size": sum(map(len, v.files.values())), "RefCount": used.count(v.name)}
+        for v in machine.volumes.values()
+    }
+    rows = [{"Name": v.name, "Labels": v.labels or None, "UsageData": sizes[v.name]} for v in machine.volumes.values()]
+    return reply({"Volumes": rows})
+
+
 @route("POST", "/volumes/create")
 def _create_volume(engine: FakeEngine, request: Request, _: str) -> Answer:
     wanted = request.json

@@ -415,6 +415,24 @@ def test_what_is_not_ours_stops_us_and_stays() -> None:
     record("P20", "sim: our names taken by others", "3 of 3 refused, nothing of theirs changed", True)
 
 
+@pytest.mark.promise("P6", "P19")
+def test_a_volume_that_docker_had_no_time_to_label() -> None:
+    """A host that dies between the two steps of a volume's making: empty and unused, nobody misses it."""
+    names = {"vcluster-lab-state", "vcluster-lab-secrets"}
+    for verb in (lab.do_up, lab.do_down):
+        world, inventory = make.world(), make.inventory(2)
+        machine = world.machines["gpu2"]
+        machine.volumes |= {name: Volume(name) for name in names} | {
+            "vcluster-lab2-state": Volume("vcluster-lab2-state")
+        }
+        with lab.inside(world):
+            assert lab.run(world, inventory, verb).error is None
+            assert all(machine.volumes[name].labels for name in names & set(machine.volumes))
+            assert lab.run(world, inventory, lab.do_down).error is None
+        assert set(machine.volumes) == {"vcluster-lab2-state"}
+    record("P6", "sim: a host died before Docker had labelled our volumes", "up converges, down leaves none", True)
+
+
 @pytest.mark.promise("P20")
 def test_another_cluster_on_the_host_is_refused() -> None:
     world, inventory = make.world(), make.inventory(2)

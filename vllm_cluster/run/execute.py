@@ -188,11 +188,11 @@ class Execution:
         base = str(config["Id"])
         image = engine_name(base, spec.ray)
         owner = {CLUSTER: spec.cluster}
-        engine.create_volume(spec.state_volume, owner)
+        engine.volumes.create(spec.state_volume, owner)
         # Emptied by making it anew: what an earlier container was given is not kept. Made first to tell whose it is.
-        engine.create_volume(spec.secrets_volume, owner)
-        engine.remove_volume(spec.secrets_volume)
-        engine.create_volume(spec.secrets_volume, owner)
+        engine.volumes.create(spec.secrets_volume, owner)
+        engine.volumes.remove(spec.secrets_volume)
+        engine.volumes.create(spec.secrets_volume, owner)
         self._put_secrets(engine, spec, image)
         container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
         engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})
