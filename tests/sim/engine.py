@@ -367,9 +367,17 @@ def _usage(engine: FakeEngine, request: Request, _: str) -> Answer:
 @route("POST", "/volumes/create")
 def _create_volume(engine: FakeEngine, request: Request, _: str) -> Answer:
     wanted = request.json
-    # One of that name is answered as it is, whatever labels were asked for.
+    # One of that name is answered as it is; an engine that was restarted since does not tell its labels here.
+    known = wanted["Name"] in engine.machine.volumes
     made = engine.machine.volumes.setdefault(wanted["Name"], Volume(wanted["Name"], wanted.get("Labels") or {}))
-    return reply({"Name": made.name, "Driver": "local", "Labels": made.labels or None}, 201)
+    return reply({"Name": made.name, "Driver": "local", "Labels": None if known else made.labels or None}, 201)
+
+
+@route("GET", "/volumes/*")
+def _inspect_volume(engine: FakeEngine, _: Request, name: str) -> Answer:
+    if name not in engine.machine.volumes:
+        raise Refused(404, f"get {name}: no such volume")
+    return reply({"Name": name, "Driver": "local", "Labels": engine.machine.volumes[name].labels or None})
 
 
 @route("DELETE", "/volumes/*")
