@@ -25,11 +25,11 @@ _ON_THE_HEAD = ("gcs", "client_server")
 
 # How a port failed: the finding's code, and what is said of it.
 _FAILED = {
-    "silent": ("link-silent", "no answer: a firewall drops it"),
-    "refused": ("link-refused", "refused: a firewall rejects it, or another machine has this address"),
+    "silent": ("link-silent", "no answer (a firewall drops it)"),
+    "refused": ("link-refused", "refused (a firewall rejects it, or another machine has this address)"),
     "unreachable": ("link-unreachable", "the network says that it cannot be reached"),
-    "mute": ("link-foreign", "the connection stands and nothing is answered: a proxy or another machine takes it"),
-    "foreign": ("link-foreign", "something else answers: a proxy, NAT or another machine with this address"),
+    "mute": ("link-foreign", "it connects and nobody answers (a proxy, NAT or another machine)"),
+    "foreign": ("link-foreign", "something else answers (a proxy, NAT or another machine with this address)"),
 }
 
 
@@ -167,7 +167,7 @@ def _closed(
 ) -> Finding:
     code, said = _FAILED[kind]
     source, target = group.pairs[0]
-    what = f"port{'s'[: len(ports) > 1]} {_listed(ports)}" if ports else "no port answers"
+    what = _listed(ports) if ports else "every port"
     text = f"{group.where}: {what}: {said}"
     back = known.get((target, source))
     if len(group.pairs) == 1 and back and not back.bad:
@@ -179,21 +179,26 @@ def _closed(
     elif code == "link-unreachable":
         fix = f"on {source}: ip route get {places[target].address}; then look at the firewall of {target}"
     else:
-        fix = _open(host, places[host].network or places[source].address)
+        several = len({one for _, one in group.pairs}) > 1 and host == target
+        fix = _open(
+            "both hosts" if len(group.pairs) == 2 and several else "every host" if several else host, places[host]
+        )
     return Finding(code, host, text, fix)
 
 
-def _open(host: str, network: str) -> str:
+def _open(where: str, place: Place) -> str:
+    network = place.network or place.address
     tool = "ip6tables" if ":" in network else "iptables"
     return (
-        f"on {host}: sudo ufw allow from {network} (without ufw: sudo {tool} -I INPUT -s {network} -j ACCEPT); "
+        f"on {where}: sudo ufw allow from {network} (without ufw: sudo {tool} -I INPUT -s {network} -j ACCEPT); "
         "in a cloud: let the hosts' security group reach itself on every port"
     )
 
 
-def _listed(ports: Iterable[str]) -> str:
-    names = sorted(ports, key=lambda name: (name == EPHEMERAL, len(name.split(" ")[0]), name))
-    return ", ".join("that the kernel chooses (NCCL, Gloo, vLLM)" if name == EPHEMERAL else name for name in names)
+def _listed(ports: frozenset[str]) -> str:
+    names = sorted(ports - {EPHEMERAL}, key=lambda name: (len(name.split(" ")[0]), name))
+    known = [f"port{'s'[: len(names) > 1]} {', '.join(names)}"] if names else []
+    return " and ".join(known + ["ports that the kernel chooses (NCCL, Gloo, vLLM)"] * (EPHEMERAL in ports))
 
 
 def _cut(block: str | None, mtu: int | None, passes: int | None, group: _Group, places: Mapping[str, Place]) -> Finding:
