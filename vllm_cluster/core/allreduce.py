@@ -95,28 +95,27 @@ class Trial:
         """What went wrong, in a few words."""
         if self.wrong:
             rank, size = min(self.wrong.items())
-            return f"the sum of {_size(size)} is wrong on {self._named([rank])}"
+            return f"the sum of {_shown(size)} is wrong on {self._named([rank])}"
         last = min((self.steps.get(rank, 0) for rank in self.ranks), default=0)
         behind = [rank for rank in self.ranks if self.steps.get(rank, 0) == last]
         died = [rank for rank in self.errors if rank in behind] or list(self.errors)
         if died and not self.given_up:
             return f"{self._named(died[:1])} failed: {_short(self.errors[died[0]])}"
-        return f"{self._named(behind)} did not {self._next(last)}"
+        who = "no rank" if len(behind) == len(self.ranks) else f"{self._named(behind)} never"
+        return f"{who} {self._next(last)}"
 
     def _next(self, step: int) -> str:
-        if step >= len(self.sizes) + 3:
-            return "come to the end"
-        after = (f"reach the rendezvous on {self.hosts[0]}", "join the group")
-        return ("start", *after)[step] if step < 3 else f"get through {_size(self.sizes[step - 3])}"
+        if step >= len(self.sizes) + len(_FIRST):
+            return "came to the end"
+        first = ("started", f"reached the rendezvous on {self.hosts[0]}", "joined the group")
+        return (*first, *(f"got through {_shown(size)}" for size in self.sizes))[step]
 
     def _named(self, ranks: Sequence[int]) -> str:
-        if len(ranks) == len(self.ranks) > 1:
-            return "all ranks"
         hosts = ", ".join(dict.fromkeys(self.ranks[rank] for rank in ranks))
         return f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} ({hosts})"
 
 
-def _size(size: int) -> str:
+def _shown(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
@@ -157,9 +156,7 @@ def blamed(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list[Findi
             guilty.append(host)
     for (one, other), trial in failed.items():
         if not {one, other} & set(guilty):
-            fix = (
-                f"vcluster check shows ports and MTU; then between {one} and {other}: cables, switch, NCCL_IB_GID_INDEX"
-            )
+            fix = f"vcluster check shows ports and MTU; then look at what lies between {one} and {other}"
             alike = "; each alone works" if {one, other} <= alone.keys() else ""
             found.append(Finding("collective-link", other, f"{one} ↔ {other}: {trial.why()}{alike}", fix))
     if not found:

@@ -27,8 +27,9 @@ from vllm_cluster.transport.base import Deadline
 OPEN_SECONDS = 30.0
 VISIT_SECONDS = 30.0
 CHOSEN_PORTS = 2
-# For hosts without the image; a shell that has no python3 says so in a word of its own.
-_HOSTS_OWN = 'command -v python3 >/dev/null || { echo \'{"error": "no python3"}\'; exit; }; exec python3 -u -c "$1"'
+# For hosts without the image; one without Python says so, and hears the order out.
+_NO_PYTHON = 'echo \'{"error": "no python3"}\'; while read -r line; do :; done'
+_HOSTS_OWN = f'command -v python3 >/dev/null || {{ {_NO_PYTHON}; exit; }}; exec python3 -u -c "$1"'
 
 
 def mesh(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> list[Finding]:
