@@ -49,7 +49,7 @@ class Trial:
 
     def hear(self, rank: int, row: Mapping[str, Any]) -> bool:
         """Take in what a rank says; whether it is a step further now. What nobody can say is not heard."""
-        step, size = row.get("step"), row.get("bytes")
+        step, size, taken = row.get("step"), row.get("bytes"), row.get("seconds")
         if rank not in self.ranks:
             return False
         if isinstance(row.get("log"), str) and len(self.log) < _MOST_LOG:
@@ -64,7 +64,7 @@ class Trial:
             return self._reach(rank, _DONE)
         elif step in _FIRST:
             return self._reach(rank, _FIRST.index(step) + 1)
-        elif step == "size" and size in self.sizes and isinstance(taken := row.get("seconds"), int | float):
+        elif step == "size" and isinstance(size, int) and size in self.sizes and isinstance(taken, int | float):
             self.seconds[size] = max(float(taken), 1e-9)
             if row.get("right") is not True:
                 self.wrong.setdefault(rank, size)
@@ -160,8 +160,8 @@ def blamed(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list[Findi
             alike = "; each alone works" if {one, other} <= alone.keys() else ""
             found.append(Finding("collective-link", other, f"{one} ↔ {other}: {trial.why()}{alike}", fix))
     if not found:
-        tried = f"every host alone and {len(pairs)} pairs work" if pairs else "there is no pair to blame"
-        text = f"all ranks together fail: {whole.why()}; {tried}"
+        work = [f"{len(alone)} hosts alone"] * bool(alone) + [f"{len(pairs)} pairs"] * bool(pairs)
+        text = f"all ranks together fail: {whole.why()}; {' and '.join(work)} work" if work else whole.why()
         found.append(Finding("collective-together", whole.hosts[0], text, f"in the inventory, try {_TRY}"))
     return found
 

@@ -48,7 +48,7 @@ def transport(lines: Iterable[str]) -> Transport:
             warnings[line.partition("NCCL WARN ")[2].strip()] = None
         if found := _VERSION.search(line):
             version = found[1]
-    return Transport(*map(tuple, (kinds, adapters, interfaces, indirect, warnings)), version)
+    return Transport(tuple(kinds), tuple(adapters), tuple(interfaces), tuple(indirect), tuple(warnings), version)
 
 
 def _kind(first: str, rest: str) -> str:

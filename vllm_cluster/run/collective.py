@@ -178,10 +178,8 @@ def _cured(stage: Stage, finding: Finding, group: Sequence[str], deadline: Deadl
     for name, value in SWITCHES if stage.accelerator == "nvidia" else ():
         for trial in _run(stage, [group], deadline, {name: value}):
             if trial.ok:
-                fix = (
-                    f'with {name}={value} it works: environment: {{{name}: "{value}"}} in the inventory; {finding.fix}'
-                )
-                return replace(finding, fix=fix)
+                works = f'with {name}={value} it works: in the inventory, environment: {{{name}: "{value}"}}'
+                return replace(finding, fix=works)
     return finding
 
 
