@@ -112,9 +112,8 @@ class Ranks:
         def tell(**row: Any) -> None:
             self.say(trial=order["trial"], rank=rank, **row)
 
-        os.environ.update(order.get("environment") or {})
-        log = self._log(order["trial"], rank)
-        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET,ENV", NCCL_DEBUG_FILE=str(log))
+        os.environ.update(order["environment"])
+        log_to(self._log(order["trial"], rank))
         code = 1
         try:
             take_part(order, rank, tell)
@@ -144,6 +143,11 @@ class Ranks:
 
     def _log(self, trial: int, rank: int) -> Path:
         return Path(self._logs) / f"{trial}-{rank}"
+
+
+def log_to(path: Path) -> None:
+    """Have NCCL write down which way it sends bytes."""
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET,ENV", NCCL_DEBUG_FILE=str(path))
 
 
 def telling(log: Path) -> Sequence[str]:
@@ -212,7 +216,13 @@ def by_hand(argv: Sequence[str]) -> None:
         sys.stdout.write(json.dumps({"rank": given.rank, **row}) + "\n")
         sys.stdout.flush()
 
-    take_part(order, given.rank, tell)
+    with tempfile.NamedTemporaryFile(prefix="vcluster-nccl-") as log:
+        log_to(Path(log.name))
+        take_part(order, given.rank, tell)
+        for line in telling(Path(log.name)):
+            tell(step="log", line=line)
+    # As above: who ends last must not wait for those who have gone.
+    os._exit(0)
 
 
 if __name__ == "__main__":

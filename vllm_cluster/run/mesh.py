@@ -104,7 +104,7 @@ def _tell(probe: Lines, peers: Mapping[str, Any], failures: dict[str, VclusterEr
 
 def _hear(probe: Lines, inventory: Inventory, peers: Mapping[str, Mapping[str, Any]]) -> list[Way]:
     """What a host saw of every other."""
-    deadline, seen = Deadline.after(VISIT_SECONDS), dict[str, Way]()
+    deadline, seen = Deadline.after(VISIT_SECONDS + len(peers) / 8), dict[str, Way]()
     while "done" not in (row := probe.next(deadline)):
         target = row.get("to")
         if not isinstance(target, str) or target not in peers or target == probe.host:

@@ -95,6 +95,12 @@ def test_a_link_is_named_by_both_its_ends() -> None:
     assert found.text.startswith(("gpu1 ↔ gpu2: no rank got through 1 KiB", "gpu2 ↔ gpu1: no rank got through 1 KiB"))
 
 
+def test_a_lone_host_is_tried_too() -> None:
+    assert run(Ranks(works), 1)[0].findings == ()
+    report, _ = run(Ranks(lambda *_: "hangs"), 1)
+    assert [(found.code, found.host) for found in report.findings] == [("collective-host", "gpu1")]
+
+
 def test_two_hosts_of_which_each_works_alone_have_their_link_blamed() -> None:
     report, _ = run(Ranks(lambda hosts, _: "hangs" if len(hosts) > 1 else "works"), 2)
     (found,) = report.findings
