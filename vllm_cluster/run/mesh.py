@@ -55,8 +55,10 @@ def mesh(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emi
     finally:
         for probe in probes.values():
             probe.close()
-    every = [each for host in ways.values() for each in host]
-    found = [_unseen(name, error) for name, error in {**failures, **more}.items()]
+    failures |= more
+    # A probe that broke off answers nobody: what the others saw of it tells nothing of their links.
+    every = [each for host in ways.values() for each in host if each.target not in failures]
+    found = [_unseen(name, error) for name, error in failures.items()]
     found += links(every, {name: _place(inventory, facts[name]) for name in facts})
     seconds = round(time.monotonic() - began, 1)
     text = f"{len(every)} links seen in {seconds} s, {len(found)} findings"
