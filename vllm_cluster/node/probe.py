@@ -137,6 +137,7 @@ class Probe:
                 writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> tuple[str, str]:
+        said = b""
         try:
             writer.write(f"{self.run} 0\n".encode())
             said = await asyncio.wait_for(reader.readline(), ANSWER_SECONDS)
@@ -144,7 +145,7 @@ class Probe:
         except (OSError, LATE):
             return "mute", ""
         except ValueError:
-            return "foreign", ""
+            return "foreign" if said else "mute", ""
         return ("ok", seen) if (run, who) == (self.run, name) else ("foreign", "")
 
     async def _block(self, address: str, port: int) -> str | None:

@@ -28,11 +28,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(ranks: Ranks, hosts: int, **facts: Any) -> tuple[Report, list[Event]]:
-    """The collective on hosts of two GPUs each; everything that was made is removed."""
+    """The collective on hosts of two GPUs each; no rank goes on, and everything that was made is removed."""
     inventory, events = world.inventory(hosts), list[Event]()
     found = {name: replace(host, **facts) for name, host in world.hosts(hosts).items()}
     with ranks.fleet(inventory) as fleet:
         report = collective(fleet, inventory, found, events.append)
+    assert not any(ranks.running.values())
     assert sorted(ranks.removed) == sorted(ranks.bodies)
     return report, events
 
@@ -79,9 +80,12 @@ def test_a_host_whose_own_ranks_hang_is_named_and_what_helps_is_said() -> None:
     def fate(hosts: frozenset[str], environment: Mapping[str, str]) -> str:
         return "hangs" if "gpu2" in hosts and "NCCL_P2P_DISABLE" not in environment else "works"
 
-    report, _ = run(Ranks(fate), 3)
+    ranks = Ranks(fate)
+    report, _ = run(ranks, 3)
     (found,) = report.findings
     assert (found.code, found.host) == ("collective-host", "gpu2")
+    pairs = [hosts for trial in ranks.here.values() if len(hosts := set(trial.values())) == 2]
+    assert pairs == [{"gpu1", "gpu3"}]
     assert found.fix.startswith(
         'with NCCL_P2P_DISABLE=1 it works: in the inventory, environment: {NCCL_P2P_DISABLE: "1"}'
     )
@@ -164,9 +168,10 @@ def test_a_host_that_goes_away_in_the_middle_is_named(monkeypatch: pytest.Monkey
     taken = Stream.sendall
 
     def sendall(stream: Stream, data: bytes) -> None:
-        taken(stream, data)
         if stream is ranks.streams["gpu2"]:
             stream.close()
+        else:
+            taken(stream, data)
 
     monkeypatch.setattr(Stream, "sendall", sendall)
     report, _ = run(ranks, 2)
