@@ -40,6 +40,10 @@ class Trial:
     wrong: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     log: dict[str, None] = field(default_factory=dict)
+    # Ranks that ended without a word: who told of an error mostly tells of them.
+    died: list[int] = field(default_factory=list)
+    # The rest was stopped by us; `given_up` where nothing had failed, and they hung.
+    stopped: bool = False
     given_up: bool = False
 
     @property
@@ -56,8 +60,9 @@ class Trial:
             self.log[row["log"]] = None
         if step == "ended":
             self.ended.add(rank)
-            if row.get("code") and not self.given_up:
-                self.errors.setdefault(rank, f"it died (exit code {row['code']})")
+            if row.get("code") and not self.stopped and rank not in self.errors:
+                self.errors[rank] = f"it died (exit code {row['code']})"
+                self.died.append(rank)
         elif step == "failed":
             self.errors.setdefault(rank, str(row.get("error"))[:600])
         elif step == "done":
@@ -98,9 +103,8 @@ class Trial:
             return f"the sum of {_shown(size)} is wrong on {self._named([rank])}"
         last = min((self.steps.get(rank, 0) for rank in self.ranks), default=0)
         behind = [rank for rank in self.ranks if self.steps.get(rank, 0) == last]
-        died = [rank for rank in self.errors if rank in behind] or list(self.errors)
-        if died and not self.given_up:
-            return f"{self._named(died[:1])} failed: {_short(self.errors[died[0]])}"
+        if failed := [*self.died, *(rank for rank in self.errors if rank in behind), *self.errors]:
+            return f"{self._named(failed[:1])} failed: {_short(self.errors[failed[0]])}"
         who = "no rank" if len(behind) == len(self.ranks) else f"{self._named(behind)} never"
         return f"{who} {self._next(last)}"
 
@@ -160,9 +164,11 @@ def blamed(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list[Findi
             alike = "; each alone works" if {one, other} <= alone.keys() else ""
             found.append(Finding("collective-link", other, f"{one} ↔ {other}: {trial.why()}{alike}", fix))
     if not found:
-        work = [f"{len(alone)} hosts alone"] * bool(alone) + [f"{len(pairs)} pairs"] * bool(pairs)
+        counts = ((len(alone), "alone"), (len(pairs), "in pairs"))
+        work = [f"{count} tried {how}" for count, how in counts if count]
         text = f"all ranks together fail: {whole.why()}; {' and '.join(work)} work" if work else whole.why()
-        found.append(Finding("collective-together", whole.hosts[0], text, f"in the inventory, try {_TRY}"))
+        host = whole.ranks[whole.died[0]] if whole.died else whole.hosts[0]
+        found.append(Finding("collective-together", host, text, f"try again; then, in the inventory, {_TRY}"))
     return found
 
 

@@ -146,8 +146,8 @@ def _parts(stage: Stage, whole: Trial, deadline: Deadline) -> tuple[dict[str, Tr
     several = [host for host in whole.hosts if stage.specs[host].gpu_count > 1]
     alone = dict(zip(several, _run(stage, [[host] for host in several], deadline), strict=False))
     sound = [host for host in whole.hosts if host not in alone or alone[host].ok]
-    if len(whole.hosts) == 2:
-        return alone, {(sound[0], sound[1]): whole} if len(sound) == 2 else {}
+    if len(whole.hosts) == len(sound) == 2 and whole.given_up:
+        return alone, {(sound[0], sound[1]): whole}  # what failed by itself, though, may work when tried again
     return alone, _pairs(stage, sound, deadline, allreduce.enough)
 
 

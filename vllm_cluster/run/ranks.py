@@ -158,8 +158,7 @@ class Stage:
             return True
         late = now > each.end or now - each.moved > limits.still
         if each.stopped is None and (late or (each.failed is not None and now - each.failed > ECHO_SECONDS)):
-            # Who is killed now did not fail by itself.
-            trial.given_up = not trial.errors
+            trial.stopped, trial.given_up = True, not trial.errors
             each.stopped = now
             for host in trial.hosts:
                 self._send(host, {"stop": each.number})

@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm_cluster.core.allreduce import Pair, Row, Trial, blamed, enough, rounds, slow, slowness, ways
 from vllm_cluster.engine.nccl import Transport
 
+# On a machine that other work keeps busy no single case has a time.
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SIZES = (1 << 10, 1 << 20)
 
 
@@ -27,7 +29,7 @@ def trial(*hosts: str, ok: bool = True, bus: float = 1.0) -> Trial:
         if ok:
             made.hear(rank, {"step": "done"})
             made.hear(rank, {"step": "ended", "code": 0})
-    made.given_up = not ok
+    made.stopped = made.given_up = not ok
     return made
 
 
@@ -61,7 +63,7 @@ def test_who_had_not_arrived_is_named_with_the_step(steps: list[str], why: str) 
     hung.hear(0, {"step": "size", "bytes": 1 << 10, "seconds": 1.0, "right": True})
     for step in steps:
         hung.hear(1, {"step": step})
-    hung.given_up = True
+    hung.stopped = hung.given_up = True
     hung.hear(1, {"step": "ended", "code": -9})
     assert hung.why() == why
     assert not hung.ok
@@ -71,9 +73,11 @@ def test_all_stuck_at_one_size_are_told_together() -> None:
     assert trial("gpu1", "gpu2", ok=False).why() == "no rank got through 1 MiB"
 
 
-def test_the_first_error_is_told_and_a_death_by_itself_is_one() -> None:
+def test_who_died_without_a_word_is_told_before_those_who_lost_it() -> None:
     failed = trial("gpu1", "gpu2", ok=False)
-    failed.given_up = False
+    failed.stopped = failed.given_up = False
+    failed.hear(0, {"step": "failed", "error": "Connection closed by peer"})
+    failed.hear(0, {"step": "ended", "code": 1})
     failed.hear(1, {"step": "ended", "code": -11})
     assert failed.why() == "rank 1 (gpu2) failed: it died (exit code -11)"
 
@@ -95,6 +99,7 @@ def test_what_no_rank_of_ours_would_say_is_not_heard(row: dict[str, object]) -> 
     assert (made.steps, made.seconds, made.log) == ({}, {}, {})
 
 
+@calm
 @given(st.integers(2, 40))
 def test_a_tournament_has_every_pair_once_and_no_host_twice_a_round(count: int) -> None:
     hosts = [f"gpu{n}" for n in range(count)]
@@ -117,6 +122,7 @@ def tried(hosts: list[str], bad_host: str = "", bad_link: frozenset[str] = froze
     return pairs
 
 
+@calm
 @given(st.integers(3, 16), st.data())
 def test_a_host_that_works_with_nobody_is_named(count: int, data: st.DataObject) -> None:
     hosts = [f"gpu{n}" for n in range(count)]
@@ -127,6 +133,7 @@ def test_a_host_that_works_with_nobody_is_named(count: int, data: st.DataObject)
     assert len(pairs) <= count // 2 * 3  # a few rounds, not all
 
 
+@calm
 @given(st.integers(3, 16), st.data())
 def test_a_link_between_two_hosts_that_else_work_is_named(count: int, data: st.DataObject) -> None:
     hosts = [f"gpu{n}" for n in range(count)]
@@ -145,7 +152,7 @@ def test_where_every_pair_works_nobody_is_blamed() -> None:
     hosts = ["gpu1", "gpu2", "gpu3"]
     (found,) = blamed(trial(*hosts, ok=False), {}, {pair: trial(*pair) for pair in combinations(hosts, 2)})
     assert found.code == "collective-together"
-    assert "3 pairs work" in found.text
+    assert "3 tried in pairs work" in found.text
     assert "NCCL_P2P_DISABLE" in found.fix
 
 

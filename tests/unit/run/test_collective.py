@@ -112,11 +112,20 @@ def test_two_hosts_of_which_each_works_alone_have_their_link_blamed() -> None:
     assert "each alone works" in found.text
 
 
+def test_what_fails_only_once_blames_no_link() -> None:
+    fates = iter(["fails"])
+    report, _ = run(Ranks(lambda *_: next(fates, "works")), 2)
+    (found,) = report.findings
+    assert found.code == "collective-together"
+    assert found.text.endswith("2 tried alone and 1 tried in pairs work")
+    assert "failed: unhandled system error" in found.text
+
+
 def test_all_together_fail_and_no_pair_does() -> None:
     report, _ = run(Ranks(lambda hosts, _: "hangs" if len(hosts) > 2 else "works"), 3)
     (found,) = report.findings
     assert found.code == "collective-together"
-    assert "3 pairs work" in found.text
+    assert "3 tried in pairs work" in found.text
 
 
 def test_thirty_two_hosts_are_bisected_in_a_few_rounds() -> None:
