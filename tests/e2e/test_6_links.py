@@ -135,6 +135,7 @@ def test_the_collective_passes_with_figures(empty: Sandbox) -> None:
     assert [row["bytes"] for row in result["rows"]] == [1 << 10, 64 << 10, 1 << 20, 16 << 20]
     assert all(row["seconds"] > 0 and row["bus"] > 0 for row in result["rows"])
     assert (result["world"], result["torch"]) == (4, "2.13.0+cpu")
+    assert (result["transport"]["kinds"], result["transport"]["interfaces"]) == (["TCP"], ["eth0"])
 
 
 @pytest.mark.parametrize("moment", ["starting", "all-reduce of 1 KiB"])

@@ -30,6 +30,7 @@ from vllm_cluster.transport.base import Deadline
 SECONDS = 90.0
 CLEARING_SECONDS = 8.0
 START_SECONDS = 40.0
+_GLOO = "GLOO_SOCKET_IFNAME"
 _KIB, _MIB = 1 << 10, 1 << 20
 SIZES = {
     "nvidia": (_KIB, 64 * _KIB, _MIB, 16 * _MIB, 256 * _MIB),
@@ -123,7 +124,8 @@ def _tried(
     kind, hosts = inventory.accelerator, list(stage.specs)
     (whole,) = stage.run([hosts], SIZES[kind], WHOLE[kind], deadline)
     expected = _expected(inventory, facts, said) if kind == "nvidia" else None
-    chosen = transport(whole.log)
+    names = dict.fromkeys(value for spec in stage.specs.values() for key, value in spec.environment if key == _GLOO)
+    chosen = transport(whole.log) if kind == "nvidia" else Transport(("TCP",), interfaces=tuple(names))
     if not whole.ok:
         stage.emit(Event("progress", f"{whole.why()}: trying hosts alone and in pairs"))
         alone, pairs = _parts(stage, whole, deadline)

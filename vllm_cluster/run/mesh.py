@@ -84,17 +84,30 @@ def _argv(inventory: Inventory, facts: HostFacts) -> list[str]:
 def _open(probe: Lines, inventory: Inventory, run: str) -> dict[str, Any]:
     """Where a host listens for the others."""
     host = inventory.hosts[probe.host]
-    order = {"me": host.name, "address": host.address, "run": run, "more": CHOSEN_PORTS}
-    probe.send({**order, "ports": list(ports_of(inventory, host.name))})
+    asked = list(ports_of(inventory, host.name))
+    probe.send({"me": host.name, "address": host.address, "run": run, "ports": asked, "more": CHOSEN_PORTS})
     ready = probe.next(_soon())
     if "error" in ready:
         hint = "vcluster up brings the image, which has Python in it; or install python3"
         raise HostError(host.name, str(ready["error"])[:200], hint=hint if ready["error"] == "no python3" else None)
     try:
-        lists = {key: [int(port) for port in ready[key]] for key in ("open", "taken", "chosen")}
-        return {**lists, "udp": int(ready["udp"])}
-    except (KeyError, TypeError, ValueError):
-        raise HostError(host.name, "its probe says what cannot be understood") from None
+        opened, taken, chosen = (_ports(ready.get(key)) for key in ("open", "taken", "chosen"))
+        (udp,) = _ports([ready.get("udp")])
+        if (len(opened) + len(taken), len(chosen)) != (len(asked), CHOSEN_PORTS):
+            raise ValueError("other ports than asked for")
+    except ValueError as error:
+        raise _unclear(host.name, error) from None
+    return {"open": opened, "taken": taken, "chosen": chosen, "udp": udp}
+
+
+def _ports(value: object) -> list[int]:
+    if not isinstance(value, list) or not all(isinstance(port, int) and 0 < port < 1 << 16 for port in value):
+        raise ValueError("no ports")
+    return value
+
+
+def _unclear(host: str, error: ValueError) -> HostError:
+    return HostError(host, f"its program says what cannot be understood: {error}")
 
 
 def _tell(probe: Lines, peers: Mapping[str, Any], failures: dict[str, VclusterError]) -> None:
@@ -110,12 +123,12 @@ def _hear(probe: Lines, inventory: Inventory, peers: Mapping[str, Mapping[str, A
     while "done" not in (row := probe.next(deadline)):
         target = row.get("to")
         if not isinstance(target, str) or target not in peers or target == probe.host:
-            raise HostError(probe.host, "its probe tells of a host that it was not asked about")
+            raise HostError(probe.host, "its program tells of a host that it was not asked about")
         names = {**ports_of(inventory, target), **dict.fromkeys(peers[target]["chosen"], EPHEMERAL)}
         try:
             seen[target] = way(probe.host, target, names, row)
         except ValueError as error:
-            raise HostError(probe.host, f"its probe says what cannot be understood: {error}") from None
+            raise _unclear(probe.host, error) from None
     return list(seen.values())
 
 

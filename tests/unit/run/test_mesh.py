@@ -120,6 +120,25 @@ def test_a_host_with_neither_image_nor_python_says_so(monkeypatch: pytest.Monkey
     assert "no python3" in found[0]
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        '{"open": [], "taken": [], "chosen": [1, 2], "udp": 3}',
+        '{"open": [6379], "taken": "6380", "chosen": {}, "udp": 3}',
+        '{"open": [1, 2, 3, 4, 5, 6, 7, 8, 9], "taken": [], "chosen": [70000, 2], "udp": 3}',
+        '{"open": [1, 2, 3, 4, 5, 6, 7, 8, 9], "taken": [], "chosen": [1, 2], "udp": "3"}',
+        "{}",
+        '{"error": ["\\u001b[2J"]}',
+    ],
+)
+def test_a_host_that_says_nonsense_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str) -> None:
+    (tmp_path / "python3").write_text(f"#!/bin/sh\necho '{says}'\nwhile read -r line; do :; done\n")
+    (tmp_path / "python3").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = visit(*cluster(2))[0]
+    assert [line.split()[:2] for line in found] == [["link-unseen", "gpu1"], ["link-unseen", "gpu2"]]
+
+
 class Probe:
     """One probe, talked to by hand."""
 
