@@ -43,10 +43,9 @@ class Volumes:
     def _created(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
         with self._call(f"create volume {name}") as api:
             # Docker answers with the one that is there, whatever labels were asked for.
-            if has := api.create_volume(name, labels=dict(labels)).get("Labels"):
-                return has
+            has: Mapping[str, str] | None = api.create_volume(name, labels=dict(labels)).get("Labels")
             # An engine that was restarted forgets to tell the labels here, and knows them all the same.
-            return api.inspect_volume(name)["Labels"] or {}
+            return has or api.inspect_volume(name)["Labels"] or {}
 
     def remove(self, name: str) -> None:
         """Remove a volume; no error where it is gone."""
