@@ -97,10 +97,10 @@ def room(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding
 def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Whether Docker can hand out GPUs, and will go on doing so."""
     engine = facts.engine
-    if inventory.accelerator != "nvidia" or not engine.runtimes or not found_gpus(facts, "nvidia"):
+    if inventory.accelerator != "nvidia" or not found_gpus(facts, "nvidia"):
         return
     by_cdi = "nvidia.com/gpu" in engine.cdi_devices
-    if not by_cdi and "nvidia" not in engine.runtimes and not engine.gpu_hook:
+    if engine.runtimes and not by_cdi and "nvidia" not in engine.runtimes and not engine.gpu_hook:
         text = "Docker knows no way to hand out GPUs: no runtime called nvidia, no CDI device, no hook"
         fix = f"on {host.name}: install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure "
         yield Finding("gpu-runtime", host.name, text, f"{fix}&& sudo systemctl restart docker")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median_low
 
-from vllm_cluster.core.desired import gpu_count
+from vllm_cluster.core.desired import found_gpus, gpu_count
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding, each_host
 from vllm_cluster.engine.ray import OBJECT_STORE_BYTES
@@ -32,7 +32,8 @@ def paths(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
 @each_host
 def shared_memory(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Shared memory that is too small for the ranks, or larger than the host's memory."""
-    ranks = max(1, gpu_count(host, facts, inventory.accelerator))
+    kind = inventory.accelerator
+    ranks = max(1, min(gpu_count(host, facts, kind), found_gpus(facts, kind)))
     wanted = OBJECT_STORE_BYTES + ranks * SHM_A_RANK
     if inventory.shm_size < wanted:
         text = f"shm_size gives {_mb(inventory.shm_size)}, {ranks} ranks and Ray may take {_mb(wanted)}"
