@@ -4,7 +4,7 @@ section smi
 # The list of clocks is two thirds of it, and nothing asks for them.
 smi=
 if command -v nvidia-smi >/dev/null 2>&1; then
-  smi=$(limit 20 nvidia-smi -q -x 2>/dev/null | grep -v '<supported_graphics_clock>' | head -c 1500000)
+  smi=$(limit 20 nvidia-smi -q -x 2>/dev/null | head -c 8000000 | grep -v '<supported_graphics_clock>' | head -c 1500000)
   printf '%s\n' "$smi"
 fi
 section processes
