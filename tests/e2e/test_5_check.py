@@ -208,3 +208,10 @@ def test_facts_of_hosts(hosts: Sandbox) -> None:
     assert "  docker " in hosts.vcluster("facts", "gpu2").ok().out
     refused = hosts.vcluster("facts", "gpu3")
     assert (refused.code, "no host gpu3" in refused.err) == (2, True)
+
+
+def test_a_cluster_that_is_up_is_well(hosts: Sandbox) -> None:
+    """Its own containers, ports and memory are no finding."""
+    hosts.vcluster("up", "--yes").ok()
+    report = check(hosts)
+    assert (report["findings"], report["ok"]) == ([], True)

@@ -153,9 +153,9 @@ def test_rdma(odd: dict[str, Any], codes: list[str]) -> None:
 
 
 def test_a_folder_of_devices_is_no_adapter() -> None:
-    """As on a host with an empty /sys/class/infiniband, whose /dev/infiniband holds rdma_cm."""
-    facts = hosts({"rdma_devices": FILES[:1]})
-    assert examine(world.inventory(), facts) == ()
+    """As on a host with an empty /sys/class/infiniband, whose /dev/infiniband holds something."""
+    for devices in (FILES[:1], ("/dev/infiniband/umad0",)):
+        assert examine(world.inventory(), hosts({"rdma_devices": devices})) == ()
 
 
 def test_who_holds_the_memory_is_named() -> None:
