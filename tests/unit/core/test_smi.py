@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.run.tree import PROCESS, SMI
+from tests.unit.run.tree import FIXTURES, PROCESS, SMI
+from vllm_cluster.core.details import GpuProcess, Links
 from vllm_cluster.core.smi import Smi, links, smi
 
 
@@ -64,6 +65,18 @@ def test_entities_are_refused_and_the_recorded_doctype_is_not() -> None:
     assert "<!DOCTYPE" in SMI
     bomb = SMI.replace('SYSTEM "nvsmi_device_v13.dtd"', '[<!ENTITY a "13.0">]').replace("13.0<", "&a;<")
     assert smi(bomb, {}) == Smi()
+
+
+def test_the_recorded_host_with_a_process() -> None:
+    busy = (FIXTURES / "h200-x2-busy.nvidia-smi-q.xml").read_text()
+    held = [gpu.processes for gpu in smi(busy, {553: "0::/somewhere"}).gpus]
+    assert held == [(GpuProcess(553, "python3", 4706),), ()]
+
+
+def test_the_recorded_links() -> None:
+    said = (FIXTURES / "h200-x2.nvidia-smi-nvlink.txt").read_text()
+    assert links(said) == (Links(0, 18, 18), Links(1, 18, 18))
+    assert links(said.replace("26.562 GB/s", "<inactive>", 1))[0] == Links(0, 17, 18)
 
 
 def test_links_without_any() -> None:
