@@ -26,7 +26,7 @@ def details(part: Mapping[str, str]) -> Details:
         links=links(part["nvlink"]),
         xids=tuple(xids) if readable == "readable" else None,
         fabric_manager=_service(part["fabricmanager"]),
-        peermem="nvidia_peermem" in part["driver"].split(),
+        peermem=bool({"nvidia_peermem", "nv_peer_mem"} & set(part["driver"].split())),
         open_driver="Open Kernel Module" in part["driver"],
         gids=tuple(_gids(part["gids"])),
         acs=any("SrcValid+" in line for line in acs) if acs else None,

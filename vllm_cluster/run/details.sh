@@ -22,7 +22,7 @@ fi
 section fabricmanager
 command -v systemctl >/dev/null 2>&1 && limit 3 systemctl show -p LoadState,ActiveState nvidia-fabricmanager 2>/dev/null
 section driver
-grep -oE '^nvidia_peermem ' /proc/modules 2>/dev/null
+grep -oE '^nv(idia_peermem|_peer_mem) ' /proc/modules 2>/dev/null
 head -c 200 /proc/driver/nvidia/version 2>/dev/null
 section gids
 for port in /sys/class/infiniband/*/ports/*; do

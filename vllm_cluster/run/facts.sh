@@ -72,7 +72,10 @@ for spec in /etc/cdi/*.yaml /etc/cdi/*.json /var/run/cdi/*.yaml /var/run/cdi/*.j
 done
 section cdistale
 # What the files for NVIDIA's GPUs hand out and the host no longer has, as after an upgrade of the driver.
-for spec in /etc/cdi/nvidia*.yaml /etc/cdi/nvidia*.json /var/run/cdi/nvidia*.yaml /var/run/cdi/nvidia*.json; do
+# Files that the system makes anew at each start outrank those that somebody made.
+specs=/etc/cdi/nvidia
+ls /var/run/cdi/nvidia* >/dev/null 2>&1 && specs=/var/run/cdi/nvidia
+for spec in "$specs"*.yaml "$specs"*.json; do
   [ -e "$spec" ] && head -c 1000000 "$spec" | grep -oE '(^|[" -])(hostPath|path)"?: *"?/[^",]+' | sed 's/^[^/]*//' | sort -u | head -n 500
 done | while read -r path; do
   [ -e "$path" ] || printf '%s\n' "$path"

@@ -184,6 +184,20 @@ def test_one_disk_on_two_hosts(boot: str, codes: list[str]) -> None:
     assert [one.code for one in examine(world.inventory(), facts)] == codes
 
 
+def test_an_interface_for_nccl_alone_needs_no_route_to_addresses() -> None:
+    words = world.inventory(entries={f"gpu{n}": {"interface": "ib0"} for n in (1, 2)})
+    both = {
+        name: replace(host, nics=(*host.nics, Nic("ib0", ("10.9.0.1/24",), 1500, "UP")))
+        for name, host in hosts().items()
+    }
+    assert examine(words, both) == ()
+
+
+def test_unified_memory_says_nothing_of_who_uses_it() -> None:
+    facts = hosts(gpus=gpus(memory_mib=0, used_mib=5000))
+    assert examine(world.inventory(), facts) == ()
+
+
 def test_drivers_that_differ_name_the_odd_one() -> None:
     facts = {
         f"gpu{n}": replace(world.host(n), gpus=tuple(replace(gpu, driver=version) for gpu in world.host(n).gpus))

@@ -84,6 +84,13 @@ def test_up_asks_for_nothing_of_the_longer_look(tmp_path: Path) -> None:
         parse.facts("gpu1", text, deep=True)
 
 
+def test_a_file_made_at_start_outranks_one_that_is_stale(tmp_path: Path) -> None:
+    machine = tree.full(tmp_path)
+    assert machine.facts().engine.stale_cdi
+    machine.file("/var/run/cdi/nvidia.yaml", "kind: nvidia.com/gpu\nmounts:\n- hostPath: /\n")
+    assert machine.facts().engine.stale_cdi == ()
+
+
 def test_a_flood_in_the_kernel_log_is_cut(tmp_path: Path) -> None:
     machine = tree.full(tmp_path)
     machine.link("yes")

@@ -100,7 +100,8 @@ def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
     if inventory.accelerator != "nvidia" or not found_gpus(facts, "nvidia"):
         return
     by_cdi = "nvidia.com/gpu" in engine.cdi_devices
-    if engine.runtimes and not by_cdi and "nvidia" not in engine.runtimes and not engine.gpu_hook:
+    known = by_cdi or engine.gpu_hook or any("nvidia" in runtime for runtime in engine.runtimes)
+    if engine.runtimes and not known:
         text = "Docker knows no way to hand out GPUs: no runtime called nvidia, no CDI device, no hook"
         fix = f"on {host.name}: install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure "
         yield Finding("gpu-runtime", host.name, text, f"{fix}&& sudo systemctl restart docker")

@@ -38,7 +38,7 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     if inventory.accelerator != "nvidia":
         return
     wanted = facts.gpus[: gpu_count(host, facts, "nvidia")]
-    busy = [gpu for gpu in wanted if gpu.used_mib > gpu.memory_mib * OTHERS_SHARE]
+    busy = [gpu for gpu in wanted if 0 < gpu.memory_mib * OTHERS_SHARE < gpu.used_mib]
     if busy and not has_node(inventory, facts, "running"):
         used = ", ".join(f"{gpu.used_mib} of {gpu.memory_mib} MiB of GPU {gpu.index}" for gpu in busy[:MOST_NAMED])
         yield Finding("gpu-busy", host.name, f"in use: {used}{_users(facts)}", _stop(host.name), error=False)

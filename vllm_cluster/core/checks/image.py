@@ -43,7 +43,7 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
     base = find(inventory.image, facts.images)
     if base is None:
         text = f"{inventory.image} is not here: up pulls it"
-        fix = f"on {host.name}, to have it beforehand: docker pull {inventory.image}"
+        fix = f"to have it beforehand: docker pull {inventory.image}"
         yield Finding("image-absent", host.name, text, fix, error=False)
     elif find(engine_name(base.id, inventory.ray), facts.images) is None:
         text = f"up has not looked into {inventory.image} yet: without a Ray that will do, it adds {inventory.ray}"

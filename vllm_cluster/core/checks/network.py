@@ -53,28 +53,21 @@ def kinds(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     nic = _nic(host, facts)
     if nic is None or len(inventory.hosts) == 1:
         return
-    if nic.kind in TUNNEL_KINDS or TUNNELS.fullmatch(nic.name):
-        text = (
-            f"{nic.name}, which holds {host.address}, is a tunnel or a bridge for containers ({nic.kind or 'by name'})"
+    if _inner(nic):
+        text = f"{nic.name}, which tensors would take, is a tunnel or a bridge for containers ({nic.kind or 'by name'})"
+        others = (
+            f"{other.addresses[0]} ({other.name})" for other in facts.nics if other.addresses and not _inner(other)
         )
-        fix = f"set hosts.{host.name}.address to the address of a real network card: {_others(facts, nic)}"
+        fix = f"set hosts.{host.name}.address to that of a network card; it has {', '.join(others) or 'none'}"
         yield Finding("tunnel", host.name, text, fix, error=False)
     if nic.state in ("DOWN", "LOWERLAYERDOWN"):
-        text = f"{nic.name}, which holds {host.address}, is {nic.state}"
-        yield Finding(
-            "nic-down", host.name, text, f"on {host.name}: cable it, or ip link set {quote(nic.name)} up", error=False
-        )
+        text = f"{nic.name}, which tensors would take, is {nic.state}"
+        fix = f"on {host.name}: cable it, or ip link set {quote(nic.name)} up"
+        yield Finding("nic-down", host.name, text, fix, error=False)
 
 
-def _others(facts: HostFacts, than: Nic) -> str:
-    have = [
-        f"{nic.addresses[0]} ({nic.name})" for nic in facts.nics if nic.addresses and nic not in (than, *_inner(facts))
-    ]
-    return ", ".join(have) or "it has no other"
-
-
-def _inner(facts: HostFacts) -> list[Nic]:
-    return [nic for nic in facts.nics if nic.name == "lo" or nic.kind in TUNNEL_KINDS or TUNNELS.fullmatch(nic.name)]
+def _inner(nic: Nic) -> bool:
+    return nic.name == "lo" or nic.kind in TUNNEL_KINDS or bool(TUNNELS.fullmatch(nic.name))
 
 
 def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -94,6 +87,8 @@ def ways(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding
     nic = _nic(host, facts)
     if nic is None:
         return
+    # Another one may be named for NCCL alone.
+    holder = facts.interface_of(host.address)
     own = {entry.network for entry in nic.interfaces()}
     twins = [
         other.name for other in facts.nics
@@ -105,8 +100,8 @@ def ways(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding
         yield Finding("nics-one-subnet", host.name, text, fix, error=False)
     for name, peer in inventory.hosts.items():
         way = facts.routes.get(peer.address)
-        if name != host.name and way not in (None, "lo", nic.name):
-            text = f"traffic to {name} ({peer.address}) leaves by {way}, not by {nic.name}"
+        if name != host.name and holder and way not in (None, "lo", holder.name):
+            text = f"traffic to {name} ({peer.address}) leaves by {way}, and {host.address} is on {holder.name}"
             fix = f"on {host.name}: ip route get {peer.address}; correct addresses or routes"
             yield Finding("route-other", host.name, text, fix, error=False)
     if len(inventory.hosts) > 1 and 0 < nic.speed < SLOW_MBIT and not hcas(host, facts):
