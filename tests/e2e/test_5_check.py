@@ -198,12 +198,23 @@ def test_people_read_the_same(hosts: Sandbox) -> None:
     assert "error" not in run.err
 
 
+def test_labels_of_others_are_theirs(hosts: Sandbox) -> None:
+    make = f"docker create --name theirs --label password=CANARY --env TOKEN=CANARY {IMAGE}"
+    with broken(hosts, "gpu1", make, "docker rm theirs"):
+        said = hosts.vcluster("facts", "gpu1", "--json").ok()
+    assert [entry["name"] for entry in said.json()["hosts"]["gpu1"]["strangers"]] == ["theirs"]
+    assert "CANARY" not in said.out + said.err
+
+
 def test_facts_of_hosts(hosts: Sandbox) -> None:
     found = json.loads(hosts.vcluster("facts", "--json").ok().out)["hosts"]
     for host in HOSTS:
         assert found[host]["engine"]["version"] and found[host]["slots"] == 2
         (cache,) = [entry for entry in found[host]["details"]["filesystems"] if entry["path"] == "/models"]
         assert cache["total"] > 1_000_000_000
+        image = found[host]["details"]["image"]
+        assert image["architecture"] == found[host]["engine"]["architecture"]
+        assert image["id"].startswith("sha256:")
         assert found[host]["details"]["revisions"].keys() == {"sandbox--tiny-llama"}
     assert "  docker " in hosts.vcluster("facts", "gpu2").ok().out
     refused = hosts.vcluster("facts", "gpu3")

@@ -73,6 +73,9 @@ class ImageDetails:
     id: str
     architecture: str
     cuda: str = ""
+    python: str = ""
+    digests: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

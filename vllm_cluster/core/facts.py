@@ -114,9 +114,9 @@ class HostFacts:
 
     `slots` is the number of logical GPUs that a CPU host offers, None where it says nothing.
     `routes` maps each address that was asked for to the interface that leads there, None for none.
-    `missing_paths` are those asked-for paths that the host does not have.
-    `rdma_devices` are the files below /dev/infiniband. `details` and
-    `strangers`, the containers that are no cluster's of ours, are there only where they were asked for.
+    `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
+    /dev/infiniband; `gpu_problem` what nvidia-smi said in the place of a row. `details`, and `strangers`, the
+    containers that are no cluster's of ours, are there only where they were asked for.
     """
 
     host: str
@@ -136,6 +136,7 @@ class HostFacts:
     containers: tuple[Container, ...] = ()
     images: tuple[Image, ...] = ()
     available: int = 0
+    gpu_problem: str = ""
     architecture: str = ""
     boot_id: str = ""
     rdma_devices: tuple[str, ...] = ()

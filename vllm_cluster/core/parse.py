@@ -12,6 +12,7 @@ from vllm_cluster.core.facts import Engine, Gpu, Hca, HostFacts, Nic
 from vllm_cluster.core.parse_details import details
 from vllm_cluster.core.words import document, items, mapping, number, rows
 
+_ROW = re.compile(r"[0-9]+,")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})+")
 
 
@@ -45,6 +46,7 @@ def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
         nics=_nics(part["nics"], {fields[0]: number(fields[1]) or 0 for fields in rows(part["speeds"], 2)}),
         hcas=tuple(_hcas(part["hcas"])),
         gpus=tuple(_gpus(part["gpus"].splitlines())),
+        gpu_problem=next((line for line in part["gpus"].splitlines() if not _ROW.match(line)), "")[:300],
         slots=number(part["slots"]),
         memory=number(part["memory"]) or 0,
         listening=frozenset(_ports(part["listening"].split())),

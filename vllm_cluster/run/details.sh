@@ -2,8 +2,7 @@
 # Each section is bounded in time and in size, and empty where the host does not say.
 section smi
 # The list of clocks is two thirds of it, and nothing asks for them.
-smi=
-if command -v nvidia-smi >/dev/null 2>&1; then
+if [ -n "$smi" ]; then
   smi=$(limit 20 nvidia-smi -q -x 2>/dev/null | head -c 8000000 | grep -v '<supported_graphics_clock>' | head -c 1500000)
   printf '%s\n' "$smi"
 fi

@@ -56,9 +56,16 @@ done
 section rdma
 for node in /dev/infiniband/*; do [ -e "$node" ] && printf '%s\n' "$node"; done
 section gpus
+# What is no row says why there are fewer: a driver that does not answer, a GPU that is lost.
+smi=
 if command -v nvidia-smi >/dev/null 2>&1; then
   wanted=index,uuid,name,memory.total,memory.used,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total
-  limit 30 nvidia-smi --query-gpu=$wanted --format=csv,noheader,nounits 2>/dev/null | head -c 20000
+  answer=$(limit 20 nvidia-smi --query-gpu=$wanted --format=csv,noheader,nounits 2>&1)
+  case $? in
+    0) smi=answers ;;
+    124) answer="nvidia-smi does not answer" ;;
+  esac
+  printf '%s\n' "$answer" | head -c 20000
 fi
 section slots
 cat /etc/vcluster/slots 2>/dev/null

@@ -49,7 +49,8 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False) -> HostFact
     return replace(
         facts,
         containers=tuple(container for container in every if CLUSTER in container.labels),
-        strangers=tuple(container for container in every if CLUSTER not in container.labels),
+        # Whatever others wrote into their labels is theirs.
+        strangers=tuple(replace(container, labels={}) for container in every if CLUSTER not in container.labels),
         images=engine.images(),
         details=replace(facts.details, image=_image(engine.image_config(inventory.image))),
     )
@@ -59,5 +60,13 @@ def _image(config: Mapping[str, Any] | None) -> ImageDetails | None:
     """What the image itself says of where it can run."""
     if config is None:
         return None
-    variables = dict(str(entry).partition("=")[::2] for entry in (config.get("Config") or {}).get("Env") or ())
-    return ImageDetails(str(config["Id"]), str(config.get("Architecture", "")), variables.get("CUDA_VERSION", ""))
+    inner = config.get("Config") or {}
+    variables = dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ())
+    return ImageDetails(
+        id=str(config["Id"]),
+        architecture=str(config.get("Architecture", "")),
+        cuda=variables.get("CUDA_VERSION", ""),
+        python=variables.get("PYTHON_VERSION", ""),
+        digests=tuple(map(str, config.get("RepoDigests") or ())),
+        entrypoint=tuple(map(str, inner.get("Entrypoint") or ())),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from vllm_cluster.core import parse
 from vllm_cluster.core.details import Gid, GpuProcess, Links
 from vllm_cluster.core.preflight import examine, unseen
 
-SHELLS = ["sh", "bash --posix", *(["busybox ash"] if shutil.which("busybox") else [])]
+SHELLS = ["sh", "bash --posix"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -76,12 +75,37 @@ def test_a_bare_host(tmp_path: Path, shell: str) -> None:
 
 def test_up_asks_for_nothing_of_the_longer_look(tmp_path: Path) -> None:
     machine = tree.full(tmp_path)
-    machine.tool("dmesg", f"touch {tmp_path}/asked")
+    machine.tool("dmesg", f": >{tmp_path}/asked")
     text = machine.run(deep=False).decode()
     assert parse.facts("gpu1", text).details is None
     assert not (tmp_path / "asked").exists()
     with pytest.raises(ValueError, match="breaks off"):
         parse.facts("gpu1", text, deep=True)
+
+
+LOST = "Unable to determine the device handle for GPU1: 0000:07:00.0: GPU is lost."
+
+
+@pytest.mark.parametrize(
+    ("script", "count", "said"),
+    [
+        ("sleep 30", 0, "nvidia-smi does not answer"),
+        (f"echo '{LOST}'; exit 15", 0, LOST),
+        (f"echo '0, GPU-a, NVIDIA H200, 143771'; echo '{LOST}' >&2; exit 15", 1, LOST),
+        ("echo '0, GPU-a, NVIDIA H200, 143771'", 1, ""),
+    ],
+)
+def test_a_driver_that_says_why(tmp_path: Path, script: str, count: int, said: str) -> None:
+    machine = tree.full(tmp_path)
+    machine.link("sleep")
+    machine.tool("nvidia-smi", f'case "$*" in *query*) {script} ;; *) : >{tmp_path}/asked ;; esac')
+    host = machine.facts()
+    assert (len(host.gpus), host.gpu_problem) == (count, said)
+    # A driver that hangs would do so again.
+    assert (tmp_path / "asked").exists() is not bool(said)
+    inventory = world.inventory(1, entries={"gpu1": {"gpus": 2}})
+    (found,) = [one for one in examine(inventory, {"gpu1": host}) if one.code == "gpus-fewer"]
+    assert found.text.endswith(f"(by nvidia-smi){': ' if said else ''}{said}")
 
 
 def test_a_file_made_at_start_outranks_one_that_is_stale(tmp_path: Path) -> None:

@@ -64,6 +64,12 @@ def _docker(facts: HostFacts) -> Iterator[tuple[str, str]]:
     devices = ", ".join(engine.cdi_devices)
     yield "docker", f"{engine.version}, cgroup {engine.cgroup_version} by {engine.cgroup_driver}{toolkit}"
     yield "runtimes", ", ".join(engine.runtimes) + (f"; CDI: {devices}" if devices else "")
+    if facts.details and (image := facts.details.image):
+        cuda = f", CUDA {image.cuda}" if image.cuda else ""
+        yield (
+            "image",
+            f"{image.id[:19]} for {image.architecture}{cuda}, entrypoint {' '.join(image.entrypoint) or 'none'}",
+        )
     for container in (*facts.containers, *facts.strangers):
         yield "container", f"{container.name} {container.state} ({container.image})"
 

@@ -24,11 +24,12 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     if inventory.accelerator == "cpu" and host.gpus is not None and facts.slots is None:
         found = host.gpus  # a CPU host that says nothing offers what the inventory asks
     kind = "logical GPUs (from /etc/vcluster/slots)" if inventory.accelerator == "cpu" else "GPUs (by nvidia-smi)"
+    said = f": {facts.gpu_problem}" if facts.gpu_problem and inventory.accelerator == "nvidia" else ""
     if host.gpus is not None and host.gpus > found:
-        text = f"the inventory says {host.gpus} GPUs, the host has {found} {kind}"
+        text = f"the inventory says {host.gpus} GPUs, the host has {found} {kind}{said}"
         yield Finding("gpus-fewer", host.name, text, f"set hosts.{host.name}.gpus to {found}, or mend the host")
     elif not found:
-        text = f"no {kind} found"
+        text = f"no {kind} found{said}"
         yield Finding("gpus-none", host.name, text, "install the NVIDIA driver, or take the host out of the inventory")
 
 
