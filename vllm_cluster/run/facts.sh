@@ -62,8 +62,8 @@ if command -v nvidia-smi >/dev/null 2>&1; then
   wanted=index,uuid,name,memory.total,memory.used,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total
   answer=$(limit 20 nvidia-smi --query-gpu=$wanted --format=csv,noheader,nounits 2>&1)
   case $? in
-    0) smi=answers ;;
     124) answer="nvidia-smi does not answer" ;;
+    *) smi=answers ;;
   esac
   printf '%s\n' "$answer" | head -c 20000
 fi
