@@ -18,11 +18,9 @@ def table() -> list[str]:
 
 
 def test_each_code_that_is_raised_has_a_reason_and_the_other_way_round() -> None:
-    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    raised = set(re.findall(r'Finding\(\s*"([a-z-]+)"', text))
-    here = set(REASONS)
-    assert raised - here == set()
-    assert here - raised == set()
+    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "reasons.py")
+    assert set(re.findall(r'Finding\(\s*"([a-z-]+)"', text)) - set(REASONS) == set()
+    assert [code for code in REASONS if f'"{code}"' not in text] == []
 
 
 def test_the_page_lists_the_codes() -> None:
