@@ -112,6 +112,7 @@ class Image:
 class HostFacts:
     """Everything that one look at a host tells; sizes in bytes, the clock in seconds since 1970.
 
+    `asked` is when it was asked, on a clock of ours: of many hosts, some are asked later than others.
     `slots` is the number of logical GPUs that a CPU host offers, None where it says nothing.
     `routes` maps each address that was asked for to the interface that leads there, None for none.
     `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
@@ -139,6 +140,7 @@ class HostFacts:
     gpu_problem: str = ""
     architecture: str = ""
     boot_id: str = ""
+    asked: float = 0.0
     rdma_devices: tuple[str, ...] = ()
     details: Details | None = None
     strangers: tuple[Container, ...] = ()

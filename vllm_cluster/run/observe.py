@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
@@ -32,9 +33,10 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False) -> HostFact
     script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
     peers = ",".join(host.address for host in inventory.hosts.values())
     paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
+    asked = time.monotonic()
     result = link.transport.run(["sh", "-s", "--", peers, *paths], Deadline.after(OBSERVE_SECONDS), stdin=script)
     try:
-        facts = parse.facts(link.name, result.text, deep=deep)
+        facts = replace(parse.facts(link.name, result.text, deep=deep), asked=asked)
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         raise CommandFailed(

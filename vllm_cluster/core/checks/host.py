@@ -78,8 +78,9 @@ def hostnames(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]
 def clocks(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Clocks that differ."""
     # The low one: with two hosts, the middle between them would halve the difference.
-    middle = median_low(host.clock for host in facts.values())
-    for name, host in facts.items():
-        if abs(host.clock - middle) > CLOCK_TOLERANCE:
-            text = f"its clock is {host.clock - middle:+.0f} s from the other hosts'"
+    clocks = {name: host.clock - host.asked for name, host in facts.items()}
+    middle = median_low(clocks.values())
+    for name, clock in clocks.items():
+        if abs(clock - middle) > CLOCK_TOLERANCE:
+            text = f"its clock is {clock - middle:+.0f} s from the other hosts'"
             yield Finding("clock", name, text, f"on {name}: chronyc makestep, or timedatectl set-ntp true", error=False)
