@@ -36,7 +36,7 @@ def details(part: Mapping[str, str]) -> Details:
         shm=number(part["shm"]) or 0,
         remove_ipc=part["removeipc"].partition("=")[2].strip().lower() in ("yes", "true", "1", "on"),
         linger=part["linger"] == "yes",
-        resolves=tuple(resolves) if asked == "asked" else None,
+        resolves=tuple(dict.fromkeys(resolves)) if asked == "asked" else None,
         filesystems=tuple(_filesystems(part["filesystems"])),
         revisions={f[0]: f[1] for f in rows(part["revisions"], 2) if _MODEL.fullmatch(f[0]) and f[1].isalnum()},
         incomplete=tuple(part["incomplete"].splitlines()),

@@ -102,7 +102,7 @@ def _unseen(inventory: Inventory, name: str, facts: HostFacts) -> Iterator[tuple
     if hcas(inventory.hosts[name], facts) and details.acs is None:
         yield "PCI ACS", "lspci is not there, or shows it to root alone"
     if details.resolves is None:
-        yield "what its hostname means", "getent is not there"
+        yield "what its hostname means", "getent is not there, or no name server answers"
     if details.image is None and not facts.engine.problem:
         yield "the image's processor and CUDA", f"{inventory.image} is not on the host yet"
     if not facts.memory:

@@ -153,3 +153,16 @@ def test_an_answer_that_is_not_whole_tells_nothing_of_health(tmp_path: Path, ans
     assert time.monotonic() - began < 15
     assert details is not None
     assert (details.health, details.cuda) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("script", "resolves"), [("exit 2", ()), ("exit 124", None), ("echo '10.0.0.1  STREAM x'", ("10.0.0.1",))]
+)
+def test_a_name_that_is_unknown_and_a_server_that_is_silent(
+    tmp_path: Path, script: str, resolves: tuple[str, ...] | None
+) -> None:
+    machine = tree.full(tmp_path)
+    machine.tool("getent", script)
+    details = machine.facts().details
+    assert details is not None
+    assert details.resolves == resolves

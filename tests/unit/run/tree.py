@@ -86,7 +86,7 @@ def bare(root: Path) -> Machine:
 def full(root: Path) -> Machine:
     """Two H200 with NVSwitch, an InfiniBand port that is ACTIVE, a RoCE one that is not, and all tools."""
     machine = bare(root)
-    machine.link("timeout", "find", "tee")
+    machine.link("timeout", "find", "uniq")
     for path, content in _PROC.items():
         machine.file(path, content)
     _adapter(machine, "mlx5_0", "ib0", state="4: ACTIVE", link_layer="InfiniBand", rate="400 Gb/sec (4X NDR)")
