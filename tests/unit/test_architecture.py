@@ -79,7 +79,7 @@ def test_the_node_needs_the_standard_library_alone() -> None:
     assert {row for row in outside - torch if not row[1].startswith("vllm_cluster.node")} == set()
 
 
-@pytest.mark.parametrize("verb", [[], ["up"], ["serve"], ["fit"], ["sandbox", "up"]])
+@pytest.mark.parametrize("verb", [[], ["up"], ["serve"], ["fit"], ["check"], ["facts"], ["sandbox", "up"]])
 def test_help_loads_nothing_heavy(verb: list[str]) -> None:
     script = (
         "import sys; sys.argv = ['vcluster', *sys.argv[1:], '--help']\n"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster import __version__
-from vllm_cluster.cli import down, fit, init, key, plan, sandbox, schema, serve, status, stop, tunnel, up
+from vllm_cluster.cli import check, down, facts, fit, init, key, plan, sandbox, schema, serve, status, stop, tunnel, up
 from vllm_cluster.cli.session import SETTINGS
 
 app = typer.Typer(
@@ -41,6 +41,8 @@ def root(
 
 app.command()(init.init)
 app.command()(fit.fit)
+app.command()(check.check)
+app.command()(facts.facts)
 app.command()(plan.plan)
 app.command()(up.up)
 app.command()(status.status)

@@ -80,10 +80,10 @@ class EngineClient:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, EOFError) as error:
             raise Lost(self.host, f"{what}: the connection to Docker broke: {error}") from error
 
-    def containers(self, label: str) -> tuple[Container, ...]:
-        """Every container, running or not, that has the label (`key` or `key=value`)."""
+    def containers(self, label: str | None) -> tuple[Container, ...]:
+        """Every container, running or not, that has the label (`key` or `key=value`); None: whatever it has."""
         with self._call("list containers") as api:
-            rows = api.containers(all=True, filters={"label": [label]})
+            rows = api.containers(all=True, filters={"label": [label]} if label else {})
         return tuple(
             Container(
                 row["Id"],
@@ -91,6 +91,7 @@ class EngineClient:
                 row["State"],
                 row["ImageID"],
                 row.get("Labels") or {},
+                str(row.get("Image", "")),
             )
             for row in rows
         )
