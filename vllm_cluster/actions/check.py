@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.actions.survey import connected
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.preflight import Unseen, examine, unseen
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import collective
 from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.mesh import mesh
 from vllm_cluster.run.observe import observe
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one source of findings found, and what it could not look at."""
-
-    findings: Iterable[Finding] = ()
-    unseen: Iterable[Unseen] = ()
-
-
-# Where findings come from: each is asked in turn, after the facts are there.
-Source = Callable[[Fleet, Inventory, Mapping[str, HostFacts], Emit], Answer]
 
 
 @dataclass(frozen=True)
@@ -36,6 +23,8 @@ class Report:
     unseen: tuple[Unseen, ...]
     hosts: tuple[str, ...]
     seconds: float
+    # What all ranks did together, where that was asked for.
+    collective: collective.Report | None = None
 
     @property
     def failed(self) -> bool:
@@ -43,22 +32,24 @@ class Report:
         return any(finding.error for finding in self.findings)
 
 
-def of_facts(_: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], __: Emit) -> Answer:
-    """What the facts of all hosts tell."""
-    return Answer(examine(inventory, facts), unseen(inventory, facts))
-
-
-def check(inventory: Inventory, emit: Emit, sources: Sequence[Source] = (of_facts,)) -> Report:
-    """Ask every source.
+def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
+    """Look at every host and at the links between them; `deep` has all ranks sum numbers together besides.
 
     Raises:
         VclusterError: a host cannot be reached or looked at.
     """
-    began = time.monotonic()
+    began, tried = time.monotonic(), None
     with connected(inventory, emit) as fleet:
         emit(Event("phase", "looking closely at the hosts"))
         facts = fleet.all(lambda link: observe(inventory, link, deep=True))
-        answers = [source(fleet, inventory, facts, emit) for source in sources]
-    findings = sorted((finding for answer in answers for finding in answer.findings), key=lambda one: not one.error)
-    blind = tuple(one for answer in answers for one in answer.unseen)
-    return Report(tuple(findings), blind, tuple(facts), time.monotonic() - began)
+        found, blind = list(examine(inventory, facts)), list(unseen(inventory, facts))
+        broken = any(finding.error for finding in found)
+        found += mesh(fleet, inventory, facts, emit)
+        if deep and broken:
+            why = "there are errors to be mended first"
+            blind.append(Unseen(inventory.head_name, "whether all ranks can sum numbers together", why))
+        elif deep:
+            tried = collective.collective(fleet, inventory, facts, emit)
+            found += tried.findings
+    found.sort(key=lambda finding: not finding.error)
+    return Report(tuple(found), tuple(blind), tuple(facts), time.monotonic() - began, tried)

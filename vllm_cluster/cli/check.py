@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
 
 EXIT_ERRORS = 3
 
 
-def check(inventory: InventoryPath = None, as_json: Json = False) -> None:
+Deep = Annotated[
+    bool, typer.Option("--deep", help="Have all GPUs sum numbers together, as they will to serve: up to 90 s.")
+]
+
+
+def check(inventory: InventoryPath = None, deep: Deep = False, as_json: Json = False) -> None:
     """Look for what is known to go wrong, on every host and between them. Exits with 3 when something surely will."""
 
     def action(session: Session) -> None:
@@ -17,7 +26,7 @@ def check(inventory: InventoryPath = None, as_json: Json = False) -> None:
         from vllm_cluster.actions import check as check_action
         from vllm_cluster.cli.render.check import report_document, show_report
 
-        report = check_action.check(session.load(), session.progress)
+        report = check_action.check(session.load(), session.progress, deep=deep)
         session.finish()
         if session.as_json:
             print(json.dumps(report_document(report)))

@@ -100,7 +100,7 @@ class Trial:
         """What went wrong, in a few words."""
         if self.wrong:
             rank, size = min(self.wrong.items())
-            return f"the sum of {_shown(size)} is wrong on {self._named([rank])}"
+            return f"the sum of {binary(size)} is wrong on {self._named([rank])}"
         last = min((self.steps.get(rank, 0) for rank in self.ranks), default=0)
         behind = [rank for rank in self.ranks if self.steps.get(rank, 0) == last]
         if failed := [*self.died, *(rank for rank in self.errors if rank in behind), *self.errors]:
@@ -112,14 +112,15 @@ class Trial:
         if step >= len(self.sizes) + len(_FIRST):
             return "came to the end"
         first = ("started", f"reached the rendezvous on {self.hosts[0]}", "joined the group")
-        return (*first, *(f"got through {_shown(size)}" for size in self.sizes))[step]
+        return (*first, *(f"got through {binary(size)}" for size in self.sizes))[step]
 
     def _named(self, ranks: Sequence[int]) -> str:
         hosts = ", ".join(dict.fromkeys(self.ranks[rank] for rank in ranks))
         return f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} ({hosts})"
 
 
-def _shown(size: int) -> str:
+def binary(size: int) -> str:
+    """Bytes as people say them: 64 KiB."""
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 

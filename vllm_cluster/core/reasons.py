@@ -59,6 +59,22 @@ REASONS: Mapping[str, Reason] = {
         "Libraries that ask for the hostname fail or wait; nodes of ours use the address.", (20,)
     ),
     "port": Reason("Ray, or the endpoint, could not listen.", (30, 43, 46)),
+    # Between hosts
+    "link-silent": Reason("A firewall drops what Ray, NCCL or Gloo will need; they would wait for ever.", (13, 30)),
+    "link-refused": Reason("A firewall rejects it, or another machine has the address.", (13, 30)),
+    "link-unreachable": Reason("There is no way between the two addresses.", (13, 19, 30)),
+    "link-foreign": Reason("A proxy, NAT or another machine answers in the peer's place.", (13, 30)),
+    "link-mtu": Reason("Small messages pass and the first large one hangs.", (32,)),
+    "link-mtu-differs": Reason("TCP copes with that, RDMA does not.", (32,)),
+    "link-source": Reason("The host listens on one interface and its kernel sends from another.", (31,)),
+    "link-unseen": Reason("A closed port would show only when ranks hang."),
+    "collective-host": Reason("Its own ranks, or every pair with it, cannot reduce.", (23, 28, 29)),
+    "collective-link": Reason("Both ends work, but not with each other.", (23, 26)),
+    "collective-together": Reason("Hosts and pairs work, all ranks together do not.", (23,)),
+    "collective-slow": Reason("Every step of the model waits for it.", (24,)),
+    "collective-socket": Reason("NCCL took TCP beside ACTIVE adapters.", (24,)),
+    "collective-gdr": Reason("Every byte goes through the host's memory.", (25,)),
+    "collective-unseen": Reason("What has not reduced numbers may not reduce tensors."),
     # RDMA
     "hca": Reason("NCCL would look for an adapter that carries nothing.", (24,)),
     "rdma-device": Reason("The container cannot be made without the device, nor NCCL use the adapter.", (24, 29)),

@@ -42,7 +42,8 @@ def transport(lines: Iterable[str]) -> Transport:
             adapters |= dict.fromkeys(_ADAPTER.findall(line))
         if socket := _SOCKET.search(line):
             interfaces[socket[1]] = None
-        if disabled := _DISABLED.search(line):
+        # NCCL says it of every Ethernet interface too, where nobody would expect it.
+        if (disabled := _DISABLED.search(line)) and "NET/Socket" not in line:
             indirect[disabled[1]] = None
         if "NCCL WARN" in line:
             warnings[line.partition("NCCL WARN ")[2].strip()] = None

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 from vllm_cluster.actions.check import Report
 from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.core.allreduce import binary
 from vllm_cluster.core.reasons import REASONS, Reason
+from vllm_cluster.run import collective
 
 T = TypeVar("T")
 
@@ -24,7 +26,16 @@ def report_document(report: Report) -> dict[str, Any]:
         "unseen": [asdict(one) for one in report.unseen],
         "hosts": list(report.hosts),
         "seconds": round(report.seconds, 3),
+        "collective": _collective_document(report.collective),
     }
+
+
+def _collective_document(tried: collective.Report | None) -> dict[str, Any] | None:
+    if tried is None or not tried.world:
+        return None
+    document = asdict(tried)
+    del document["findings"]  # they stand among the others
+    return document
 
 
 def show_report(report: Report, *, color: str) -> None:
@@ -43,9 +54,21 @@ def show_report(report: Report, *, color: str) -> None:
     out.write("\n" if report.findings else "")
     for one, hosts in _together((replace(one, host=""), one.host) for one in report.unseen).items():
         out.write(f"{dim}not checked on {plain(hosts)}: {plain(one.what)} ({plain(one.why)}){end}\n")
+    if report.collective and report.collective.rows:
+        _show_collective(report.collective)
     errors = sum(finding.error for finding in report.findings)
     found = f"{errors} errors, {len(report.findings) - errors} warnings" if report.findings else "nothing is wrong"
     out.write(f"{len(report.hosts)} hosts checked in {report.seconds:.1f} s: {found}\n")
+
+
+def _show_collective(tried: collective.Report) -> None:
+    """The figures: one line a size."""
+    way = ", ".join((*tried.transport.kinds, *tried.transport.interfaces, *tried.transport.adapters))
+    sys.stdout.write(f"all-reduce over {tried.world} ranks by {plain(way)}, torch {plain(tried.torch)}:\n")
+    for row in tried.rows:
+        sys.stdout.write(f"  {binary(row.bytes):>8}  {row.seconds * 1e3:9.3f} ms  {row.bus:8.3f} GB/s\n")
+    if tried.expected:
+        sys.stdout.write(f"  the slowest host's link should give {tried.expected:.1f} GB/s\n")
 
 
 def _together(said: Iterable[tuple[T, str]]) -> dict[T, str]:
