@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from vllm_cluster.engine.nccl import transport
+
+RECORDED = Path(__file__).parents[2] / "fixtures" / "gpu"
 
 RDMA = """\
 NCCL version 2.28.9+cuda13.0
@@ -45,3 +51,15 @@ def test_an_adapter_without_gpu_direct_and_a_warning() -> None:
     found = transport(lines)
     assert (found.indirect, found.kinds) == (("mlx5_0",), ("NET/IB",))
     assert found.warnings == ("Call to connect returned Connection timed out",)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "kinds", "interfaces"),
+    [("nvlink", ("P2P/CUMEM",), ("eth0",)), ("shm", ("SHM",), ("eth0",)), ("socket", ("NET/Socket",), ("eth0",))],
+)
+def test_what_two_h200_logged(recorded: str, kinds: tuple[str, ...], interfaces: tuple[str, ...]) -> None:
+    """NCCL 2.28.9 on two GPUs of one host: by NVLink, with NCCL_P2P_DISABLE=1, and with NCCL_SHM_DISABLE=1 too."""
+    found = transport((RECORDED / f"h200-x2-nccl-{recorded}.log").read_text().splitlines())
+    assert (found.kinds, found.interfaces, found.adapters) == (kinds, interfaces, ())
+    assert found.indirect == (), "an Ethernet interface is no adapter"
+    assert found.version
