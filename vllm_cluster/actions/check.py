@@ -44,7 +44,9 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
         facts = fleet.all(lambda link: observe(inventory, link, deep=True))
         found, blind = list(examine(inventory, facts)), list(unseen(inventory, facts))
         broken = any(finding.error for finding in found)
-        found += mesh(fleet, inventory, facts, emit)
+        between, unvisited = mesh(fleet, inventory, facts, emit)
+        found += between
+        blind += unvisited
         if deep and broken:
             why = "there are errors to be mended first"
             blind.append(Unseen(inventory.head_name, "whether all ranks can sum numbers together", why))

@@ -67,7 +67,6 @@ REASONS: Mapping[str, Reason] = {
     "link-mtu": Reason("Small messages pass and the first large one hangs.", (32,)),
     "link-mtu-differs": Reason("TCP copes with that, RDMA does not.", (32,)),
     "link-source": Reason("The host listens on one interface and its kernel sends from another.", (31,)),
-    "link-unseen": Reason("A closed port would show only when ranks hang."),
     "collective-host": Reason("Its own ranks, or every pair with it, cannot reduce.", (23, 28, 29)),
     "collective-link": Reason("Both ends work, but not with each other.", (23, 26)),
     "collective-together": Reason("Hosts and pairs work, all ranks together do not.", (23,)),

@@ -14,7 +14,7 @@ from vllm_cluster.core.errors import HostError, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.images import find
 from vllm_cluster.core.links import EPHEMERAL, Place, Way, links, ports_of, way
-from vllm_cluster.core.preflight import Finding
+from vllm_cluster.core.preflight import Finding, Unseen
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.docker.once import passing_name
 from vllm_cluster.inventory.model import Inventory
@@ -32,10 +32,12 @@ _NO_PYTHON = 'echo \'{"error": "no python3"}\'; while read -r line; do :; done'
 _HOSTS_OWN = f'command -v python3 >/dev/null || {{ {_NO_PYTHON}; exit; }}; exec python3 -u -c "$1"'
 
 
-def mesh(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> list[Finding]:
-    """What is wrong with the links between the hosts. Changes nothing, leaves nothing; hosts that fail are findings."""
+def mesh(
+    fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit
+) -> tuple[list[Finding], list[Unseen]]:
+    """What is wrong with the links between the hosts, and whose could not be seen. Changes nothing, leaves nothing."""
     if len(facts) < 2:
-        return []
+        return [], []
     began, run = time.monotonic(), token_hex(8)
     count = len(facts) * (len(facts) - 1)
     emit(Event("progress", f"looking at {count} links between {len(facts)} hosts", data={"links": count}))
@@ -58,12 +60,11 @@ def mesh(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emi
     failures |= more
     # A probe that broke off answers nobody: what the others saw of it tells nothing of their links.
     every = [each for host in ways.values() for each in host if each.target not in failures]
-    found = [_unseen(name, error) for name, error in failures.items()]
-    found += links(every, {name: _place(inventory, facts[name]) for name in facts})
+    found = links(every, {name: _place(inventory, facts[name]) for name in facts})
     seconds = round(time.monotonic() - began, 1)
     text = f"{len(every)} links seen in {seconds} s, {len(found)} findings"
     emit(Event("progress", text, data={"links": len(every), "seconds": seconds}))
-    return found
+    return found, [_unseen(name, error) for name, error in failures.items()]
 
 
 def _soon() -> Deadline:
@@ -132,9 +133,9 @@ def _hear(probe: Lines, inventory: Inventory, peers: Mapping[str, Mapping[str, A
     return list(seen.values())
 
 
-def _unseen(host: str, error: VclusterError) -> Finding:
-    text = f"its links could not be looked at: {getattr(error, 'detail', error.message)}"
-    return Finding("link-unseen", host, text, error.hint or "mend this first, then check again", error=False)
+def _unseen(host: str, error: VclusterError) -> Unseen:
+    why = getattr(error, "detail", error.message)
+    return Unseen(host, "its links to the other hosts", f"{why}; {error.hint}" if error.hint else why)
 
 
 def _place(inventory: Inventory, facts: HostFacts) -> Place:

@@ -50,10 +50,11 @@ def visit(inventory: Inventory, facts: dict[str, HostFacts]) -> tuple[list[str],
     """The findings in short, and what was told meanwhile."""
     events: list[Event] = []
     with Fleet(inventory) as fleet:
-        found = mesh(fleet, inventory, facts, events.append)
+        found, unseen = mesh(fleet, inventory, facts, events.append)
     # On loopback the kernel sends from 127.0.0.1 whichever of its addresses is meant.
     told = [each for each in found if each.code != "link-source" or "127.0.0.1" not in each.text]
-    return [f"{each.code} {each.host} {each.text}" for each in told], events
+    blind = [f"unseen {each.host} {each.why}" for each in unseen]
+    return [*(f"{each.code} {each.host} {each.text}" for each in told), *blind], events
 
 
 def test_a_lone_host_has_no_links() -> None:
@@ -107,7 +108,7 @@ def test_a_host_whose_address_is_not_its_own_is_said_not_to_be_seen() -> None:
     moved = inventory.hosts["gpu3"].model_copy(update={"address": "192.0.2.1"})
     inventory = inventory.model_copy(update={"hosts": {**inventory.hosts, "gpu3": moved}})
     (found,) = visit(inventory, facts)[0]
-    assert found.startswith("link-unseen gpu3")
+    assert found.startswith("unseen gpu3")
     assert "cannot listen on 192.0.2.1" in found
 
 
@@ -116,7 +117,7 @@ def test_a_host_with_neither_image_nor_python_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     inventory, facts = cluster(2)
     found = visit(inventory, facts)[0]
-    assert [line.split()[:2] for line in found] == [["link-unseen", "gpu1"], ["link-unseen", "gpu2"]]
+    assert [line.split()[:2] for line in found] == [["unseen", "gpu1"], ["unseen", "gpu2"]]
     assert "no python3" in found[0]
 
 
@@ -136,7 +137,7 @@ def test_a_host_that_says_nonsense_is_not_believed(monkeypatch: pytest.MonkeyPat
     (tmp_path / "python3").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     found = visit(*cluster(2))[0]
-    assert [line.split()[:2] for line in found] == [["link-unseen", "gpu1"], ["link-unseen", "gpu2"]]
+    assert [line.split()[:2] for line in found] == [["unseen", "gpu1"], ["unseen", "gpu2"]]
 
 
 class Probe:
