@@ -1,12 +1,15 @@
-"""A failed test that attacks a promise is a row of the table too."""
+"""A failed test that attacks a promise is a row of the table too; a run says what it leaves for `make promises`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Sequence
 
 import pytest
 
 from tests.promises.figures import record
+
+LEFT: Counter[str] = Counter()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -21,3 +24,15 @@ def pytest_runtest_makereport(
             for promise in marker.args:
                 record(promise, item.name, f"broken: {reason[:160]}", False)
     return report
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what is too long for this run, file by file."""
+    LEFT.update(item.path.stem for item in items if item.get_closest_marker("deep"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left."""
+    if LEFT:
+        files = ", ".join(f"{count} of {name}" for name, count in sorted(LEFT.items()))
+        terminalreporter.line(f"left for `make promises`, which takes longer: {files}")

@@ -93,6 +93,7 @@ def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Norm
         measured.figure = f"{error['error'].lower()} after {took:.1f} s, by name; rerun converged"
 
 
+@pytest.mark.deep
 def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with (
@@ -161,6 +162,7 @@ def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Norma
         measured.figure = f"exit 1 after {took:.1f} s naming the host and what is unknown; rerun converged"
 
 
+@pytest.mark.deep
 def test_a_stopped_sshd(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     stop, go = "pkill -STOP sshd", "pkill -CONT sshd"

@@ -101,7 +101,7 @@ def test_too_little_room_for_an_image(sandbox: Sandbox, empty: Stand) -> None:
     settle(sandbox, empty, 1)
 
 
-@pytest.mark.parametrize("folder", ["/containers", "/volumes"])
+@pytest.mark.parametrize("folder", ["/containers", pytest.param("/volumes", marks=pytest.mark.deep)])
 def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, folder: str) -> None:
     sandbox.vcluster("down").ok()
     filler = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker{folder}/filler"

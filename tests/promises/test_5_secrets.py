@@ -157,6 +157,7 @@ def crashed(sandbox: Sandbox, folder: Path) -> dict[str, bytes]:
     return {"the output of a crash": (run.out + run.err).encode(), "crash.log": log.read_bytes()}
 
 
+@pytest.mark.deep
 def test_secrets_are_nowhere(sandbox: Sandbox, empty: dict[str, set[str]], tmp_path: Path) -> None:
     cluster = with_secrets(sandbox)
     with attack("P13", "canaries of HF token, API key and Ray token, in 17 forms each, everywhere") as measured:

@@ -120,6 +120,7 @@ def opened(place: tuple[str, int], paths: Iterable[str]) -> Iterator[str]:
                     yield f"{method} {path} with key {key}: {status}"
 
 
+@pytest.mark.deep
 def test_every_route_wants_the_key(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
     cluster = serve(with_secrets(sandbox))
     with attack("P29", "every route and method: no key, a wrong one, one too short, one too long") as measured:
@@ -134,6 +135,7 @@ def test_every_route_wants_the_key(sandbox: Sandbox, empty: dict[str, set[str]])
         measured.figure = f"{tried} requests to {len(paths)} paths: 401 on all but GET and HEAD of /health and /ping"
 
 
+@pytest.mark.deep
 def test_what_listens(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
     """Scanned from a third machine; the head's list of listening sockets must say the same."""
     cluster = serve(with_secrets(sandbox))
