@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster import __version__
-from vllm_cluster.cli import down, fit, init, key, plan, sandbox, schema, serve, status, stop, tunnel, up
+from vllm_cluster.cli import bundle, down, explain, fit, init, key, plan, sandbox, schema, serve, status, stop, tunnel, up
 from vllm_cluster.cli.session import SETTINGS
 
 app = typer.Typer(
@@ -48,6 +48,8 @@ app.command(context_settings={"ignore_unknown_options": False})(serve.serve)
 app.command()(stop.stop)
 app.command()(tunnel.tunnel)
 app.command()(key.key)
+app.command()(explain.explain)
+app.command()(bundle.bundle)
 app.command()(down.down)
 app.command()(schema.schema)
 app.add_typer(sandbox.app, name="sandbox")
