@@ -65,7 +65,7 @@ def of_cluster(inventory: Inventory, emit: Emit) -> Explained:
     """The verdict on what the hosts of the cluster have written."""
     with Fleet(inventory) as fleet:
         emit(Event("phase", f"collecting the logs of {len(inventory.hosts)} hosts"))
-        logs, failures = fleet.each(lambda link: (observed(inventory, link), collect(link, inventory.cluster))[1])
+        logs, failures = fleet.each(lambda link: collect(observed(inventory, link), inventory.cluster))
     sources = [log.source() for found in logs.values() for log in found]
     return Explained(verdict([scan(source) for source in sources]), failures)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_cluster.actions.explain import with_cause
 from vllm_cluster.actions.survey import connected, survey
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError, PreflightFailed, VclusterError
@@ -175,7 +176,7 @@ def _follow(fleet: Fleet, inventory: Inventory, generation: str, emit: Emit) -> 
             if serving.phase == "ready":
                 return
             if serving.phase == "failed":
-                raise _failure(head.name, serving)
+                raise with_cause(_failure(head.name, serving), fleet, inventory)
         time.sleep(POLL)
 
 

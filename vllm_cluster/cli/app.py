@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 
 from vllm_cluster import __version__
-from vllm_cluster.cli import bundle, down, explain, fit, init, key, plan, sandbox, schema, serve, status, stop, tunnel, up
+from vllm_cluster.cli import (
+    bundle,
+    down,
+    explain,
+    fit,
+    init,
+    key,
+    plan,
+    sandbox,
+    schema,
+    serve,
+    status,
+    stop,
+    tunnel,
+    up,
+)
 from vllm_cluster.cli.session import SETTINGS
 
 app = typer.Typer(

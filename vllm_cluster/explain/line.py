@@ -11,13 +11,15 @@ _HEAD = 400
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?")
 _WHO = re.compile(r"^\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^)]{0,400}\))?")
-_LEVEL = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[[^\]]{1,120}\] ?")
+_LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[[^\]]{1,120}\] ?")
+# Ray's own lines: Python's with a tab, C++'s with a letter, and dumps of its state, full of words like "failed: 0".
+_RAY_LEVEL = re.compile(r"^[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |^\[[\d-]{10} [\d:,]{12} ([A-Z]) |^\[(state-dump)\]")
 _DOCKER = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
 _NCCL_HOST = re.compile(r"^([\w.-]{1,80}):\d{1,9}:\d{1,9} \[\d{1,3}\] ")
 _SYSLOG = re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,80}) ")
 _IP = re.compile(r"\bip=([0-9a-fA-F.:]{3,45})")
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
-_MONTHS = {name: at for at, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _TIMES = tuple(
     re.compile(pattern)
     for pattern in (
@@ -38,6 +40,12 @@ class Said:
     who: str
     words: str
     times: int = 1
+    level: str = ""
+
+    @property
+    def calm(self) -> bool:
+        """Whether the one who said it thought nothing of it."""
+        return self.level in ("DEBUG", "INFO", "WARNING", "D", "I", "W", "state-dump")
 
 
 def said(raw: bytes, year: int) -> Said:
@@ -57,7 +65,10 @@ def said(raw: bytes, year: int) -> Said:
         who.append(nccl[1])
     repeated = _REPEATED.search(text)
     text = _REPEATED.sub("", text, count=1) if repeated else text
-    return Said(time, " ".join(who), _LEVEL.sub("", text, count=1).rstrip(), int(repeated[1]) if repeated else 1)
+    level = _LEVEL.match(text) or _RAY_LEVEL.match(text)
+    text = _LEVEL.sub("", text, count=1).strip()
+    times = int(repeated[1]) if repeated else 1
+    return Said(time, " ".join(who), text, times, next(filter(None, level.groups()), "") if level else "")
 
 
 def moment(text: str, year: int) -> float | None:
@@ -68,10 +79,16 @@ def moment(text: str, year: int) -> float | None:
         if found is None:
             continue
         part = found.groupdict()
-        month = _MONTHS.get(part["name"], 0) if "name" in part else int(part["mo"])
+        month = _MONTHS.find(part["name"]) // 3 + 1 if "name" in part else int(part["mo"])
         try:
             at = datetime(
-                int(part.get("y") or year), month, int(part["d"]), int(part["h"]), int(part["m"]), int(part["s"]), tzinfo=UTC
+                int(part.get("y") or year),
+                month,
+                int(part["d"]),
+                int(part["h"]),
+                int(part["m"]),
+                int(part["s"]),
+                tzinfo=UTC,
             )
             return at.timestamp() + float(f"0.{part['f'] or 0}")
         except (ValueError, OverflowError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Lookalike:
-    """Words that frighten. With a `row` they are harmless only where work goes on after them; else they are that row."""
+    """Words that frighten. With a `row` they are harmless only where work goes on after them, else that row."""
 
     needle: str
     why: str

@@ -33,7 +33,7 @@ ROWS = (
     ),
     Row(
         "3",
-        "`could not select device driver \"\" with capabilities: [[gpu]]`",
+        '`could not select device driver "" with capabilities: [[gpu]]`',
         "the NVIDIA Container Toolkit is missing, or Docker was not restarted after it was installed",
         "install nvidia-container-toolkit; nvidia-ctk runtime configure --runtime=docker; systemctl restart docker",
         CHECK,
@@ -48,7 +48,7 @@ ROWS = (
         "4",
         "`Failed to initialize NVML: Unknown Error` after hours of work",
         "systemctl daemon-reload took the GPUs away from containers started with --gpus (cgroup v2)",
-        "CDI (nvidia-ctk cdi generate; vcluster uses it where it is) or toolkit 1.18 or newer; vcluster down && vcluster up",
+        "CDI (nvidia-ctk cdi generate; vcluster prefers it) or toolkit 1.18; then vcluster down && vcluster up",
         CHECK,
         (
             cause("Failed to initialize NVML: Unknown Error"),

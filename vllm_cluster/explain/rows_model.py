@@ -12,7 +12,7 @@ ROWS = (
         "60",
         "`is not a local folder and is not a valid model identifier`, no cached snapshot",
         "the model is not there: on this host, under this name",
-        "model_cache: holds hub/models--ORG--NAME on every host; or HF_HUB_OFFLINE: \"0\" and network; check the name",
+        'model_cache: holds hub/models--ORG--NAME on every host; or HF_HUB_OFFLINE: "0" and network; check the name',
         FIT,
         (
             cause("is not a local folder and is not a valid"),
@@ -32,7 +32,11 @@ ROWS = (
         "links were copied instead of files (the hub's shared blobs), or only config files",
         "find MODEL -xtype l shows dead links; rsync --copy-unsafe-links, or copy hub/blobs too",
         CHECK,
-        (cause("Cannot find any model weights with"), cause("No safetensors weights found"), cause("no .safetensors files")),
+        (
+            cause("Cannot find any model weights with"),
+            cause("No safetensors weights found"),
+            cause("no .safetensors files"),
+        ),
     ),
     Row(
         "62",

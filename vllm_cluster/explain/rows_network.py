@@ -96,7 +96,9 @@ ROWS = (
         DEEP,
         (
             cause("ibv_modify_qp failed"),
-            cause("Got completion", r"Got completion (?:from peer|with error).{0,200}(?:vendor err|error (?:4|5|12)\b)"),
+            cause(
+                "Got completion", r"Got completion (?:from peer|with error).{0,200}(?:vendor err|error (?:4|5|12)\b)"
+            ),
         ),
     ),
     Row(
@@ -195,6 +197,12 @@ ROWS = (
         "the interface that was chosen is a tunnel or a bridge",
         "address: and interface: of each host: those of the fast network",
         CHECK,
-        (note("NCCL INFO", r"(?:NET/Socket : Using|Bootstrap ?: ?Using).{0,80}\b(?:tailscale|wg|tun|docker|veth|virbr)\d", ("23", "30")),),
+        (
+            note(
+                "NCCL INFO",
+                r"(?:NET/Socket : Using|Bootstrap ?: ?Using).{0,80}\b(?:tailscale|wg|tun|docker|veth|virbr)\d",
+                ("23", "30"),
+            ),
+        ),
     ),
 )

@@ -26,7 +26,9 @@ ROWS = (
         "vcluster status names the host; vcluster up waits for the exact number",
         "vcluster up",
         (
-            cause("exceeds the total number of available", r"number of required \w+ exceeds the total number of available"),
+            cause(
+                "exceeds the total number of available", r"number of required \w+ exceeds the total number of available"
+            ),
             cause("Total cluster GPUs", r"(?i)total cluster gpus.{0,40}less than"),
         ),
     ),
@@ -54,7 +56,7 @@ ROWS = (
         "39",
         "`RayChannelTimeoutError` on the first requests",
         "Ray's compiled graph gave up waiting for a stage (vLLM before 0.32)",
-        "RAY_CGRAPH_get_timeout: \"1200\" in environment: of the inventory, or a newer vLLM",
+        'RAY_CGRAPH_get_timeout: "1200" in environment: of the inventory, or a newer vLLM',
         "",
         (symptom("RayChannelTimeoutError"),),
     ),

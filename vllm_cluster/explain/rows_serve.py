@@ -88,7 +88,10 @@ ROWS = (
         FIT,
         (
             cause("is not divisible by weight quantization block"),
-            cause("not divisible by", r"size_per_partition\s*=?\s*\d+ is not divisible by|not divisible by .{0,20}(?:min_thread|group_size)"),
+            cause(
+                "not divisible by",
+                r"size_per_partition\s*=?\s*\d+ is not divisible by|not divisible by .{0,20}(?:min_thread|group_size)",
+            ),
         ),
     ),
     Row(

@@ -52,7 +52,7 @@ class Hit:
     first: Place
     last: Place
     count: int = 0
-    more: list[str] = field(default_factory=list)
+    more: tuple[str, ...] = ()
     evidence: Place | None = None
 
 
@@ -84,8 +84,8 @@ def scan(source: Source, tick: Callable[[int], None] = lambda _: None) -> Seen:
     """Read a log to its end; `tick` is told the bytes of each piece."""
     seen, state = Seen(source.name), _State(source)
     for number, part in source.parts:
-        for at, line in interesting(number, part):
-            state.take(seen, at, line)
+        for at, line, below in interesting(number, part):
+            state.take(seen, at, line, below)
         state.settle(seen, number, part)
         seen.size += len(part)
         seen.lines = number + part.count(b"\n") - part.endswith(b"\n")
@@ -93,8 +93,8 @@ def scan(source: Source, tick: Callable[[int], None] = lambda _: None) -> Seen:
     return seen
 
 
-def interesting(number: int, part: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines that hold one of the keys, with their numbers.
+def interesting(number: int, part: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """The lines that hold one of the keys: number, text, and what stands below.
 
     A search for a few short keys through a whole piece is ten times as fast as looking at line after line.
     """
@@ -113,7 +113,7 @@ def interesting(number: int, part: bytes) -> Iterator[tuple[int, bytes]]:
         line += part.count(b"\n", before, start)
         before = start
         begin, end = spans[start]
-        yield line, part[begin : min(end, begin + LONGEST)]
+        yield line, part[begin : min(end, begin + LONGEST)], part[end + 1 : end + 1 + SHOWN]
 
 
 class _State:
@@ -123,9 +123,8 @@ class _State:
         self._source = source
         self._time: float | None = None
         self._open: list[Hit] = []  # look-alikes that wait for work to go on
-        self._growing: list[Hit] = []  # hits that take the next lines
 
-    def take(self, seen: Seen, number: int, raw: bytes) -> None:
+    def take(self, seen: Seen, number: int, raw: bytes, below: bytes) -> None:
         """Look at one line that may matter."""
         told = said(raw, self._source.year)
         self._time = self._time if told.time is None else told.time
@@ -134,36 +133,35 @@ class _State:
         elif any(mark in told.words for mark in noise.RAY_START):
             self._forget(seen, ray=True)
         found, trouble = classify(told.words)
-        place = self._place(number, told) if found or trouble or self._growing else None
-        if place is None:
+        if not (found or trouble):
             return
-        self._grow(place)
+        place = self._place(number, told)
         for known in found:
-            self._add(seen, known, place, told.times)
-        if trouble and not any(known.weight is Weight.HARMLESS for known in found):
+            self._add(seen, known, place, told.times, below)
+        if trouble and not told.calm and not any(known.weight is Weight.HARMLESS for known in found):
             seen.trouble.append(place)
 
     def _place(self, number: int, told: Said) -> Place:
         text = patterns_out(told.words)[:SHOWN]
         return Place(self._source.name, number, text, told.who[:WHO], self._source.host, self._time)
 
-    def _add(self, seen: Seen, known: Known, place: Place, times: int) -> None:
+    def _add(self, seen: Seen, known: Known, place: Place, times: int, below: bytes) -> None:
         hit = seen.hits.get(known)
         if hit is None:
-            hit = seen.hits[known] = Hit(known, place, place)
-            self._growing.append(hit)
+            hit = seen.hits[known] = Hit(known, place, place, more=self._continued(below))
         hit.count, hit.last, hit.evidence = hit.count + times, place, None
         if known.weight is Weight.HARMLESS and hit not in self._open:
             self._open.append(hit)
 
-    def _grow(self, place: Place) -> None:
-        """Give the lines right below a hit to it: a version mismatch says the versions there."""
-        for hit in self._growing[:]:
-            near = place.number - hit.first.number
-            if near > MORE_LINES or len(hit.more) >= MORE_LINES:
-                self._growing.remove(hit)
-            elif near > 0:
-                hit.more.append(place.text)
+    def _continued(self, below: bytes) -> tuple[str, ...]:
+        """The lines right below that go on with what a line says: a version mismatch says the versions there."""
+        lines = []
+        for raw in below.split(b"\n")[:MORE_LINES]:
+            told = said(raw, self._source.year)
+            if not told.words or told.level or told.time or told.words.startswith(("File ", "Traceback", "^")):
+                break
+            lines.append(patterns_out(told.words)[:SHOWN])
+        return tuple(lines)
 
     def _begin(self, seen: Seen, place: Place) -> None:
         """A new run of vLLM: what was found belongs to the one before it."""

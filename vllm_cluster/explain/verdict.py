@@ -65,23 +65,26 @@ def verdict(logs: Sequence[Seen]) -> Verdict:
     failing = [hit for hit in hits if hit.known.weight <= Weight.CONSEQUENCE]
     survived = [hit for hit in failing if alive and _precedes(hit.last, alive)]
     failing = [hit for hit in failing if hit not in survived]
-    stuck = [
-        hit for hit in hits if hit.known.weight is Weight.HARMLESS and hit.known.row and not hit.evidence
-    ]
+    stuck = [hit for hit in hits if hit.known.weight is Weight.HARMLESS and hit.known.row and not hit.evidence]
     causes = [hit for hit in failing if hit.known.weight <= Weight.SYMPTOM]
     if not any(hit.known.weight is Weight.CAUSE for hit in causes):
         causes += [hit for log in logs for hit in log.before.values() if not (alive and _precedes(hit.last, alive))]
     causes = causes or stuck
-    trouble = sorted((place for log in logs for place in log.trouble if not (alive and _precedes(place, alive))), key=_when)
+    trouble = sorted(
+        (place for log in logs for place in log.trouble if not (alive and _precedes(place, alive))), key=_when
+    )
     notes = [hit for hit in hits if hit.known.weight is Weight.NOTE]
     cause, others = _first(causes, notes)
+    # A symptom is a cause of its own only where nothing better is there.
+    lowest = Weight.CAUSE if cause and cause.certain else Weight.SYMPTOM
+    others = [other for other in others if other.certain or not (cause and cause.certain)]
     kind: Kind = "explained" if cause else "unknown" if trouble or failing else "nothing"
     return Verdict(
         kind=kind,
         cause=cause,
         others=tuple(others[:MOST_OTHERS]),
         notes=tuple(_findings(hit for hit in notes if cause is None or hit.known.row != cause.row.number)),
-        followed=tuple(sorted((hit.first for hit in failing if hit.known.weight is Weight.CONSEQUENCE), key=_when)),
+        followed=tuple(sorted((hit.first for hit in failing if hit.known.weight > lowest), key=_when)),
         harmless=tuple(_harmless(hits, stuck if cause and not failing else [])),
         survived=tuple(_findings(hit for hit in survived if hit.known.weight <= Weight.SYMPTOM)),
         earlier=tuple(sorted(earlier.items())),
@@ -141,7 +144,7 @@ def _findings(hits: Iterable[Hit]) -> list[Finding]:
         Finding(
             ROWS[row],
             _distinct(hit.first for hit in several),
-            tuple(several[0].more),
+            several[0].more,
             sum(hit.count for hit in several),
             several[0].known.weight is not Weight.SYMPTOM,
         )
@@ -156,4 +159,5 @@ def _distinct(places: Iterable[Place]) -> tuple[Place, ...]:
 
 def _harmless(hits: Iterable[Hit], stuck: Sequence[Hit]) -> list[Harmless]:
     rows = [hit for hit in hits if hit.known.weight is Weight.HARMLESS and hit not in stuck]
-    return [Harmless(hit.first, hit.count, hit.known.why, hit.evidence) for hit in rows]
+    # Where words alone are harmless there is nothing to prove.
+    return [Harmless(hit.first, hit.count, hit.known.why, hit.evidence if hit.known.row else None) for hit in rows]

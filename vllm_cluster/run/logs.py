@@ -40,8 +40,8 @@ class Log:
         return Source(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).year)
 
 
-def observed(inventory: Inventory, link: Link) -> None:
-    """Connect to a host and its engine.
+def observed(inventory: Inventory, link: Link) -> Link:
+    """The host, connected, with its engine open.
 
     Raises:
         HostError: it does not answer, or its Docker does not.
@@ -50,6 +50,7 @@ def observed(inventory: Inventory, link: Link) -> None:
     problem = engine_problem(observe(inventory, link))
     if problem:
         raise CommandFailed(link.name, problem.text, exit_code=1, stderr="", hint=problem.fix)
+    return link
 
 
 def collect(link: Link, cluster: str) -> list[Log]:

@@ -76,21 +76,24 @@ def _lines(found: Verdict) -> Iterable[str]:
         yield f"note:    failure {other.row.number}: {other.row.cause}"
         yield _line(other.places[0])
     for entry in found.harmless:
-        yield f"harmless: {entry.why}"
-        yield _line(entry.place)
+        times = f", {entry.count} times" if entry.count > 1 else ""
+        yield f"harmless: {entry.why} ({entry.place.source}:{entry.place.number}{times}: {_cut(entry.place.text, 60)})"
         if entry.evidence:
-            yield f"         work went on: {entry.evidence.source}:{entry.evidence.number}: {_cut(entry.evidence.text)}"
+            yield f"          work went on: {entry.evidence.source}:{entry.evidence.number}: {_cut(entry.evidence.text, 100)}"
     for other in found.survived:
         yield f"survived: failure {other.row.number}: {other.row.cause}; the server answered after it"
     if found.earlier:
-        before = ", ".join(f"failure {row}" + (f" ({count} times)" if count > 1 else "") for row, count in found.earlier)
+        before = ", ".join(
+            f"failure {row}" + (f" ({count} times)" if count > 1 else "") for row, count in found.earlier
+        )
         yield f"before the last start: {before}"
     yield f"read:    {found.lines} lines of {found.logs} log{'s'[: found.logs != 1]}, {found.size / 1e6:.1f} MB"
 
 
 def _cause(found: Finding) -> Iterable[str]:
     row = found.row
-    yield f"{'' if found.certain else 'Most likely: '}{row.cause} (failure {row.number} of docs/failures.md)"
+    cause = row.cause[0].upper() + row.cause[1:] if found.certain else f"Most likely: {row.cause}"
+    yield f"{cause} (failure {row.number} of docs/failures.md)"
     yield from (_line(place) for place in found.places)
     yield from (f"           {_cut(text.strip())}" for text in found.more)
     yield f"fix:     {row.fix}"
@@ -103,5 +106,5 @@ def _line(place: Place) -> str:
     return f"  {place.source}:{place.number}:{who} {_cut(place.text.strip())}"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDTH else text[:WIDTH] + " …"
+def _cut(text: str, width: int = WIDTH) -> str:
+    return text if len(text) <= width else text[:width] + " …"
