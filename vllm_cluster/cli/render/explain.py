@@ -78,8 +78,8 @@ def _lines(found: Verdict) -> Iterable[str]:
     for entry in found.harmless:
         times = f", {entry.count} times" if entry.count > 1 else ""
         yield f"harmless: {entry.why} ({entry.place.source}:{entry.place.number}{times}: {_cut(entry.place.text, 60)})"
-        if entry.evidence:
-            yield f"          work went on: {entry.evidence.source}:{entry.evidence.number}: {_cut(entry.evidence.text, 100)}"
+        if after := entry.evidence:
+            yield f"          work went on: {after.source}:{after.number}: {_cut(after.text, 100)}"
     for other in found.survived:
         yield f"survived: failure {other.row.number}: {other.row.cause}; the server answered after it"
     if found.earlier:
