@@ -29,7 +29,7 @@ from vllm_cluster.run.anonymous import anonymizer
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.files import hashes, node_files
 from vllm_cluster.run.fleet import Fleet, Link
-from vllm_cluster.run.logs import Log, collect
+from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.secrets import given
 
@@ -66,7 +66,7 @@ def bundle(inventory: Inventory, emit: Emit, *, output: Path | None, anonymous: 
     redact = redactor([*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)])
     rename = anonymizer(_names(inventory, hosts)) if anonymous else lambda text: text
     files = {
-        rename(name): rename(redact(text[:MOST_OF_A_FILE])).encode()
+        rename(name): rename(redact(text)[:MOST_OF_A_FILE]).encode()
         for name, text in _files(inventory, hosts, failures)
     }
     files["contents.txt"] = "".join(f"{len(content):>10}  {name}\n" for name, content in files.items()).encode()
@@ -114,8 +114,7 @@ def _files(
     yield "inventory.json", _json(_inventory(inventory))
     yield "unreachable.json", _json({host: error.words() for host, error in failures.items()})
     yield "plan.json", _json(_plan(inventory, {name: host.facts for name, host in hosts.items()}))
-    logs = [log for host in hosts.values() for log in host.logs]
-    found = verdict([scan(log.source()) for log in logs])
+    found = verdict([scan(source) for source in sources(host.logs for host in hosts.values())])
     places = found.cause.places if found.cause else found.trouble
     failure = found.cause.row.number if found.cause else None
     told = {"verdict": found.kind, "failure": failure, "lines": [asdict(place) for place in places]}
@@ -173,10 +172,12 @@ def _versions() -> dict[str, str]:
 def _names(inventory: Inventory, hosts: Mapping[str, _Host]) -> Iterator[str]:
     """What --anonymous replaces."""
     for name, host in inventory.hosts.items():
-        yield from filter(None, (name, host.ssh.host, host.ssh.user))
+        yield from filter(None, (name, host.ssh.host, host.ssh.user, host.ssh.jump, str(host.ssh.identity or "")))
     for found in hosts.values():
         yield from filter(None, (found.facts.hostname, found.facts.machine_id))
-    yield from filter(None, (inventory.ssh.user, inventory.ssh.jump, inventory.cluster, str(Path.home())))
+    ssh = inventory.ssh
+    paths = (str(path) for path in (ssh.config, ssh.identity, Path.home()) if path)
+    yield from filter(None, (ssh.user, ssh.jump, inventory.cluster, *paths))
 
 
 def _json(value: object) -> str:

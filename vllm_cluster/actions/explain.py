@@ -21,7 +21,7 @@ from vllm_cluster.explain.verdict import Verdict, verdict
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet
-from vllm_cluster.run.logs import collect, observed
+from vllm_cluster.run.logs import collect, observed, sources
 
 PART = 1 << 20
 LOOKED_AT = 64 << 10
@@ -66,12 +66,11 @@ def of_cluster(inventory: Inventory, emit: Emit) -> Explained:
     with Fleet(inventory) as fleet:
         emit(Event("phase", f"collecting the logs of {len(inventory.hosts)} hosts"))
         logs, failures = fleet.each(lambda link: collect(observed(inventory, link), inventory.cluster))
-    sources = [log.source() for found in logs.values() for log in found]
-    return Explained(verdict([scan(source) for source in sources]), failures)
+    return Explained(verdict([scan(source) for source in sources(logs.values())]), failures)
 
 
-def with_cause(error: VclusterError, fleet: Fleet, inventory: Inventory) -> VclusterError:
-    """The same error, with the cause that the hosts' logs name, where they name one.
+def with_cause(error: VclusterError, fleet: Fleet, inventory: Inventory, otherwise: str = "") -> VclusterError:
+    """The same error, with the cause that the hosts' logs name, or with `otherwise` where they name none.
 
     The error's own words are a log too: what Docker refuses stands nowhere else.
     """
@@ -79,9 +78,10 @@ def with_cause(error: VclusterError, fleet: Fleet, inventory: Inventory) -> Vclu
         return error
     cut_off = {host for host, failure in error.failures.items() if isinstance(failure, Unreachable | Lost)}
     logs, _ = fleet.each(lambda link: collect(link, inventory.cluster), set(inventory.hosts) - cut_off)
-    own = Source("the error", [(1, error.message.encode("utf-8", "replace"))])
-    found = verdict([scan(source) for source in (own, *(log.source() for some in logs.values() for log in some))])
+    own = Source("the error", [(1, (error.message + otherwise).encode("utf-8", "replace"))])
+    found = verdict([scan(source) for source in (own, *sources(logs.values()))])
     if found.cause is None:
+        error.message += otherwise
         return error
     row, place = found.cause.row, found.cause.places[0]
     likely = "the cause" if found.cause.certain else "the likely cause"

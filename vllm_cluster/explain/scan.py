@@ -74,6 +74,9 @@ class Seen:
 @lru_cache(_CACHE)
 def classify(words: str) -> tuple[tuple[Known, ...], bool]:
     """The signs that a line holds, and whether it tells of trouble at all."""
+    # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
+    if words.startswith("raise "):
+        return (), False
     found = tuple(
         known for known in SIGNS if known.needle in words and (known.matches is None or known.matches.search(words))
     )

@@ -58,16 +58,17 @@ def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def main(state: str = STATE, ray: str = RAY_LOGS) -> None:
     """Print all of it."""
-    left = MOST
     found = {name: version for name in PACKAGES if (version := _version(name))}
-    print(json.dumps(["versions.json", 1, json.dumps({"python": sys.version.split()[0], **found})]))
+    versions = json.dumps(["versions.json", 1, json.dumps({"python": sys.version.split()[0], **found})])
+    print(versions)
+    left = MOST - len(versions) - 1
     for name, path in paths(Path(state), Path(ray)):
         try:
             if not path.is_file() or not path.stat().st_size:
                 continue
             for number, piece in pieces(path):
                 text = json.dumps([name, number, piece.decode("utf-8", "replace")])
-                left -= len(text)
+                left -= len(text) + 1
                 if left < 0:
                     return
                 print(text)

@@ -40,6 +40,11 @@ class Log:
         return Source(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).year)
 
 
+def sources(collected: Iterable[Iterable[Log]]) -> list[Source]:
+    """What is to be scanned of the logs of all hosts: the node's own summary only repeats failures, past ones too."""
+    return [log.source() for logs in collected for log in logs if log.name not in ("status.json", "versions.json")]
+
+
 def observed(inventory: Inventory, link: Link) -> Link:
     """The host, connected, with its engine open.
 
