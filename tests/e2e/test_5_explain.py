@@ -30,7 +30,7 @@ def cluster(sandbox: Sandbox) -> Iterator[Sandbox]:
     ("row", "argv"),
     [
         ("60", ["nobody/no-such-model"]),
-        ("48", [MODEL, "--tp", "1", "--pp", "1", "--", "--hf-overrides", '{"num_attention_heads": 3}']),
+        ("47", [MODEL, "--", "--hf-overrides", '{"architectures": ["HrmTextForCausalLM"]}']),
         ("28", [MODEL]),
     ],
 )

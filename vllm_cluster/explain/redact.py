@@ -26,7 +26,7 @@ _NAMED = (
     re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@:]{0,200}(?::[^\s/@]{0,400})?(?=@)"),
     re.compile(
         r"""(?ix)(\b[a-z0-9_.-]{0,40}(?:passwd|password|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)
-        (?:_?id)?["']?\s{0,3}(?:=|:|\s=>)\s{0,3}\[?\s{0,3}["']?)(?!\[secret\]|none\b|null\b|true\b|false\b|\d{1,7}\b)
+        (?:_?id)?["']?\s{0,3}(?:=|:|\s=>)\s{0,3}\[?\s{0,3}["']?)(?!\[?secret\]|none\b|null\b|true\b|false\b|\d{1,7}\b)
         [^\s"',;\])}&]{6,4000}"""
     ),
 )

@@ -66,7 +66,7 @@ ROWS = (
         "`Permission denied` in the model cache",
         "a container wrote there as root, or runs as a user who may not read it",
         "sudo chown -R OWNER MODEL_CACHE on that host",
-        CHECK,
+        "",
         (
             cause("ermission denied", r"(?:hub/|huggingface|models--|\.cache|HF_HOME|\.locks|safetensors)"),
             cause("There was a problem when trying to write in your cache folder"),

@@ -74,7 +74,7 @@ def line(row: Row, codes: Sequence[str], logs: Sequence[str]) -> str:
     """One row as the table has it."""
     found = ", ".join(f"`{code}`" for code in codes) or (f"`{row.before}`" if row.before else "")
     explained = "; ".join(logs) or f"no: {row.silent}"
-    cells = (row.number, row.symptom, row.cause, row.fix, found or "not before it runs", explained)
+    cells = (row.number, row.symptom, row.cause, row.fix, found or "—", explained)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
