@@ -82,6 +82,7 @@ def with_cause(error: VclusterError, fleet: Fleet, inventory: Inventory, otherwi
     found = verdict([scan(source) for source in (own, *sources(logs.values()))])
     if found.cause is None:
         error.message += otherwise
+        error.hint = "\n".join(filter(None, (error.hint, "vcluster bundle packs what a report needs, without secrets")))
         return error
     row, place = found.cause.row, found.cause.places[0]
     likely = "the cause" if found.cause.certain else "the likely cause"

@@ -66,7 +66,7 @@ def _lines(found: Verdict) -> Iterable[str]:
     elif found.size:
         yield "Nothing in these logs tells of a failure."
     else:
-        yield "There is nothing in these logs." if found.logs else "There are no logs: the cluster is not up."
+        yield "There is nothing in these logs." if found.logs else "There is no node that has logs."
     if found.others:
         yield f"also:    {'; '.join(f'failure {other.row.number}: {other.row.cause}' for other in found.others)}"
     if found.cause and found.followed:
