@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.explain.logs import FOLDER, explained
+from tests.unit.explain.logs import FOLDER, HEALTHY, explained
 from vllm_cluster.explain.line import moment, said
 from vllm_cluster.explain.scan import Source, scan
 from vllm_cluster.explain.verdict import verdict
@@ -167,3 +167,16 @@ def test_lines_are_numbered_across_pieces() -> None:
     assert {hit.first.number for hit in seen.hits.values()} == {4, 91}
     assert seen.lines == 91
     assert verdict([seen]).size == sum(len(part) for _, part in parts)
+
+
+def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
+    """Every healthy log before it, each with lines that look like failures; and the ranks that only saw it end."""
+    noise = [path.read_bytes() for path in HEALTHY]
+    ends = (FOLDER / "40-rank-killed.log").read_bytes()
+    for name, row in (("17-no-space", "17"), ("28-shm", "28"), ("71-context", "71"), ("62-gated", "62")):
+        # Hours later than all that: the last start is the one that failed.
+        cause = (FOLDER / f"{name}.log").read_bytes().replace(b"11-21 02:", b"11-21 09:")
+        found = explained(*noise, ends, cause)
+        assert found.cause, name
+        assert (found.cause.row.number, found.cause.places[0].source) == (row, str(len(noise) + 1))
+        assert ("40", 1) not in [(other.row.number, other.certain) for other in found.others]
