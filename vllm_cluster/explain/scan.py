@@ -188,19 +188,20 @@ class _State:
 
     def settle(self, seen: Seen, number: int, part: bytes) -> None:
         """After a piece: the last sign that work goes on, and whether the server answers."""
-        if self._open:
-            at = max(part.rfind(mark) for mark in _PROGRESS)
-            at = max([at, *(found.start() for found in noise.STRONG.finditer(part))])
-            place = self._at(number, part, at) if at >= 0 else None
-            for hit in self._open[:]:
-                if place and place.number > hit.last.number:
-                    hit.evidence = place
-                    self._open.remove(hit)
-        at = max((part.rfind(b"Application startup complete"), part.rfind(b'"POST /v1/')))
-        if at >= 0 and noise.STRONG.match(part, at):
-            place = self._at(number, part, at)
+        answers = -1
+        for found in noise.STRONG.finditer(part):
+            answers = found.start()
+        if answers >= 0:
+            place = self._at(number, part, answers)
             if seen.started is None or place.number > seen.started.number:
                 seen.alive = place
+        if self._open:
+            at = max(answers, *(part.rfind(mark) for mark in _PROGRESS))
+            after = self._at(number, part, at) if at >= 0 else None
+            for hit in self._open[:]:
+                if after and after.number > hit.last.number:
+                    hit.evidence = after
+                    self._open.remove(hit)
 
     def _at(self, number: int, part: bytes, at: int) -> Place:
         start = part.rfind(b"\n", 0, at) + 1

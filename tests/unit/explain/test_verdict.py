@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.explain.logs import FOLDER, HEALTHY, explained
 from vllm_cluster.explain.line import moment, said
+from vllm_cluster.explain.noise import LOOKALIKES, Lookalike
 from vllm_cluster.explain.scan import Source, scan
 from vllm_cluster.explain.verdict import verdict
 
@@ -81,6 +82,10 @@ def test_what_the_server_has_survived_is_no_failure() -> None:
     found = explained(at(1, START, PORT) + READY)
     assert (found.kind, [one.row.number for one in found.survived]) == ("nothing", ["46"])
     assert explained(at(1, START) + READY + at(2, PORT)).kind == "explained"
+    refused = 'INFO: 10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
+    found = explained(at(1, START, PORT) + READY + at(2, CONTEXT) + refused)
+    assert found.cause
+    assert [one.row.number for one in (found.cause, *found.survived)] == ["71", "46"]
 
 
 def test_long_work_is_harmless_with_the_evidence_and_a_stop_is_not() -> None:
@@ -180,3 +185,12 @@ def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
         assert found.cause, name
         assert (found.cause.row.number, found.cause.places[0].source) == (row, str(len(noise) + 1))
         assert ("40", 1) not in [(other.row.number, other.certain) for other in found.others]
+
+
+@pytest.mark.parametrize("like", LOOKALIKES, ids=lambda like: like.needle[:40])
+def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: Lookalike) -> None:
+    alone = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n")
+    after = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n{READY}")
+    assert (after.kind, [entry.why for entry in after.harmless]) == ("nothing", [like.why])
+    assert alone.kind == ("explained" if like.row else "nothing")
+    assert (alone.cause.row.number if alone.cause else "") == like.row
