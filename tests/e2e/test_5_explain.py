@@ -44,6 +44,16 @@ def test_serve_says_the_cause_and_explain_says_it_again(cluster: Sandbox, row: s
     cluster.vcluster("stop").ok()
 
 
+def test_what_is_not_known_is_not_guessed_from_earlier_failures(cluster: Sandbox) -> None:
+    failed = cluster.vcluster("serve", MODEL, "--", "--no-such-flag")
+    assert failed.code == 1
+    assert "unrecognized arguments: --no-such-flag" in failed.err
+    assert "the cause" not in failed.err
+    asked = cluster.vcluster("explain", "--json")
+    assert (asked.code, asked.json()["verdict"]) == (1, "unknown")
+    assert set(asked.json()["earlier"]) >= {"60", "47", "28"}
+
+
 def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failure(sandbox: Sandbox) -> None:
     sandbox.vcluster("up", "--yes").ok()
     sandbox.vcluster("serve", MODEL).ok()

@@ -58,6 +58,8 @@ PROGRESS = (
 STRONG = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200')
 # A new start of vLLM: what was said before it belongs to an earlier run.
 START = ("vLLM API server version", "non-default args:")
+# The node program's own word for it, in the log that holds all attempts.
+OWN_START = "vcluster starts vLLM"
 RAY_START = ("Ray runtime started",)
 
 # A line that tells of trouble, whatever trouble.

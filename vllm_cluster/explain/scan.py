@@ -131,7 +131,7 @@ class _State:
         """Look at one line that may matter."""
         told = said(raw, self._source.year)
         self._time = self._time if told.time is None else told.time
-        if any(mark in told.words for mark in noise.START):
+        if noise.OWN_START in told.words or any(mark in told.words for mark in noise.START):
             self._begin(seen, self._place(number, told))
         elif any(mark in told.words for mark in noise.RAY_START):
             self._forget(seen, ray=True)
@@ -168,7 +168,8 @@ class _State:
 
     def _begin(self, seen: Seen, place: Place) -> None:
         """A new run of vLLM: what was found belongs to the one before it."""
-        if seen.started is None or place.number - seen.started.number > BANNER:
+        new = seen.started is None or place.number - seen.started.number > BANNER
+        if new or noise.OWN_START in place.text:
             self._forget(seen, ray=False)
         seen.started, seen.alive = place, None
 

@@ -6,9 +6,10 @@ import pytest
 
 from tests.unit.explain.logs import FOLDER, HEALTHY, explained
 from vllm_cluster.explain.line import moment, said
-from vllm_cluster.explain.noise import LOOKALIKES, Lookalike
+from vllm_cluster.explain.noise import LOOKALIKES, OWN_START, Lookalike
 from vllm_cluster.explain.scan import Source, scan
 from vllm_cluster.explain.verdict import verdict
+from vllm_cluster.node.attempt import STARTS
 
 START = "INFO 11-21 02:{minute}:00 [utils.py:286] non-default args: {{'model': 'm'}}\n"
 CONTEXT = (
@@ -63,6 +64,17 @@ def test_the_last_run_counts_and_the_earlier_ones_are_named() -> None:
     found = explained(at(9, START, PORT), at(1, CONTEXT))
     assert found.cause
     assert (found.cause.row.number, found.earlier) == ("46", (("71", 1),))
+
+
+def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> None:
+    begin = "2026-11-21T02:{minute}:00Z vcluster starts vLLM\n"
+    usage = "vllm: error: unrecognized arguments: --no-such-flag\n"
+    first = (begin + START + CONTEXT).format(minute="01")
+    found = explained(first + begin.format(minute="02") + usage)
+    assert (found.kind, found.trouble[-1].text, found.earlier) == ("unknown", usage.strip(), (("71", 1),))
+    assert explained(first).kind == "explained"
+    # The node program's word, in a log of its own making.
+    assert STARTS == OWN_START
 
 
 def test_what_was_mended_by_a_new_start_is_no_failure_any_more() -> None:
