@@ -146,7 +146,7 @@ def _findings(hits: Iterable[Hit]) -> list[Finding]:
             _distinct(hit.first for hit in several),
             several[0].more,
             sum(hit.count for hit in several),
-            several[0].known.weight is not Weight.SYMPTOM,
+            several[0].known.weight in (Weight.CAUSE, Weight.NOTE),
         )
         for row, several in by_row.items()
     ]

@@ -109,6 +109,7 @@ def test_long_work_is_harmless_with_the_evidence_and_a_stop_is_not() -> None:
     assert "200" in entry.evidence.text
     stuck = explained((FOLDER / "51-stuck.log").read_bytes())
     assert stuck.cause
+    assert (stuck.cause.row.number, stuck.cause.certain) == ("51", False)
     assert not any("shared memory broadcast" in entry.place.text for entry in stuck.harmless)
 
 
