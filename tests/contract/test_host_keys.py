@@ -11,6 +11,7 @@ import pytest
 
 from tests.contract.conftest import Client, make
 from tests.contract.sshd import Sshd, keygen
+from tests.promises.figures import tallied
 from vllm_cluster.core.errors import HostKeyRejected
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Target, Transport
@@ -102,14 +103,27 @@ def accepts(client: Client, kind: Kind, alias: str) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def same() -> Iterator[dict[str, bool]]:
+    """Of each case, whether both transports came to the verdict of ssh; kept as the figure of P16."""
+    what = "as ssh says, by both; for @cert-authority Fabric refuses and names openssh"
+    with tallied("P16", "known_hosts × ssh_config × both transports, beside the real ssh", what) as verdicts:
+        yield verdicts
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_verdict_is_that_of_ssh(
-    case: Case, client: Client, certified: tuple[Sshd, str], other_keys: dict[str, str], tmp_path: Path
+    case: Case,
+    client: Client,
+    certified: tuple[Sshd, str],
+    other_keys: dict[str, str],
+    same: dict[str, bool],
 ) -> None:
+    same[case.name] = False
     server, authority = certified
     words = {**other_keys, "true": server.public(), "port": str(server.port), "authority": authority}
     if "{hashed}" in case.known:
-        words["hashed"] = hashed_name(f"[127.0.0.1]:{server.port}", tmp_path)
+        words["hashed"] = hashed_name(f"[127.0.0.1]:{server.port}", client.folder)
     known = case.known.format(**words) + "\n"
     (client.folder / "empty").touch()
     (client.folder / "file").write_text(server.known_line())
@@ -122,6 +136,7 @@ def test_the_verdict_is_that_of_ssh(
     expected = verdicts["ssh"]
     assert verdicts["openssh"] == expected
     assert verdicts["fabric"] == (expected and not case.fabric_asks_for_openssh)
+    same[case.name] = True
 
 
 def hashed_name(name: str, folder: Path) -> str:

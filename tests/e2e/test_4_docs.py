@@ -125,6 +125,14 @@ def test_the_explain_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*.tar.gz")} == {"report.tar.gz", "anonymous.tar.gz"}
 
 
+def test_the_check_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """On hosts that are well."""
+    environment = {"VCLUSTER_INVENTORY": str(sandbox.inventory)}
+    said = {command: shell(command, tmp_path, environment) for command in commands("check.md")}
+    assert "2 hosts checked" in said["vcluster check"]
+    assert "2 logical ones" in said["vcluster facts"]
+
+
 def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
     """The README's first command; then again, which must be quick and say the same."""
     clone = tmp_path / "clone"
@@ -155,7 +163,8 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
-    covered = {*commands("first-cluster.md"), *commands("sandbox.md"), *commands("fit.md"), *commands("explain.md")}
+    pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md")
+    covered = {line for page in pages for line in commands(page)}
     # Run by the two tests above this one, and `make test` by whoever reads this.
     covered |= {"make demo", "make test", "pip install .", "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12"}
     left = {page: [line for line in commands(page) if line not in covered] for page in PAGES}

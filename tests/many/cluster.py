@@ -124,6 +124,7 @@ class Cluster:
             "dockerinfo": json.dumps({"Root": "/var/lib/docker", "Runtimes": {"nvidia": {}}}),
             "disks": "",
             "end": "",
+            "whole": "",
         }
         return "".join(f"\n@@{name}\n{body}\n" for name, body in sections.items())
 

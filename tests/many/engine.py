@@ -68,7 +68,7 @@ class Engine:
         if (method, kind) == ("DELETE", "volumes") and name in self.volumes:
             self.volumes.remove(name)
             return _json(204)
-        return _json(404, {"message": f"no answer to {method} {path}"})
+        return _json(404, {"message": f"no such {kind[:-1]}, in answer to {method} {path}"})
 
     def _on_container(self, method: str, name: str, rest: list[str]) -> bytes:
         if method == "DELETE":

@@ -25,6 +25,7 @@ def bastion(key: Path, tmp_path: Path) -> Iterator[Sshd]:
     server.stop()
 
 
+@pytest.mark.promise("P22")
 @pytest.mark.parametrize(("kind", "count"), [("fabric", MOST), ("openssh", SOME)])
 def test_hosts_behind_a_bastion_are_all_reached(
     kind: Kind, count: int, bastion: Sshd, key: Path, tmp_path: Path

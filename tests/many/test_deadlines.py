@@ -38,6 +38,7 @@ ENDS_ELSEWHERE = {
 }
 
 
+@pytest.mark.promise("P18")
 @pytest.mark.parametrize("carrier", [Transport, FabricTransport, OpenSshTransport, LocalTransport])
 @pytest.mark.parametrize("call", ["connect", "run", "open_stream", "put"])
 def test_no_remote_call_can_be_made_without_a_deadline(carrier: type[object], call: str) -> None:
@@ -59,6 +60,7 @@ def unlimited(node: ast.Call) -> bool:
     return name == "settimeout" and ast.unparse(node.args[0]) == "None"
 
 
+@pytest.mark.promise("P18")
 def test_no_wait_is_without_a_limit() -> None:
     found = {
         f"{room(path)}: {ast.unparse(node)}"
@@ -78,6 +80,7 @@ def server(key: Path, tmp_path: Path) -> Iterator[Sshd]:
     server.stop()
 
 
+@pytest.mark.promise("P18")
 @pytest.mark.parametrize("kind", ["fabric", "openssh"])
 def test_a_stopped_sshd_holds_nothing_beyond_deadline_and_grace(
     kind: Kind, server: Sshd, key: Path, tmp_path: Path

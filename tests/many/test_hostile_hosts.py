@@ -22,6 +22,7 @@ OURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[hl])")
 STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
+@pytest.mark.promise("P23")
 @pytest.mark.parametrize(
     ("way", "kind"),
     [
@@ -30,6 +31,8 @@ STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u
         ("status, terminal", "fabric"),
         ("down, terminal", "openssh"),
         ("plan", "fabric"),
+        ("check", "openssh"),
+        ("facts gpu005, terminal", "fabric"),
     ],
 )
 def test_what_hosts_say_is_only_text_and_bounded(way: str, kind: Kind, key: Path, tmp_path: Path) -> None:

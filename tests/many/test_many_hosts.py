@@ -26,7 +26,8 @@ def bounded(run: Run, hosts: int) -> bool:
     return run.rss_mb < MEMORY_MB and run.threads <= hosts + WORKERS + SPARE_THREADS
 
 
-@pytest.mark.parametrize("verb", ["plan", "up", "status", "down"])
+@pytest.mark.promise("P21")
+@pytest.mark.parametrize("verb", ["plan", "check", "up", "status", "down"])
 def test_every_verb_on_many_hosts(verb: str, key: Path, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "laptop", [Played(n) for n in range(SOME)], key)
     with cluster.played(up=verb != "plan"):
@@ -41,12 +42,15 @@ def test_every_verb_on_many_hosts(verb: str, key: Path, tmp_path: Path) -> None:
     elif verb == "up":
         assert (last["hosts"], last["operations"]) == (SOME, 0)
         assert max(last["round_trips"].values()) <= 6
+    elif verb == "check":
+        assert (last["ok"], len(last["hosts"])) == (True, SOME)
     elif verb == "status":
         assert last["up"] and [host["counted"] for host in last["hosts"]] == [2] * SOME
     else:
         assert last["removed"] == 3 * SOME
 
 
+@pytest.mark.promise("P21")
 def test_hosts_that_hang_or_refuse_fail_alone(key: Path, tmp_path: Path) -> None:
     hosts = [Played(n, BAD.get(n, "well")) for n in range(MOST)]
     cluster = Cluster(tmp_path / "laptop", hosts, key)

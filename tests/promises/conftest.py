@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.e2e.conftest import Sandbox, pytest_collection_modifyitems, sandbox
-from tests.promises.hosts import stands
+from tests.promises.hosts import Normal, stands
 
 __all__ = ["pytest_collection_modifyitems", "sandbox"]
 
@@ -18,10 +16,9 @@ def empty(sandbox: Sandbox) -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="session")
-def normal(sandbox: Sandbox, empty: dict[str, set[str]]) -> float:
-    """The seconds of an `up` on empty hosts that nobody attacks."""
+def normal(sandbox: Sandbox, empty: dict[str, set[str]]) -> Normal:
+    """How long an `up` on empty hosts takes that nobody attacks."""
     sandbox.vcluster("up").ok()  # makes the engine image where it is not there yet
-    sandbox.vcluster("down").ok()
-    began = time.monotonic()
-    sandbox.vcluster("up").ok()
-    return time.monotonic() - began
+    found = Normal(sandbox)
+    found.measure()
+    return found

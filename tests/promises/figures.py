@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "build" / "promises"
@@ -19,3 +21,12 @@ def record(promise: str, attack: str, figure: str, passed: bool) -> None:
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(row, ensure_ascii=False) + "\n")
     fresh.replace(path)
+
+
+@contextmanager
+def tallied(promise: str, attack: str, what: str) -> Iterator[dict[str, bool]]:
+    """One row for many cases, which say by name whether they held; those that held are counted."""
+    cases: dict[str, bool] = {}
+    yield cases
+    good = sum(cases.values())
+    record(promise, attack, f"{good} of {len(cases)} {what}", good == len(cases))

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.conftest import Sandbox
@@ -31,6 +32,31 @@ UP = {"container vcluster-sandbox", "volume vcluster-sandbox-state", "volume vcl
 def stands(sandbox: Sandbox) -> dict[str, set[str]]:
     """All containers, volumes, networks, files in folders of users, and processes of the user, host by host."""
     return {host: set(sandbox.on(host, "sh", "-c", _LIST, root=True).splitlines()) for host in HOSTS}
+
+
+@dataclass
+class Normal:
+    """The seconds of an `up` on empty hosts that nobody attacks."""
+
+    sandbox: Sandbox
+    seconds: float = 0.0
+
+    def measure(self) -> None:
+        """Take one down and up, and time it; the longest counts."""
+        self.sandbox.vcluster("down", "--wait", "30").ok()
+        self.seconds = max(self.seconds, timed(self.sandbox, "up"))
+
+    def keep_up_with(self, seconds: float, more: float) -> None:
+        """Measure again where something took some seconds longer: the machine may have become busier since."""
+        if seconds > self.seconds + more:
+            self.measure()
+
+
+def timed(sandbox: Sandbox, *argv: str) -> float:
+    """The seconds of a run that must succeed."""
+    began = time.monotonic()
+    sandbox.vcluster(*argv).ok()
+    return time.monotonic() - began
 
 
 def settle(sandbox: Sandbox, wanted: dict[str, set[str]], seconds: float) -> float:

@@ -4,35 +4,57 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass, field
 
 import pytest
 
 from tests.e2e.conftest import Sandbox
 from tests.promises.attack import attack
 from tests.promises.controller import controller, moment, nth
-from tests.promises.hosts import lease_is_free_after, settle, with_nodes
+from tests.promises.hosts import HOSTS, Normal, lease_is_free_after, settle, timed, with_nodes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
 Stand = dict[str, set[str]]
+Signals = tuple[signal.Signals, ...]
 KILL, INT = (signal.SIGKILL,), (signal.SIGINT,)
 TWICE = (signal.SIGINT, signal.SIGINT)
+NAMES = {KILL: "kill -9 of", INT: "SIGINT in", TWICE: "SIGINT twice in"}
+PROMISE = {KILL: "P1", INT: "P17", TWICE: "P17"}
 # So many events are told on two hosts; where it is one less, the last hit comes after the end.
 OF_UP, OF_DOWN, OF_SERVE = 17, 7, 9
 MORE = 5.0
 # The lease is free at once, a remote command ends with its channel, one that does not by its deadline.
 GONE = 20.0
 SERVE = ("serve", "sandbox/tiny-llama")
+CASES = [
+    *(
+        pytest.param(signals, numbers, marks=pytest.mark.short)
+        for signals, numbers in ((KILL, (5, 11)), (INT, (8,)), (TWICE, (8,)))
+    ),
+    *(
+        pytest.param(signals, tuple(numbers), marks=pytest.mark.deep)
+        for signals, numbers in ((KILL, range(1, OF_UP + 1)), (INT, range(1, OF_UP + 1)), (TWICE, range(2, OF_UP, 3)))
+    ),
+]
 
 
-def deep(cases: Iterable[Any], daily: set[Any]) -> list[Any]:
-    """Every case, of which some are tried every day and the others by `make promises`."""
-    return [pytest.param(case, marks=[] if case in daily else [pytest.mark.deep]) for case in cases]
+@dataclass
+class Took:
+    """The longest seconds of each kind, over all rounds of an attack."""
+
+    longest: dict[str, float] = field(default_factory=dict)
+
+    def note(self, what: str, seconds: float, limit: float, at: str) -> None:
+        """Keep one, which must be within its limit."""
+        assert seconds <= limit, f"{what} at {at}: {seconds:.1f} s, more than {limit:.1f} s"
+        self.longest[what] = max(seconds, self.longest.get(what, 0.0))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.longest.items())
 
 
-def hit(sandbox: Sandbox, argv: tuple[str, ...], number: int, signals: tuple[signal.Signals, ...]) -> tuple[str, float]:
+def hit(sandbox: Sandbox, argv: tuple[str, ...], number: int, signals: Signals) -> tuple[str, float]:
     """Start the program, hit it after its n-th event; which event that was, and how long it then went on."""
     with controller(sandbox, *argv) as run:
         at = run.read_until(nth(number))
@@ -46,88 +68,62 @@ def hit(sandbox: Sandbox, argv: tuple[str, ...], number: int, signals: tuple[sig
         return moment(at), took
 
 
-def finish(sandbox: Sandbox, empty: Stand, normal: float, at: str) -> str:
-    """Another `up` brings the cluster up in the usual time, and nothing else stands on the hosts; the figures."""
-    began = time.monotonic()
-    sandbox.vcluster("up", "--yes", "--wait", "20").ok()
-    again = time.monotonic() - began
-    assert again <= normal + MORE, f"the rerun after {at} took {again:.1f} s, a normal up {normal:.1f} s"
-    left = settle(sandbox, with_nodes(empty), GONE)
-    assert sandbox.vcluster("plan", "--exit-code").code == 0
-    return f"at “{at}”: rerun {again:.1f} s (normal {normal:.1f} s), 0 left after {left:.1f} s"
+def hit_up(sandbox: Sandbox, empty: Stand, normal: Normal, number: int, signals: Signals, *, took: Took) -> None:
+    """On empty hosts: hit `up` after an event; another one brings the cluster up, and nothing else is there."""
+    at, gone = hit(sandbox, ("up", "--yes"), number, signals)
+    took.note("gone in", gone, 1.0 if signals == TWICE else 5.0, at)
+    took.note("lease free in", lease_is_free_after(sandbox, time.monotonic(), 5), 5.0, at)
+    again = timed(sandbox, "up", "--yes", "--wait", "20")
+    took.note("0 left after", settle(sandbox, with_nodes(empty), GONE), GONE, at)
+    assert sandbox.vcluster("plan", "--exit-code").code == 0, f"after {at}: the plan is not empty"
+    normal.keep_up_with(again, MORE)
+    took.note("rerun", again, normal.seconds + MORE, at)
 
 
-@pytest.mark.parametrize("number", deep(range(1, OF_UP + 1), {5, 11}))
-def test_up_is_killed(sandbox: Sandbox, empty: Stand, normal: float, number: int) -> None:
-    sandbox.vcluster("down").ok()
-    with attack("P1", f"kill -9 of up after event {number:02}") as measured:
-        at, _ = hit(sandbox, ("up", "--yes"), number, KILL)
-        measured.figure = finish(sandbox, empty, normal, at)
+def hit_down(sandbox: Sandbox, empty: Stand, number: int, signals: Signals, took: Took) -> None:
+    """On a cluster that is up: hit `down` after an event; another one leaves nothing."""
+    at, gone = hit(sandbox, ("down",), number, signals)
+    took.note("gone in", gone, 5.0, at)
+    took.note("another down", timed(sandbox, "down", "--wait", "20"), 20.0, at)
+    took.note("0 left after", settle(sandbox, empty, GONE), GONE, at)
 
 
-INTERRUPTS = [*((INT, number) for number in range(1, OF_UP + 1)), *((TWICE, number) for number in range(2, OF_UP, 3))]
-
-
-@pytest.mark.parametrize("how", deep(INTERRUPTS, {(INT, 8), (TWICE, 8)}), ids=lambda how: f"{len(how[0])}-{how[1]}")
-def test_up_is_interrupted(
-    sandbox: Sandbox, empty: Stand, normal: float, how: tuple[tuple[signal.Signals, ...], int]
+@pytest.mark.parametrize(("signals", "numbers"), CASES)
+def test_up_and_down_are_hit(
+    sandbox: Sandbox, empty: Stand, normal: Normal, signals: Signals, numbers: tuple[int, ...]
 ) -> None:
-    signals, number = how
+    """Each round begins and ends on empty hosts, and hits both verbs on their way."""
     sandbox.vcluster("down").ok()
-    limit = 5.0 if signals == INT else 1.0
-    with attack("P17", f"SIGINT {'twice' if signals == TWICE else 'once'} in up after event {number:02}") as measured:
-        at, took = hit(sandbox, ("up", "--yes"), number, signals)
-        assert took <= limit, f"after {at} it took {took:.1f} s to end"
-        free = lease_is_free_after(sandbox, time.monotonic(), 5)
-        assert free <= 1.5, f"after {at} the lease was held for {free:.1f} s"
-        measured.figure = f"gone in {took:.1f} s, lease free; {finish(sandbox, empty, normal, at)}"
+    settle(sandbox, empty, GONE)
+    took = {"up": Took(), "down": Took()}
+    name, promise = NAMES[signals], PROMISE[signals]
+    with (
+        attack(promise, f"{name} up after each of its events") as up,
+        attack(promise, f"{name} down after each of its events") as down,
+        attack("P19", f"rounds of up and down with {name} each on its way") as left,
+    ):
+        for number in numbers:
+            hit_up(sandbox, empty, normal, number, signals, took=took["up"])
+            hit_down(sandbox, empty, 1 + number % OF_DOWN, signals, took["down"])
+        up.figure = (
+            f"{len(numbers)} of {len(numbers)} converge; at most: {took['up']} (a normal up: {normal.seconds:.1f} s)"
+        )
+        down.figure = f"{len(numbers)} of {len(numbers)} converge; at most: {took['down']}"
+        left.figure = f"{len(numbers)} rounds: 0 containers, volumes, networks, processes, files on {len(HOSTS)} hosts"
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("signals", [KILL, INT], ids=["kill", "interrupt"])
-@pytest.mark.parametrize("number", range(1, OF_DOWN + 1))
-def test_down_is_hit(sandbox: Sandbox, empty: Stand, number: int, signals: tuple[signal.Signals, ...]) -> None:
-    sandbox.vcluster("up", "--yes").ok()
-    name = "kill -9 of" if signals == KILL else "SIGINT in"
-    with attack("P1" if signals == KILL else "P17", f"{name} down after event {number}") as measured:
-        at, took = hit(sandbox, ("down",), number, signals)
-        assert took <= 5
-        began = time.monotonic()
-        sandbox.vcluster("down", "--wait", "20").ok()
-        again = time.monotonic() - began
-        left = settle(sandbox, empty, GONE)
-        measured.figure = f"at “{at}”: gone in {took:.1f} s, another down {again:.1f} s, {left:.1f} s until 0 left"
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("signals", [KILL, INT], ids=["kill", "interrupt"])
-@pytest.mark.parametrize("number", range(2, OF_SERVE + 1, 3))
-def test_serve_is_hit(
-    sandbox: Sandbox, empty: Stand, normal: float, number: int, signals: tuple[signal.Signals, ...]
-) -> None:
+@pytest.mark.parametrize("signals", [KILL, INT])
+def test_serve_is_hit(sandbox: Sandbox, empty: Stand, normal: Normal, signals: Signals) -> None:
     """The head goes on by itself; another `serve` follows what is under way, and finds it ready."""
-    sandbox.vcluster("up", "--yes").ok()
-    sandbox.vcluster("stop").ok()
-    name = "kill -9 of" if signals == KILL else "SIGINT in"
-    with attack("P1" if signals == KILL else "P17", f"{name} serve after event {number}") as measured:
-        at, took = hit(sandbox, SERVE, number, signals)
-        assert took <= 5
-        began = time.monotonic()
-        sandbox.vcluster(*SERVE).ok()
-        again = time.monotonic() - began
-        settle(sandbox, with_nodes(empty), GONE)
-        measured.figure = f"at “{at}”: gone in {took:.1f} s, another serve ready after {again:.1f} s"
-
-
-@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.deep)])
-def test_nothing_is_left(sandbox: Sandbox, empty: Stand, rounds: int) -> None:
-    """Each round kills an `up` somewhere, brings it up, kills a `down` somewhere, and takes it down."""
-    with attack("P19", f"up and down {rounds} times, each killed once on its way") as measured:
-        for number in range(rounds):
-            hit(sandbox, ("up", "--yes"), 1 + (7 * number + 9) % OF_UP, KILL)
-            sandbox.vcluster("up", "--yes", "--wait", "20").ok()
-            hit(sandbox, ("down",), 1 + number % OF_DOWN, KILL)
-            sandbox.vcluster("down", "--wait", "20").ok()
-            settle(sandbox, empty, GONE)
-        left = "0 containers, volumes, networks, processes, files"
-        measured.figure = f"{rounds} of {rounds} rounds: {left}; {measured.seconds:.0f} s"
+    took = Took()
+    numbers = range(2, OF_SERVE + 1, 3)
+    with attack(PROMISE[signals], f"{NAMES[signals]} serve after every third of its events") as measured:
+        for number in numbers:
+            sandbox.vcluster("up", "--yes").ok()
+            sandbox.vcluster("stop").ok()
+            at, gone = hit(sandbox, SERVE, number, signals)
+            took.note("gone in", gone, 5.0, at)
+            took.note("another serve is ready after", timed(sandbox, *SERVE), 240.0, at)
+            settle(sandbox, with_nodes(empty), GONE)
+        measured.figure = f"{len(numbers)} of {len(numbers)}; at most: {took}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.e2e.conftest import VCLUSTER, Sandbox
 from tests.promises.attack import attack
 from tests.promises.controller import begins, controller
 from tests.promises.hosts import (
+    Normal,
     black_hole,
     broken,
     direct,
@@ -69,7 +72,7 @@ def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, tran
 
 @pytest.mark.parametrize("transport", BOTH)
 @pytest.mark.parametrize("host", ["gpu2", pytest.param("gpu1", marks=pytest.mark.deep)])
-def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: float, transport: str, host: str) -> None:
+def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, transport: str, host: str) -> None:
     sandbox.vcluster("down").ok()
     there = direct(sandbox, transport)
     what = f"{'the head' if host == 'gpu1' else 'a worker'} falls silent while its node is created ({transport})"
@@ -78,18 +81,19 @@ def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: floa
             assert run.read_until(begins(host, "create"))
             with black_hole(sandbox, host):
                 measured.begin()
-                assert run.end() == 1
+                code = run.end()
                 took = measured.seconds
             error = run.error()
-            assert error["error"] in ("Lost", "TimedOut"), error
-            assert error["host"] == host
+            # Between two calls nothing is under way that could be lost: the next one finds no connection.
+            assert (code, error["error"]) in {(1, "Lost"), (1, "TimedOut"), (4, "Unreachable")}, error
+            assert (error["host"], "lost" in error["message"] or code == 1) == (host, True), error
             assert took <= SILENCE + MARGIN
         sandbox.vcluster("up", "--yes", "--wait", "30").ok()
         settle(sandbox, with_nodes(empty), SILENCE + 30)
-        measured.figure = f"{error['error'].lower()} after {took:.1f} s, told as “may have happened”; rerun converged"
+        measured.figure = f"{error['error'].lower()} after {took:.1f} s, by name; rerun converged"
 
 
-def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox, normal: float) -> None:
+def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with (
         attack("P5 P12", "black hole on the channel that holds the lease") as measured,
@@ -107,7 +111,7 @@ def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox, normal: float) -
         )
 
 
-def test_the_holder_of_the_lease_is_killed(sandbox: Sandbox, normal: float) -> None:
+def test_the_holder_of_the_lease_is_killed(sandbox: Sandbox, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with (
         attack("P12", "kill -9 of the one who holds the lease") as measured,
@@ -122,30 +126,42 @@ def test_the_holder_of_the_lease_is_killed(sandbox: Sandbox, normal: float) -> N
         measured.figure = f"free after {free:.2f} s"
 
 
+def revive(sandbox: Sandbox) -> None:
+    """Start the hosts that are dead."""
+    subprocess.run([VCLUSTER, "sandbox", "up", "--dir", str(sandbox.folder)], check=True, timeout=120)
+
+
+@contextmanager
+def host_comes_back(sandbox: Sandbox) -> Iterator[None]:
+    """Whatever becomes of the attack: the next one finds all hosts."""
+    try:
+        yield
+    finally:
+        revive(sandbox)
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("victim", ["gpu2", "gpu1"])
-def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: float, victim: str) -> None:
+def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, victim: str) -> None:
     sandbox.vcluster("down").ok()
-    with attack(
-        "P6", f"docker kill of {'the head' if victim == 'gpu1' else 'a worker'}'s host while its node is created"
-    ) as m:
+    what = f"docker kill of {'the head' if victim == 'gpu1' else 'a worker'}'s host while its node is created"
+    with host_comes_back(sandbox), attack("P6", what) as measured:
         with controller(sandbox, "up", "--yes") as run:
             assert run.read_until(begins(victim, "create"))
-            m.begin()
+            measured.begin()
             subprocess.run(["docker", "kill", sandbox.container(victim)], check=True, capture_output=True)
             assert run.end() != 0
-            took = m.seconds
+            took = measured.seconds
             error = run.error()
         assert took <= 30
-        assert victim in error["message"]
-        assert "create" in error["message"]
-        subprocess.run([VCLUSTER, "sandbox", "up", "--dir", str(sandbox.folder)], check=True, timeout=120)
+        assert f"{victim}: create: " in error["message"]
+        revive(sandbox)
         sandbox.vcluster("up", "--yes", "--wait", "30").ok()
         settle(sandbox, with_nodes(empty), 30)
-        m.figure = f"exit 1 after {took:.1f} s naming the host and what is unknown; rerun converged"
+        measured.figure = f"exit 1 after {took:.1f} s naming the host and what is unknown; rerun converged"
 
 
-def test_a_stopped_sshd(sandbox: Sandbox, empty: Stand, normal: float) -> None:
+def test_a_stopped_sshd(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     stop, go = "pkill -STOP sshd", "pkill -CONT sshd"
     with attack("P18", "SIGSTOP of every sshd of a host while it works") as measured:

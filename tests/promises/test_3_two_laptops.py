@@ -11,14 +11,13 @@ import pytest
 from tests.e2e.conftest import Sandbox
 from tests.promises.attack import attack
 from tests.promises.controller import Controller, controller
-from tests.promises.hosts import settle, something_to_do, with_nodes
+from tests.promises.hosts import Normal, settle, something_to_do, with_nodes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
 Stand = dict[str, set[str]]
 APART = 0.1
-# The rounds are many: each may take a few seconds.
-TIMES = [20, pytest.param(200, marks=[pytest.mark.deep, pytest.mark.timeout(2400)])]
+TIMES = [pytest.param(3, marks=pytest.mark.short), pytest.param(200, marks=pytest.mark.deep)]
 
 
 def race(sandbox: Sandbox, *second: str) -> tuple[Controller, Controller]:
@@ -37,39 +36,45 @@ def operations(run: Controller) -> int:
     return sum(event["event"] == "done" for event in run.events)
 
 
-def judge(runs: tuple[Controller, Controller]) -> None:
-    """Exactly one has worked, and the other was told who works and since when."""
-    worked = [run for run in runs if run.process.returncode == 0]
-    locked = [run for run in runs if run.process.returncode == 75]
+def judge(runs: tuple[Controller, Controller]) -> bool:
+    """Exactly one has worked; the other was told who works and since when, or came after: whether they met."""
     codes = [(run.process.returncode, run.events[-1]) for run in runs]
-    assert (len(worked), len(locked)) == (1, 1), codes
-    assert (operations(worked[0]) > 0, operations(locked[0])) == (True, 0)
-    said = locked[0].error()["message"]
+    worked = [run for run in runs if operations(run) and run.process.returncode == 0]
+    idle = [run for run in runs if not operations(run)]
+    assert (len(worked), len(idle)) == (1, 1), codes
+    if idle[0].process.returncode == 0:
+        return False
+    assert idle[0].process.returncode == 75, codes
+    said = idle[0].error()["message"]
     assert re.search(r"is being changed by \S+@\S+ \(vcluster up\) since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", said), said
+    return True
 
 
 @pytest.mark.parametrize("times", TIMES)
-def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: float, times: int) -> None:
+def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: Normal, times: int) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with attack("P11", f"two up 100 ms apart, {times} times, with little to do") as measured:
+        met = 0
         for _ in range(times):
             with something_to_do(sandbox, 1.5):
-                judge(race(sandbox))
+                met += judge(race(sandbox))
         settle(sandbox, with_nodes(empty), 5)
-        measured.figure = f"{times} of {times}: one worked, the other exited 75 and named it"
+        # On a busy machine the other may be so late that nothing is left to do.
+        assert met > times / 2
+        measured.figure = f"{times} of {times}: one worked; {met} times they met, and the other exited 75 and named it"
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.deep)])
-def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, normal: float, times: int) -> None:
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.short), pytest.param(10, marks=pytest.mark.deep)])
+def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, normal: Normal, times: int) -> None:
     with attack("P11", f"two up 100 ms apart on empty hosts, {times} times") as measured:
         for _ in range(times):
             sandbox.vcluster("down").ok()
-            judge(race(sandbox))
+            assert judge(race(sandbox))
             settle(sandbox, with_nodes(empty), 5)
         measured.figure = f"{times} of {times}: one worked, the other exited 75; one head, one worker"
 
 
-def test_the_other_may_wait(sandbox: Sandbox, normal: float) -> None:
+def test_the_other_may_wait(sandbox: Sandbox, normal: Normal) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with something_to_do(sandbox, 3), attack("P11", "the second of two up says --wait 60") as measured:
         one, other = race(sandbox, "--wait", "60")

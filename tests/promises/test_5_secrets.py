@@ -62,7 +62,7 @@ class Watch:
         script = "while :; do cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null; sleep 0.1; done"
         self._hosts = {
             host: subprocess.Popen(
-                ["docker", "exec", sandbox.container(host), "timeout", "300", "sh", "-c", script],
+                ["docker", "exec", sandbox.container(host), "timeout", "1500", "sh", "-c", script],
                 stdout=subprocess.PIPE,
             )
             for host in HOSTS
@@ -96,7 +96,7 @@ class Watch:
         """Stop looking."""
         self._over.set()
         for host, process in self._hosts.items():
-            sandbox.on(host, "pkill", "-f", "^timeout 300 sh -c while", root=True)
+            sandbox.on(host, "pkill", "-f", "^timeout 1500 sh -c while", root=True)
             process.wait(30)
         for thread in self._threads:
             thread.join(30)

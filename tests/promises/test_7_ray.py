@@ -70,6 +70,7 @@ def nodes(sandbox: Sandbox) -> set[str]:
     return {node["id"] for node in status["ray"]["nodes"] if node["alive"]}
 
 
+@pytest.mark.deep
 def test_ray_without_its_token(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
     cluster = serve(with_secrets(sandbox))
     head = addresses(cluster)["gpu1"]

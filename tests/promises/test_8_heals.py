@@ -30,7 +30,6 @@ BREAKS = [
     ("a worker's Docker engine is restarted", "gpu2", "engine stop; engine start {data}", True),
     ("the head's Docker engine is restarted", "gpu1", "engine stop; engine start {data}", False),
 ]
-DAILY = {"one rank of vLLM is killed"}
 
 
 def answers(cluster: Sandbox) -> str:
@@ -39,9 +38,8 @@ def answers(cluster: Sandbox) -> str:
         return complete(url, API_KEY, max_tokens=8)
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=[] if row[0] in DAILY else [pytest.mark.deep], id=row[0]) for row in BREAKS]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("row", BREAKS, ids=[row[0] for row in BREAKS])
 def test_serves_again(sandbox: Sandbox, empty: dict[str, set[str]], row: tuple[str, str, str, bool]) -> None:
     what, host, script, kept = row
     cluster = serve(with_secrets(sandbox))

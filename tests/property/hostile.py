@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from tests.promises.figures import record
 
-CASES = 100_000 if os.environ.get("VCLUSTER_DEEP") else 2_000
+DEEP = bool(os.environ.get("VCLUSTER_DEEP"))
+CASES = 20_000 if DEEP else 2_000
 # A process costs milliseconds, a shell carries many cases at once.
+BATCHED = 100_000 if DEEP else 2_000
 BATCH = 100
 ATTACKS = (
     "-oProxyCommand=touch x", "--privileged", "--trust-remote-code", "$(touch x)", "`touch x`", "x;touch x",
@@ -25,7 +27,7 @@ anything = st.text(st.characters(exclude_characters="\0", exclude_categories=["C
 attack = st.sampled_from(ATTACKS)
 hostile = st.one_of(anything, attack, st.tuples(anything, attack, anything).map("".join), attack.map("/".__add__))
 many = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
-batches = settings(max_examples=CASES // BATCH, deadline=None, suppress_health_check=list(HealthCheck))
+batches = settings(max_examples=BATCHED // BATCH, deadline=None, suppress_health_check=list(HealthCheck))
 some = settings(max_examples=max(CASES // 20, 100), deadline=None, suppress_health_check=list(HealthCheck))
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 from pydantic import ValidationError
 
-from tests.property.hostile import BATCH, CASES, anything, batches, hostile, many, recorded, some
+from tests.property.hostile import BATCH, BATCHED, CASES, anything, batches, hostile, many, recorded, some
 from tests.unit.core import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.errors import UsageError
@@ -47,7 +47,7 @@ def test_a_shell_hands_on_each_word_as_it_is(shell: str, tmp_path: Path) -> None
         done = subprocess.run([shell], input=script, capture_output=True, check=True, cwd=tmp_path)
         assert done.stdout.split(b"\0")[:-1] == [word.encode() for word in words]
 
-    with recorded("P14", f"words through a real {shell}"):
+    with recorded("P14", f"words through a real {shell}", BATCHED):
         check()
     assert not list(tmp_path.iterdir()), "a word was obeyed"
 

@@ -352,12 +352,32 @@ def _volumes(engine: FakeEngine, request: Request, _: str) -> Answer:
     return reply({"Volumes": [{"Name": v.name, "Labels": v.labels} for v in found], "Warnings": []})
 
 
+@route("GET", "/system/df")
+def _usage(engine: FakeEngine, request: Request, _: str) -> Answer:
+    machine = engine.machine
+    used = [source for box in machine.boxes.values() for source, _ in box.binds.values()]
+    sizes = {
+        v.name: {"Size": sum(map(len, v.files.values())), "RefCount": used.count(v.name)}
+        for v in machine.volumes.values()
+    }
+    rows = [{"Name": v.name, "Labels": v.labels or None, "UsageData": sizes[v.name]} for v in machine.volumes.values()]
+    return reply({"Volumes": rows})
+
+
 @route("POST", "/volumes/create")
 def _create_volume(engine: FakeEngine, request: Request, _: str) -> Answer:
     wanted = request.json
-    # One of that name is answered as it is, whatever labels were asked for.
+    # One of that name is answered as it is; an engine that was restarted since does not tell its labels here.
+    known = wanted["Name"] in engine.machine.volumes
     made = engine.machine.volumes.setdefault(wanted["Name"], Volume(wanted["Name"], wanted.get("Labels") or {}))
-    return reply({"Name": made.name, "Driver": "local", "Labels": made.labels or None}, 201)
+    return reply({"Name": made.name, "Driver": "local", "Labels": None if known else made.labels or None}, 201)
+
+
+@route("GET", "/volumes/*")
+def _inspect_volume(engine: FakeEngine, _: Request, name: str) -> Answer:
+    if name not in engine.machine.volumes:
+        raise Refused(404, f"get {name}: no such volume")
+    return reply({"Name": name, "Driver": "local", "Labels": engine.machine.volumes[name].labels or None})
 
 
 @route("DELETE", "/volumes/*")

@@ -110,6 +110,7 @@ def breaks(normal: Outcome) -> Iterator[tuple[int, Fault, int]]:
                 yield call.index, fault, spare
 
 
+@pytest.mark.promise("P1", "P19")
 @pytest.mark.parametrize("name", SCENES)
 def test_broken_off_at_every_call(name: str) -> None:
     began, runs, longest = time.monotonic(), 0, 0.0

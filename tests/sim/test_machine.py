@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
 
+import pytest
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -228,6 +229,7 @@ class Cluster(RuleBasedStateMachine):
                 self.stack.close()
 
 
+@pytest.mark.promise("P1", "P2", "P3", "P19", "P20")
 def test_any_course_converges() -> None:
     RUNS.clear()
     began = time.monotonic()

@@ -54,6 +54,7 @@ def test_over_the_wire_too() -> None:
     assert calls[True] == calls[False]
 
 
+@pytest.mark.promise("P18")
 @pytest.mark.parametrize("fault", [Fault.SILENT, Fault.LOST, Fault.REFUSED, Fault.ERROR, Fault.KILLED])
 @pytest.mark.parametrize("words", ["/images/create", "/wait", "/build", "archive", "/exec/", "/start"])
 def test_no_call_is_without_an_end_over_the_wire(fault: Fault, words: str) -> None:
@@ -98,6 +99,7 @@ STAGES = {
 }
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("stage", STAGES)
 def test_one_of_eight_fails(stage: str) -> None:
     world, inventory = make.world((2,) * 8, present=False), make.inventory(8)
@@ -127,6 +129,7 @@ def test_one_of_eight_fails(stage: str) -> None:
     record("P24", attack, figure, True)
 
 
+@pytest.mark.promise("P24")
 def test_a_failing_host_has_a_row_of_its_own() -> None:
     world, inventory = make.world((2, 2, 2)), make.inventory(3)
     with lab.inside(world):
@@ -137,6 +140,7 @@ def test_a_failing_host_has_a_row_of_its_own() -> None:
 # ---- P25
 
 
+@pytest.mark.promise("P25")
 @pytest.mark.parametrize("label", ["2", "1.1", "next", ""])
 def test_the_next_version_is_refused_politely(label: str) -> None:
     world, inventory = make.world(), make.inventory(2)
@@ -151,6 +155,7 @@ def test_the_next_version_is_refused_politely(label: str) -> None:
     record("P25", f"sim: a container whose format label is {label!r}", "exit 3, nothing changed", True)
 
 
+@pytest.mark.promise("P25")
 def test_labels_of_other_versions_are_passed_over() -> None:
     """A container of an earlier or a later one of our format: what we do not know is nothing to us."""
     world, inventory = make.world(), make.inventory(2)
@@ -170,6 +175,7 @@ def test_labels_of_other_versions_are_passed_over() -> None:
 # ---- P26
 
 
+@pytest.mark.promise("P26")
 def test_one_image_everywhere_or_the_odd_one_is_named() -> None:
     """A tag that has moved: on a host that joins, on one that runs, on one where the tag was pruned."""
     for case in ("joins", "joins a pruned one", "tags differ"):
@@ -197,6 +203,7 @@ def test_one_image_everywhere_or_the_odd_one_is_named() -> None:
 # ---- P8, P9, P10
 
 
+@pytest.mark.promise("P8")
 @pytest.mark.parametrize("docker", ["missing", "stopped", "forbidden", "old"])
 def test_docker_cannot_be_used(docker: str) -> None:
     world, inventory = make.world(), make.inventory(2)
@@ -216,6 +223,7 @@ def test_docker_cannot_be_used(docker: str) -> None:
     record("P8", f"sim: Docker is {docker}", "exit 3, one finding with its fix, nothing changed", True)
 
 
+@pytest.mark.promise("P9")
 def test_a_clock_an_hour_off() -> None:
     for skew in (3600.0, -3600.0, 29.0):
         world, inventory = make.world((1, 1, 1)), make.inventory(3)
@@ -230,6 +238,7 @@ def test_a_clock_an_hour_off() -> None:
     record("P9", "sim: the head's clock an hour off, both ways", "warned; up in order; the lease excludes", True)
 
 
+@pytest.mark.promise("P10")
 def test_one_machine_under_two_names() -> None:
     world = make.world((1, 1))
     world.machines["gpu2"].machine_id = world.machines["gpu1"].machine_id
@@ -264,6 +273,7 @@ def two_at_once(world: World, inventory: Inventory) -> tuple[int, int]:
     return code(outer), code(inner[0])
 
 
+@pytest.mark.promise("P11")
 @pytest.mark.parametrize("second", ["up", "down", "up with other settings"])
 def test_a_second_controller_at_every_call(second: str) -> None:
     words: dict[str, Any] = {"environment": {"A": "2"}} if second == "up with other settings" else {}
@@ -304,6 +314,7 @@ def test_a_second_controller_at_every_call(second: str) -> None:
     record("P11", f"sim: {second} let in at each call of up", figure, True)
 
 
+@pytest.mark.promise("P11")
 @pytest.mark.parametrize("how", ["behind a black hole for 16 s", "asleep for a minute"])
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 def test_who_lost_the_lease_stops(verb: lab.Verb, how: str) -> None:
@@ -342,6 +353,7 @@ def test_who_lost_the_lease_stops(verb: lab.Verb, how: str) -> None:
 # ---- P17
 
 
+@pytest.mark.promise("P17")
 def test_ctrl_c_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     start, inventory = make.world((2, 2)).snapshot(), make.inventory(2)
@@ -378,6 +390,7 @@ def test_ctrl_c_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # ---- P19, P20
 
 
+@pytest.mark.promise("P20")
 def test_what_is_not_ours_stops_us_and_stays() -> None:
     """Names that we need, taken by others: a clear error, and nothing of theirs is changed."""
     for taken in ("container", "state volume", "secrets volume"):
@@ -402,6 +415,25 @@ def test_what_is_not_ours_stops_us_and_stays() -> None:
     record("P20", "sim: our names taken by others", "3 of 3 refused, nothing of theirs changed", True)
 
 
+@pytest.mark.promise("P6", "P19")
+def test_a_volume_that_docker_had_no_time_to_label() -> None:
+    """A host that dies between the two steps of a volume's making: empty and unused, nobody misses it."""
+    names = {"vcluster-lab-state", "vcluster-lab-secrets"}
+    for verb in (lab.do_up, lab.do_down):
+        world, inventory = make.world(), make.inventory(2)
+        machine = world.machines["gpu2"]
+        machine.volumes |= {name: Volume(name) for name in names} | {
+            "vcluster-lab2-state": Volume("vcluster-lab2-state")
+        }
+        with lab.inside(world):
+            assert lab.run(world, inventory, verb).error is None
+            assert all(machine.volumes[name].labels for name in names & set(machine.volumes))
+            assert lab.run(world, inventory, lab.do_down).error is None
+        assert set(machine.volumes) == {"vcluster-lab2-state"}
+    record("P6", "sim: a host died before Docker had labelled our volumes", "up converges, down leaves none", True)
+
+
+@pytest.mark.promise("P20")
 def test_another_cluster_on_the_host_is_refused() -> None:
     world, inventory = make.world(), make.inventory(2)
     body = {"Image": "x", "Labels": {CLUSTER: "other"}, "Entrypoint": ["x"], "Cmd": []}
@@ -417,6 +449,7 @@ def test_another_cluster_on_the_host_is_refused() -> None:
     record("P20", "sim: a host of another cluster", "exit 3, nothing changed, down leaves it", True)
 
 
+@pytest.mark.promise("P20")
 def test_a_create_whose_answer_came_too_late_is_adopted() -> None:
     """The controller is killed while dockerd creates; the next run has looked before the container appears."""
     world, inventory = make.world(), make.inventory(2)
@@ -438,6 +471,7 @@ def test_a_create_whose_answer_came_too_late_is_adopted() -> None:
     record("P20", "sim: a lost create appears while the rerun works", "adopted", True)
 
 
+@pytest.mark.promise("P19")
 def test_a_create_that_comes_after_down_leaves_nothing_behind() -> None:
     """dockerd finishes a killed controller's create when the volumes have gone, and makes them anew: ours they stay."""
     world, inventory = make.world(), make.inventory(2)
@@ -454,6 +488,7 @@ def test_a_create_that_comes_after_down_leaves_nothing_behind() -> None:
     record("P19", "sim: a lost create happens after down", "the next down removes it with its volumes", True)
 
 
+@pytest.mark.promise("P19")
 def test_up_and_down_twenty_times() -> None:
     world, inventory = make.world(), make.inventory(2)
     with lab.inside(world):

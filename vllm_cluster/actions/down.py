@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from vllm_cluster.core.errors import HostError, together
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.core.spec import CLUSTER, volume_names
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
@@ -16,7 +16,7 @@ from vllm_cluster.run.observe import observe
 
 
 def down(inventory: Inventory, emit: Emit, *, wait: float = 0.0) -> int:
-    """Remove the cluster's containers and volumes, by label alone; returns how many things were removed.
+    """Remove the cluster's containers and volumes, by label; returns how many things were removed.
 
     Raises:
         Unreachable, FleetError: on some hosts it could not be done; on the others it was.
@@ -58,11 +58,13 @@ def _clear(inventory: Inventory, link: Link, emit: Emit, still_ours: Callable[[]
         emit(Event("start", f"removing {container.name}", link.name))
         engine.remove(container.id)
         removed += 1
-    for volume in engine.volumes(label):
+    for volume in engine.volumes.labelled(label):
         still_ours()
-        engine.remove_volume(volume)
+        engine.volumes.remove(volume)
         removed += 1
-    left = [c.name for c in engine.containers(label)] + list(engine.volumes(label))
+    still_ours()
+    removed += engine.volumes.remove_blank(volume_names(inventory.cluster))
+    left = [c.name for c in engine.containers(label)] + list(engine.volumes.labelled(label))
     if left:
         raise HostError(link.name, f"still there: {', '.join(left)}", hint="run vcluster down again")
     emit(Event("done", f"{removed} removed, nothing of {inventory.cluster} is left", link.name, {"removed": removed}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ from vllm_cluster.core.desired import Inputs, desired, kept_secrets
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.errors import InventoryError, PreflightFailed, VclusterError, together
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.plan import Plan
-from vllm_cluster.core.preflight import Finding, engine_problem, preflight
+from vllm_cluster.core.preflight import engine_problem, preflight
 from vllm_cluster.inventory.load import duplicates_by_resolution
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
@@ -32,22 +33,22 @@ class Survey:
 
 
 @contextmanager
-def connected(inventory: Inventory, emit: Emit) -> Iterator[Fleet]:
-    """Every host of the inventory, connected.
+def connected(inventory: Inventory, emit: Emit, hosts: Sequence[str] | None = None) -> Iterator[Fleet]:
+    """Every host of the inventory, or these alone, connected.
 
     Raises:
         Unreachable, FleetError: a host could not be reached; no host was touched.
     """
     refuse_one_machine_twice(inventory)
     with Fleet(inventory) as fleet:
-        emit(Event("phase", f"connecting to {len(inventory.hosts)} hosts"))
-        _, failures = fleet.connect()
+        emit(Event("phase", f"connecting to {len(hosts or inventory.hosts)} hosts"))
+        _, failures = fleet.connect(hosts)
         try:
             if failures:
                 raise together(failures)
             yield fleet
         except VclusterError as error:
-            error.among(inventory.hosts)
+            error.among(hosts or inventory.hosts)
             raise
 
 

@@ -9,8 +9,10 @@ import typer
 from vllm_cluster import __version__
 from vllm_cluster.cli import (
     bundle,
+    check,
     down,
     explain,
+    facts,
     fit,
     init,
     key,
@@ -56,6 +58,8 @@ def root(
 
 app.command()(init.init)
 app.command()(fit.fit)
+app.command()(check.check)
+app.command()(facts.facts)
 app.command()(plan.plan)
 app.command()(up.up)
 app.command()(status.status)

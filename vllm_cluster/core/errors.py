@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Self
 
 
 class VclusterError(Exception):
@@ -77,6 +78,12 @@ class HostError(VclusterError):
         super().__init__(f"{host}: {message}", hint=hint)
         self.host = host
         self.detail = message
+
+    def during(self, step: str) -> Self:
+        """This error, which tells what was being done: it has not happened, or nobody knows."""
+        self.message = f"{self.host}: {step}: {self.detail}"
+        self.args = (self.message,)
+        return self
 
     @property
     def failures(self) -> Mapping[str, VclusterError]:

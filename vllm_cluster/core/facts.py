@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_interface
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+
+from vllm_cluster.core.details import Details
 
 
 @dataclass(frozen=True)
 class Nic:
-    """A network interface; addresses are written as ``10.0.0.1/24``."""
+    """A network interface; addresses are written as ``10.0.0.1/24``, `kind` is what `ip -d` calls it: tun, bond, …
+
+    `speed` is in Mbit/s, 0 where the driver does not say; `leased` is true where an address came with a lifetime.
+    """
 
     name: str
     addresses: tuple[str, ...]
     mtu: int
     state: str
+    kind: str = ""
+    speed: int = 0
+    leased: bool = False
+
+    def interfaces(self) -> list[IPv4Interface | IPv6Interface]:
+        """The addresses with their networks."""
+        return [ip_interface(entry) for entry in self.addresses]
 
     def holds(self, address: str) -> bool:
         """Whether this interface carries the address."""
-        return any(str(ip_interface(entry).ip) == address for entry in self.addresses)
+        return any(str(entry.ip) == address for entry in self.interfaces())
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,9 @@ class Hca:
     link_layer: str
     rate: str
     uverbs: tuple[str, ...]
+    netdevs: tuple[str, ...] = ()
+    pci: str = ""
+    numa: int | None = None
 
     @property
     def active(self) -> bool:
@@ -40,12 +55,16 @@ class Hca:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver names it; memory in MiB."""
+    """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where it does not say."""
 
     index: int
     uuid: str
     name: str
     memory_mib: int
+    used_mib: int = 0
+    driver: str = ""
+    mig: bool | None = None
+    ecc_errors: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,12 @@ class Engine:
     cdi_devices: tuple[str, ...] = ()
     root: str = ""
     problem: str = ""
+    cgroup_driver: str = ""
+    cgroup_version: str = ""
+    rootless: bool = False
+    toolkit: str = ""
+    gpu_hook: bool = False
+    stale_cdi: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +95,7 @@ class Container:
     state: str
     image_id: str
     labels: Mapping[str, str]
+    image: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,9 +112,12 @@ class Image:
 class HostFacts:
     """Everything that one look at a host tells; sizes in bytes, the clock in seconds since 1970.
 
+    `asked` is when it was asked, on a clock of ours: of many hosts, some are asked later than others.
     `slots` is the number of logical GPUs that a CPU host offers, None where it says nothing.
     `routes` maps each address that was asked for to the interface that leads there, None for none.
-    `missing_paths` are those asked-for paths that the host does not have.
+    `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
+    /dev/infiniband; `gpu_problem` what nvidia-smi said in the place of a row. `details`, and `strangers`, the
+    containers that are no cluster's of ours, are there only where they were asked for.
     """
 
     host: str
@@ -107,6 +136,14 @@ class HostFacts:
     engine: Engine
     containers: tuple[Container, ...] = ()
     images: tuple[Image, ...] = ()
+    available: int = 0
+    gpu_problem: str = ""
+    architecture: str = ""
+    boot_id: str = ""
+    asked: float = 0.0
+    rdma_devices: tuple[str, ...] = ()
+    details: Details | None = None
+    strangers: tuple[Container, ...] = ()
 
     def interface_of(self, address: str) -> Nic | None:
         """The interface that holds the address."""

@@ -2,105 +2,140 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from ipaddress import ip_interface
 from typing import Any
 
 from vllm_cluster.core.facts import Engine, Gpu, Hca, HostFacts, Nic
+from vllm_cluster.core.parse_details import details
+from vllm_cluster.core.words import document, items, mapping, number, rows
+
+_ROW = re.compile(r"[0-9]+,")
+_VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})+")
 
 
-def facts(host: str, text: str) -> HostFacts:
-    """The facts of one host.
+class _Sections(dict[str, str]):
+    """The text of each section; one that is not there says nothing."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+def facts(host: str, text: str, *, deep: bool = False) -> HostFacts:
+    """The facts of one host, with its details where these were asked for.
 
     Raises:
         ValueError: the text breaks off, so that nothing can be concluded from what is absent.
     """
-    part = _sections(text)
-    if "end" not in part:
+    pieces = re.split(r"^@@(\w+)$", text, flags=re.MULTILINE)
+    part = _Sections((name, body.strip()) for name, body in zip(pieces[1::2], pieces[2::2], strict=True))
+    if "end" not in part or (deep and "whole" not in part):
         raise ValueError("the answer of the fact script breaks off")
+    found = _facts(host, part)
+    return replace(found, details=details(part)) if deep else found
+
+
+def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
     return HostFacts(
         host=host,
         machine_id=part["machine"],
         hostname=part["hostname"],
-        clock=float(part["clock"] or 0),
-        nics=_nics(part["nics"]),
-        hcas=tuple(_hcas(part["hcas"].splitlines())),
+        clock=float(number(part["clock"]) or 0),
+        nics=_nics(part["nics"], {fields[0]: number(fields[1]) or 0 for fields in rows(part["speeds"], 2)}),
+        hcas=tuple(_hcas(part["hcas"])),
         gpus=tuple(_gpus(part["gpus"].splitlines())),
-        slots=int(part["slots"]) if part["slots"].isdigit() else None,
-        memory=int(part["memory"] or 0),
-        listening=frozenset(int(port, 16) for port in part["listening"].split()),
+        gpu_problem=next((line for line in part["gpus"].splitlines() if not _ROW.match(line)), "")[:300],
+        slots=number(part["slots"]),
+        memory=number(part["memory"]) or 0,
+        listening=frozenset(_ports(part["listening"].split())),
         routes=dict(_routes(part["routes"].splitlines())),
         missing_paths=frozenset(part["missing"].splitlines()),
-        free={path: int(free) for path, _, free in (row.partition("|") for row in part["disks"].splitlines()) if free},
-        engine=_engine(part["docker"], part["dockerinfo"], part["cdi"]),
+        free={f[0]: free for f in rows(part["disks"], 2) if (free := number(f[1])) is not None},
+        engine=_engine(part),
+        available=number(part["available"]) or 0,
+        architecture=part["architecture"],
+        boot_id=part["boot"],
+        rdma_devices=tuple(part["rdma"].split()),
     )
 
 
-def _sections(text: str) -> dict[str, str]:
-    pieces = re.split(r"^@@(\w+)$", text, flags=re.MULTILINE)
-    return {name: body.strip() for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
-
-
-def _nics(text: str) -> tuple[Nic, ...]:
-    try:
-        rows: list[dict[str, Any]] = json.loads(text or "[]")
-    except ValueError:
-        return ()  # an `ip` without -j (busybox): preflight then says that the interface is not known
+def _nics(text: str, speeds: Mapping[str, int]) -> tuple[Nic, ...]:
+    # Not JSON is an `ip` without -j (busybox): preflight then says that no interface is known.
     return tuple(
         Nic(
             name=row["ifname"],
-            addresses=tuple(f"{a['local']}/{a['prefixlen']}" for a in row.get("addr_info", ()) if "local" in a),
-            mtu=int(row.get("mtu", 0)),
-            state=row.get("operstate", "UNKNOWN"),
+            addresses=tuple(_addresses(row)),
+            mtu=number(row.get("mtu")) or 0,
+            state=str(row.get("operstate", "UNKNOWN")),
+            kind=str(mapping(row.get("linkinfo")).get("info_kind", "")),
+            speed=speeds.get(row["ifname"], 0),
+            leased=any(mapping(entry).get("dynamic") is True for entry in items(row.get("addr_info"))),
         )
-        for row in rows
-        if "ifname" in row
+        for row in items(document(text or "[]"))
+        if isinstance(row, dict) and isinstance(row.get("ifname"), str)
     )
 
 
-def _hcas(rows: Iterable[str]) -> Iterable[Hca]:
-    for row in rows:
-        device, port, state, link_layer, rate, verbs = row.split("|")
-        yield Hca(device, int(port), state, link_layer, rate, tuple(filter(None, verbs.split(","))))
+def _addresses(row: Mapping[str, Any]) -> Iterable[str]:
+    for entry in map(mapping, items(row.get("addr_info"))):
+        address = f"{entry.get('local')}/{entry.get('prefixlen')}"
+        try:
+            yield str(ip_interface(address))
+        except ValueError:
+            continue
 
 
-def _gpus(rows: Iterable[str]) -> Iterable[Gpu]:
-    for row in rows:
-        fields = [field.strip() for field in row.split(",")]
-        if len(fields) == 4 and fields[0].isdigit():
-            memory = int(fields[3]) if fields[3].isdigit() else 0  # "[N/A]" on unified memory
-            yield Gpu(int(fields[0]), fields[1], fields[2], memory)
+def _hcas(text: str) -> Iterable[Hca]:
+    for device, port, state, link_layer, rate, verbs, nets, pci, numa, *_ in rows(text, 6):
+        uverbs, netdevs = (tuple(filter(None, names.split(","))) for names in (verbs, nets))
+        yield Hca(device, number(port) or 0, state, link_layer, rate, uverbs, netdevs, pci, number(numa))
 
 
-def _routes(rows: Iterable[str]) -> Iterable[tuple[str, str | None]]:
-    for row in rows:
-        address, _, interface = row.partition(" ")
+def _gpus(lines: Iterable[str]) -> Iterable[Gpu]:
+    for line in lines:
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) >= 4 and (index := number(fields[0])) is not None:
+            memory = number(fields[3]) or 0  # "[N/A]" on unified memory
+            used, driver, mig, ecc, *_ = (*fields[4:], "", "", "", "")
+            split = {"Enabled": True, "Disabled": False}.get(mig)
+            yield Gpu(index, fields[1], fields[2], memory, number(used) or 0, driver, split, number(ecc))
+
+
+def _ports(words: Iterable[str]) -> Iterable[int]:
+    for word in words:
+        if re.fullmatch("[0-9A-Fa-f]{1,4}", word):
+            yield int(word, 16)
+
+
+def _routes(lines: Iterable[str]) -> Iterable[tuple[str, str | None]]:
+    for line in lines:
+        address, _, interface = line.partition(" ")
         if address:
             yield address, interface.strip() or None
 
 
-def _engine(version: str, info: str, cdi: str) -> Engine:
-    server = _json(version)
-    rows = [line for line in info.splitlines() if line.startswith('{"Root"')]
-    details = _json(rows[0]) if rows else {}
-    if not server.get("ApiVersion"):
+def _engine(part: Mapping[str, str]) -> Engine:
+    server, info = mapping(part["docker"]), part["dockerinfo"]
+    said = mapping(next((line for line in info.splitlines() if line.startswith('{"Root"')), ""))
+    api = str(server.get("ApiVersion", ""))
+    if not _VERSION.fullmatch(api):
         problem = "\n".join(line for line in info.splitlines() if not line.startswith("{")).strip()
         return Engine(problem=problem or "no answer")
-    kinds = (re.sub(r'.*[:\s"]', "", line) for line in cdi.splitlines())
+    kinds = (re.sub(r'.*[:\s"]', "", line) for line in part["cdi"].splitlines())
+    toolkit = _VERSION.search(part["toolkit"])
     return Engine(
         version=str(server.get("Version", "")),
-        api_version=str(server["ApiVersion"]),
+        api_version=api,
         architecture=str(server.get("Arch", "")),
-        runtimes=tuple(sorted(details.get("Runtimes") or ())),
+        runtimes=tuple(sorted(mapping(said.get("Runtimes")))),
         cdi_devices=tuple(sorted(set(filter(None, kinds)))),
-        root=str(details.get("Root") or ""),
+        root=str(said.get("Root") or ""),
+        cgroup_driver=str(said.get("CgroupDriver") or ""),
+        cgroup_version=str(said.get("CgroupVersion") or ""),
+        rootless="name=rootless" in map(str, items(said.get("SecurityOptions"))),
+        toolkit=toolkit[0] if toolkit else "",
+        gpu_hook="hook" in part["toolkit"].split(),
+        stale_cdi=tuple(part["cdistale"].splitlines()),
     )
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -29,6 +29,11 @@ FORMAT_LABEL = LABEL + "format"
 SECRET = LABEL + "secret."
 
 
+def volume_names(cluster: str) -> tuple[str, str]:
+    """The volumes of a node: of its state, and of its secrets."""
+    return f"vcluster-{cluster}-state", f"vcluster-{cluster}-secrets"
+
+
 @dataclass(frozen=True)
 class Mount:
     """A bind mount (an absolute source) or a named volume at a path of the container."""
@@ -78,12 +83,12 @@ class ContainerSpec:
     @property
     def state_volume(self) -> str:
         """The volume that outlives the container: what to serve, status, logs, audit."""
-        return f"vcluster-{self.cluster}-state"
+        return volume_names(self.cluster)[0]
 
     @property
     def secrets_volume(self) -> str:
         """The volume that holds the secrets, mounted read-only."""
-        return f"vcluster-{self.cluster}-secrets"
+        return volume_names(self.cluster)[1]
 
     @property
     def spec_hash(self) -> str:

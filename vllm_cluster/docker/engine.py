@@ -18,6 +18,7 @@ from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut
 from vllm_cluster.core.facts import Container, Image
 from vllm_cluster.docker.output import Ended, read_framed
 from vllm_cluster.docker.stream import StreamAdapter
+from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.transport.base import Deadline, Transport
 
 # The Engine API of Docker 20.10, the oldest that device requests and our filters were seen with.
@@ -39,6 +40,7 @@ class EngineClient:
     def __init__(self, transport: Transport, api_version: str) -> None:
         self.host = transport.host
         self.requests = 0
+        self.volumes = Volumes(transport.host, self._call)
 
         def open_stream() -> Any:
             return transport.open_stream(["docker", "system", "dial-stdio"], Deadline.after(CALL_SECONDS))
@@ -78,10 +80,10 @@ class EngineClient:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, EOFError) as error:
             raise Lost(self.host, f"{what}: the connection to Docker broke: {error}") from error
 
-    def containers(self, label: str) -> tuple[Container, ...]:
-        """Every container, running or not, that has the label (`key` or `key=value`)."""
+    def containers(self, label: str | None) -> tuple[Container, ...]:
+        """Every container, running or not, that has the label (`key` or `key=value`); None: whatever it has."""
         with self._call("list containers") as api:
-            rows = api.containers(all=True, filters={"label": [label]})
+            rows = api.containers(all=True, filters={"label": [label]} if label else {})
         return tuple(
             Container(
                 row["Id"],
@@ -89,6 +91,7 @@ class EngineClient:
                 row["State"],
                 row["ImageID"],
                 row.get("Labels") or {},
+                str(row.get("Image", "")),
             )
             for row in rows
         )
@@ -267,29 +270,3 @@ class EngineClient:
             api._raise_for_status(reply)
             output = read_framed(reply, MAX_OUTPUT)
             return Ended(int(api.exec_inspect(made)["ExitCode"] or 0), output)
-
-    def volumes(self, label: str) -> tuple[str, ...]:
-        """The names of the volumes that have the label."""
-        with self._call("list volumes") as api:
-            return tuple(row["Name"] for row in api.volumes(filters={"label": [label]})["Volumes"] or ())
-
-    def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
-        """Create a volume; no error where it is there.
-
-        Raises:
-            HostError: it is there without these labels, so it is somebody else's.
-        """
-        with self._call(f"create volume {name}") as api:
-            # Docker answers with the one that is there, whatever labels were asked for.
-            has = api.create_volume(name, labels=dict(labels)).get("Labels") or {}
-        if any(has.get(key) != value for key, value in labels.items()):
-            hint = f"on {self.host}: docker volume rm {name}, if nobody needs it; or give the cluster another name"
-            raise HostError(self.host, f"the volume {name} is there and is not ours", hint=hint)
-
-    def remove_volume(self, name: str) -> None:
-        """Remove a volume; no error where it is gone."""
-        with self._call(f"remove volume {name}") as api:
-            try:
-                api.remove_volume(name)
-            except docker.errors.NotFound:
-                return

@@ -78,6 +78,18 @@ def idle_body(cluster: str, image: str, volume: Mount) -> dict[str, Any]:
     }
 
 
+def trial_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
+    """A node's container, image, environment and devices alike, for a Python script that is talked to.
+
+    It ends with the connection of who talks to it, and removes itself; it gets no volume of ours.
+    """
+    body = node_body(spec, image, "")
+    kept = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}, "Mounts": []}
+    open_input = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+    start = {"Entrypoint": ["python3"], "Cmd": ["-u", "-c", script], "Labels": {CLUSTER: spec.cluster}}
+    return {**body, **open_input, **start, "HostConfig": {**body["HostConfig"], **kept}}
+
+
 def probe_body(cluster: str, image: str, script: str) -> dict[str, Any]:
     """The body for a container that runs a Python script of ours once, without network, and ends."""
     return {

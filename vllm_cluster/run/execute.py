@@ -93,6 +93,13 @@ class Execution:
         self.lease.check()
         data = {"operation": operation.verb, "text": operation.text}
         self.emit(Event("start", operation.text, link.name, data))
+        try:
+            self._carry_out(link, operation)
+        except HostError as error:
+            raise error.during(operation.verb) from error.__cause__
+        self.emit(Event("done", operation.past, link.name, data))
+
+    def _carry_out(self, link: Link, operation: Operation) -> None:
         match operation:
             case PrepareImage():
                 self._prepare_image(link, operation)
@@ -104,7 +111,6 @@ class Execution:
                 link.engine.start(operation.id)
             case RestartNode():
                 link.engine.restart(operation.id)
-        self.emit(Event("done", operation.past, link.name, data))
 
     def _prepare_image(self, link: Link, operation: PrepareImage) -> None:
         engine = link.engine
@@ -182,11 +188,11 @@ class Execution:
         base = str(config["Id"])
         image = engine_name(base, spec.ray)
         owner = {CLUSTER: spec.cluster}
-        engine.create_volume(spec.state_volume, owner)
+        engine.volumes.create(spec.state_volume, owner)
         # Emptied by making it anew: what an earlier container was given is not kept. Made first to tell whose it is.
-        engine.create_volume(spec.secrets_volume, owner)
-        engine.remove_volume(spec.secrets_volume)
-        engine.create_volume(spec.secrets_volume, owner)
+        engine.volumes.create(spec.secrets_volume, owner)
+        engine.volumes.remove(spec.secrets_volume)
+        engine.volumes.create(spec.secrets_volume, owner)
         self._put_secrets(engine, spec, image)
         container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
         engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})

@@ -6,17 +6,33 @@ LC_ALL=C
 export LC_ALL
 PATH=$PATH:/usr/sbin:/sbin:/usr/local/bin
 section() { printf '\n@@%s\n' "$1"; }
+# `limit SECONDS COMMAND…`, where there is something to limit with.
+if command -v timeout >/dev/null 2>&1; then limit() { timeout "$@"; }; else limit() { shift; "$@"; }; fi
+# A file in which something is one line, without a process for it. An attribute of sysfs may refuse to be read.
+get() { value=; { read -r value <"$1"; } 2>/dev/null; }
+line() { get "$1"; printf '%s' "$value"; }
 
 section machine
 cat /etc/machine-id 2>/dev/null || cat /var/lib/dbus/machine-id 2>/dev/null
+section boot
+line /proc/sys/kernel/random/boot_id
 section hostname
 uname -n
+section architecture
+uname -m
 section clock
 date +%s
 section memory
 awk '/^MemTotal:/ { printf "%.0f\n", $2 * 1024 }' /proc/meminfo
+section available
+awk '/^MemAvailable:/ { printf "%.0f\n", $2 * 1024 }' /proc/meminfo
 section nics
-ip -j addr 2>/dev/null
+{ ip -d -j addr 2>/dev/null || ip -j addr 2>/dev/null; } | head -c 2000000
+section speeds
+for nic in /sys/class/net/*; do
+  get "$nic/speed"
+  printf '%s|%s\n' "${nic##*/}" "$value"
+done
 section routes
 IFS=,
 for peer in $peers; do
@@ -32,12 +48,24 @@ for port in /sys/class/infiniband/*/ports/*; do
   verbs=$(for node in "$device"/device/infiniband_verbs/uverbs*; do
     [ -e "$node" ] && printf '/dev/infiniband/%s,' "${node##*/}"
   done)
-  printf '%s|%s|%s|%s|%s|%s\n' "${device##*/}" "${port##*/}" "$(cat "$port/state")" \
-    "$(cat "$port/link_layer" 2>/dev/null)" "$(cat "$port/rate" 2>/dev/null)" "$verbs"
+  nets=$(for net in "$device"/device/net/*; do [ -e "$net" ] && printf '%s,' "${net##*/}"; done)
+  pci=$(cd "$device/device" 2>/dev/null && pwd -P)
+  printf '%s|%s|%s|%s|%s|%s|%s|%s|%s\n' "${device##*/}" "${port##*/}" "$(line "$port/state")" \
+    "$(line "$port/link_layer")" "$(line "$port/rate")" "$verbs" "$nets" "${pci##*/}" "$(line "$device/device/numa_node")"
 done
+section rdma
+for node in /dev/infiniband/*; do [ -e "$node" ] && printf '%s\n' "$node"; done
 section gpus
+# What is no row says why there are fewer: a driver that does not answer, a GPU that is lost.
+smi=
 if command -v nvidia-smi >/dev/null 2>&1; then
-  timeout 30 nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits 2>/dev/null
+  wanted=index,uuid,name,memory.total,memory.used,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total
+  answer=$(limit 20 nvidia-smi --query-gpu=$wanted --format=csv,noheader,nounits 2>&1)
+  case $? in
+    124) answer="nvidia-smi does not answer" ;;
+    *) smi=answers ;;
+  esac
+  printf '%s\n' "$answer" | head -c 20000
 fi
 section slots
 cat /etc/vcluster/slots 2>/dev/null
@@ -49,10 +77,24 @@ section cdi
 for spec in /etc/cdi/*.yaml /etc/cdi/*.json /var/run/cdi/*.yaml /var/run/cdi/*.json; do
   [ -e "$spec" ] && grep -hoE '"?kind"?: *"?[A-Za-z0-9./-]+' "$spec" | head -n 1
 done
+section cdistale
+# What the files for NVIDIA's GPUs hand out and the host no longer has, as after an upgrade of the driver.
+# Files that the system makes anew at each start outrank those that somebody made.
+specs=/etc/cdi/nvidia
+ls /var/run/cdi/nvidia* >/dev/null 2>&1 && specs=/var/run/cdi/nvidia
+for spec in "$specs"*.yaml "$specs"*.json; do
+  [ -e "$spec" ] && head -c 1000000 "$spec" | grep -oE '(^|[" -])(hostPath|path)"?: *"?/[^",]+' | sed 's/^[^/]*//' | sort -u | head -n 500
+done | while read -r path; do
+  [ -e "$path" ] || printf '%s\n' "$path"
+done | head -n 5
+section toolkit
+command -v nvidia-container-runtime-hook >/dev/null 2>&1 && echo hook
+command -v nvidia-ctk >/dev/null 2>&1 && limit 5 nvidia-ctk --version 2>/dev/null | head -n 1 | head -c 200
 section docker
-timeout 20 docker version --format '{{json .Server}}' 2>/dev/null
+limit 20 docker version --format '{{json .Server}}' 2>/dev/null
 section dockerinfo
-info=$(timeout 20 docker info --format '{"Root":{{json .DockerRootDir}},"Runtimes":{{json .Runtimes}}}' 2>&1 | tail -n 5)
+wanted='{"Root":{{json .DockerRootDir}},"Runtimes":{{json .Runtimes}},"CgroupDriver":{{json .CgroupDriver}},"CgroupVersion":{{json .CgroupVersion}},"SecurityOptions":{{json .SecurityOptions}}}'
+info=$(limit 20 docker info --format "$wanted" 2>&1 | tail -n 5)
 printf '%s\n' "$info"
 root=$(printf '%s\n' "$info" | sed -n 's/^{"Root":"\([^"]*\)".*/\1/p')
 section disks

@@ -21,6 +21,8 @@ ANSWER_SECONDS = TIME_TO_LIVE - HEARTBEAT
 RELEASE_SECONDS = 5.0
 # Between two attempts of one who waits.
 RETRY = 0.5
+# Who has just taken it has not signed yet, and who lets go takes the name away: both are over in a moment.
+UNCLEAR_SECONDS, RETRY_UNCLEAR = 5.0, 0.1
 LONGEST_ANSWER = 4096
 
 _BUSY, _REPLACED = 75, 76
@@ -47,24 +49,24 @@ class Lease:
         Raises:
             Locked: somebody else holds it; the message says who and since when.
         """
-        deadline = Deadline.after(wait)
+        deadline, unclear = Deadline.after(wait), Deadline.after(UNCLEAR_SECONDS)
         while True:
             holder = self._try()
             if holder is None:
                 self._beats = threading.Thread(target=self._heartbeat, name="lease", daemon=True)
                 self._beats.start()
                 return
-            if deadline.left() <= 0:
+            if not max(deadline.left(), 0.0 if holder else unclear.left()):
                 raise Locked(
-                    f"{self._cluster} is being changed by {holder}",
+                    f"{self._cluster} is being changed by {holder or 'somebody who does not say who'}",
                     hint="wait until it has finished, or let this command wait: --wait 600",
                 )
             if waiting and holder:
                 waiting(holder)
-            time.sleep(RETRY)
+            time.sleep(RETRY if holder else RETRY_UNCLEAR)
 
     def _try(self) -> str | None:
-        """One attempt: None when the lease is ours, else who holds it."""
+        """One attempt: None when the lease is ours, else who holds it; nobody's name where that is just changing."""
         asked = time.monotonic()
         script = files("vllm_cluster.run").joinpath("lease.sh").read_text()
         argv = ["sh", "-c", script, "lease", self._file, self._who, str(TIME_TO_LIVE)]
@@ -89,7 +91,7 @@ class Lease:
         if problem:
             host = self._transport.host
             raise CommandFailed(host, f"cannot take the lease: {problem}", exit_code=1, stderr=problem)
-        return answer or "somebody who just let go"
+        return answer
 
     def _heartbeat(self) -> None:
         while not self._done.wait(HEARTBEAT) and self.beat():

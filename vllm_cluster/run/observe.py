@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
+from typing import Any
 
 from vllm_cluster.core import parse
+from vllm_cluster.core.details import ImageDetails
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.preflight import engine_problem
@@ -17,18 +21,22 @@ from vllm_cluster.transport.base import Deadline
 OBSERVE_SECONDS = 60.0
 
 
-def observe(inventory: Inventory, link: Link) -> HostFacts:
+def observe(inventory: Inventory, link: Link, *, deep: bool = False) -> HostFacts:
     """The facts of one host; where its Docker cannot be used, the facts say why and list nothing.
+
+    A deep look takes a second longer, still with one script: it adds the details, and whose containers else there are.
 
     Raises:
         HostError: the host did not answer, or not to the end.
     """
-    script = files("vllm_cluster.run").joinpath("facts.sh").read_bytes()
+    folder = files("vllm_cluster.run")
+    script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
     peers = ",".join(host.address for host in inventory.hosts.values())
     paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
+    asked = time.monotonic()
     result = link.transport.run(["sh", "-s", "--", peers, *paths], Deadline.after(OBSERVE_SECONDS), stdin=script)
     try:
-        facts = parse.facts(link.name, result.text)
+        facts = replace(parse.facts(link.name, result.text, deep=deep), asked=asked)
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         raise CommandFailed(
@@ -37,4 +45,30 @@ def observe(inventory: Inventory, link: Link) -> HostFacts:
     if engine_problem(facts):
         return facts
     engine = link.open_engine(facts.engine.api_version)
-    return replace(facts, containers=engine.containers(CLUSTER), images=engine.images())
+    if facts.details is None:
+        return replace(facts, containers=engine.containers(CLUSTER), images=engine.images())
+    every = engine.containers(None)
+    return replace(
+        facts,
+        containers=tuple(container for container in every if CLUSTER in container.labels),
+        # Whatever others wrote into their labels is theirs.
+        strangers=tuple(replace(container, labels={}) for container in every if CLUSTER not in container.labels),
+        images=engine.images(),
+        details=replace(facts.details, image=_image(engine.image_config(inventory.image))),
+    )
+
+
+def _image(config: Mapping[str, Any] | None) -> ImageDetails | None:
+    """What the image itself says of where it can run."""
+    if config is None:
+        return None
+    inner = config.get("Config") or {}
+    variables = dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ())
+    return ImageDetails(
+        id=str(config["Id"]),
+        architecture=str(config.get("Architecture", "")),
+        cuda=variables.get("CUDA_VERSION", ""),
+        python=variables.get("PYTHON_VERSION", ""),
+        digests=tuple(map(str, config.get("RepoDigests") or ())),
+        entrypoint=tuple(map(str, inner.get("Entrypoint") or ())),
+    )

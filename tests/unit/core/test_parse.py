@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tests.unit.core import world
 from vllm_cluster.core.parse import facts
+from vllm_cluster.core.preflight import engine_problem, examine
 
 ANSWER = """
 @@machine
@@ -91,6 +95,35 @@ def test_docker_that_refuses_says_why() -> None:
         '{"Root":"/var/lib/docker","Runtimes":{"nvidia":{},"runc":{}}}', said
     )
     assert facts("gpu1", refused).engine.problem == "permission denied while trying to connect"
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("nics", "[" * 100_000),
+        ("nics", '{"ifname": "eth0"}'),
+        ("nics", '[1, null, {"ifname": 1}, {"ifname": "e", "addr_info": 7, "mtu": [], "linkinfo": 3}]'),
+        ("nics", '[{"ifname": "e", "addr_info": [1, {"local": "10.0.0.999", "prefixlen": 24}, {"local": "x"}]}]'),
+        ("docker", "[" * 100_000),
+        ("docker", '{"ApiVersion": "one.two"}'),
+        ("docker", '{"ApiVersion": 1.45, "Version": [], "Arch": {}}'),
+        ("dockerinfo", '{"Root": 5, "Runtimes": 5, "SecurityOptions": {"a": 1}}'),
+        ("hcas", "mlx5_0|x\n|||||\nmlx5_0|one|ACTIVE|InfiniBand|x|y"),
+        ("gpus", "0, a\n\u0663, GPU-a, x, 5\n0, GPU-a, x, -5, [N/A], , maybe, many"),
+        ("listening", "zz FFFFF 18EB"),
+        ("disks", "/|-1\n/|x\n||\n/a|" + "9" * 5000),
+        ("memory", "9" * 5000),
+        ("clock", "nan"),
+        ("slots", "\u00b2"),
+    ],
+)
+def test_garbage_in_one_section_is_no_fact_and_no_harm(section: str, said: str) -> None:
+    before, after = re.split(rf"(?<=@@{section}\n)(?s:.*?)(?=\n@@)", ANSWER, maxsplit=1)
+    host = facts("gpu1", before + said + after)
+    assert host.hostname == "node1"
+    assert all(nic.interfaces() is not None for nic in host.nics)
+    assert engine_problem(host) is None or section == "docker"
+    assert examine(world.inventory(1), {"gpu1": host})
 
 
 def _sections() -> list[str]:

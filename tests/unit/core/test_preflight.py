@@ -69,6 +69,12 @@ def test_a_clock_that_is_off_is_measured_from_the_median(count: int) -> None:
     assert "+3600 s" in found[0].text
 
 
+def test_a_host_that_was_asked_later_is_no_later() -> None:
+    facts = world.hosts(gpu2={"clock": 1_700_000_060.0, "asked": 60.0})
+    assert preflight(world.inventory(), facts) == ()
+    assert [f.code for f in preflight(world.inventory(), world.hosts(gpu2={"asked": 60.0}))] == ["clock"]
+
+
 @pytest.mark.parametrize(
     ("engine", "code"),
     [

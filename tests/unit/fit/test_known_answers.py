@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.models import checkpoints, configs
-from vllm_cluster.fit.layouts import Gpus, Model, Wish, judge
+from vllm_cluster.fit.layouts import Model, Wish
 from vllm_cluster.fit.numbers import size
 from vllm_cluster.fit.shape import shape
 from vllm_cluster.fit.verdict import at_least, of_parameters, rule_of_thumb
@@ -13,7 +13,6 @@ from vllm_cluster.fit.weights import weigh
 
 GIB = 1 << 30
 FIRST_405B = {**configs.LLAMA_405B, "num_key_value_heads": 16}
-H200 = 143_771 << 20  # as nvidia-smi says
 
 
 def model(config: configs.Config) -> Model:
@@ -70,13 +69,3 @@ def test_llama_405b_on_two_nodes_of_eight() -> None:
     per_token = sum(layer.held(16, 8, 2) for layer in found.shape.layers[:63]) / 16
     assert per_token == 31.5 * 1024
     assert found.weights.on_stage(0, 63, 8) == pytest.approx(811.7e9 / 16, rel=0.001)
-
-
-@pytest.mark.parametrize(("tp", "weights", "left", "tokens"), [(1, 15.0, 112.28, 919_824), (2, 7.54, 120.3, 1_971_008)])
-def test_what_vllm_measured_on_h200s(tp: int, weights: float, left: float, tokens: int) -> None:
-    """vLLM 0.26.0 with Llama 3.1 8B, max-model-len 8192; the promise is 10 %, and one per cent is met."""
-    found = judge(model(configs.LLAMA_8B), Gpus((tp,), H200), Wish(8192), tp, 1)
-    assert found.tokens is not None
-    assert found.weights / GIB == pytest.approx(weights, rel=0.01)
-    assert found.left / GIB == pytest.approx(left, rel=0.01)
-    assert found.tokens == pytest.approx(tokens, rel=0.01)

@@ -1,0 +1,171 @@
+"""Links between real hosts, broken one way at a time, are named before anything is started over them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Sandbox
+from tests.e2e.waiting import until
+
+pytestmark = pytest.mark.e2e
+
+HOSTS = ("gpu1", "gpu2")
+
+
+def address(sandbox: Sandbox, host: str) -> str:
+    """A host's address on the network between the hosts."""
+    found = re.search(rf"^  {host}: {{address: ([\d.]+)", sandbox.inventory.read_text(), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def left(sandbox: Sandbox) -> str:
+    """What of ours is on the hosts: containers, volumes, programs."""
+    script = "docker ps -aq; docker volume ls -q; pgrep -fa 'probe|collective' | grep -v pgrep || true"
+    return "".join(sandbox.on(host, "sh", "-c", script, root=True) for host in HOSTS)
+
+
+@pytest.fixture(scope="module")
+def empty(sandbox: Sandbox) -> Sandbox:
+    """Two hosts on which nothing of ours is."""
+    sandbox.vcluster("down", "--wait", "30").ok()
+    return sandbox
+
+
+def found(sandbox: Sandbox, *options: str) -> tuple[Any, list[Any]]:
+    """The report, which comes soon and leaves nothing on the hosts; and what it found of links."""
+    began = time.monotonic()
+    run = sandbox.vcluster("check", "--json", *options)
+    report = run.json()
+    assert run.code == (0 if report["ok"] else 3), run.err
+    assert time.monotonic() - began < (90 if options else 10)
+    assert left(sandbox) == ""
+    return report, [one for one in report["findings"] if one["code"].startswith(("link-", "collective-"))]
+
+
+def lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    """What is told to people while it happens, without the seconds."""
+    assert process.stderr
+    for line in process.stderr:
+        yield line.partition("s  ")[2].rstrip()
+
+
+@contextmanager
+def rules(sandbox: Sandbox, host: str, *words: str) -> Iterator[None]:
+    """Firewall rules on a host, taken away afterwards."""
+    for rule in words:
+        sandbox.on(host, "sh", "-c", f"iptables -I {rule}", root=True)
+    try:
+        yield
+    finally:
+        for rule in words:
+            sandbox.on(host, "sh", "-c", f"iptables -D {rule}", root=True)
+
+
+def test_sound_links_are_found_sound(empty: Sandbox) -> None:
+    assert found(empty)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "host", "words"),
+    [
+        ("-p tcp --dport 6379 -j DROP", "link-silent", "gpu1", "port 6379 (gcs): no answer"),
+        (
+            "-p tcp --dport 10001:19999 -j REJECT",
+            "link-refused",
+            "gpu1",
+            "10001 (client server), 10002 (workers)",
+        ),
+        ("-p tcp --dport 32768:60999 --syn -j DROP", "link-silent", "gpu1", "ports that the kernel chooses"),
+        ("-p tcp --syn -j DROP", "link-silent", "gpu1", "every port: no answer"),
+        ("-m length --length 1401:65535 -j DROP", "link-mtu", "gpu2", "packets of 1400 bytes arrive, of 1500 do not"),
+    ],
+    ids=["a pinned port", "a range rejected", "ephemeral ports", "every port", "large packets"],
+)
+def test_what_is_closed_one_way_only(empty: Sandbox, rule: str, code: str, host: str, words: str) -> None:
+    """The rule stands on gpu1, for what comes from gpu2; the other way all is well."""
+    with rules(empty, "gpu1", f"INPUT -s {address(empty, 'gpu2')} {rule}"):
+        (one,) = found(empty)[1]
+    assert (one["code"], one["host"], one["error"]) == (code, host, True)
+    assert one["text"].startswith("gpu2 → gpu1: ")
+    assert words in one["text"]
+
+
+def test_interfaces_of_two_mtus_are_a_warning(empty: Sandbox) -> None:
+    empty.on("gpu1", "ip", "link", "set", "dev", "eth0", "mtu", "1400", root=True)
+    try:
+        (one,) = found(empty)[1]
+    finally:
+        empty.on("gpu1", "ip", "link", "set", "dev", "eth0", "mtu", "1500", root=True)
+    assert (one["code"], one["host"], one["error"]) == ("link-mtu-differs", "gpu2", False)
+
+
+def test_a_kernel_that_sends_from_another_address_is_a_warning(empty: Sandbox) -> None:
+    other, gpu1 = address(empty, "gpu2").rpartition(".")[0] + ".77", address(empty, "gpu1")
+    made = f"ip addr add {other}/16 dev eth0 && ip route add {gpu1} dev eth0 src {other}"
+    empty.on("gpu2", "sh", "-c", made, root=True)
+    try:
+        (one,) = found(empty)[1]
+    finally:
+        empty.on("gpu2", "sh", "-c", f"ip route del {gpu1} && ip addr del {other}/16 dev eth0", root=True)
+    assert (one["code"], one["host"], one["error"]) == ("link-source", "gpu2", False)
+    assert f"gpu1 sees it come from {other}" in one["text"]
+
+
+def test_the_collective_passes_with_figures(empty: Sandbox) -> None:
+    report, wrong = found(empty, "--deep")
+    assert wrong == []
+    tried = report["collective"]
+    assert [row["bytes"] for row in tried["rows"]] == [1 << 10, 64 << 10, 1 << 20, 16 << 20]
+    assert all(row["seconds"] > 0 and row["bus"] > 0 for row in tried["rows"])
+    assert (tried["world"], tried["torch"]) == (4, "2.13.0+cpu")
+    assert (tried["transport"]["kinds"], tried["transport"]["interfaces"]) == (["TCP"], ["eth0"])
+
+
+@pytest.mark.parametrize("moment", ["starting", "all-reduce of 1 KiB"])
+def test_a_link_that_turns_into_a_black_hole_is_named(empty: Sandbox, moment: str) -> None:
+    gpu2, began = address(empty, "gpu2"), time.monotonic()
+    cut = (f"INPUT -s {gpu2} -j DROP", f"OUTPUT -d {gpu2} -j DROP")
+    with empty.start("check", "--deep") as process, ExitStack() as mended:
+        for line in lines(process):
+            if line.startswith(moment):
+                mended.enter_context(rules(empty, "gpu1", *cut))
+                break
+        assert process.stdout
+        for _ in lines(process):
+            pass
+        told = process.stdout.read()
+    assert time.monotonic() - began < 90
+    assert process.returncode == 3
+    assert re.search(r"^error collective-link  gpu\d: gpu1 ↔ gpu2: .*each alone works", told, re.MULTILINE), told
+    assert left(empty) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "moment"), [([], "looking at "), (["--deep"], "4 ranks have found")], ids=["mesh", "collective"]
+)
+def test_nothing_stays_of_a_killed_controller(empty: Sandbox, options: list[str], moment: str) -> None:
+    # A closed port keeps the probes busy for seconds.
+    with rules(empty, "gpu1", f"INPUT -s {address(empty, 'gpu2')} -p tcp --dport 6379 -j DROP"):
+        with empty.start("check", *options) as process:
+            assert any(line.startswith(moment) for line in lines(process))
+            until(lambda: left(empty) != "", 30)
+            process.kill()
+        until(lambda: left(empty) == "", 30)
+
+
+def test_ports_of_a_cluster_that_is_up_are_connected_to(empty: Sandbox) -> None:
+    """Ray listens where the probe would; nobody is disturbed."""
+    empty.vcluster("up", "--yes").ok()
+    nodes = empty.nodes()
+    report = empty.vcluster("check", "--json").ok().json()
+    assert [one for one in report["findings"] if one["code"].startswith("link-")] == []
+    assert empty.nodes() == nodes
+    assert empty.vcluster("status", "--json").ok().json()["up"] is True

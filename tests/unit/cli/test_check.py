@@ -1,0 +1,71 @@
+"""The report of `check`, for people and programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_cluster.actions.check import Report
+from vllm_cluster.cli.render.check import report_document, show_report
+from vllm_cluster.core.allreduce import Row
+from vllm_cluster.core.finding import Finding
+from vllm_cluster.core.preflight import Unseen
+from vllm_cluster.engine.nccl import Transport
+from vllm_cluster.run import collective
+
+REPORT = Report(
+    (
+        Finding("port", "gpu1", "port 6379 is taken", "end it"),
+        Finding("clock", "gpu1", "it is late", "set it", error=False),
+        Finding("clock", "gpu2", "it is late", "set it", error=False),
+    ),
+    (Unseen("gpu1", "Xid errors", "forbidden"), Unseen("gpu2", "Xid errors", "forbidden")),
+    ("gpu1", "gpu2"),
+    1.23,
+)
+
+
+def test_what_is_true_of_several_hosts_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show_report(REPORT, color="never")
+    assert capsys.readouterr().out.splitlines() == [
+        "error port  gpu1: port 6379 is taken",
+        "  why: Ray, or the endpoint, could not listen.",
+        "  do:  end it",
+        "warning clock  gpu1, gpu2: it is late",
+        "  why: Tokens and TLS fail, and logs cannot be put in order.",
+        "  do:  set it",
+        "",
+        "not checked on gpu1, gpu2: Xid errors (forbidden)",
+        "2 hosts checked in 1.2 s: 1 errors, 2 warnings",
+    ]
+
+
+def test_programs_get_every_host_and_the_reasons() -> None:
+    document = report_document(REPORT)
+    assert document.keys() == {"v", "ok", "findings", "unseen", "hosts", "seconds", "collective"}
+    assert document["collective"] is None
+    assert document["ok"] is False
+    assert [(row["code"], row["host"], row["rows"]) for row in document["findings"]] == [
+        ("port", "gpu1", [30, 43, 46]),
+        ("clock", "gpu1", [15]),
+        ("clock", "gpu2", [15]),
+    ]
+
+
+def test_nothing_wrong_is_said_too(capsys: pytest.CaptureFixture[str]) -> None:
+    show_report(Report((), (), ("gpu1",), 0.5), color="never")
+    assert capsys.readouterr().out == "1 hosts checked in 0.5 s: nothing is wrong\n"
+
+
+def test_what_all_ranks_did_together(capsys: pytest.CaptureFixture[str]) -> None:
+    way = Transport(("NET/IB/GDRDMA",), ("mlx5_0:1",))
+    tried = collective.Report((), (Row(1 << 10, 4e-5, 0.03), Row(256 << 20, 1e-3, 402.5)), way, 16, torch="2.14.0")
+    report = Report((), (), ("gpu1", "gpu2"), 9.0, tried)
+    show_report(report, color="never")
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "all-reduce over 16 ranks by NET/IB/GDRDMA, mlx5_0:1, torch 2.14.0:",
+        "     1 KiB      0.040 ms     0.030 GB/s",
+        "   256 MiB      1.000 ms   402.500 GB/s",
+    ]
+    document = report_document(report)["collective"]
+    assert (document["world"], document["rows"][1]["bus"]) == (16, 402.5)
+    assert "findings" not in document

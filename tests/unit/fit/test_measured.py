@@ -1,0 +1,33 @@
+"""What vLLM logged of its KV cache on real GPUs, recorded by `python3 -m tests.gpu.kv_cache`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.kv_cache import MODELS
+from tests.models import checkpoints
+from vllm_cluster.fit.layouts import Gpus, Model, Wish, judge
+from vllm_cluster.fit.shape import shape
+from vllm_cluster.fit.weights import weigh
+
+GIB = 1 << 30
+RECORDED = Path(__file__).parents[2] / "fixtures" / "gpu"
+ROWS = [json.loads(line) for file in RECORDED.glob("*-kv-cache.jsonl") for line in file.read_text().splitlines()]
+# The promise is 10 %.
+MET = 0.01
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['tp']}-{row['pp']}-{row['kv_cache_dtype']}")
+def test_fit_says_what_vllm_measured(row: dict[str, Any]) -> None:
+    config, tp, pp = MODELS[row["model"]], row["tp"], row["pp"]
+    made = shape(config)
+    model = Model("llama", weigh(checkpoints.sizes(checkpoints.llama(config)), made), made)
+    wish = Wish(row["context"], kv_dtype=row["kv_cache_dtype"])
+    found = judge(model, Gpus((tp * pp,), row["memory_mib"] << 20), wish, tp, pp)
+    assert found.weights / GIB == pytest.approx(row["weights_gib"], rel=MET)
+    assert found.left / GIB == pytest.approx(row["kv_gib"], rel=MET)
+    assert found.tokens == pytest.approx(row["kv_tokens"], rel=MET)

@@ -1,0 +1,57 @@
+"""Look for everything that is known to go wrong, and say what could not be looked at; changes nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from vllm_cluster.actions.survey import connected
+from vllm_cluster.core.finding import Finding
+from vllm_cluster.core.preflight import Unseen, examine, unseen
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import collective
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.mesh import mesh
+from vllm_cluster.run.observe import observe
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, errors first, what could not be checked, and how far and how long was looked."""
+
+    findings: tuple[Finding, ...]
+    unseen: tuple[Unseen, ...]
+    hosts: tuple[str, ...]
+    seconds: float
+    # What all ranks did together, where that was asked for.
+    collective: collective.Report | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether `up` or `serve` would surely fail."""
+        return any(finding.error for finding in self.findings)
+
+
+def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
+    """Look at every host and at the links between them; `deep` has all ranks sum numbers together besides.
+
+    Raises:
+        VclusterError: a host cannot be reached or looked at.
+    """
+    began, tried = time.monotonic(), None
+    with connected(inventory, emit) as fleet:
+        emit(Event("phase", "looking closely at the hosts"))
+        facts = fleet.all(lambda link: observe(inventory, link, deep=True))
+        found, blind = list(examine(inventory, facts)), list(unseen(inventory, facts))
+        broken = any(finding.error for finding in found)
+        between, unvisited = mesh(fleet, inventory, facts, emit)
+        found += between
+        blind += unvisited
+        if deep and broken:
+            why = "there are errors to be mended first"
+            blind.append(Unseen(inventory.head_name, "whether all ranks can sum numbers together", why))
+        elif deep:
+            tried = collective.collective(fleet, inventory, facts, emit)
+            found += tried.findings
+    found.sort(key=lambda finding: not finding.error)
+    return Report(tuple(found), tuple(blind), tuple(facts), time.monotonic() - began, tried)

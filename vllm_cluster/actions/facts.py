@@ -1,0 +1,23 @@
+"""What the hosts are, for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_cluster.actions.survey import connected, require_name
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.observe import observe
+
+
+def facts(inventory: Inventory, names: Sequence[str], emit: Emit) -> dict[str, HostFacts]:
+    """The facts of these hosts, or of all, with their details. Changes nothing.
+
+    Raises:
+        VclusterError: there is no such host, or one cannot be reached or looked at.
+    """
+    require_name(inventory, list(names))
+    with connected(inventory, emit, names or None) as fleet:
+        emit(Event("phase", "looking closely at the hosts"))
+        return fleet.all(lambda link: observe(inventory, link, deep=True), names or None)

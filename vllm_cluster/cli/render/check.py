@@ -1,0 +1,79 @@
+"""The report of `check`, as lines for people and as a document for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+from vllm_cluster.actions.check import Report
+from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.core.allreduce import binary
+from vllm_cluster.core.reasons import REASONS, Reason
+from vllm_cluster.run import collective
+
+T = TypeVar("T")
+
+
+def report_document(report: Report) -> dict[str, Any]:
+    """The report as JSON would have it."""
+    rows = [(finding, REASONS.get(finding.code, Reason(""))) for finding in report.findings]
+    return {
+        "v": 1,
+        "ok": not report.failed,
+        "findings": [{**asdict(finding), "why": reason.why, "rows": list(reason.rows)} for finding, reason in rows],
+        "unseen": [asdict(one) for one in report.unseen],
+        "hosts": list(report.hosts),
+        "seconds": round(report.seconds, 3),
+        "collective": _collective_document(report.collective),
+    }
+
+
+def _collective_document(tried: collective.Report | None) -> dict[str, Any] | None:
+    if tried is None or not tried.world:
+        return None
+    document = asdict(tried)
+    del document["findings"]  # they stand among the others
+    return document
+
+
+def show_report(report: Report, *, color: str) -> None:
+    """Write the report on standard output: each finding, then what was and what was not looked at."""
+    red, yellow, dim, end = (
+        ("\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("",) * 4
+    )
+    out = sys.stdout
+    same = _together((replace(finding, host=""), finding.host) for finding in report.findings)
+    for finding, hosts in same.items():
+        level, tone = ("error", red) if finding.error else ("warning", yellow)
+        out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(hosts)}: {plain(finding.text)}\n")
+        why = REASONS.get(finding.code, Reason("")).why
+        out.write(f"  why: {why}\n" if why else "")
+        out.write(f"  do:  {plain(finding.fix)}\n")
+    out.write("\n" if report.findings else "")
+    for one, hosts in _together((replace(one, host=""), one.host) for one in report.unseen).items():
+        out.write(f"{dim}not checked on {plain(hosts)}: {plain(one.what)} ({plain(one.why)}){end}\n")
+    if report.collective and report.collective.rows:
+        _show_collective(report.collective)
+    errors = sum(finding.error for finding in report.findings)
+    found = f"{errors} errors, {len(report.findings) - errors} warnings" if report.findings else "nothing is wrong"
+    out.write(f"{len(report.hosts)} hosts checked in {report.seconds:.1f} s: {found}\n")
+
+
+def _show_collective(tried: collective.Report) -> None:
+    """The figures: one line a size."""
+    way = ", ".join((*tried.transport.kinds, *tried.transport.interfaces, *tried.transport.adapters))
+    sys.stdout.write(f"all-reduce over {tried.world} ranks by {plain(way)}, torch {plain(tried.torch)}:\n")
+    for row in tried.rows:
+        sys.stdout.write(f"  {binary(row.bytes):>8}  {row.seconds * 1e3:9.3f} ms  {row.bus:8.3f} GB/s\n")
+    if tried.expected:
+        sys.stdout.write(f"  the slowest host's link should give {tried.expected:.1f} GB/s\n")
+
+
+def _together(said: Iterable[tuple[T, str]]) -> dict[T, str]:
+    """What is said of several hosts, once for all of them."""
+    hosts: dict[T, list[str]] = {}
+    for what, host in said:
+        hosts.setdefault(what, []).append(host)
+    return {what: ", ".join(names) for what, names in hosts.items()}

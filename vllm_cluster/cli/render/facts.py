@@ -1,0 +1,100 @@
+"""The facts of hosts, as lines for people and as a document for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.core.details import Details
+from vllm_cluster.core.facts import HostFacts
+
+GB = 1e9
+
+
+def facts_document(found: Mapping[str, HostFacts]) -> dict[str, Any]:
+    """The facts as JSON would have them: the fields of the types, sets as sorted lists."""
+    return {"v": 1, "hosts": {name: _plain(asdict(facts)) for name, facts in found.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def show_facts(found: Mapping[str, HostFacts], *, color: str) -> None:
+    """Write on standard output: a block a host, a line a thing."""
+    bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
+    for name, facts in found.items():
+        sys.stdout.write(f"{bold}{plain(name)}{end}\n")
+        for what, words in _lines(facts):
+            sys.stdout.write(f"  {what:<11} {plain(words).replace(chr(10), ' ')}\n")
+
+
+def _lines(facts: HostFacts) -> Iterator[tuple[str, str]]:
+    details = facts.details or Details()
+    yield "host", f"{facts.hostname}, {facts.architecture}, machine {facts.machine_id or 'without an id'}"
+    yield "means", ", ".join(details.resolves or ()) or "its hostname is not known to it"
+    yield "memory", f"{facts.memory / GB:.1f} GB, {facts.available / GB:.1f} available"
+    yield from _docker(facts)
+    yield from _gpus(facts, details)
+    for nic in facts.nics:
+        speed = f", {nic.speed} Mbit/s" if nic.speed else ""
+        words = f"{nic.name} {nic.kind} {nic.state}, MTU {nic.mtu}{speed}: {', '.join(nic.addresses) or 'no address'}"
+        yield "interface", " ".join(words.split()) + (" (leased)" if nic.leased else "")
+    yield from _rdma(facts, details)
+    for disk in details.filesystems:
+        free = facts.free.get(disk.path, 0)
+        yield "disk", f"{disk.path}: {disk.kind} of {disk.source}, {free / GB:.1f} of {disk.total / GB:.1f} GB free"
+    for model, commit in details.revisions.items():
+        yield "model", f"{model.replace('--', '/')} at {commit[:12]}"
+
+
+def _docker(facts: HostFacts) -> Iterator[tuple[str, str]]:
+    engine = facts.engine
+    if engine.problem:
+        yield "docker", engine.problem
+        return
+    toolkit = f", NVIDIA toolkit {engine.toolkit}" if engine.toolkit else ""
+    devices = ", ".join(engine.cdi_devices)
+    yield "docker", f"{engine.version}, cgroup {engine.cgroup_version} by {engine.cgroup_driver}{toolkit}"
+    yield "runtimes", ", ".join(engine.runtimes) + (f"; CDI: {devices}" if devices else "")
+    if facts.details and (image := facts.details.image):
+        cuda = f", CUDA {image.cuda}" if image.cuda else ""
+        yield (
+            "image",
+            f"{image.id[:19]} for {image.architecture}{cuda}, entrypoint {' '.join(image.entrypoint) or 'none'}",
+        )
+    for container in (*facts.containers, *facts.strangers):
+        yield "container", f"{container.name} {container.state} ({container.image})"
+
+
+def _gpus(facts: HostFacts, details: Details) -> Iterator[tuple[str, str]]:
+    health = {gpu.uuid: gpu for gpu in details.health}
+    if facts.slots is not None:
+        yield "GPUs", f"{facts.slots} logical ones"
+    for gpu in facts.gpus:
+        words = f"{gpu.index}: {gpu.name}, {gpu.used_mib} of {gpu.memory_mib} MiB used, driver {gpu.driver}"
+        if more := health.get(gpu.uuid):
+            words += f", MIG {more.mig}, ECC {more.ecc} ({more.ecc_uncorrected} uncorrected)"
+            words += f", fabric {more.fabric_state}" if more.fabric_state else ""
+        yield "GPU", words
+        for process in more.processes if more else ():
+            yield "process", f"{process.pid} {process.name}: {process.used_mib} MiB, {process.container[:12] or 'host'}"
+    for link in details.links:
+        yield "NVLink", f"GPU {link.gpu}: {link.active} of {link.total} links active"
+
+
+def _rdma(facts: HostFacts, details: Details) -> Iterator[tuple[str, str]]:
+    for hca in facts.hcas:
+        where = f"{', '.join(hca.netdevs) or 'no netdev'}, PCI {hca.pci}, NUMA {hca.numa}"
+        yield "adapter", f"{hca.device} port {hca.port}: {hca.state}, {hca.link_layer}, {hca.rate}, {where}"
+    for gid in details.gids:
+        yield "GID", f"{gid.device} port {gid.port} index {gid.index}: {gid.kind} {gid.address} {gid.netdev}"
+    if facts.rdma_devices and not facts.hcas:
+        yield "adapter", f"none, though there is {', '.join(facts.rdma_devices[:4])}"

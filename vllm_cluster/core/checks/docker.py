@@ -1,0 +1,123 @@
+"""Docker itself, its room, and the containers that are already there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from vllm_cluster.core.desired import found_gpus
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.finding import Finding, each_host, has_node
+from vllm_cluster.core.images import find
+from vllm_cluster.core.spec import CLUSTER, FORMAT, FORMAT_LABEL, HEAD_ADDRESS, VERSION
+from vllm_cluster.inventory.model import Host, Inventory
+
+OLDEST_DOCKER = "20.10"
+# What no vLLM image fits into, unpacked, and what some need: the size is known only while it is pulled.
+LEAST_ROOM, GOOD_ROOM = 10e9, 40e9
+# With less a container cannot even be made; with little, logs and a Ray layer fill it soon.
+NO_ROOM, LITTLE_ROOM = 64e6, 2e9
+# Before 1.18 a `systemctl daemon-reload` took the GPUs out of running containers.
+SAFE_TOOLKIT = (1, 18)
+# What other ways of starting vLLM and Ray over several hosts call their containers.
+OTHERS = re.compile(r"(node(-\d+)?|vllm_node|ray[-_](head|worker)([-_]\d+)?|sparkrun[-_][\w.-]*)")
+
+
+def engine_problem(facts: HostFacts) -> Finding | None:
+    """Why the host's Docker cannot be used, None when it can."""
+    engine, said = facts.engine, facts.engine.problem
+    if "not found" in said or "No such file" in said:
+        return Finding("docker-missing", facts.host, "Docker is not installed", "install it: docs.docker.com/engine")
+    if "permission denied" in said:
+        fix = f"on {facts.host}: sudo usermod -aG docker $USER, then log in again"
+        return Finding("docker-forbidden", facts.host, "this user may not use Docker", fix)
+    if said:
+        fix = f"on {facts.host}: sudo systemctl start docker"
+        return Finding("docker-stopped", facts.host, f"Docker does not answer: {said.splitlines()[-1]}", fix)
+    if tuple(int(part) for part in engine.api_version.split(".")) < (1, 41):
+        text = f"Docker {engine.version} is too old"
+        return Finding("docker-old", facts.host, text, f"upgrade to {OLDEST_DOCKER} or newer")
+    return None
+
+
+@each_host
+def foreign(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Containers of other clusters of ours."""
+    addresses = {entry.address for entry in inventory.hosts.values()}
+    for container in facts.containers:
+        labels = container.labels
+        cluster, head = labels.get(CLUSTER), labels.get(HEAD_ADDRESS)
+        if cluster != inventory.cluster:
+            text = f"it already belongs to the cluster {cluster}"
+            fix = "run vcluster down with that cluster's inventory, or take the host out of this one"
+            yield Finding("other-cluster", host.name, text, fix)
+        elif _newer(labels.get(FORMAT_LABEL)):
+            text = f"its container was made by a newer vcluster ({labels.get(VERSION)})"
+            yield Finding("newer", host.name, text, "upgrade vcluster on this machine")
+        elif head not in addresses and head is not None:
+            text = f"it belongs to a cluster of the same name, {cluster}, whose head is {head}"
+            yield Finding("other-cluster", host.name, text, "give this cluster another name, or use that inventory")
+
+
+def _newer(label: str | None) -> bool:
+    return label is not None and not (label.isdecimal() and int(label) <= FORMAT)
+
+
+@each_host
+def strangers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Containers that other ways of starting vLLM left, and one that has the name that ours would get."""
+    for container in facts.strangers:
+        what = f"a container {container.name} of {container.image} is {container.state}"
+        fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}"
+        if container.name == f"vcluster-{inventory.cluster}":
+            yield Finding("name-taken", host.name, f"{what}, and is not ours", f"{fix}; or name the cluster otherwise")
+        elif OTHERS.fullmatch(container.name):
+            text = f"{what}, as other ways of starting vLLM or Ray name theirs"
+            yield Finding("stale-container", host.name, text, fix, error=False)
+
+
+@each_host
+def room(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Room for the image that must be pulled, else for containers, logs and a layer."""
+    free = facts.free.get(facts.engine.root)
+    fix = f"on {host.name}: docker system prune, or move Docker's data root to a larger disk"
+    if free is None:
+        return
+    if find(inventory.image, facts.images) is None and free < GOOD_ROOM:
+        text = f"{inventory.image} must be pulled, and {facts.engine.root} has {free / 1e9:.1f} GB free"
+        yield Finding("room", host.name, text, fix, error=free < LEAST_ROOM)
+    elif free < LITTLE_ROOM:
+        text = f"{facts.engine.root} has {free / 1e6:.0f} MB free"
+        # Nothing may have to be made where the node runs.
+        full = free < NO_ROOM and not has_node(inventory, facts, "running")
+        yield Finding("disk-full", host.name, text, fix, error=full)
+
+
+@each_host
+def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Whether Docker can hand out GPUs, and will go on doing so."""
+    engine = facts.engine
+    if inventory.accelerator != "nvidia" or not found_gpus(facts, "nvidia"):
+        return
+    by_cdi = "nvidia.com/gpu" in engine.cdi_devices
+    known = by_cdi or engine.gpu_hook or any("nvidia" in runtime for runtime in engine.runtimes)
+    if engine.runtimes and not known:
+        text = "Docker knows no way to hand out GPUs: no runtime called nvidia, no CDI device, no hook"
+        fix = f"on {host.name}: install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure "
+        yield Finding("gpu-runtime", host.name, text, f"{fix}&& sudo systemctl restart docker")
+    if by_cdi and engine.stale_cdi:
+        text = f"the CDI file names {', '.join(engine.stale_cdi)}, which is not there"
+        fix = f"on {host.name}: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+        # Libraries carry the driver's version and go into every container; a device may be of a GPU not asked for.
+        yield Finding("cdi-stale", host.name, text, fix, error=any(".so" in path for path in engine.stale_cdi))
+
+
+@each_host
+def toolkit(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """A toolkit with which GPUs get lost after hours."""
+    engine = facts.engine
+    old = engine.toolkit and tuple(int(part) for part in engine.toolkit.split(".")[:2]) < SAFE_TOOLKIT
+    if old and engine.cgroup_driver == "systemd" and "nvidia.com/gpu" not in engine.cdi_devices:
+        text = f"NVIDIA Container Toolkit {engine.toolkit} with systemd's cgroups"
+        fix = f"on {host.name}: upgrade nvidia-container-toolkit to 1.18 or newer, or use CDI: "
+        yield Finding("toolkit-old", host.name, text, f"{fix}sudo nvidia-ctk cdi generate", error=False)

@@ -1,0 +1,105 @@
+"""What a longer look at a host tells beside its facts; None and empty mean that it could not be known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds memory of a GPU; `container` is the id that its cgroup names."""
+
+    pid: int
+    name: str
+    used_mib: int
+    container: str = ""
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """What `nvidia-smi -q` says of one GPU beyond its size; the words are the driver's own."""
+
+    uuid: str
+    bus: str = ""
+    persistence: str = ""
+    mig: str = ""
+    ecc: str = ""
+    ecc_uncorrected: int | None = None
+    fabric_state: str = ""
+    fabric_status: str = ""
+    repair_pending: tuple[str, ...] = ()
+    recovery: str = ""
+    processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True)
+class Links:
+    """The NVLinks of one GPU: how many carry traffic, how many there are."""
+
+    gpu: int
+    active: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An address of an adapter's port, with its number and kind (``RoCE v2``, ``IB/RoCE v1``)."""
+
+    device: str
+    port: int
+    index: int
+    address: str
+    kind: str
+    netdev: str = ""
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """What carries a path; `source` is a device or ``server:/path``, sizes are in bytes."""
+
+    path: str
+    kind: str
+    source: str
+    mount: str
+    total: int
+    uuid: str = ""
+
+
+@dataclass(frozen=True)
+class ImageDetails:
+    """The inventory's image as it lies on the host; `cuda` is the version that it was built for."""
+
+    id: str
+    architecture: str
+    cuda: str = ""
+    python: str = ""
+    digests: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Details:
+    """A longer look at a host. `xids` is None where the kernel log may not be read."""
+
+    cuda: str = ""
+    health: tuple[GpuHealth, ...] = ()
+    links: tuple[Links, ...] = ()
+    xids: tuple[str, ...] | None = None
+    fabric_manager: str = ""
+    peermem: bool = False
+    open_driver: bool = False
+    gids: tuple[Gid, ...] = ()
+    acs: bool | None = None
+    iommu: str = ""
+    memlock: str = ""
+    engine_memlock: str = ""
+    shm: int = 0
+    remove_ipc: bool = False
+    linger: bool = False
+    resolves: tuple[str, ...] | None = None
+    filesystems: tuple[FileSystem, ...] = ()
+    revisions: Mapping[str, str] = field(default_factory=dict)
+    incomplete: tuple[str, ...] = ()
+    dangling: tuple[str, ...] = ()
+    image: ImageDetails | None = None

@@ -1,0 +1,128 @@
+"""Why each finding matters, and which rows of the failure catalogue (docs/failures.md) it forestalls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Reason(NamedTuple):
+    """One sentence, and the rows."""
+
+    why: str
+    rows: tuple[int, ...] = ()
+
+
+REASONS: Mapping[str, Reason] = {
+    # Docker
+    "docker-missing": Reason("Every node is a container.", (6,)),
+    "docker-forbidden": Reason("Nothing can be started by this user.", (6,)),
+    "docker-stopped": Reason("Nothing can be started, and what ran has ended.", (6,)),
+    "docker-old": Reason("Its API lacks what nodes need.", (6,)),
+    "other-cluster": Reason("Two clusters on one host take each other's ports and GPUs.", (10,)),
+    "newer": Reason("This version may not understand what the newer one made.", (10,)),
+    "name-taken": Reason("Docker refuses a second container of one name.", (10,)),
+    "stale-container": Reason("It may hold GPUs and Ray's ports, and an old script comes back with it.", (10, 42)),
+    "room": Reason("The pull would break off in the middle.", (17,)),
+    "disk-full": Reason("Containers, logs and layers need room; a full disk stops all of them.", (17,)),
+    "gpu-runtime": Reason('Docker would say: could not select device driver "" with capabilities: [[gpu]].', (3,)),
+    "cdi-stale": Reason("Docker cannot make a container with a file that is gone.", (5,)),
+    "toolkit-old": Reason("After a systemctl daemon-reload the GPUs vanish from running containers.", (4,)),
+    # GPUs
+    "gpus-fewer": Reason("Ray would promise GPUs that are not there.", (8, 36)),
+    "gpus-none": Reason("A node without a GPU carries no rank.", (8,)),
+    "gpu-busy": Reason("vLLM refuses to start when less is free than it may take, 92 % by default.", (9, 53, 73)),
+    "mig": Reason("A rank would get a slice, and ranks cannot join slices.", (8, 36)),
+    "gpu-ecc": Reason("The GPU lost data; the next such error ends the rank.", (8,)),
+    "fabric": Reason("CUDA would say: Error 802: system not yet initialized.", (7,)),
+    "xid": Reason("The driver saw a GPU fail; it often fails again under load.", (8,)),
+    "gpu-repair": Reason("The GPU asks for a reset before it can be trusted.", (8,)),
+    "nvlink": Reason("TP over the remaining links is slow, or hangs.", (8, 23)),
+    "gpus-differ": Reason("All ranks get the same share, so the smallest GPU bounds them.", (53,)),
+    "driver-differs": Reason("Ranks of different drivers were seen to hang in NCCL's start.", (23, 29)),
+    "driver-old": Reason(
+        "Kernels of a newer CUDA do not run on it, unless the image brings a compatible driver.", (29,)
+    ),
+    # Network
+    "ip-missing": Reason("Without it NCCL, Gloo and Ray would have to guess the interface.", (19, 21)),
+    "address": Reason("Ray would register an address at which no other host finds it.", (13, 35, 46)),
+    "interface": Reason("NCCL and Gloo would find no interface of that name.", (19, 21, 22)),
+    "route": Reason("The worker could never join.", (13, 30)),
+    "tunnel": Reason("NCCL would send tensors through a VPN or a bridge for containers.", (19, 34)),
+    "nic-down": Reason("Nothing gets through an interface that is down.", (30,)),
+    "mtu-differs": Reason("Small messages pass and large ones hang.", (26, 32)),
+    "nics-one-subnet": Reason("Answers leave by an interface that the peer does not expect.", (31,)),
+    "route-other": Reason("NCCL listens on one interface while the kernel sends by another.", (19, 31)),
+    "nic-slow": Reason("The cluster would be up, and slow.", (24,)),
+    "hostname-loopback": Reason("What asks for the hostname gets 127.0.0.1; nodes of ours use the address.", (20,)),
+    "hostname-unknown": Reason(
+        "Libraries that ask for the hostname fail or wait; nodes of ours use the address.", (20,)
+    ),
+    "port": Reason("Ray, or the endpoint, could not listen.", (30, 43, 46)),
+    # Between hosts
+    "link-silent": Reason("A firewall drops what Ray, NCCL or Gloo will need; they would wait for ever.", (13, 30)),
+    "link-refused": Reason("A firewall rejects it, or another machine has the address.", (13, 30)),
+    "link-unreachable": Reason("There is no way between the two addresses.", (13, 19, 30)),
+    "link-foreign": Reason("A proxy, NAT or another machine answers in the peer's place.", (13, 30)),
+    "link-mtu": Reason("Small messages pass and the first large one hangs.", (32,)),
+    "link-mtu-differs": Reason("TCP copes with that, RDMA does not.", (32,)),
+    "link-source": Reason("The host listens on one interface and its kernel sends from another.", (31,)),
+    "collective-host": Reason("Its own ranks, or every pair with it, cannot reduce.", (23, 28, 29)),
+    "collective-link": Reason("Both ends work, but not with each other.", (23, 26)),
+    "collective-together": Reason("Hosts and pairs work, all ranks together do not.", (23,)),
+    "collective-slow": Reason("Every step of the model waits for it.", (24,)),
+    "collective-socket": Reason("NCCL took TCP beside ACTIVE adapters.", (24,)),
+    "collective-gdr": Reason("Every byte goes through the host's memory.", (25,)),
+    "collective-unseen": Reason("What has not reduced numbers may not reduce tensors."),
+    # RDMA
+    "hca": Reason("NCCL would look for an adapter that carries nothing.", (24,)),
+    "rdma-device": Reason("The container cannot be made without the device, nor NCCL use the adapter.", (24, 29)),
+    "hca-idle": Reason("Adapters that are there and unused: NCCL takes TCP.", (24,)),
+    "hcas-differ": Reason(
+        "Pairs of adapters of different kinds or rates do not connect, or run at the least.", (24, 26)
+    ),
+    "peermem": Reason("Without GPUDirect RDMA every byte goes through the host's memory.", (25,)),
+    "iommu": Reason("Transfers between GPU and adapter are slow, or fail.", (25,)),
+    "acs": Reason("Transfers between GPU and adapter are slow, or hang.", (23, 25, 26)),
+    "memlock": Reason("ibv_reg_mr fails with: Cannot allocate memory.", (27,)),
+    "roce-address": Reason("Without RoCE v2 addresses packets do not pass routers, and NCCL's pairs time out.", (26,)),
+    # Host
+    "volume": Reason("Docker would refuse the container, or make an empty folder.", (60,)),
+    "model-cache": Reason("Every model would be downloaded.", (60,)),
+    "shm-small": Reason("Ranks die with Bus error when it is full.", (28,)),
+    "shm-large": Reason("Filling it would end in the kernel killing a rank.", (54,)),
+    "same-machine": Reason("Ray would count its GPUs twice.", (16,)),
+    "same-gpus": Reason("NCCL refuses two ranks on one GPU.", (16,)),
+    "same-hostname": Reason("In Ray's lists and in logs one cannot be told from the other.", (16,)),
+    "clock": Reason("Tokens and TLS fail, and logs cannot be put in order.", (15,)),
+    # Image
+    "image-differs": Reason("Ray refuses other versions, and ranks of different vLLM hang.", (37,)),
+    "processor": Reason("The kernel would say: exec format error.", (18,)),
+    "image-absent": Reason("up pulls it, which may take long, and needs a registry.", (17, 37)),
+    "ray-layer": Reason("vLLM's images have had no Ray since 0.18; up mends that.", (1,)),
+    # Model cache
+    "cache-network": Reason("Loading can take an hour when all ranks read through one server.", (66,)),
+    "cache-full": Reason("A download would break off.", (17, 65)),
+    "cache-incomplete": Reason("Half a shard is no shard.", (65,)),
+    "cache-links": Reason("A copy that took links without their files has no weights.", (61,)),
+    "model-absent": Reason("Ranks there fail without a hub, and download with one.", (60, 63)),
+    "revision-differs": Reason("Ranks would load different weights.", (68,)),
+    "one-device": Reason("Two kernels writing one ordinary file system ruin it.", (67,)),
+}
+
+# Rows of stage P about one host, or about several, that need no check or allow none, and why.
+HELD_OTHERWISE: Mapping[int, str] = {
+    2: "the entrypoint is always ours",
+    11: "every error names host, step, exit code and the last lines",
+    12: "what `ssh -G` says is asked first; `ssh.transport: openssh` runs your own ssh",
+    14: "shared memory is private to the container, so logind cannot remove it; `facts` shows RemoveIPC and linger",
+    21: "NCCL gets `=name`, the whole name",
+    22: "each node gets its own values, and a list keeps Ray from copying the head's",
+    33: "a host does not tell whether an address outlives a reboot; `facts` shows which are leased",
+    43: "Ray asks for a token, and its dashboard listens on loopback",
+    58: "nothing of ours needs io_uring",
+    62: "`fit` asks the hub with the token before anything starts",
+    64: "containers write the cache as root, and read it as root",
+    69: "the answer of the endpoint is tried before it is called ready",
+    70: "secrets are files; tests look for them in argv, environment, inspect and logs",
+}

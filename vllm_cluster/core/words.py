@@ -1,0 +1,43 @@
+"""Values from a host's answers, of which none can be trusted to be what it should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+LONGEST = 1000
+
+
+def number(text: object) -> int | None:
+    """A whole number that is not negative, None for whatever else stands there (``N/A``, nothing, a word)."""
+    words = str(text).split()
+    digits = words[0] if words else ""
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
+
+
+def rows(text: str, least: int) -> Iterator[list[str]]:
+    """The fields, divided by ``|``, of each line that has `least` of them; empty ones follow."""
+    for line in text.splitlines():
+        fields = line[:LONGEST].split("|")
+        if len(fields) >= least:
+            yield fields + [""] * 12
+
+
+def mapping(text: object) -> dict[str, Any]:
+    """A JSON object, empty where there is none."""
+    value = document(text) if isinstance(text, str) else text
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: object) -> list[Any]:
+    """A list, empty where there is none."""
+    return value if isinstance(value, list) else []
+
+
+def document(text: str) -> Any:
+    """Any JSON, None where it is broken; brackets within brackets without end are broken too."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
