@@ -79,7 +79,8 @@ def with_cause(error: VclusterError, fleet: Fleet, inventory: Inventory, otherwi
     cut_off = {host for host, failure in error.failures.items() if isinstance(failure, Unreachable | Lost)}
     logs, _ = fleet.each(lambda link: collect(link, inventory.cluster), set(inventory.hosts) - cut_off)
     own = Source("the error", [(1, (error.message + otherwise).encode("utf-8", "replace"))])
-    found = verdict([scan(source) for source in (own, *sources(logs.values()))])
+    # vLLM's log is older than what `up` does: a model that could not be served last week explains nothing of it.
+    found = verdict([scan(source) for source in (own, *sources(logs.values(), of_vllm=bool(otherwise)))])
     if found.cause is None:
         error.message += otherwise
         error.hint = "\n".join(filter(None, (error.hint, "vcluster bundle packs what a report needs, without secrets")))

@@ -40,9 +40,10 @@ class Log:
         return Source(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).year)
 
 
-def sources(collected: Iterable[Iterable[Log]]) -> list[Source]:
+def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list[Source]:
     """What is to be scanned of the logs of all hosts: the node's own summary only repeats failures, past ones too."""
-    return [log.source() for logs in collected for log in logs if log.name not in ("status.json", "versions.json")]
+    left = ("status.json", "versions.json", *(() if of_vllm else ("serve.log", "ray/worker-")))
+    return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
 
 
 def observed(inventory: Inventory, link: Link) -> Link:
