@@ -179,7 +179,8 @@ class _State:
             hit = seen.hits.pop(known)
             if known.weight <= Weight.SYMPTOM:
                 seen.earlier[known.row] += 1
-                if known.host and not ray:
+                # Not what only looks like one: a rank that was killed yesterday explains nothing.
+                if known.host and known.weight is Weight.CAUSE and not ray:
                     seen.before.setdefault(known, hit)
         if ray:
             seen.before.clear()

@@ -115,7 +115,8 @@ def _of_last_run(logs: Sequence[Seen]) -> tuple[list[Hit], Counter[str]]:
         earlier.update(log.earlier)
         for hit in log.hits.values():
             time = hit.last.time
-            if started is not None and time is not None and time < started - SLACK and not hit.known.host:
+            lasting = hit.known.host and hit.known.weight is Weight.CAUSE
+            if started is not None and time is not None and time < started - SLACK and not lasting:
                 if hit.known.weight <= Weight.SYMPTOM:
                     earlier[hit.known.row] += 1
             else:

@@ -90,6 +90,14 @@ def test_a_host_that_suffered_before_the_start_is_why_it_fails_when_nothing_bett
     assert (explained(mismatch + at(3, START, PORT)).cause or found.cause).row.number == "46"
 
 
+def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_it() -> None:
+    died = "[2026-11-21 02:01:00,000 W 7 7] (gcs_server) connection error code 2. End of file.\n"
+    flag = "2026-11-21T02:05:00Z vcluster starts vLLM\nvllm: error: unrecognized arguments: --no-such-flag\n"
+    for logs in ((died + flag,), (flag, died)):
+        found = explained(*logs)
+        assert (found.kind, found.earlier) == ("unknown", (("40", 1),))
+
+
 def test_what_the_server_has_survived_is_no_failure() -> None:
     found = explained(at(1, START, PORT) + READY)
     assert (found.kind, [one.row.number for one in found.survived]) == ("nothing", ["46"])
