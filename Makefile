@@ -42,6 +42,10 @@ bench: $(VENV)/ready
 	@scripts/setup-docker.sh
 	$(BIN)/python -m tests.bench
 
+# Writes the page of failures from the catalogue and its logs.
+docs: $(VENV)/ready
+	$(BIN)/python -m tests.unit.explain.page
+
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "installing vcluster and its tools in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -113,6 +114,17 @@ def test_the_fit_page(sandbox: Sandbox, tmp_path: Path) -> None:
             assert "fit at TP=" in shell(command, tmp_path, environment).replace("fits", "fit")
 
 
+def test_the_explain_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The logs are recorded ones; the cluster is the sandbox's."""
+    text = (ROOT / "tests" / "fixtures" / "logs" / "71-context.log").read_bytes()
+    (tmp_path / "head.log").write_bytes(text)
+    (tmp_path / "worker.log.gz").write_bytes(gzip.compress(text))
+    for command in commands("explain.md"):
+        said = shell(command, tmp_path, {"VCLUSTER_INVENTORY": str(sandbox.inventory)})
+        assert "(failure 71 of docs/failures.md)" in said or "head.log" not in command
+    assert {path.name for path in tmp_path.glob("*.tar.gz")} == {"report.tar.gz", "anonymous.tar.gz"}
+
+
 def test_the_check_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On hosts that are well."""
     environment = {"VCLUSTER_INVENTORY": str(sandbox.inventory)}
@@ -151,7 +163,8 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
-    covered = {*commands("first-cluster.md"), *commands("sandbox.md"), *commands("fit.md"), *commands("check.md")}
+    pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md")
+    covered = {line for page in pages for line in commands(page)}
     # Run by the two tests above this one, and `make test` by whoever reads this.
     covered |= {"make demo", "make test", "pip install .", "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12"}
     left = {page: [line for line in commands(page) if line not in covered] for page in PAGES}

@@ -45,7 +45,7 @@ def importers(*names: str) -> Iterator[str]:
 def test_the_core_knows_no_way_out() -> None:
     rooms = ("transport", "run", "cli", "actions", "docker", "sandbox", "hub")
     outside = importers(*(f"vllm_cluster.{name}" for name in rooms))
-    assert [path for path in outside if path.split("/")[0] in ("core", "engine", "inventory", "fit")] == []
+    assert [path for path in outside if path.split("/")[0] in ("core", "engine", "explain", "inventory", "fit")] == []
 
 
 def test_what_fits_is_reckoned_without_looking() -> None:
@@ -79,7 +79,9 @@ def test_the_node_needs_the_standard_library_alone() -> None:
     assert {row for row in outside - torch if not row[1].startswith("vllm_cluster.node")} == set()
 
 
-@pytest.mark.parametrize("verb", [[], ["up"], ["serve"], ["fit"], ["check"], ["facts"], ["sandbox", "up"]])
+@pytest.mark.parametrize(
+    "verb", [[], ["up"], ["serve"], ["fit"], ["check"], ["facts"], ["explain"], ["bundle"], ["sandbox", "up"]]
+)
 def test_help_loads_nothing_heavy(verb: list[str]) -> None:
     script = (
         "import sys; sys.argv = ['vcluster', *sys.argv[1:], '--help']\n"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_cluster.actions.explain import with_cause
 from vllm_cluster.actions.survey import connected, survey
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError, PreflightFailed, VclusterError
@@ -175,17 +176,17 @@ def _follow(fleet: Fleet, inventory: Inventory, generation: str, emit: Emit) -> 
             if serving.phase == "ready":
                 return
             if serving.phase == "failed":
-                raise _failure(head.name, serving)
+                raise _failure(fleet, inventory, serving)
         time.sleep(POLL)
 
 
-def _failure(host: str, serving: ServeStatus) -> VclusterError:
-    failure = serving.first_failure
+def _failure(fleet: Fleet, inventory: Inventory, serving: ServeStatus) -> VclusterError:
+    host, failure = inventory.head_name, serving.first_failure
     if failure is None:
         return HostError(host, "vLLM failed and left no reason", hint="docker logs on the head has all of it")
-    lines = "\n".join(failure.lines[-30:])
-    return HostError(
+    error = HostError(
         host,
-        f"{serving.model} cannot be served: {failure.what}\n{lines}",
+        f"{serving.model} cannot be served: {failure.what}",
         hint="mend the cause and serve again; vcluster status keeps this failure",
     )
+    return with_cause(error, fleet, inventory, "\n" + "\n".join(failure.lines[-30:]))

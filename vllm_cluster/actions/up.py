@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from vllm_cluster.actions.explain import with_cause
 from vllm_cluster.actions.survey import Survey, connected, survey
-from vllm_cluster.core.errors import UsageError
+from vllm_cluster.core.errors import UsageError, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
 from vllm_cluster.inventory.model import Inventory
@@ -37,9 +38,12 @@ def up(inventory: Inventory, emit: Emit, *, confirm: Confirm, cache: Path, wait:
     with connected(inventory, emit) as fleet:
         first = survey(inventory, fleet, emit)
         done = first.plan
-        if not done.empty:
-            done = _change(inventory, fleet, first, emit=emit, confirm=confirm, cache=cache, wait=wait)
-        _verify(fleet, done, emit)
+        try:
+            if not done.empty:
+                done = _change(inventory, fleet, first, emit=emit, confirm=confirm, cache=cache, wait=wait)
+            _verify(fleet, done, emit)
+        except VclusterError as error:
+            raise with_cause(error, fleet, inventory) from None
         _report(fleet, done, emit)
         return done
 

@@ -7,7 +7,24 @@ from typing import Annotated
 import typer
 
 from vllm_cluster import __version__
-from vllm_cluster.cli import check, down, facts, fit, init, key, plan, sandbox, schema, serve, status, stop, tunnel, up
+from vllm_cluster.cli import (
+    bundle,
+    check,
+    down,
+    explain,
+    facts,
+    fit,
+    init,
+    key,
+    plan,
+    sandbox,
+    schema,
+    serve,
+    status,
+    stop,
+    tunnel,
+    up,
+)
 from vllm_cluster.cli.session import SETTINGS
 
 app = typer.Typer(
@@ -50,6 +67,8 @@ app.command(context_settings={"ignore_unknown_options": False})(serve.serve)
 app.command()(stop.stop)
 app.command()(tunnel.tunnel)
 app.command()(key.key)
+app.command()(explain.explain)
+app.command()(bundle.bundle)
 app.command()(down.down)
 app.command()(schema.schema)
 app.add_typer(sandbox.app, name="sandbox")

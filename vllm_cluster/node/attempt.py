@@ -37,6 +37,7 @@ _CAUSE_LINES = 3
 _WHO = re.compile(r"^(?:\([^)]*\) )*(?:ERROR \S+ \S+ \[\S+\] )?")
 # A run with such a line may have lost a node, which Ray notices only seconds later.
 _MAYBE_LOST = re.compile(r"\bdied\b|\bdead\b|unavailable|[Cc]onnection (?:reset|closed|refused)|[Tt]imed ?out")
+STARTS = "vcluster starts vLLM"
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (asked at loopback when it listens everywhere)
 
 
@@ -132,6 +133,9 @@ class Attempt:
         self._cause_goes_on = False
         self.over = threading.Event()
         self._wanted, self._log, self._pace = wanted, log, pace
+        # One log holds all attempts: who reads it must know where the last one begins, also if vLLM says nothing of it.
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        log.handle(logging.makeLogRecord({"msg": f"{now} {STARTS}"}))
         self.child = Child("vllm", wanted.argv, {**environment, **wanted.env}, self._see)
         threading.Thread(target=self._watch, daemon=True).start()
 

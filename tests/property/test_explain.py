@@ -1,0 +1,100 @@
+"""No bytes make explain raise, hang or fill the memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.explain.logs import PRODUCED
+from vllm_cluster.cli.render.explain import explain_document, show_explained
+from vllm_cluster.explain.catalogue import SIGNS
+from vllm_cluster.explain.line import said
+from vllm_cluster.explain.redact import patterns_out
+from vllm_cluster.explain.scan import Source, classify, scan
+from vllm_cluster.explain.verdict import Verdict, verdict
+
+NEEDLES = [known.needle.encode() for known in SIGNS]
+LINES = [line for path in PRODUCED for line in path.read_bytes().splitlines(keepends=True)]
+# What each regular expression begins with, over and over: where one goes back and forth, it does so here.
+NASTY = [
+    "a",
+    " ",
+    "(",
+    "[",
+    "1",
+    "'",
+    "=",
+    ":",
+    "/",
+    "token=",
+    "://",
+    "NVRM: Xid ",
+    "io_uring ",
+    "40",
+    "Gloo ",
+    "-----BEGIN ",
+]
+
+
+def judged(logs: list[bytes]) -> Verdict:
+    """The verdict on these logs."""
+    return verdict([scan(Source(str(name), [(1, log)], year=2026)) for name, log in enumerate(logs)])
+
+
+@given(st.lists(st.binary(max_size=400), max_size=4))
+def test_any_bytes(logs: list[bytes]) -> None:
+    explain_document(judged(logs), {})
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.sampled_from([*LINES, *NEEDLES]) | st.binary(max_size=60), max_size=40), max_size=4))
+def test_any_mix_of_lines(logs: list[list[bytes]]) -> None:
+    found = judged([b"".join(lines) for lines in logs])
+    show_explained(found, color="never")
+    assert (found.kind == "explained") == (found.cause is not None)
+    assert found.kind != "nothing" or not found.trouble
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=60), st.integers(1, 400))
+def test_how_a_log_is_cut_into_pieces_does_not_matter(lines: list[bytes], size: int) -> None:
+    def pieces() -> Iterator[tuple[int, bytes]]:
+        for start in range(0, len(lines), size):
+            yield 1 + start, b"".join(lines[start : start + size])
+
+    whole = scan(Source("x", [(1, b"".join(lines))], year=2026))
+    cut = scan(Source("x", pieces(), year=2026))
+    first = {known: (hit.first.number, hit.count) for known, hit in whole.hits.items()}
+    assert first == {known: (hit.first.number, hit.count) for known, hit in cut.hits.items()}
+
+
+@pytest.mark.parametrize("piece", NASTY)
+def test_no_line_takes_long(piece: str) -> None:
+    """A megabyte in one line, of what the expressions begin with."""
+    line = (piece * (1_000_000 // len(piece))).encode()
+    started = time.process_time()
+    for end in (b"", b" error: NCCL failed\n", b"CUDA out of memory"):
+        judged([b"failed " + line + end])
+    assert time.process_time() - started < 2
+
+
+def test_every_expression_is_quick_on_what_almost_fits() -> None:
+    for known in SIGNS:
+        for piece in NASTY:
+            text = (known.needle + piece * 4096)[:4096]
+            started = time.process_time()
+            classify.__wrapped__(text)
+            said(text.encode(), 2026)
+            patterns_out(text)
+            assert time.process_time() - started < 0.5, (known.needle, piece)
+
+
+def test_an_endless_log_takes_no_more_memory_than_a_short_one() -> None:
+    lines = [b"(Worker pid=%d) ERROR SomeError: thing %d failed, CUDA out of memory\n" % (n, n) for n in range(2000)]
+    part = b"".join(lines)
+    seen = scan(Source("x", ((n * 2000 + 1, part) for n in range(10)), year=2026))
+    assert seen.lines == 20_000
+    assert (len(seen.trouble), len(seen.hits)) == (12, 1)

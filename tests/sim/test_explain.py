@@ -1,0 +1,149 @@
+"""What the hosts have written is collected and explained, and packed without a secret."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+import tarfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.sim import lab, make
+from tests.sim.world import World
+from vllm_cluster.actions import bundle, explain, survey
+from vllm_cluster.core.errors import CommandFailed, Unreachable, UsageError
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit
+
+SHM = "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 0 MiB free.\n"
+CANARY = "hf-canary/+ 0123456789 wxyz"
+INSIDE = base64.b64encode(b"a" + CANARY.encode() + b"bc").decode()
+FORMS = (CANARY, quote(CANARY, safe=""), base64.b64encode(CANARY.encode()).decode().rstrip("="), INSIDE[4:-4])
+
+
+def do_explain(inventory: Inventory, emit: Emit) -> Any:
+    """`vcluster explain`."""
+    return explain.of_cluster(inventory, emit)
+
+
+def packed(path: Path) -> dict[str, str]:
+    """The files of a bundle."""
+    with tarfile.open(path) as tar:
+        streams = {member.name.removeprefix("vcluster-bundle/"): tar.extractfile(member) for member in tar}
+        return {name: stream.read().decode() for name, stream in streams.items() if stream}
+
+
+@pytest.fixture
+def up() -> tuple[World, Inventory]:
+    """Two hosts with their nodes."""
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+    return world, inventory
+
+
+def test_a_cluster_that_is_well_and_one_that_is_not_up(up: tuple[World, Inventory]) -> None:
+    world, inventory = up
+    with lab.inside(world):
+        well = lab.run(world, inventory, do_explain).value
+        assert (well.verdict.kind, well.failures) == ("nothing", {})
+        lab.run(world, inventory, lab.do_down)
+        assert lab.run(world, inventory, do_explain).value.verdict.logs == 0
+
+
+def test_the_log_of_one_host_names_the_cause_though_another_is_gone(up: tuple[World, Inventory]) -> None:
+    world, inventory = up
+    box = world.machines["gpu1"].box("vcluster-lab")
+    assert box
+    box.log = f"[vllm] (Worker_TP0 pid=7) ERROR 11-21 02:00:00 [x.py:1] {SHM}"
+    world.machines["gpu2"].reachable = False
+    with lab.inside(world):
+        found = lab.run(world, inventory, do_explain).value
+    assert found.verdict.cause.row.number == "28"
+    assert found.verdict.cause.places[0].source == "gpu1:docker.log"
+    assert isinstance(found.failures["gpu2"], Unreachable)
+
+
+def test_up_says_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None:
+    world, inventory = up
+    box = world.machines["gpu2"].box("vcluster-lab")
+    assert box
+
+    def ended(current: Inventory, emit: Emit) -> Any:
+        box.state, box.exit_code, box.log = "exited", 127, "[node] worker: ray start\nsh: 1: ray: not found\n"
+        # Of another day: it is no cause of what happens now, though it is certain and has a time.
+        world.machines["gpu2"].volumes["vcluster-lab-state"].files["serve.log"] = (
+            f"INFO 01-01 00:00:00 [x] {SHM}".encode()
+        )
+        with survey.connected(current, emit) as fleet:
+            survey.survey(current, fleet, emit)
+            raise explain.with_cause(CommandFailed("gpu2", "it has ended", exit_code=127, stderr=""), fleet, current)
+
+    with lab.inside(world):
+        error = lab.run(world, inventory, ended).error
+    assert isinstance(error, CommandFailed)
+    assert (
+        error.message.splitlines()[1]
+        == "the cause (failure 1): the image has no Ray: vLLM's own have had none since 0.18"
+    )
+    assert error.hint is not None
+    assert error.hint.startswith("vcluster up adds a pinned Ray")
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_no_secret_is_in_a_bundle(
+    up: tuple[World, Inventory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anonymous: bool
+) -> None:
+    world, _ = up
+    monkeypatch.setenv("CANARY", CANARY)
+    inventory = make.inventory(2, hf_token="env:CANARY", environment={"AWS_SECRET_ACCESS_KEY": CANARY})
+    path = tmp_path / "report.tar.gz"
+    secrets = [CANARY]
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        for machine in world.machines.values():
+            box = machine.box("vcluster-lab")
+            assert box
+            secrets += [content.decode() for volume in machine.volumes.values() for content in secret_files(volume)]
+            box.log = f"at 10.0.0.1 on gpu1: {' | '.join(FORMS[:3])} {INSIDE} {' '.join(secrets)}\n{SHM}"
+        _, files, failures = lab.run(
+            world, inventory, lambda i, e: bundle.bundle(i, e, output=path, anonymous=anonymous)
+        ).value
+    assert len(secrets) >= 4
+    assert failures == {}
+    found = packed(path)
+    assert {*files} == {*found}
+    whole = json.dumps(found)
+    for secret in (*FORMS, *secrets):
+        assert secret not in whole
+    assert [name for name in ("gpu1", "10.0.0.1", "machine-1") if name in whole] == [] if anonymous else True
+    host = "name-1" if anonymous else "gpu1"
+    assert "Insufficient space in /dev/shm" in found[f"{host}/docker.log"]
+    assert json.loads(found["explain.json"])["failure"] == "28"
+    environment = json.loads(found[f"{host}/inspect.json"])["Config"]["Env"]
+    assert {entry.split("=", 1)[1] for entry in environment} == {"[secret]"}
+    assert json.loads(found["inventory.json"])["environment"] == {"AWS_SECRET_ACCESS_KEY": "[secret]"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def secret_files(volume: Any) -> list[bytes]:
+    """What a volume of secrets holds."""
+    return [content for name, content in volume.files.items() if any(k in name for k in ("token-", "key-"))]
+
+
+def test_a_host_that_is_gone_is_named_and_stops_nothing(up: tuple[World, Inventory], tmp_path: Path) -> None:
+    world, inventory = up
+    world.machines["gpu2"].reachable = False
+    path = tmp_path / "report.tar.gz"
+    with lab.inside(world):
+        run = lab.run(world, inventory, lambda i, e: bundle.bundle(i, e, output=path, anonymous=False))
+        assert [*run.value[2]] == ["gpu2"]
+        found = packed(path)
+        assert [*json.loads(found["unreachable.json"])] == ["gpu2"]
+        assert "gpu1/inspect.json" in found
+        again = lab.run(world, inventory, lambda i, e: bundle.bundle(i, e, output=path, anonymous=False)).error
+    assert isinstance(again, UsageError)

@@ -1,0 +1,121 @@
+"""`vcluster explain FILE…` as its users call it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.explain.logs import FOLDER
+from vllm_cluster.actions import explain as action
+from vllm_cluster.cli.explain import explain
+from vllm_cluster.core.errors import UsageError
+
+
+def run(*paths: Path, as_json: bool = False) -> int:
+    """The exit code."""
+    try:
+        explain(list(paths), None, as_json)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_a_cause_with_its_lines_its_fix_and_what_finds_it_before(capsys: pytest.CaptureFixture[str]) -> None:
+    path = FOLDER / "71-context.log"
+    assert run(path) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("The context does not fit beside the weights (failure 71 of docs/failures.md)\n")
+    assert f"  {path}:" in said
+    assert "(EngineCore pid=24) ValueError: To serve at least one request" in said
+    assert "fix:     -- --max-model-len N" in said
+    assert "before:  vcluster fit MODEL" in said
+
+
+def test_as_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(FOLDER / "17-no-space.log", FOLDER / "healthy-one-process.log", as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["cause"]["failure"], found["read"]["logs"]) == ("explained", "17", 2)
+    assert found["cause"]["lines"][0]["source"].endswith("17-no-space.log")
+
+
+def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(FOLDER / "healthy-one-process.log") == 0
+    assert capsys.readouterr().out.startswith("Nothing in these logs tells of a failure.\n")
+    strange = tmp_path / "strange.log"
+    strange.write_text("StrangeError: \x1b[31mnever seen\x07\n")
+    assert run(strange) == 1
+    said = capsys.readouterr().out
+    assert "StrangeError: never seen" in said
+    assert "vcluster bundle" in said
+    (tmp_path / "empty").touch()
+    assert run(tmp_path / "empty") == 0
+    assert capsys.readouterr().out.startswith("There is nothing in these logs.\n")
+
+
+def test_a_packed_log_a_pipe_and_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (FOLDER / "71-context.log").read_bytes()
+    packed = tmp_path / "serve.log.1.gz"
+    packed.write_bytes(gzip.compress(text))
+    assert run(packed, as_json=True) == 0
+    plain = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(text))))
+    assert run(Path("-"), as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["cause"]["failure"] == plain["cause"]["failure"] == "71"
+    reader, writer = os.pipe()
+    os.write(writer, text[-4096:])
+    os.close(writer)
+    assert run(Path(f"/dev/fd/{reader}"), as_json=True) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["read"]["bytes"] == 4096
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is no text"),
+        ("UTF-16 of another shell\n".encode("utf-16"), "is no text"),
+        (gzip.compress(b"failed\n" * 100)[:-12], "cannot be read to its end"),
+        (b"\x1f\x8b is no gzip", "cannot be read to its end"),
+    ],
+)
+def test_what_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, reason: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert run(path) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_what_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, reason in [
+        (tmp_path, "is a folder"),
+        (tmp_path / "none", "No such file"),
+        (Path("/dev/zero"), "is no file"),
+    ]:
+        assert run(path) == 2
+        assert reason in capsys.readouterr().err
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read all
+    assert run(secret) == 2
+    assert "permission denied" in capsys.readouterr().err
+
+
+def test_a_packed_file_that_grows_without_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action, "MOST", 1 << 20)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b"\n" * (8 << 20)))
+    assert stat.S_ISREG(path.stat().st_mode)
+    with pytest.raises(UsageError, match="is more than"):
+        action.of_files([path], lambda _: None)

@@ -1,0 +1,31 @@
+"""The recorded logs: what was produced by breaking things, and what users reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from vllm_cluster.explain.scan import Source, scan
+from vllm_cluster.explain.verdict import Verdict, verdict
+
+FOLDER = Path(__file__).parents[2] / "fixtures" / "logs"
+PRODUCED = sorted(path for path in FOLDER.glob("*.log") if not path.name.startswith("healthy"))
+HEALTHY = sorted(FOLDER.glob("healthy*.log"))
+
+
+def explained(*texts: str | bytes) -> Verdict:
+    """The verdict on logs called 0, 1, …"""
+    parts: Iterable[bytes] = (text.encode() if isinstance(text, str) else text for text in texts)
+    return verdict([scan(Source(str(name), [(1, part)], year=2026)) for name, part in enumerate(parts)])
+
+
+def reported() -> list[tuple[str, str, str]]:
+    """The blocks of the file: row, source, text."""
+    blocks = (FOLDER / "reported.txt").read_text().split("\n== ")[1:]
+    heads = [block.split("\n", 1) for block in blocks]
+    return [(*head.replace("note ", "note-").split(" ", 1), text) for head, text in heads]  # type: ignore[misc]
+
+
+def row_of(path: Path) -> str:
+    """The row that a recorded log shows, by its name: 01 is row 1."""
+    return path.name.split("-", 1)[0].lstrip("0")

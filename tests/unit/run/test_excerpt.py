@@ -1,0 +1,59 @@
+"""What is picked out of a node's files: bounded, with its line numbers, trouble in the middle kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vllm_cluster.run import excerpt
+from vllm_cluster.run.logs import by_file
+
+
+def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[tuple[int, bytes]]]:
+    """What the excerpt of these folders tells, by file."""
+    excerpt.main(str(tmp_path / "state"), str(tmp_path / "ray"))
+    return {log.name: list(log.parts) for log in by_file("gpu1", capsys.readouterr().out.splitlines())}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """An empty node."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "ray").mkdir()
+    return tmp_path
+
+
+def test_short_files_come_whole(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folders / "state" / "serve.log").write_bytes(b"one\ntwo \xff\n")
+    (folders / "ray" / "worker-1.err").write_text("three\n")
+    (folders / "ray" / "worker-2.out").write_text("")
+    found = printed(folders, capsys)
+    assert found["serve.log"] == [(1, "one\ntwo \ufffd\n".encode())]
+    assert found["ray/worker-1.err"] == [(1, b"three\n")]
+    assert "ray/worker-2.out" not in found
+    assert "python" in json.loads(found["versions.json"][0][1])
+
+
+def test_of_a_long_file_the_ends_and_the_trouble(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"line {number} is calm\n" for number in range(1, 40_001)]
+    lines[19_999] = "CUDA error: out of memory\n"
+    (folders / "state" / "serve.log").write_text("".join(lines))
+    found = dict(printed(folders, capsys)["serve.log"])
+    assert found[1] == b"line 1 is calm\n"
+    assert found[40_000] == b"line 40000 is calm\n"
+    assert found[20_000] == b"CUDA error: out of memory\n"
+    assert 19_999 not in found
+
+
+def test_all_of_it_has_an_end(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(100):
+        (folders / "ray" / f"worker-{number}.err").write_text(("failed " * 100 + "\n") * 300)
+    excerpt.main(str(folders / "state"), str(folders / "ray"))
+    assert len(capsys.readouterr().out) <= excerpt.MOST
+
+
+@pytest.mark.parametrize("line", ["", "what ray status says", "[1, 2", "[]", '["x", "1", "y"]', "[" * 5000, "null"])
+def test_what_no_excerpt_prints_is_passed_over(line: str) -> None:
+    assert by_file("gpu1", [line]) == []

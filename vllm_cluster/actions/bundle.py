@@ -1,0 +1,210 @@
+"""Packs what a report needs: logs, facts, plan, versions; without secrets, from whatever hosts answer."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster import __version__
+from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired, kept_secrets
+from vllm_cluster.core.diff import diff
+from vllm_cluster.core.errors import UsageError, VclusterError
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.preflight import engine_problem, preflight
+from vllm_cluster.explain.redact import GONE, redactor
+from vllm_cluster.explain.scan import scan
+from vllm_cluster.explain.verdict import verdict
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.anonymous import anonymizer
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.files import hashes, node_files
+from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.logs import Log, collect, sources
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.secrets import given
+
+MOST_OF_A_FILE = 8 << 20
+SECRET_BYTES = 64 << 10
+SSH_SECONDS = 5
+
+Packed = tuple[Path, dict[str, int], Mapping[str, VclusterError]]
+
+
+@dataclass
+class _Host:
+    """What one host gave."""
+
+    facts: HostFacts
+    logs: list[Log]
+    inspected: dict[str, Any]
+    secrets: list[str]
+
+
+def bundle(inventory: Inventory, emit: Emit, *, output: Path | None, anonymous: bool) -> Packed:
+    """Write the bundle; returns its path, what is in it with sizes, and the hosts that gave nothing.
+
+    Raises:
+        UsageError: the file is there already, or cannot be written.
+    """
+    made = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    path = output or Path(f"vcluster-bundle-{'cluster' if anonymous else inventory.cluster}-{made}.tar.gz")
+    if path.exists():
+        raise UsageError(f"{path} is there already", hint="give another name with -o")
+    with Fleet(inventory) as fleet:
+        emit(Event("phase", f"collecting from {len(inventory.hosts)} hosts"))
+        hosts, failures = fleet.each(lambda link: _look(inventory, link))
+    redact = redactor([*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)])
+    rename = anonymizer(_names(inventory, hosts)) if anonymous else lambda text: text
+    files = {
+        rename(name): rename(redact(text)[:MOST_OF_A_FILE]).encode()
+        for name, text in _files(inventory, hosts, failures)
+    }
+    files["contents.txt"] = "".join(f"{len(content):>10}  {name}\n" for name, content in files.items()).encode()
+    _write(path, files)
+    return path, {name: len(content) for name, content in files.items()}, failures
+
+
+def _look(inventory: Inventory, link: Link) -> _Host:
+    link.connect()
+    facts = observe(inventory, link)
+    if engine_problem(facts):
+        return _Host(facts, [], {}, [])
+    container = f"vcluster-{inventory.cluster}"
+    inspected = link.engine.container_named(container)
+    secrets: list[str] = []
+    if inspected:
+        for name, identity in kept_secrets(
+            inventory.model_copy(update={"head": link.name}), {link.name: facts}
+        ).items():
+            with suppress(VclusterError):
+                content = link.engine.read_file(container, f"{SECRETS_FOLDER}/{name}-{identity}", SECRET_BYTES)
+                secrets.append((content or b"").decode("utf-8", "replace").strip())
+    return _Host(facts, collect(link, inventory.cluster), _without_values(dict(inspected or {})), secrets)
+
+
+def _own_secrets(inventory: Inventory) -> Iterable[str]:
+    # A reference that leads nowhere any more must not keep the rest from being packed.
+    with suppress(VclusterError):
+        return list(given(inventory).values())
+    return []
+
+
+def _without_values(inspected: dict[str, Any]) -> dict[str, Any]:
+    """What `docker inspect` says, the values of the environment left out."""
+    config = dict(inspected.get("Config") or {})
+    config["Env"] = [f"{entry.partition('=')[0]}={GONE}" for entry in config.get("Env") or ()]
+    return {**inspected, "Config": config}
+
+
+def _files(
+    inventory: Inventory, hosts: Mapping[str, _Host], failures: Mapping[str, VclusterError]
+) -> Iterator[tuple[str, str]]:
+    """Every file of the bundle by name, before redaction."""
+    yield "versions.json", _json(_versions())
+    yield "inventory.json", _json(_inventory(inventory))
+    yield "unreachable.json", _json({host: error.words() for host, error in failures.items()})
+    yield "plan.json", _json(_plan(inventory, {name: host.facts for name, host in hosts.items()}))
+    found = verdict([scan(source) for source in sources(host.logs for host in hosts.values())])
+    places = found.cause.places if found.cause else found.trouble
+    failure = found.cause.row.number if found.cause else None
+    told = {"verdict": found.kind, "failure": failure, "lines": [asdict(place) for place in places]}
+    yield "explain.json", _json(told)
+    for name, host in hosts.items():
+        yield f"{name}/facts.json", _json(asdict(host.facts))
+        yield f"{name}/inspect.json", _json(host.inspected)
+        for log in host.logs:
+            yield f"{name}/{log.name}", _text(log)
+
+
+def _text(log: Log) -> str:
+    """A log with a word where lines were left out."""
+    lines, due = [], 1
+    for number, part in log.parts:
+        if number != due:
+            lines.append(f"[… lines {due} to {number - 1} left out …]\n")
+        lines.append(part.decode("utf-8", "replace"))
+        due = number + part.count(b"\n")
+    return "".join(lines)
+
+
+def _inventory(inventory: Inventory) -> dict[str, Any]:
+    content = inventory.model_dump(mode="json", exclude_none=True)
+    content["environment"] = dict.fromkeys(inventory.environment, GONE)
+    for name in ("hf_token", "api_key"):
+        if name in content:
+            content[name] = f"{content[name]['kind']}:{GONE}"
+    return content
+
+
+def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any]:
+    """What `up` would do now, as far as the hosts that answered allow to tell."""
+    if set(facts) != set(inventory.hosts):
+        return {"unknown": "not every host answered"}
+    try:
+        findings = [asdict(finding) for finding in preflight(inventory, facts)]
+        kept = {"ray-token": "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
+        plan = diff(desired(inventory, facts, Inputs(hashes(node_files()), kept)), facts)
+    except (VclusterError, KeyError) as error:
+        return {"unknown": str(error)}
+    operations = [{"host": one.host, "operation": one.verb, "text": one.text} for one in plan.operations()]
+    return {"findings": findings, "operations": operations}
+
+
+def _versions() -> dict[str, str]:
+    try:
+        ssh = subprocess.run(["ssh", "-V"], capture_output=True, text=True, timeout=SSH_SECONDS, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        ssh = "none"
+    here = {"vcluster": __version__, "python": platform.python_version(), "system": platform.platform()}
+    return {**here, "ssh": ssh.strip()}
+
+
+def _names(inventory: Inventory, hosts: Mapping[str, _Host]) -> Iterator[str]:
+    """What --anonymous replaces."""
+    for name, host in inventory.hosts.items():
+        yield from filter(None, (name, host.ssh.host, host.ssh.user, host.ssh.jump, str(host.ssh.identity or "")))
+    for found in hosts.values():
+        yield from filter(None, (found.facts.hostname, found.facts.machine_id))
+    ssh = inventory.ssh
+    paths = (str(path) for path in (ssh.config, ssh.identity, Path.home()) if path)
+    yield from filter(None, (ssh.user, ssh.jump, inventory.cluster, *paths))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, default=_plainly) + "\n"
+
+
+def _plainly(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else str(value)
+
+
+def _write(path: Path, files: Mapping[str, bytes]) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(f"vcluster-bundle/{_safe(name)}")
+            entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
+            tar.addfile(entry, io.BytesIO(data))
+    try:
+        # Created anew and for its owner alone, also where somebody else made it a moment ago.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(content.getvalue())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _safe(name: str) -> str:
+    """A name from a host, which must not lead out of the folder where it is unpacked."""
+    return "/".join(
+        "".join(c for c in part if c.isprintable()) for part in name.split("/") if part not in ("", ".", "..")
+    )

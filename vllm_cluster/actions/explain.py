@@ -1,0 +1,146 @@
+"""Why it failed: read logs, those of the cluster's hosts or any that are given, and name the first cause."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, cast
+
+from vllm_cluster.core.errors import Lost, Unreachable, UsageError, VclusterError
+from vllm_cluster.explain.scan import Source, scan
+from vllm_cluster.explain.verdict import Verdict, verdict
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.logs import collect, observed, sources
+
+PART = 1 << 20
+LOOKED_AT = 64 << 10
+# What a file may grow to when it is unpacked.
+MOST = 64 << 30
+MOST_FILES = 1000
+TELL_EVERY = 1.0
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The verdict, and the hosts whose logs could not be had."""
+
+    verdict: Verdict
+    failures: Mapping[str, VclusterError]
+
+
+def of_files(paths: Sequence[Path], emit: Emit) -> Verdict:
+    """The verdict on files; `-` is standard input.
+
+    Raises:
+        UsageError: one of them cannot be read, or is no log.
+    """
+    if len(paths) > MOST_FILES:
+        raise UsageError(f"{len(paths)} files are more than {MOST_FILES}", hint="give the logs of one failure")
+    opened = [_open(path) for path in paths]
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    done, told = 0, time.monotonic()
+
+    def tick(size: int) -> None:
+        nonlocal done, told
+        done += size
+        if time.monotonic() - told > TELL_EVERY:
+            told = time.monotonic()
+            emit(Event("progress", f"read {done / 1e6:.0f} MB of {total / 1e6:.0f}", data={"bytes": done}))
+
+    return verdict([scan(source, tick) for source in opened])
+
+
+def of_cluster(inventory: Inventory, emit: Emit) -> Explained:
+    """The verdict on what the hosts of the cluster have written."""
+    with Fleet(inventory) as fleet:
+        emit(Event("phase", f"collecting the logs of {len(inventory.hosts)} hosts"))
+        logs, failures = fleet.each(lambda link: collect(observed(inventory, link), inventory.cluster))
+    return Explained(verdict([scan(source) for source in sources(logs.values())]), failures)
+
+
+def with_cause(error: VclusterError, fleet: Fleet, inventory: Inventory, otherwise: str = "") -> VclusterError:
+    """The same error, with the cause that the hosts' logs name, or with `otherwise` where they name none.
+
+    The error's own words are a log too: what Docker refuses stands nowhere else.
+    """
+    if isinstance(error, Unreachable | Lost) or error.exit_code != 1:
+        return error
+    cut_off = {host for host, failure in error.failures.items() if isinstance(failure, Unreachable | Lost)}
+    logs, _ = fleet.each(lambda link: collect(link, inventory.cluster), set(inventory.hosts) - cut_off)
+    own = Source("the error", [(1, (error.message + otherwise).encode("utf-8", "replace"))])
+    # vLLM's log is older than what `up` does: a model that could not be served last week explains nothing of it.
+    found = verdict([scan(source) for source in (own, *sources(logs.values(), of_vllm=bool(otherwise)))])
+    if found.cause is None:
+        error.message += otherwise
+        error.hint = "\n".join(filter(None, (error.hint, "vcluster bundle packs what a report needs, without secrets")))
+        return error
+    row, place = found.cause.row, found.cause.places[0]
+    likely = "the cause" if found.cause.certain else "the likely cause"
+    where = "" if place.source == own.name else f"\n  {place.source}:{place.number}: {place.text}"
+    error.message = f"{error.message}\n{likely} (failure {row.number}): {row.cause}{where}"
+    error.hint = "\n".join(filter(None, (row.fix, "vcluster explain shows more", error.hint)))
+    return error
+
+
+def _open(path: Path) -> Source:
+    """A file as a source; what it is, is looked at before anything is read."""
+    if str(path) == "-":
+        return Source("standard input", _parts("standard input", lambda: sys.stdin.buffer), year=datetime.now(UTC).year)
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="vcluster explain FILE…") from None
+    if stat.S_ISDIR(about.st_mode):
+        raise UsageError(f"{path} is a folder", hint=f"name the files: {path}/*")
+    # A pipe is what a shell makes of <(docker logs NAME).
+    if not (stat.S_ISREG(about.st_mode) or stat.S_ISFIFO(about.st_mode)):
+        raise UsageError(f"{path} is no file")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"{path} cannot be read: permission denied")
+    parts = _parts(str(path), lambda: path.open("rb"))
+    return Source(str(path), parts, year=datetime.fromtimestamp(about.st_mtime, UTC).year)
+
+
+def _parts(name: str, start: Callable[[], IO[bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Pieces of whole lines, packed or not; a line of more than a piece is cut.
+
+    Raises:
+        UsageError: it is no text, or is broken.
+    """
+    number, size, rest = 1, 0, b""
+    try:
+        with start() as stream:
+            for part in _unpacked(stream):
+                if not size and (b"\0" in part[:LOOKED_AT] or part.startswith((b"\xff\xfe", b"\xfe\xff"))):
+                    raise UsageError(f"{name} is no text", hint="a log is lines of text in UTF-8")
+                size += len(part)
+                if size > MOST:
+                    raise UsageError(f"{name} is more than {MOST >> 30} GiB", hint="give its end: tail -c 1G")
+                rest += part
+                cut = rest.rfind(b"\n") + 1
+                if cut or len(rest) >= PART:
+                    piece, rest = (rest[:cut], rest[cut:]) if cut else (rest, b"")
+                    yield number, piece
+                    number += piece.count(b"\n")
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{name} cannot be read to its end: {error}") from None
+    if rest:
+        yield number, rest
+
+
+def _unpacked(stream: IO[bytes]) -> Iterator[bytes]:
+    packed = cast(BufferedReader, stream).peek(2).startswith(b"\x1f\x8b")
+    stream = cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if packed else stream
+    while part := stream.read(PART):
+        yield part

@@ -1,0 +1,46 @@
+"""`vcluster bundle`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.session import Session
+
+
+def bundle(
+    inventory: InventoryPath = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; else one named by cluster and time.")
+    ] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Also replace addresses, host names, users and paths of your own.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Pack logs, facts, plan and versions for a report, without secrets; from the hosts that answer."""
+
+    def action(session: Session) -> None:
+        import json
+
+        from vllm_cluster.actions.bundle import bundle as bundle_action
+        from vllm_cluster.cli.render.text import plain
+
+        path, packed, failures = bundle_action(session.load(), session.progress, output=output, anonymous=anonymous)
+        session.finish()
+        if session.as_json:
+            missing = {host: error.message for host, error in failures.items()}
+            print(json.dumps({"v": 1, "file": str(path), "packed": packed, "unreachable": missing}))
+            return
+        for name, size in packed.items():
+            print(plain(f"  {size:>9}  {name}"))
+        print(
+            plain(
+                f"{path}: {len(packed)} files, without secrets as far as they are known; look at it before you send it"
+            )
+        )
+
+    Session(inventory, as_json=as_json).run(action)

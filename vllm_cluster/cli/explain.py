@@ -1,0 +1,50 @@
+"""`vcluster explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.session import SETTINGS, Session
+
+EXIT_UNKNOWN = 1
+EXIT_UNREACHABLE = 4
+
+
+def explain(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Logs of any launcher, packed with gzip or not; - is standard input. None: the cluster's."),
+    ] = None,
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+) -> None:
+    """Name the first cause of a failure from logs. Exits with 1 when it is none that is known."""
+
+    def action(session: Session) -> None:
+        import json
+
+        from vllm_cluster.actions import explain as explain_action
+        from vllm_cluster.cli.render.explain import explain_document, show_explained
+        from vllm_cluster.run.events import Event
+
+        if files:
+            found = explain_action.Explained(explain_action.of_files(files, session.progress), {})
+        else:
+            found = explain_action.of_cluster(session.load(), session.progress)
+        for host, error in found.failures.items():
+            session.progress(Event("failed", error.message, host))
+        session.finish()
+        if session.as_json:
+            print(json.dumps(explain_document(found.verdict, found.failures)))
+        else:
+            show_explained(found.verdict, color=SETTINGS.color)
+        if found.verdict.kind == "unknown":
+            raise SystemExit(EXIT_UNKNOWN)
+        if found.verdict.kind == "nothing" and found.failures:
+            raise SystemExit(EXIT_UNREACHABLE)
+
+    Session(inventory, as_json=as_json).run(action)

@@ -1,0 +1,102 @@
+"""A line of a log, taken apart: when it was said, by whom, and what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+LONGEST = 4096
+_HEAD = 400
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?")
+_WHO = re.compile(r"^\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
+_REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^)]{0,400}\))?")
+_LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[[^\]]{1,120}\] ?")
+# Ray's own lines: Python's with a tab, C++'s with a letter, and dumps of its state, full of words like "failed: 0".
+_RAY_LEVEL = re.compile(r"^[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |^\[[\d-]{10} [\d:,]{12} ([A-Z]) |^\[(state-dump)\]")
+_DOCKER = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
+_NCCL_HOST = re.compile(r"^([\w.-]{1,80}):\d{1,9}:\d{1,9} \[\d{1,3}\] ")
+_SYSLOG = re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,80}) ")
+_IP = re.compile(r"\bip=([0-9a-fA-F.:]{3,45})")
+_CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
+_TIMES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"(?P<y>\d{{4}})-(?P<mo>\d\d)-(?P<d>\d\d)[T ]{_CLOCK}",
+        rf"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mo>\d\d)-(?P<d>\d\d) {_CLOCK}",
+        # glog and torch write E1121, older torch E528 for the 28th of May.
+        rf"\[?\b[DIWEF](?P<mo>\d\d??)(?P<d>\d\d) {_CLOCK}",
+        rf"^\[?(?:\w{{3}} )?(?P<name>[A-Z][a-z]{{2}}) +(?P<d>\d{{1,2}}) {_CLOCK}(?: (?P<y>\d{{4}}))?",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a line says. `time` is in seconds since 1970 as if every clock were UTC, None where the line has none."""
+
+    time: float | None
+    who: str
+    words: str
+    times: int = 1
+    level: str = ""
+
+    @property
+    def calm(self) -> bool:
+        """Whether the one who said it thought nothing of it."""
+        return self.level in ("DEBUG", "INFO", "WARNING", "D", "I", "W", "state-dump")
+
+
+def said(raw: bytes, year: int) -> Said:
+    """Take a line apart; `year` is for the many formats that have none."""
+    text = raw[:LONGEST].decode("utf-8", "replace").rstrip("\r\n")
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    time = moment(text, year)
+    text = _DOCKER.sub("", text, count=1)
+    who: list[str] = []
+    if syslog := _SYSLOG.match(text):
+        who.append(syslog[1])
+    while len(who) < 5 and (found := _WHO.match(text)):
+        who.append(found[1] or found[2])
+        text = text[found.end() :]
+    if nccl := _NCCL_HOST.match(text):
+        who.append(nccl[1])
+    repeated = _REPEATED.search(text)
+    text = _REPEATED.sub("", text, count=1) if repeated else text
+    level = _LEVEL.match(text) or _RAY_LEVEL.match(text)
+    text = _LEVEL.sub("", text, count=1).strip()
+    times = int(repeated[1]) if repeated else 1
+    return Said(time, " ".join(who), text, times, next(filter(None, level.groups()), "") if level else "")
+
+
+def moment(text: str, year: int) -> float | None:
+    """The first time that stands at the head of a line."""
+    head = text[:_HEAD]
+    for pattern in _TIMES:
+        found = pattern.search(head)
+        if found is None:
+            continue
+        part = found.groupdict()
+        month = _MONTHS.find(part["name"]) // 3 + 1 if "name" in part else int(part["mo"])
+        try:
+            at = datetime(
+                int(part.get("y") or year),
+                month,
+                int(part["d"]),
+                int(part["h"]),
+                int(part["m"]),
+                int(part["s"]),
+                tzinfo=UTC,
+            )
+            return at.timestamp() + float(f"0.{part['f'] or 0}")
+        except (ValueError, OverflowError):
+            return None
+    return None
+
+
+def address(who: str) -> str:
+    """The address that Ray's prefix names, empty where it names none: the line comes from the driver's own host."""
+    found = _IP.search(who)
+    return found[1] if found else ""

@@ -1,0 +1,70 @@
+"""What looks like a failure and is none, with the reason; and the signs that work goes on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lookalike:
+    """Words that frighten. With a `row` they are harmless only where work goes on after them, else that row."""
+
+    needle: str
+    why: str
+    row: str = ""
+
+
+LOOKALIKES = (
+    Lookalike(
+        "No available shared memory broadcast block found",
+        "said whenever one piece of work takes long: loading, compiling, a first large prompt",
+        "51",
+    ),
+    Lookalike(
+        "Waiting for creating a placement group", "Ray needs seconds, or minutes on a busy head, to give the GPUs", "35"
+    ),
+    Lookalike("Could not find: libnccl-net", "NCCL looks for a plug-in that few images have, and goes on without"),
+    Lookalike("NET/Plugin", "NCCL looks for a plug-in that few images have, and goes on without"),
+    Lookalike("TUNER/Plugin", "NCCL looks for a plug-in that few images have, and goes on without"),
+    Lookalike("Failed to open libibverbs.so", "a host without RDMA has no such library; NCCL then goes over TCP"),
+    Lookalike("The object store is using /tmp instead of /dev/shm", "vLLM moves its tensors itself, not through Ray's"),
+    Lookalike("unauthenticated requests to the HF Hub", "public models need no token; only the rate is lower"),
+    Lookalike("failed to automatically increase with error", "a limit of open files that serving does not reach"),
+    Lookalike("Failed to import from vllm._C", "a host without GPU; the CPU engine goes on without"),
+    Lookalike("numa_migrate_pages failed", "a container may not move memory; it only costs speed"),
+    Lookalike("numa_set_membind failed", "a container may not bind memory; it only costs speed"),
+    Lookalike("The node with ID", "Ray tells of a node that has left"),
+    Lookalike("Ray's metrics", "serving does not need Ray's metrics"),
+    Lookalike("Failed to establish connection to the metrics exporter", "serving does not need Ray's metrics"),
+    Lookalike("metrics agent", "serving does not need Ray's metrics"),
+)
+
+# Work has gone on; the strong ones say that the server answers, so that what failed before was survived.
+PROGRESS = (
+    "Starting to load model",
+    "shards:",
+    "Loading weights took",
+    "Available KV cache memory",
+    "KV cache size:",
+    "init engine (profile",
+    "Capturing CUDA graph",
+    "Graph capturing finished",
+    "Dynamo bytecode transform",
+    "is assigned as DP rank",
+    "Init COMPLETE",
+    "vLLM is using nccl",
+)
+STRONG = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200')
+# A new start of vLLM: what was said before it belongs to an earlier run.
+START = ("vLLM API server version", "non-default args:")
+# The node program's own word for it, in the log that holds all attempts.
+OWN_START = "vcluster starts vLLM"
+RAY_START = ("Ray runtime started",)
+
+# A line that tells of trouble, whatever trouble.
+TROUBLE = re.compile(
+    r"^(?:Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?)"
+    r"|\b(?:ERROR|CRITICAL|FATAL)\b|\b[Ee]rror:|: error\b|panic:|Segmentation fault|core dumped|^Killed\b|^Aborted\b"
+    r"|^\[[\d\- :,.]{19,27} [EFC] "
+)

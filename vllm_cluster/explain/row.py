@@ -1,0 +1,64 @@
+"""A row of the catalogue of failures, and the signs by which a log shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Weight(IntEnum):
+    """What a line says about the failure; the lowest outranks the rest."""
+
+    CAUSE = 0
+    # What the failure of one rank looks like from another, or from outside: counts when nothing better is there.
+    SYMPTOM = 1
+    CONSEQUENCE = 2
+    # It works, but not as it should.
+    NOTE = 3
+    # Looks like a failure and is none, where work goes on after it.
+    HARMLESS = 4
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Words that a line holds: `needle` as it stands, and `pattern` where the words alone could mean something else.
+
+    A note can be why a failure came about that alone looks like another: `explains` are the rows of such failures.
+    """
+
+    needle: str
+    pattern: str = ""
+    weight: Weight = Weight.CAUSE
+    explains: tuple[str, ...] = ()
+
+
+def cause(needle: str, pattern: str = "") -> Sign:
+    """A line that names the cause."""
+    return Sign(needle, pattern)
+
+
+def symptom(needle: str, pattern: str = "") -> Sign:
+    """A line that another cause may have brought about."""
+    return Sign(needle, pattern, Weight.SYMPTOM)
+
+
+def note(needle: str, pattern: str = "", explains: tuple[str, ...] = ()) -> Sign:
+    """A line that tells of something slow or doubtful, not of a failure."""
+    return Sign(needle, pattern, Weight.NOTE, explains)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to fail. `before` is the command that would have found it; `silent` says why no log tells of it.
+
+    `host` rows are about the host or Ray: they can precede the start of vLLM that they make fail.
+    """
+
+    number: str
+    symptom: str
+    cause: str
+    fix: str
+    before: str = ""
+    signs: tuple[Sign, ...] = ()
+    silent: str = ""
+    host: bool = False

