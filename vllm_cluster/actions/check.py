@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_cluster.actions.survey import connected
 from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.preflight import Unseen, examine, unseen
+from vllm_cluster.explain.scan import Source, scan
+from vllm_cluster.explain.verdict import verdict
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import collective
 from vllm_cluster.run.events import Emit, Event
@@ -52,6 +54,17 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
             blind.append(Unseen(inventory.head_name, "whether all ranks can sum numbers together", why))
         elif deep:
             tried = collective.collective(fleet, inventory, facts, emit)
-            found += tried.findings
+            found += _explained(tried)
     found.sort(key=lambda finding: not finding.error)
     return Report(tuple(found), tuple(blind), tuple(facts), time.monotonic() - began, tried)
+
+
+def _explained(tried: collective.Report) -> list[Finding]:
+    """The findings of the collective, the first with the failure that the ranks' own words tell of."""
+    text = "\n".join(tried.words).encode("utf-8", "replace")
+    cause = verdict([scan(Source("the ranks", [(1, text)]))]).cause if text else None
+    if cause is None or not tried.findings:
+        return list(tried.findings)
+    first, *others = tried.findings
+    said = f"{first.text}; the ranks' words are those of failure {cause.row.number}: {cause.row.cause}"
+    return [replace(first, text=said), *others]

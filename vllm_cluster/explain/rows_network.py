@@ -86,7 +86,8 @@ ROWS = (
         "nvidia_peermem is not loaded and DMA-BUF is not there, or IOMMU/ACS stands between",
         "modprobe nvidia_peermem; iommu=pt on the kernel's command line; ACS off on the PCIe switches",
         DEEP,
-        (note("GPU Direct RDMA Disabled for HCA"),),
+        # NCCL says the same of every Ethernet interface, where nobody would expect it.
+        (note("GPU Direct RDMA Disabled for HCA", r"NET/IB\b.{0,40}GPU Direct RDMA Disabled"),),
     ),
     Row(
         "26",

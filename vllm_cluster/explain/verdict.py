@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vllm_cluster.explain.catalogue import ROWS
@@ -84,7 +84,7 @@ def verdict(logs: Sequence[Seen]) -> Verdict:
         cause=cause,
         others=tuple(others[:MOST_OTHERS]),
         notes=tuple(_findings(hit for hit in notes if cause is None or hit.known.row != cause.row.number)),
-        followed=tuple(sorted((hit.first for hit in failing if hit.known.weight > lowest), key=_when)),
+        followed=_once(sorted((hit.first for hit in failing if hit.known.weight > lowest), key=_when)),
         harmless=tuple(_harmless(hits, stuck if cause and not failing else [])),
         survived=tuple(_findings(hit for hit in survived if hit.known.weight <= Weight.SYMPTOM)),
         earlier=tuple(sorted(earlier.items())),
@@ -144,7 +144,7 @@ def _findings(hits: Iterable[Hit]) -> list[Finding]:
     return [
         Finding(
             ROWS[row],
-            _distinct(hit.first for hit in several),
+            _once(hit.first for hit in several)[:MOST_LINES],
             several[0].more,
             sum(hit.count for hit in several),
             several[0].known.weight in (Weight.CAUSE, Weight.NOTE),
@@ -153,12 +153,17 @@ def _findings(hits: Iterable[Hit]) -> list[Finding]:
     ]
 
 
-def _distinct(places: Iterable[Place]) -> tuple[Place, ...]:
+def _once(places: Iterable[Place]) -> tuple[Place, ...]:
     """A line once, though several signs are in it."""
-    return tuple({(place.source, place.number): place for place in places}.values())[:MOST_LINES]
+    return tuple({(place.source, place.number): place for place in places}.values())
 
 
 def _harmless(hits: Iterable[Hit], stuck: Sequence[Hit]) -> list[Harmless]:
-    rows = [hit for hit in hits if hit.known.weight is Weight.HARMLESS and hit not in stuck]
-    # Where words alone are harmless there is nothing to prove.
-    return [Harmless(hit.first, hit.count, hit.known.why, hit.evidence if hit.known.row else None) for hit in rows]
+    found: dict[str, Harmless] = {}
+    for hit in hits:
+        if hit.known.weight is Weight.HARMLESS and hit not in stuck:
+            # Where words alone are harmless there is nothing to prove.
+            one = Harmless(hit.first, hit.count, hit.known.why, hit.evidence if hit.known.row else None)
+            same = found.get(one.why)
+            found[one.why] = replace(same, count=same.count + one.count) if same else one
+    return list(found.values())

@@ -55,6 +55,8 @@ class Report:
     torch: str = ""
     # What the slowest host's link should give, in GB/s; None where nobody knows, or no link is in it.
     expected: float | None = None
+    # The errors of the ranks and what NCCL logged, where they failed.
+    words: tuple[str, ...] = ()
 
 
 def collective(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> Report:
@@ -140,7 +142,8 @@ def _tried(
         active = {name: [port.device for port in hcas(inventory.hosts[name], facts[name])] for name in hosts}
         found += allreduce.ways(hosts[0], chosen, active)
     torch = str(said[hosts[0]].get("torch", ""))[:40]
-    return Report(tuple(found), whole.rows(), chosen, len(whole.ranks), torch=torch, expected=expected)
+    words = () if whole.ok else (*whole.errors.values(), *whole.log)
+    return Report(tuple(found), whole.rows(), chosen, len(whole.ranks), torch=torch, expected=expected, words=words)
 
 
 def _parts(stage: Stage, whole: Trial, deadline: Deadline) -> tuple[dict[str, Trial], dict[Pair, Trial]]:

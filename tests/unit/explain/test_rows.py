@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.explain.logs import HEALTHY, PRODUCED, explained, reported, row_of
+from tests.unit.explain.logs import FOLDER, HEALTHY, PRODUCED, explained, reported, row_of
 from vllm_cluster.explain.catalogue import ROWS
 
 
@@ -45,3 +45,10 @@ def test_every_row_is_shown_by_a_log_or_says_why_not() -> None:
 def test_the_numbers_are_those_of_the_catalogue() -> None:
     numbers = [*map(str, range(1, 45)), "44a", *map(str, range(45, 74))]
     assert list(ROWS) == numbers
+
+
+def test_what_nccl_says_of_ethernet_is_no_word_on_adapters() -> None:
+    """Two H200s joined by TCP: NCCL calls GPU Direct disabled for eth0 too."""
+    found = explained((FOLDER.parent / "gpu" / "h200-x2-nccl-socket.log").read_bytes())
+    assert (found.kind, [one.row.number for one in found.notes]) == ("nothing", ["24"])
+    assert len(found.harmless) == 1

@@ -34,7 +34,8 @@ def _collective_document(tried: collective.Report | None) -> dict[str, Any] | No
     if tried is None or not tried.world:
         return None
     document = asdict(tried)
-    del document["findings"]  # they stand among the others
+    for told in ("findings", "words"):  # they stand among the others
+        del document[told]
     return document
 
 

@@ -92,7 +92,8 @@ def _lines(found: Verdict) -> Iterable[str]:
 
 def _cause(found: Finding) -> Iterable[str]:
     row = found.row
-    cause = row.cause[0].upper() + row.cause[1:] if found.certain else f"Most likely: {row.cause}"
+    begun = row.cause if row.cause.startswith("vLLM") else row.cause[0].upper() + row.cause[1:]
+    cause = begun if found.certain else f"Most likely: {row.cause}"
     yield f"{cause} (failure {row.number} of docs/failures.md)"
     yield from (_line(place) for place in found.places)
     yield from (f"           {_cut(text.strip())}" for text in found.more)
