@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.run.tree import FIXTURES, PROCESS, SMI
 from vllm_cluster.core.details import GpuProcess, Links
+from vllm_cluster.core.parse import facts
 from vllm_cluster.core.smi import Smi, links, smi
 
 
@@ -81,3 +82,17 @@ def test_the_recorded_links() -> None:
 
 def test_links_without_any() -> None:
     assert links("GPU 0: NVIDIA L4 (UUID: x)\nUnable to retrieve NVLink information") == ()
+
+
+def test_all_that_a_real_gpu_host_told() -> None:
+    """One round trip: what the driver, the kernel and the file systems say; what is not there is said to be unknown."""
+    host = facts("gpu1", (FIXTURES / "h200-x2-host.txt").read_text(), deep=True)
+    assert [(gpu.name, gpu.memory_mib, gpu.driver) for gpu in host.gpus] == [("NVIDIA H200", 143771, "580.159.04")] * 2
+    assert (host.nics, host.hcas, host.rdma_devices) == ((), (), ("/dev/infiniband/rdma_cm",))
+    assert "docker" in host.engine.problem
+    told = host.details
+    assert told
+    assert [(gpu.fabric_state, gpu.ecc, gpu.mig) for gpu in told.health] == [("Completed", "Enabled", "Disabled")] * 2
+    assert [(link.active, link.total) for link in told.links] == [(18, 18)] * 2
+    assert (told.cuda, told.xids, told.peermem, told.acs) == ("13.0", (), False, None)
+    assert (told.memlock, told.resolves, told.filesystems[0].kind) == ("unlimited", ("127.0.0.1",), "ext4")
