@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_cluster.core.allreduce import Trial
+from vllm_cluster.core.allreduce import Trial, binary
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.engine.ray import join
@@ -142,7 +142,7 @@ class Stage:
             self.emit(Event("progress", f"{len(trial.ranks)} ranks have found each other"))
         elif row.get("step") == "size":
             done = next(one for one in trial.rows() if one.bytes == row["bytes"])
-            text = f"all-reduce of {done.bytes >> 10} KiB: {done.seconds * 1e3:.2f} ms, {done.bus:.2f} GB/s"
+            text = f"all-reduce of {binary(done.bytes)}: {done.seconds * 1e3:.2f} ms, {done.bus:.2f} GB/s"
             self.emit(Event("progress", text, data={"bytes": done.bytes, "seconds": done.seconds, "bus": done.bus}))
 
     def _over(self, each: _Running, limits: Limits) -> bool:
