@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from vllm_cluster.core.errors import HostError, Lost, TimedOut
@@ -71,6 +72,13 @@ class Lines:
     def _ended(self, why: str) -> HostError:
         said = self._stream.stderr_tail().strip()[-500:]
         return HostError(self.host, f"its program does not run: {said or why}")
+
+    def end(self, deadline: Deadline) -> None:
+        """End the program and wait until it has gone: `docker run --rm` goes after its container."""
+        with suppress(HostError, OSError, EOFError):
+            self._stream.shutdown_write()
+            while True:
+                self._more(deadline)
 
     def close(self) -> None:
         """End the program: it lives no longer than this."""

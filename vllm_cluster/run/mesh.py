@@ -26,6 +26,7 @@ from vllm_cluster.transport.base import Deadline
 # A cold container on a busy host takes its time; then a closed port takes 4 s, and a large block as much again.
 OPEN_SECONDS = 30.0
 VISIT_SECONDS = 30.0
+GONE_SECONDS = 10.0
 CHOSEN_PORTS = 2
 # For hosts without the image; one without Python says so, and hears the order out.
 _NO_PYTHON = 'echo \'{"error": "no python3"}\'; while read -r line; do :; done'
@@ -54,6 +55,8 @@ def mesh(
             others = {other: peer for other, peer in peers.items() if other != name}
             _tell(probes[name], others, failures)
         ways, more = fleet.each(lambda link: _hear(probes[link.name], inventory, peers), set(opened) - set(failures))
+        gone = Deadline.after(GONE_SECONDS)
+        fleet.each(lambda link: probes[link.name].end(gone), ways)
     finally:
         for probe in probes.values():
             probe.close()
