@@ -25,7 +25,8 @@ from vllm_cluster.transport.openssh import OpenSshTransport
 GRACE = 5.0
 WAITS = ("join", "wait", "result", "get", "acquire", "communicate")
 STARTS = ("run", "check_output", "check_call", "call", "create_connection", "urlopen")
-# Each has its end elsewhere: a future that is done, a host's work whose calls have deadlines, a tunnel that lasts.
+# Each has its end elsewhere: a future that is done, a host's work whose calls have deadlines, a tunnel that lasts,
+# a probe that its own timer ends.
 ENDS_ELSEWHERE = {
     "run/fleet.py: future.result()",
     "transport/jumps.py: opened.result()",
@@ -35,6 +36,8 @@ ENDS_ELSEWHERE = {
     "transport/_forward.py: back.join()",
     "transport/_forward.py: self._slots.acquire()",
     "transport/local.py: sock.settimeout(None)",
+    "node/probe.py: lines.get()",
+    "node/probe.py: asyncio.Event().wait()",
 }
 
 
