@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from ipaddress import ip_address
 from typing import Any
 
@@ -90,7 +91,7 @@ def way(source: str, target: str, names: Mapping[int, str], row: Mapping[str, An
     return Way(
         source,
         target,
-        frozenset(names.values()),
+        _words(tuple(names.values())),
         failed,
         str(ip_address(seen)) if isinstance(seen, str) else None,
         float(ms) if isinstance(ms, int | float) else None,
@@ -98,6 +99,12 @@ def way(source: str, target: str, names: Mapping[int, str], row: Mapping[str, An
         _size(row.get("passes")),
         block if block in ("ok", "hangs") else None,
     )
+
+
+@cache
+def _words(names: tuple[str, ...]) -> frozenset[str]:
+    """Most hosts are asked about the same ports, and of 256 hosts there are 65,280 pairs."""
+    return frozenset(names)
 
 
 def _size(value: object) -> int | None:

@@ -54,7 +54,11 @@ def mesh(
         for name in opened:
             others = {other: peer for other, peer in peers.items() if other != name}
             _tell(probes[name], others, failures)
-        ways, more = fleet.each(lambda link: _hear(probes[link.name], inventory, peers), set(opened) - set(failures))
+        names = {
+            name: {**ports_of(inventory, name), **dict.fromkeys(ports["chosen"], EPHEMERAL)}
+            for name, ports in opened.items()
+        }
+        ways, more = fleet.each(lambda link: _hear(probes[link.name], names), set(opened) - set(failures))
         gone = Deadline.after(GONE_SECONDS)
         fleet.each(lambda link: probes[link.name].end(gone), ways)
     finally:
@@ -121,16 +125,15 @@ def _tell(probe: Lines, peers: Mapping[str, Any], failures: dict[str, VclusterEr
         failures[probe.host] = error
 
 
-def _hear(probe: Lines, inventory: Inventory, peers: Mapping[str, Mapping[str, Any]]) -> list[Way]:
-    """What a host saw of every other."""
-    deadline, seen = Deadline.after(VISIT_SECONDS + len(peers) / 8), dict[str, Way]()
+def _hear(probe: Lines, names: Mapping[str, Mapping[int, str]]) -> list[Way]:
+    """What a host saw of every other; `names` are those of the ports of each."""
+    deadline, seen = Deadline.after(VISIT_SECONDS + len(names) / 8), dict[str, Way]()
     while "done" not in (row := probe.next(deadline)):
         target = row.get("to")
-        if not isinstance(target, str) or target not in peers or target == probe.host:
+        if not isinstance(target, str) or target not in names or target == probe.host:
             raise HostError(probe.host, "its program tells of a host that it was not asked about")
-        names = {**ports_of(inventory, target), **dict.fromkeys(peers[target]["chosen"], EPHEMERAL)}
         try:
-            seen[target] = way(probe.host, target, names, row)
+            seen[target] = way(probe.host, target, names[target], row)
         except ValueError as error:
             raise _unclear(probe.host, error) from None
     return list(seen.values())
