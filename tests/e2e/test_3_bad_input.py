@@ -45,7 +45,7 @@ def inventory(cluster: Sandbox, name: str, old: str, new: str) -> Path:
     ("old", "new", "code", "message"),
     [
         ("gpu2: {address", "gpu2: {adress", 2, "hosts.gpu2.adress: unknown key, did you mean address?"),
-        ("172.", "x172.", 2, "hosts.gpu1.address"),
+        ("{address: ", "{address: x", 2, "hosts.gpu1.address"),
         ("cluster: sandbox", "cluster: sandbox\nhead: [gpu1, gpu2]", 2, "head"),
         ("gpu2:", "gpu1:", 2, "gpu1"),
         ("gpu2: {", "gpu2: {ssh: gpu1, ", 2, "a machine is listed once"),
