@@ -72,12 +72,11 @@ def hit_up(sandbox: Sandbox, empty: Stand, normal: Normal, number: int, signals:
     """On empty hosts: hit `up` after an event; another one brings the cluster up, and nothing else is there."""
     at, gone = hit(sandbox, ("up", "--yes"), number, signals)
     took.note("gone in", gone, 1.0 if signals == TWICE else 5.0, at)
-    took.note("lease free in", lease_is_free_after(sandbox, time.monotonic(), 5), 5.0, at)
+    took.note("lease free in", lease_is_free_after(sandbox, time.monotonic(), 5), 1.5, at)
     again = timed(sandbox, "up", "--yes", "--wait", "20")
     took.note("0 left after", settle(sandbox, with_nodes(empty), GONE), GONE, at)
     assert sandbox.vcluster("plan", "--exit-code").code == 0, f"after {at}: the plan is not empty"
-    normal.keep_up_with(again, MORE)
-    took.note("rerun", again, normal.seconds + MORE, at)
+    took.note("rerun", again, normal.beside(again, MORE) + MORE, at)
 
 
 def hit_down(sandbox: Sandbox, empty: Stand, number: int, signals: Signals, took: Took) -> None:

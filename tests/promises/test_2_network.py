@@ -81,12 +81,11 @@ def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Norm
             assert run.read_until(begins(host, "create"))
             with black_hole(sandbox, host):
                 measured.begin()
-                code = run.end()
+                assert run.end() == 1
                 took = measured.seconds
             error = run.error()
-            # Between two calls nothing is under way that could be lost: the next one finds no connection.
-            assert (code, error["error"]) in {(1, "Lost"), (1, "TimedOut"), (4, "Unreachable")}, error
-            assert (error["host"], "lost" in error["message"] or code == 1) == (host, True), error
+            assert error["error"] in ("Lost", "TimedOut"), error
+            assert error["host"] == host
             assert took <= SILENCE + MARGIN
         sandbox.vcluster("up", "--yes", "--wait", "30").ok()
         settle(sandbox, with_nodes(empty), SILENCE + 30)

@@ -36,32 +36,26 @@ def operations(run: Controller) -> int:
     return sum(event["event"] == "done" for event in run.events)
 
 
-def judge(runs: tuple[Controller, Controller]) -> bool:
-    """Exactly one has worked; the other was told who works and since when, or came after: whether they met."""
+def judge(runs: tuple[Controller, Controller]) -> None:
+    """Exactly one has worked, and the other was told who works and since when."""
     codes = [(run.process.returncode, run.events[-1]) for run in runs]
     worked = [run for run in runs if operations(run) and run.process.returncode == 0]
     idle = [run for run in runs if not operations(run)]
     assert (len(worked), len(idle)) == (1, 1), codes
-    if idle[0].process.returncode == 0:
-        return False
     assert idle[0].process.returncode == 75, codes
     said = idle[0].error()["message"]
     assert re.search(r"is being changed by \S+@\S+ \(vcluster up\) since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", said), said
-    return True
 
 
 @pytest.mark.parametrize("times", TIMES)
 def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: Normal, times: int) -> None:
     sandbox.vcluster("up", "--yes").ok()
     with attack("P11", f"two up 100 ms apart, {times} times, with little to do") as measured:
-        met = 0
         for _ in range(times):
             with something_to_do(sandbox, 1.5):
-                met += judge(race(sandbox))
+                judge(race(sandbox))
         settle(sandbox, with_nodes(empty), 5)
-        # On a busy machine the other may be so late that nothing is left to do.
-        assert met > times / 2
-        measured.figure = f"{times} of {times}: one worked; {met} times they met, and the other exited 75 and named it"
+        measured.figure = f"{times} of {times}: one worked, the other exited 75 and named it"
 
 
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.short), pytest.param(10, marks=pytest.mark.deep)])
@@ -69,7 +63,7 @@ def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, normal: No
     with attack("P11", f"two up 100 ms apart on empty hosts, {times} times") as measured:
         for _ in range(times):
             sandbox.vcluster("down").ok()
-            assert judge(race(sandbox))
+            judge(race(sandbox))
             settle(sandbox, with_nodes(empty), 5)
         measured.figure = f"{times} of {times}: one worked, the other exited 75; one head, one worker"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.promises.figures import record
 
 DEEP = bool(os.environ.get("VCLUSTER_DEEP"))
-CASES = 20_000 if DEEP else 2_000
+CASES = 100_000 if DEEP else 2_000
 # A process costs milliseconds, a shell carries many cases at once.
 BATCHED = 100_000 if DEEP else 2_000
 BATCH = 100
