@@ -20,7 +20,8 @@ from vllm_cluster.sandbox.names import ENGINE_IMAGE
 PAGE = """# Promises
 
 What vcluster promises, how each promise is attacked, and what came of it the last time.
-Each row was written by its attack, the page on {date}, on {machine}; never by hand. `make promises` runs them all; rows may come from several runs, since an attack replaces only its own.
+Each row was written by its attack, the page on {date}, on {machine}; never by hand. `make promises` runs them all;
+rows may come from several runs, since an attack replaces only its own.
 The hosts are the sandbox's: real sshd, real Docker, real Ray and real vLLM on one machine, unless a row says otherwise.
 A row in bold did not hold; the longest times of all cases are shown.
 
