@@ -23,6 +23,7 @@ from tests.promises.hosts import (
     something_to_do,
     with_nodes,
 )
+from vllm_cluster.docker.engine import CALL_SECONDS
 from vllm_cluster.run.lease import TIME_TO_LIVE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
@@ -159,6 +160,26 @@ def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Norma
         sandbox.vcluster("up", "--yes", "--wait", "30").ok()
         settle(sandbox, with_nodes(empty), 30)
         measured.figure = f"exit 1 after {took:.1f} s naming the host and what is unknown; rerun converged"
+
+
+@pytest.mark.deep
+def test_a_stopped_docker(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
+    """The connection lives on, and nothing that is asked of Docker is answered."""
+    sandbox.vcluster("down").ok()
+    with attack("P18", "SIGSTOP of a worker's Docker while its node is created") as measured:
+        with controller(sandbox, "up", "--yes") as run:
+            assert run.read_until(begins("gpu2", "create"))
+            with broken(sandbox, "gpu2", "kill -STOP $(cat /run/docker.pid)", "kill -CONT $(cat /run/docker.pid)"):
+                measured.begin()
+                assert run.end() == 1
+                took = measured.seconds
+            error = run.error()
+        assert (error["error"], error["host"]) == ("TimedOut", "gpu2"), error
+        # Once for what was asked, and once to take back what had been made.
+        assert took <= 2 * CALL_SECONDS + MARGIN
+        sandbox.vcluster("up", "--yes", "--wait", "30").ok()
+        settle(sandbox, with_nodes(empty), CALL_SECONDS)
+        measured.figure = f"timed out after {took:.1f} s, by name; after it went on, the rerun converged"
 
 
 @pytest.mark.deep

@@ -122,7 +122,7 @@ class FakeTransport:
 
     def _alive(self) -> None:
         if self.cut:
-            raise Lost(self._name, self.cut)
+            raise Unreachable(self._name, f"the connection was lost earlier: {self.cut}")
 
 
 class _Stream:

@@ -126,6 +126,8 @@ def test_broken_off_at_every_call(name: str) -> None:
             assert broken.error is not None or broken.script.met, broken.story()
             if fault.kills:
                 assert isinstance(broken.error, Killed), broken.story()
+            if fault in (Fault.LOST, Fault.LOST_AFTER) and normal.script.calls[index].what != "connect":
+                assert getattr(broken.error, "exit_code", 1) == 1, f"told as never connected\n{broken.story()}"
             again = check(world, inventory, verb, broken.story)
         runs += 2
         longest = max(longest, again.seconds - normal.seconds)

@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.core.errors import Lost, Unreachable, UsageError, VclusterError
+from vllm_cluster.core.errors import Lost, TimedOut, Unreachable, UsageError, VclusterError
 from vllm_cluster.explain.scan import Source, scan
 from vllm_cluster.explain.verdict import Verdict, verdict
 from vllm_cluster.inventory.model import Inventory
@@ -29,6 +29,8 @@ LOOKED_AT = 64 << 10
 MOST = 64 << 30
 MOST_FILES = 1000
 TELL_EVERY = 1.0
+# Of a host that does not answer nothing more is asked: it would be waited for once more.
+SILENT = (Unreachable, Lost, TimedOut)
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ def with_cause(error: VclusterError, fleet: Fleet, inventory: Inventory, otherwi
 
     The error's own words are a log too: what Docker refuses stands nowhere else.
     """
-    if isinstance(error, Unreachable | Lost) or error.exit_code != 1:
+    if isinstance(error, SILENT) or error.exit_code != 1:
         return error
-    cut_off = {host for host, failure in error.failures.items() if isinstance(failure, Unreachable | Lost)}
+    cut_off = {host for host, failure in error.failures.items() if isinstance(failure, SILENT)}
     logs, _ = fleet.each(lambda link: collect(link, inventory.cluster), set(inventory.hosts) - cut_off)
     own = Source("the error", [(1, (error.message + otherwise).encode("utf-8", "replace"))])
     # vLLM's log is older than what `up` does: a model that could not be served last week explains nothing of it.

@@ -9,7 +9,8 @@ VclusterError            1   something failed
 │   │   ├── HostKeyRejected
 │   │   └── AuthRefused
 │   ├── Lost             1   the connection broke: what was sent may have happened
-│   ├── TimedOut         1   a deadline passed
+│   ├── TimedOut         1   a deadline passed without an answer
+│   ├── NotJoined        1   the hosts answer, and Ray has not come together
 │   └── CommandFailed    1   the command ran and said no
 ├── FleetError               several hosts failed, each with its own error
 ├── Locked              75   somebody else is changing the cluster
@@ -114,7 +115,11 @@ class Lost(HostError):
 
 
 class TimedOut(HostError):
-    """A deadline passed."""
+    """A deadline passed without an answer."""
+
+
+class NotJoined(HostError):
+    """The hosts answer, and Ray does not count what it should: their logs may tell why."""
 
 
 class CommandFailed(HostError):

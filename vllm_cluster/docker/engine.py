@@ -14,7 +14,7 @@ import docker.errors
 import requests
 import urllib3.exceptions
 
-from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut
+from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut, Unreachable
 from vllm_cluster.core.facts import Container, Image
 from vllm_cluster.docker.output import Ended, read_framed
 from vllm_cluster.docker.stream import StreamAdapter
@@ -73,6 +73,9 @@ class EngineClient:
                 stderr=reason,
                 hint=hint,
             ) from error
+        except Unreachable as error:
+            # This client is made over a connection that stood: what was asked before may have happened.
+            raise Lost(self.host, f"{what}: {error.detail}", hint=error.hint) from error
         except HostError:
             raise
         except (requests.Timeout, TimeoutError, urllib3.exceptions.TimeoutError) as error:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from secrets import token_hex
 
+from vllm_cluster.core.errors import HostError
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.output import Ended
 from vllm_cluster.docker.spec import probe_body
@@ -12,13 +15,23 @@ from vllm_cluster.transport.base import Deadline
 
 def run_once(engine: EngineClient, cluster: str, purpose: str, image: str, *, script: str, deadline: Deadline) -> Ended:
     """What the script printed and how it ended, in a throwaway container without network."""
-    name = passing_name(cluster, purpose)
-    engine.create(name, probe_body(cluster, image, script))
-    try:
+    with passing(engine, cluster, purpose, probe_body(cluster, image, script)) as name:
         engine.start(name)
         return Ended(engine.wait(name, deadline), engine.logs(name))
-    finally:
-        engine.remove(name, grace=0)
+
+
+@contextmanager
+def passing(engine: EngineClient, cluster: str, purpose: str, body: Mapping[str, object]) -> Iterator[str]:
+    """A container that is removed again; what failed in between is told, and not that the removal failed after it."""
+    name = passing_name(cluster, purpose)
+    engine.create(name, body)
+    try:
+        yield name
+    except BaseException:
+        with suppress(HostError):
+            engine.remove(name, grace=0)
+        raise
+    engine.remove(name, grace=0)
 
 
 def passing_name(cluster: str, purpose: str) -> str:

@@ -215,13 +215,13 @@ async def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     lines: asyncio.Queue[str] = asyncio.Queue()
     threading.Thread(target=listen, args=(asyncio.get_running_loop(), lines), daemon=True).start()
-    order = json.loads(await lines.get())
+    order = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
     probe = Probe(order)
     say(await probe.open(order["ports"], order["more"]))
-    peers = json.loads(await lines.get())
+    peers = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
     await asyncio.gather(*(probe.visit(name, peer) for name, peer in peers.items()))
     say({"done": len(peers)})
-    await asyncio.Event().wait()
+    await asyncio.sleep(LIFE_SECONDS)
 
 
 if __name__ == "__main__":

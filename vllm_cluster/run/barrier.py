@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.errors import CommandFailed, HostError, TimedOut
+from vllm_cluster.core.errors import CommandFailed, HostError, NotJoined
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.engine.status import Membership, NodeStatus, membership, parse_status
@@ -81,7 +81,7 @@ def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
         if node.status and node.status.ray.state == "up":
             return
         if deadline.left() <= 0:
-            raise TimedOut(link.name, f"Ray did not answer on the head within {JOIN_SECONDS:.0f} s")
+            raise NotJoined(link.name, f"Ray did not answer on the head within {JOIN_SECONDS:.0f} s")
         time.sleep(POLL)
 
 
@@ -109,7 +109,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
             shown = text
         if deadline.left() <= 0:
             hint = "vcluster status shows every node; docker logs on the host shows its Ray"
-            raise TimedOut(plan.head, f"Ray does not count the planned GPUs after {seconds:.0f} s: {text}", hint=hint)
+            raise NotJoined(plan.head, f"Ray does not count the planned GPUs after {seconds:.0f} s: {text}", hint=hint)
         time.sleep(POLL)
 
 

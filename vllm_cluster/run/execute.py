@@ -23,7 +23,7 @@ from vllm_cluster.core.plan import (
 from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, SPEC_HASH, ContainerSpec, Mount
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.once import passing_name, run_once
+from vllm_cluster.docker.once import passing, run_once
 from vllm_cluster.docker.spec import idle_body, node_body
 from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.events import Emit, Event
@@ -210,9 +210,6 @@ class Execution:
 
     def _put_secrets(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
         # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
-        name = passing_name(spec.cluster, "door")
-        door = engine.create(name, idle_body(spec.cluster, image, Mount(spec.secrets_volume, SECRETS_FOLDER)))
-        try:
+        body = idle_body(spec.cluster, image, Mount(spec.secrets_volume, SECRETS_FOLDER))
+        with passing(engine, spec.cluster, "door", body) as door:
             engine.put_files(door, SECRETS_FOLDER, self.secrets.files(dict(spec.secrets)))
-        finally:
-            engine.remove(door, grace=0)
