@@ -122,7 +122,7 @@ class Host:
         elif "lease" in words:
             process.stdout.write(b"held\n")
             while (await process.stdin.readline()) not in (b"end\n", b""):
-                pass
+                process.stdout.write(b".\n")
         elif words[:3] == ["exec", "docker", "run"]:
             await self._probe(process)
         else:
