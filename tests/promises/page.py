@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from datetime import UTC, datetime
+from typing import cast
 
 from tests.e2e.conftest import ROOT
 from tests.promises.figures import FOLDER
@@ -20,8 +21,8 @@ from vllm_cluster.sandbox.names import ENGINE_IMAGE
 PAGE = """# Promises
 
 What vcluster promises, how each promise is attacked, and what came of it the last time.
-Each row was written by its attack, the page on {date}, on {machine}; never by hand. `make promises` runs them all;
-rows may come from several runs, since an attack replaces only its own.
+Each row was written by its attack, never by hand, between {first} and {last}, on {machine}.
+`make promises` runs them all.
 The hosts are the sandbox's: real sshd, real Docker, real Ray and real vLLM on one machine, unless a row says otherwise.
 A row in bold did not hold; the longest times of all cases are shown.
 
@@ -72,8 +73,10 @@ def write() -> bool:
     """Write the page and show the table; whether every row held."""
     rows = measured()
     table = lines(rows)
+    times = [datetime.fromtimestamp(cast(int, row["at"]), UTC) for found in rows.values() for row in found]
     page = PAGE.format(
-        date=datetime.now(UTC).date(),
+        first=f"{min(times):%Y-%m-%d %H:%M}",
+        last=f"{max(times):%Y-%m-%d %H:%M UTC}",
         machine=f"{platform.system()} with {os.cpu_count()} cores",
         versions=versions(),
         rows="\n".join(table),
