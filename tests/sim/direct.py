@@ -73,13 +73,14 @@ class DirectClient(docker.APIClient):
         query = {key: str(value) for key, value in (params or {}).items() if value is not None}
         path = "/" + unquote(urlsplit(url).path).split("/", 2)[2]
         answer = stream.ask(Request(method, path, query, body))
-        if answer is None and not stream.transport.cut and not stream.ended:
+        if answer is not None:
+            stream.ended = stream.ended or answer.raw
+            return _response(url, answer)
+        self._stream = None  # urllib3 keeps none that failed: the next call opens another, or finds no connection
+        if not stream.transport.cut and not stream.ended:
             stream.world.clock.sleep(self.timeout)
             raise requests.ReadTimeout("timed out")
-        if answer is None:
-            raise requests.ConnectionError(stream.transport.cut or "Remote end closed connection without response")
-        stream.ended = stream.ended or answer.raw
-        return _response(url, answer)
+        raise requests.ConnectionError(stream.transport.cut or "Remote end closed connection without response")
 
     def _stream_raw_result(self, response: Any, *_: Any) -> Iterator[bytes]:
         yield response.content

@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, NoReturn
 from vllm_cluster.core.errors import Interrupted, VclusterError
 
 if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
     from vllm_cluster.inventory.model import Inventory
     from vllm_cluster.run.events import Event
+
+# Soon, and after the callback that dropped it has ended.
+AGAIN_SECONDS = 0.01
 
 
 @dataclass
@@ -128,5 +133,18 @@ def _two_stage_interrupt() -> None:
     def second(_number: int, _frame: FrameType | None) -> None:
         os._exit(130)
 
+    def again(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def dropped(unraisable: UnraisableHookArgs) -> None:
+        # What is raised in a finalizer or in a weak reference's callback Python only prints and then goes on, past
+        # Ctrl-C too: one of 45 was lost so while a pool's threads ended.
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        else:
+            sys.__unraisablehook__(unraisable)
+
+    sys.unraisablehook = dropped
+    signal.signal(signal.SIGALRM, again)
     signal.signal(signal.SIGINT, first)
     signal.signal(signal.SIGTERM, first)
