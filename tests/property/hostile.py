@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,9 +14,8 @@ from tests.promises.figures import record
 
 DEEP = bool(os.environ.get("VCLUSTER_DEEP"))
 CASES = 100_000 if DEEP else 2_000
-# A process costs milliseconds, a shell carries many cases at once.
-BATCHED = 100_000 if DEEP else 2_000
-BATCH = 100
+# So many cases are made up at once: to begin takes longer than a case does.
+BATCH = 50
 ATTACKS = (
     "-oProxyCommand=touch x", "--privileged", "--trust-remote-code", "$(touch x)", "`touch x`", "x;touch x",
     "x\ntouch x", "'", '"', "\\", "'\\''", "a'b\"c", "-", "--", "-x", "=", "a=b", "#", "~", "*", "{a,b}", "!!", "%h",
@@ -26,9 +26,14 @@ ATTACKS = (
 anything = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 attack = st.sampled_from(ATTACKS)
 hostile = st.one_of(anything, attack, st.tuples(anything, attack, anything).map("".join), attack.map("/".__add__))
-many = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
-batches = settings(max_examples=BATCHED // BATCH, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=CASES // BATCH, deadline=None, suppress_health_check=list(HealthCheck))
 some = settings(max_examples=max(CASES // 20, 100), deadline=None, suppress_health_check=list(HealthCheck))
+T = TypeVar("T")
+
+
+def batches(case: st.SearchStrategy[T]) -> st.SearchStrategy[list[T]]:
+    """Many cases at once, for `many`."""
+    return st.lists(case, min_size=BATCH, max_size=BATCH)
 
 
 @contextlib.contextmanager

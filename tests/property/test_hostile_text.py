@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.property.hostile import attack, hostile, many, recorded, some
+from tests.property.hostile import attack, batches, hostile, many, recorded, some
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.cli.render import errors, events, text
 from vllm_cluster.cli.render.status import show_status
@@ -42,9 +42,7 @@ def shown_by(render: Callable[[], None]) -> str:
 
 
 def test_no_text_from_elsewhere_steers_a_terminal() -> None:
-    @many
-    @given(any_text)
-    def check(said: str) -> None:
+    def tell(said: str) -> None:
         plain = text.plain(said)
         assert harmless(plain) and max(map(len, plain.split("\n"))) <= text.LONGEST + 2
         error = CommandFailed("gpu1", said, exit_code=1, stderr=said, hint=said)
@@ -56,6 +54,12 @@ def test_no_text_from_elsewhere_steers_a_terminal() -> None:
         ):
             assert line.isascii() and "\x1b" not in line and line.count("\n") == 1
             assert json.loads(line)["event"] in ("note", "error")
+
+    @many
+    @given(batches(any_text))
+    def check(texts: list[str]) -> None:
+        for said in texts:
+            tell(said)
 
     with recorded("P23", "any text through lines, errors and JSON"):
         check()
