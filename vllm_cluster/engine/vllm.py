@@ -118,7 +118,9 @@ def _check_flag(flag: str) -> None:
         raise UsageError("a second -- ends vLLM's flags before ours", hint="give only flags behind the first --")
     ours = _ours(flag)
     if ours:
-        raise UsageError(f"{flag.partition('=')[0]} is set by vcluster", hint=_OURS[ours])
+        word = flag.partition("=")[0]
+        text = ours if word == ours else f"{word!r}, which is {ours} for vLLM,"
+        raise UsageError(f"{text} is set by vcluster", hint=_OURS[ours])
 
 
 def _ours(flag: str) -> str | None:
