@@ -31,7 +31,7 @@ SAID = ROOT / "build" / "made-up.log"
 
 def argv(names: tuple[str, ...], *more: str) -> list[str]:
     """The command that runs the tests of these names."""
-    return [sys.executable, "-m", "pytest", "-m", "not short", *(f"tests/{name}" for name in names), *more]
+    return [sys.executable, "-m", "pytest", "-m", "not short", "--durations=20", *(f"tests/{n}" for n in names), *more]
 
 
 def run(more: list[str]) -> bool:
