@@ -29,22 +29,24 @@ BESIDE = ("nice", "-n", "19")
 SAID = ROOT / "build" / "made-up.log"
 
 
-def argv(names: tuple[str, ...], *more: str) -> list[str]:
+def argv(names: tuple[str, ...], more: list[str]) -> list[str]:
     """The command that runs the tests of these names."""
-    return [sys.executable, "-m", "pytest", "-m", "not short", "--durations=20", *(f"tests/{n}" for n in names), *more]
+    # A cache of its own: it remembers what failed, and another run beside it or after it would forget that.
+    cache = ROOT / ".pytest_cache" / names[0].replace("/", "-")
+    options = ["-m", "not short", "--durations=20", "-o", f"cache_dir={cache}"]
+    return [sys.executable, "-m", "pytest", *options, *(f"tests/{name}" for name in names), *more]
 
 
 def run(more: list[str]) -> bool:
     """Run them all; whether all passed that there were."""
     SAID.parent.mkdir(exist_ok=True)
-    # A cache of its own: each remembers what failed, and the later to end would forget the other's.
-    made_up = [*BESIDE, *argv(MADE_UP, "-o", f"cache_dir={ROOT / '.pytest_cache' / 'made-up'}", *more)]
     environment = {**os.environ, **DEEP}
-    measured = subprocess.run(argv(MEASURED, *more), cwd=ROOT, env=environment, check=False)
+    measured = subprocess.run(argv(MEASURED, more), cwd=ROOT, env=environment, check=False)
     with SAID.open("wb") as said:
+        made_up = [*BESIDE, *argv(MADE_UP, more)]
         beside = subprocess.Popen(made_up, cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT)
     try:
-        real = subprocess.run(argv(REAL, *more), cwd=ROOT, env=environment, check=False)
+        real = subprocess.run(argv(REAL, more), cwd=ROOT, env=environment, check=False)
         codes = {measured.returncode, real.returncode, beside.wait()}
     finally:
         beside.terminate()
