@@ -58,8 +58,8 @@ class Volumes:
     def remove_blank(self, names: Iterable[str]) -> int:
         """Remove those volumes of these names that have no label, option, byte or user; how many were removed.
 
-        Docker makes a volume's folder first and notes its labels after: one that dies in between leaves such a volume
-        (4 of 24 kills of Docker 20.10 while it made volumes did), and then takes the name for somebody else's.
+        Docker makes a volume's folder first and notes its labels after: one that is killed in between leaves such a
+        volume (4 of 24 kills of Docker 20.10 while it made volumes did), which would be taken for somebody else's.
         """
         wanted, removed = set(names), 0
         with self._call("list volumes") as api:
