@@ -54,13 +54,16 @@ class DirectClient(docker.APIClient):
         self._stream: EngineStream | None = None
 
     def mount(self, _prefix: Any, adapter: Any) -> None:
-        self._open = adapter._pool._open_stream
+        self.close()
+        self._open, self._before = adapter._pool._open_stream, adapter.before
 
     def close(self) -> None:
         if self._stream:
             self._stream.close()
+            self._stream = None
 
     def _ask(self, method: str, url: str, params: Mapping[str, Any] | None, data: Any) -> requests.Response:
+        self._before(method)
         if self._stream is None or self._stream.ended:
             self._stream = cast(EngineStream, self._open())
         stream = self._stream

@@ -17,7 +17,7 @@ import urllib3.exceptions
 from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut, Unreachable
 from vllm_cluster.core.facts import Container, Image
 from vllm_cluster.docker.output import Ended, read_framed
-from vllm_cluster.docker.stream import StreamAdapter
+from vllm_cluster.docker.stream import OpenStream, StreamAdapter
 from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.transport.base import Deadline, Transport
 
@@ -35,10 +35,15 @@ MOST_LINKS = 5
 
 
 class EngineClient:
-    """The Engine API of one host. Safe to use from several threads."""
+    """The Engine API of one host. Safe to use from several threads.
 
-    def __init__(self, transport: Transport, api_version: str) -> None:
+    `guard`, where one is set, is called right before each call that may change the host (all but GET and HEAD); what
+    it raises reaches the caller, and nothing was sent.
+    """
+
+    def __init__(self, transport: Transport, api_version: str, guard: Callable[[], None] | None = None) -> None:
         self.host = transport.host
+        self.guard = guard
         self.requests = 0
         self.volumes = Volumes(transport.host, self._call)
 
@@ -51,7 +56,22 @@ class EngineClient:
         self._api.trust_env = False  # a proxy set on the laptop is not on the way to the host
         # Only under this address does the SDK treat a reply that turns into a stream as ours.
         self._api.base_url = "http+docker://ssh"
-        self._api.mount("http+docker://", StreamAdapter(open_stream, CALL_SECONDS, lambda: self._api.timeout))
+        self._adapter: StreamAdapter | None = None
+        self.fence(open_stream)
+
+    def fence(self, open_stream: OpenStream) -> None:
+        """Send what follows over streams that `open_stream` opens; idle ones of before are closed."""
+        before, self._adapter = self._adapter, StreamAdapter(open_stream, CALL_SECONDS, self._longest, self._ask_guard)
+        self._api.mount("http+docker://", self._adapter)
+        if before:
+            before.close()
+
+    def _longest(self) -> float:
+        return float(self._api.timeout)
+
+    def _ask_guard(self) -> None:
+        if self.guard:
+            self.guard()
 
     def close(self) -> None:
         """Close the streams."""

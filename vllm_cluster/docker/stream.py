@@ -119,10 +119,18 @@ class _Pool(urllib3.HTTPConnectionPool):
 class StreamAdapter(requests.adapters.HTTPAdapter):
     """Sends every request of a session over streams from `open_stream`."""
 
-    def __init__(self, open_stream: OpenStream, timeout: float, longest: Callable[[], float]) -> None:
+    def __init__(
+        self, open_stream: OpenStream, timeout: float, longest: Callable[[], float], guard: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._pool = _Pool(open_stream, timeout)
         self._longest = longest
+        self._guard = guard
+
+    def before(self, method: str | None) -> None:
+        """Ask the guard, right before a call that may change the host is sent."""
+        if method not in ("GET", "HEAD"):
+            self._guard()
 
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> Any:
         """The one pool, whatever the request's address."""
@@ -135,6 +143,7 @@ class StreamAdapter(requests.adapters.HTTPAdapter):
 
         What the SDK would wait for without end (pull, build, wait) gets the call's deadline.
         """
+        self.before(request.method)
         reply = super().send(request, stream=True, timeout=timeout or self._longest(), **kwargs)
         refused = reply.status_code >= http.HTTPStatus.BAD_REQUEST
         if not stream or refused:
