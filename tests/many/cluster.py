@@ -20,7 +20,7 @@ from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.images import engine_name
 from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.inventory.load import load
-from vllm_cluster.run.files import hashes, node_files
+from vllm_cluster.run.files import digest, node_files
 
 ROUND_TRIP = 0.1
 IMAGE = "vllm/vllm-openai:v0.33.0"
@@ -133,7 +133,7 @@ class Cluster:
         texts = {host.name: self.facts(host) for host in self.hosts}
         inventory = load(self.inventory, cwd=self.folder)
         facts = {name: parse.facts(name, text) for name, text in texts.items()}
-        specs = {spec.host: spec for spec in desired(inventory, facts, Inputs(hashes(node_files()), SECRETS))}
+        specs = {spec.host: spec for spec in desired(inventory, facts, Inputs(digest(node_files()), SECRETS))}
         nodes = [{"id": h.name, "address": h.address, "alive": True, "gpus": 2.0} for h in self.hosts]
         hosts = []
         for host in self.hosts:

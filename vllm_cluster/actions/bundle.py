@@ -27,7 +27,7 @@ from vllm_cluster.explain.verdict import verdict
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.anonymous import anonymizer
 from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.files import hashes, node_files
+from vllm_cluster.run.files import digest, node_files
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.observe import observe
@@ -153,7 +153,7 @@ def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any
     try:
         findings = [asdict(finding) for finding in preflight(inventory, facts)]
         kept = {"ray-token": "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
-        plan = diff(desired(inventory, facts, Inputs(hashes(node_files()), kept)), facts)
+        plan = diff(desired(inventory, facts, Inputs(digest(node_files()), kept)), facts)
     except (VclusterError, KeyError) as error:
         return {"unknown": str(error)}
     operations = [{"host": one.host, "operation": one.verb, "text": one.text} for one in plan.operations()]

@@ -17,7 +17,7 @@ from vllm_cluster.core.preflight import engine_problem, preflight
 from vllm_cluster.inventory.load import duplicates_by_resolution
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.files import hashes, node_files
+from vllm_cluster.run.files import digest, node_files
 from vllm_cluster.run.fleet import WORKERS, Fleet, end_of
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.secrets import Secrets, gather
@@ -91,7 +91,7 @@ def survey(inventory: Inventory, fleet: Fleet, emit: Emit) -> Survey:
             emit(Event("warning", f"{finding.text}; {finding.fix}", finding.host, {"code": finding.code}))
     refuse([finding for finding in findings if finding.error])
     secrets = gather(inventory, kept_secrets(inventory, facts))
-    specs = desired(inventory, facts, Inputs(hashes(node_files()), secrets.ids))
+    specs = desired(inventory, facts, Inputs(digest(node_files()), secrets.ids))
     return Survey(facts, diff(specs, facts), secrets)
 
 

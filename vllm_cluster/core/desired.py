@@ -20,11 +20,11 @@ NODE_PROGRAM = f"{CODE_FOLDER}/node.py"
 class Inputs:
     """What a desired state needs beside inventory and facts.
 
-    `files` are the files put into each container (path → content hash); `secrets` are ids by name, each an
-    opaque name that changes with the value.
+    `program` is a hash of the files of the node program; `secrets` are ids by name, each an opaque name that changes
+    with the value.
     """
 
-    files: Mapping[str, str]
+    program: str
     secrets: Mapping[str, str]
 
 
@@ -100,7 +100,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         capabilities=("IPC_LOCK",) if ports else (),
         unlimited_memlock=bool(ports),
         privileged=inventory.privileged,
-        files=tuple(sorted(inputs.files.items())),
+        program=inputs.program,
         secrets=spec_secrets,
     )
 

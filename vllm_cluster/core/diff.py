@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from vllm_cluster.core.change import Effect, FieldChange, compare
 from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.images import engine_name, find
 from vllm_cluster.core.plan import (
@@ -16,7 +18,7 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, ContainerSpec, changes
+from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, VERSION, ContainerSpec, stored_spec
 
 
 def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts]) -> Plan:
@@ -26,17 +28,17 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts]) -> Plan
     then the head, and the workers once Ray answers there.
     """
     head, *workers = specs
-    changed = {spec.host: _why_create(spec, facts[spec.host]) for spec in specs}
-    images = tuple(op for spec in specs if changed[spec.host] for op in _image(spec, facts[spec.host]))
-    removals = tuple(op for spec in specs for op in _removals(spec, facts[spec.host], changed[spec.host]))
-    new_head = bool(changed[head.host])
+    reasons = {spec.host: _reason(spec, facts[spec.host]) for spec in specs}
+    images = tuple(op for spec in specs if reasons[spec.host].why for op in _image(spec, facts[spec.host]))
+    removals = tuple(op for spec in specs for op in _removals(spec, facts[spec.host], reasons[spec.host].why))
+    new_head = bool(reasons[head.host].why)
     stages = (
         Stage("images", images),
         Stage("make room", removals),
-        Stage("head", _node(head, facts[head.host], changed[head.host], False), barrier="Ray answers on the head"),
+        Stage("head", _node(head, facts[head.host], reasons[head.host], False), barrier="Ray answers on the head"),
         Stage(
             "workers",
-            tuple(op for spec in workers for op in _node(spec, facts[spec.host], changed[spec.host], new_head)),
+            tuple(op for spec in workers for op in _node(spec, facts[spec.host], reasons[spec.host], new_head)),
             barrier="Ray counts exactly the planned GPUs",
         ),
     )
@@ -49,21 +51,34 @@ def node_container(spec: ContainerSpec, facts: HostFacts) -> Container | None:
     return next((c for c in facts.containers if c.name == spec.name and c.labels.get(CLUSTER) == spec.cluster), None)
 
 
-def _why_create(spec: ContainerSpec, facts: HostFacts) -> str:
+@dataclass(frozen=True)
+class _Reason:
+    """Why a node must be created; no text where it need not. `changes` are the fields where a node is replaced."""
+
+    why: str = ""
+    changes: tuple[FieldChange, ...] = ()
+
+
+def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
     container = node_container(spec, facts)
     if container is None:
-        return "it is not there"
+        return _Reason("it is not there")
     if container.state == "created":
-        return "an earlier run broke off before it started"
+        return _Reason("an earlier run broke off before it started")
     if container.state in ("dead", "removing"):
-        return f"Docker calls it {container.state}"
-    why = changes(spec, container.labels)
-    if why:
-        return why
+        return _Reason(f"Docker calls it {container.state}")
+    current = stored_spec(container.labels)
+    if current is None:
+        return _Reason(f"made by an earlier version of vcluster ({container.labels.get(VERSION, 'unknown')})")
+    change = compare(current, spec)
+    if change.fields:
+        return _Reason(change.text, change.fields)
     base = find(spec.image, facts.images)
-    if base and container.labels.get(BASE_IMAGE) not in (None, base.id):
-        return f"{spec.image} is another image now"
-    return ""
+    made_from = container.labels.get(BASE_IMAGE)
+    if base and made_from not in (None, base.id):
+        moved = FieldChange("image id", str(made_from), base.id, Effect.RECREATE)
+        return _Reason(f"{spec.image} is another image now", (moved,))
+    return _Reason()
 
 
 def _image(spec: ContainerSpec, facts: HostFacts) -> tuple[Operation, ...]:
@@ -82,10 +97,10 @@ def _removals(spec: ContainerSpec, facts: HostFacts, why: str) -> tuple[Operatio
     )
 
 
-def _node(spec: ContainerSpec, facts: HostFacts, why: str, new_head: bool) -> tuple[Operation, ...]:
+def _node(spec: ContainerSpec, facts: HostFacts, reason: _Reason, new_head: bool) -> tuple[Operation, ...]:
     container = node_container(spec, facts)
-    if why or container is None:
-        return (CreateNode(spec.host, spec, why),)
+    if reason.why or container is None:
+        return (CreateNode(spec.host, spec, reason.why, reason.changes),)
     if container.state == "exited":
         return (StartNode(spec.host, container.id, container.name, "it has stopped"),)
     if container.state == "paused" or new_head:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.spec import ContainerSpec
 
 
@@ -74,6 +75,8 @@ class CreateNode:
     host: str
     spec: ContainerSpec
     why: str
+    # Where it replaces a node: what differs from that one.
+    changes: tuple[FieldChange, ...] = ()
 
     @property
     def text(self) -> str:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from vllm_cluster import __version__
 
 Role = Literal["head", "worker"]
 
-# Raised when the meaning of a label or of a file in the container changes.
-FORMAT = 1
+# Raised when the meaning of a label or of a file in the container changes. Format 1 kept a hash and not the spec.
+FORMAT = 2
 
 LABEL = "io.vcluster."
 CLUSTER = LABEL + "cluster"
 NODE = LABEL + "node"
 ROLE = LABEL + "role"
-SPEC_HASH = LABEL + "spec-hash"
+SPEC = LABEL + "spec"
 HEAD_ADDRESS = LABEL + "head-address"
 BASE_IMAGE = LABEL + "base-image"
 RAY_LAYER = LABEL + "ray"
@@ -53,7 +52,10 @@ class GpuRequest:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """Everything that decides what a node's container is. Values of secrets are left out; their ids are not."""
+    """Everything that decides what a node's container is. Values of secrets are left out; their ids are not.
+
+    `program` is a hash of the files of the node program. A new field needs a default that means what was before it.
+    """
 
     host: str
     cluster: str
@@ -72,7 +74,7 @@ class ContainerSpec:
     capabilities: tuple[str, ...] = ()
     unlimited_memlock: bool = False
     privileged: bool = False
-    files: tuple[tuple[str, str], ...] = ()
+    program: str = ""
     secrets: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -91,10 +93,9 @@ class ContainerSpec:
         return volume_names(self.cluster)[1]
 
     @property
-    def spec_hash(self) -> str:
-        """A short name of the canonical form: equal hashes, equal containers."""
-        canonical = json.dumps([FORMAT, asdict(self)], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    def document(self) -> str:
+        """The canonical form, as the container's label keeps it."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     def labels(self) -> dict[str, str]:
         """The labels by which any laptop finds this container again and knows what it is."""
@@ -103,7 +104,7 @@ class ContainerSpec:
             NODE: self.host,
             ROLE: self.role,
             HEAD_ADDRESS: self.head_address,
-            SPEC_HASH: self.spec_hash,
+            SPEC: self.document,
             RAY_LAYER: self.ray,
             FORMAT_LABEL: str(FORMAT),
             VERSION: __version__,
@@ -111,18 +112,39 @@ class ContainerSpec:
         }
 
 
-def changes(spec: ContainerSpec, labels: Mapping[str, str]) -> str:
-    """Why a container with these labels is not this spec, in a few words; empty when it is."""
-    if labels.get(SPEC_HASH) == spec.spec_hash:
-        return ""
-    if labels.get(ROLE) != spec.role:
-        return f"it was the {labels.get(ROLE, 'unknown')}, now it is the {spec.role}"
-    if labels.get(HEAD_ADDRESS) != spec.head_address:
-        return f"its head was {labels.get(HEAD_ADDRESS)}, now it is {spec.head_address}"
-    for name, identity in spec.secrets:
-        if labels.get(SECRET + name) != identity:
-            return f"the {name.replace('-', ' ')} changed"
-    return "its settings changed"
+def stored_spec(labels: Mapping[str, str]) -> ContainerSpec | None:
+    """The spec that a container was made from; None where its labels hold none that can be read.
+
+    Keys that this version does not know are skipped, and absent ones take their default: another version's node is
+    compared by what both know.
+    """
+    try:
+        data = json.loads(labels.get(SPEC, ""))
+        return ContainerSpec(
+            **{f.name: _READ.get(f.name, _plain)(data[f.name]) for f in fields(ContainerSpec) if f.name in data}
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _known(kind: type, row: Mapping[str, Any]) -> Any:
+    return kind(**{f.name: _plain(row[f.name]) for f in fields(kind) if f.name in row})
+
+
+def _pairs(rows: list[list[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, value) for key, value in rows)
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "environment": _pairs,
+    "secrets": _pairs,
+    "mounts": lambda rows: tuple(_known(Mount, row) for row in rows),
+    "gpus": lambda row: _known(GpuRequest, row) if row else None,
+}
 
 
 def docker_run_line(spec: ContainerSpec) -> str:

@@ -63,7 +63,7 @@ def collective(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts
     """Try it, in at most `SECONDS`. Leaves nothing; hosts on which it cannot be tried are findings."""
     began, deadline = time.monotonic(), Deadline.after(SECONDS - CLEARING_SECONDS)
     # Only the secrets' paths depend on their ids, and no rank reads a secret here.
-    specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, Inputs({}, {"ray-token": "none"}))}
+    specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, Inputs("", {"ray-token": "none"}))}
     if any(container.state == "running" for host in facts.values() for container in host.containers):
         emit(Event("warning", "the cluster is up: this shares its GPUs for a moment, and slows down what is served"))
     emit(Event("progress", f"starting {sum(spec.gpu_count for spec in specs.values())} ranks on {len(specs)} hosts"))

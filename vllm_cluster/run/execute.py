@@ -20,7 +20,7 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, SPEC_HASH, ContainerSpec, Mount
+from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, SPEC, ContainerSpec, Mount
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.once import passing, run_once
@@ -204,7 +204,7 @@ class Execution:
         except CommandFailed as error:
             # Docker refuses a second container of one name. Ours from a create whose answer was lost will do.
             there = engine.container_named(spec.name) if error.returncode == 409 else None
-            if there and there["Config"]["Labels"].get(SPEC_HASH) == spec.spec_hash:
+            if there and there["Config"]["Labels"].get(SPEC) == spec.document:
                 return str(there["Id"])
             raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 
 from vllm_cluster import node
 from vllm_cluster.core.desired import CODE_FOLDER
@@ -29,6 +30,9 @@ def node_files() -> dict[str, bytes]:
     }
 
 
-def hashes(contents: dict[str, bytes]) -> dict[str, str]:
-    """A short hash by path, for the spec."""
-    return {path: hashlib.sha256(content).hexdigest()[:16] for path, content in contents.items()}
+def digest(contents: Mapping[str, bytes]) -> str:
+    """A short hash of all files, for the spec."""
+    whole = hashlib.sha256()
+    for path, content in sorted(contents.items()):
+        whole.update(f"{path} {len(content)}\n".encode() + content)
+    return whole.hexdigest()[:16]

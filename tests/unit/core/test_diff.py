@@ -96,7 +96,36 @@ def test_a_changed_secret_is_the_reason_shown() -> None:
     inputs = replace(world.INPUTS, secrets={"ray-token": "11", "api-key": "33"})
     plan = diff(desired(world.inventory(), facts, inputs), facts)
     reasons = {op.host: op.why for op in plan.operations() if isinstance(op, CreateNode)}
-    assert reasons == {"gpu1": "the api key changed"}
+    assert reasons == {"gpu1": "secrets.api-key changed"}
+
+
+def test_a_plan_names_each_field_from_and_to() -> None:
+    _, facts = world.converged(world.inventory())
+    words = world.inventory(
+        environment={"A": "1"}, image="vllm/vllm-openai:v0.34.0", entries={"gpu2": {"gpus": 1}}, shm_size="1g"
+    )
+    plan = diff(desired(words, facts, world.INPUTS), facts)
+    created = {op.host: op for op in plan.operations() if isinstance(op, CreateNode)}
+    assert [change.text for change in created["gpu2"].changes] == [
+        "image: vllm/vllm-openai:v0.33.0 -> vllm/vllm-openai:v0.34.0",
+        "gpu_count: 2 -> 1",
+        "command.--num-gpus: 2 -> 1",
+        "environment.A: (unset) -> 1",
+        "shm_size: 17179869184 -> 1073741824",
+        "gpus: runtime 0, 1 -> runtime 0",
+    ]
+    assert created["gpu1"].why == "image, environment.A, shm_size change"
+
+
+def test_a_node_of_the_landed_version_is_recreated_and_the_reason_says_so() -> None:
+    specs, facts = world.converged(world.inventory())
+    labels = {key: value for key, value in specs[1].labels().items() if key != "io.vcluster.spec"}
+    labels |= {"io.vcluster.format": "1", "io.vcluster.version": "0.1.0", "io.vcluster.spec-hash": "0123456789abcdef"}
+    old = replace(facts["gpu2"].containers[0], labels=labels)
+    facts["gpu2"] = replace(facts["gpu2"], containers=(old,))
+    plan = diff(specs, facts)
+    assert kinds(plan) == [("remove", "gpu2"), ("create", "gpu2")]
+    assert {getattr(op, "why", "") for op in plan.operations()} == {"made by an earlier version of vcluster (0.1.0)"}
 
 
 def test_the_line_for_people_quotes_what_a_shell_would_read() -> None:

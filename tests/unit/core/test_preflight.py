@@ -47,7 +47,7 @@ def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, e
     assert found[0].fix
 
 
-@pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "2"}])
+@pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "3"}])
 def test_containers_that_are_not_ours_to_change_stop_everything(labels: dict[str, str]) -> None:
     specs, facts = world.converged(world.inventory())
     stranger = replace(world.running(specs[1]), name="vcluster-other", labels=labels)

@@ -36,6 +36,10 @@ def show_plan(plan: Plan, *, color: str, verbosity: int) -> None:
         out.write(f"{bold}{stage.title}{end}\n")
         for operation in stage.operations:
             out.write(f"  {operation.host}: {plain(operation.text)}\n")
+            changes = operation.changes if isinstance(operation, CreateNode) else ()
+            # One is in the operation's own line.
+            for change in changes if len(changes) > 1 else ():
+                out.write(f"    {plain(change.text)}\n")
             if isinstance(operation, CreateNode) and verbosity > 0:
                 out.write(f"{dim}    {plain(docker_run_line(operation.spec))}{end}\n")
         if stage.barrier:

@@ -1,0 +1,113 @@
+"""Another version of vcluster meets a cluster: it leaves it alone, or shows what changes and asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.promises.figures import record
+from tests.sim import lab, make, oracle
+from tests.sim.world import World
+from vllm_cluster.actions import up
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.plan import CreateNode
+from vllm_cluster.core.spec import FORMAT_LABEL, SPEC, VERSION
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit
+
+
+def serving(world: World, inventory: Inventory) -> None:
+    """A cluster that serves."""
+    for verb in (lab.do_up, lab.do_serve):
+        assert lab.run(world, inventory, verb).error is None
+
+
+def relabel(world: World, change: Callable[[dict[str, str]], None]) -> None:
+    """Change the labels of every node, as another version would have set them."""
+    for _, box in world.nodes():
+        change(box.labels)
+
+
+def made_by_3c3b04b(labels: dict[str, str]) -> None:
+    """The labels of the landed version: a hash in the place of the spec."""
+    del labels[SPEC]
+    labels |= {"io.vcluster.spec-hash": "0123456789abcdef", FORMAT_LABEL: "1", VERSION: "0.1.0"}
+
+
+def edit_spec(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, str]], None]:
+    """Change the stored spec."""
+
+    def edit(labels: dict[str, str]) -> None:
+        data = json.loads(labels[SPEC])
+        change(data)
+        labels[SPEC] = json.dumps(data)
+
+    return edit
+
+
+def refusing_up(inventory: Inventory, emit: Emit) -> Any:
+    """`vcluster up` of a person who says no."""
+    return up.up(inventory, emit, confirm=lambda _: False, cache=Path("/nonexistent"))
+
+
+@pytest.mark.promise("P43")
+@pytest.mark.parametrize("version", ["earlier", "later"])
+def test_a_field_of_one_version_alone_changes_nothing(version: str) -> None:
+    world, inventory = make.world(), make.inventory(2)
+
+    def change(data: dict[str, Any]) -> None:
+        if version == "earlier":
+            del data["privileged"], data["unlimited_memlock"]
+        else:
+            data["pids_limit"] = 4096
+
+    with lab.inside(world):
+        serving(world, inventory)
+        relabel(world, edit_spec(change))
+        relabel(world, lambda labels: labels.update({VERSION: "9.9.9"}))
+        ids = [box.id for _, box in world.nodes()]
+        oracle.untouched(lab.run(world, inventory, lab.do_up))
+        again = lab.run(world, inventory, lab.do_serve)
+        assert (again.error, again.script.changing) == (None, [])
+    assert ids == [box.id for _, box in world.nodes()]
+    record("P43", f"sim: a serving cluster of an {version} version with another field", "0 changing calls", True)
+
+
+@pytest.mark.promise("P43")
+def test_a_changed_default_is_named_from_and_to_and_asked() -> None:
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        serving(world, inventory)
+        relabel(world, edit_spec(lambda data: data.update(shm_size=8 << 30)))
+        planned = lab.run(world, inventory, lab.do_plan).value
+        changes = [op.changes for op in planned.operations() if isinstance(op, CreateNode)]
+        assert [[change.text for change in found] for found in changes] == [["shm_size: 8589934592 -> 17179869184"]] * 2
+        refused = lab.run(world, inventory, refusing_up)
+        assert isinstance(refused.error, VclusterError)
+        assert refused.script.changing == []
+        assert lab.run(world, inventory, lab.do_up).error is None
+        oracle.converged(world, inventory)
+    record("P43", "sim: a default that another version changed", "plan names it from -> to; asked first", True)
+
+
+@pytest.mark.promise("P43", "P25")
+def test_the_landed_versions_cluster_is_recreated_once_and_asked() -> None:
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        serving(world, inventory)
+        relabel(world, made_by_3c3b04b)
+        before = lab.run(world, inventory, lab.do_plan)
+        assert {text.split(": ", 1)[1] for _, text in lab.texts(before.value)} == {
+            "made by an earlier version of vcluster (0.1.0)"
+        }
+        refused = lab.run(world, inventory, refusing_up)
+        assert isinstance(refused.error, VclusterError)
+        assert not before.script.changing and not refused.script.changing
+        assert lab.run(world, inventory, lab.do_up).error is None
+        oracle.converged(world, inventory)
+        oracle.untouched(lab.run(world, inventory, lab.do_up))
+    record("P43", "sim: a serving cluster of the version before", "plan says why; asked; recreated once", True)

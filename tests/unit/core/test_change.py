@@ -1,0 +1,66 @@
+"""A spec survives its label, and two specs are compared field by field."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.core import world
+from vllm_cluster.core.change import CHANGED, EFFECTS, Effect, compare
+from vllm_cluster.core.desired import desired
+from vllm_cluster.core.spec import SPEC, ContainerSpec, stored_spec
+
+
+def spec(**changes: object) -> ContainerSpec:
+    """A head, with some fields of it changed."""
+    made = desired(world.inventory(volumes=["/data:/data:ro"]), world.hosts(), world.INPUTS)[0]
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_every_field_has_an_effect() -> None:
+    assert set(EFFECTS) == {field.name for field in fields(ContainerSpec)}
+
+
+@given(st.from_type(ContainerSpec))
+def test_the_label_holds_the_spec(made: ContainerSpec) -> None:
+    again = stored_spec({SPEC: made.document})
+    assert again == made
+    assert compare(made, again or made).effect is Effect.SAME
+
+
+@pytest.mark.parametrize("label", ["", "null", "[]", "{}", "no JSON", '{"host": 1}'])
+def test_a_label_that_cannot_be_read_is_no_spec(label: str) -> None:
+    assert stored_spec({SPEC: label}) is None
+
+
+def test_a_field_of_another_version_changes_nothing() -> None:
+    """Of a later one: skipped. Not yet there in an earlier one: its default."""
+    data = json.loads(spec().document)
+    later = {**data, "colour": "blue", "mounts": [{**row, "colour": "blue"} for row in data["mounts"]]}
+    earlier = {key: value for key, value in data.items() if key not in ("privileged", "capabilities")}
+    for label in (later, earlier):
+        found = stored_spec({SPEC: json.dumps(label)})
+        assert found is not None
+        assert compare(found, spec()).fields == ()
+
+
+def test_a_secret_is_only_changed() -> None:
+    before = spec(environment=(("API_KEY", "abc"), ("A", "1")), secrets=(("api-key", "11"),))
+    after = spec(environment=(("API_KEY", "def"), ("A", "1")), secrets=(("api-key", "22"),))
+    found = compare(before, after).fields
+    assert [(change.field, change.before, change.after) for change in found] == [
+        ("environment.API_KEY", CHANGED, CHANGED),
+        ("secrets.api-key", CHANGED, CHANGED),
+    ]
+
+
+def test_the_path_of_a_secret_is_not_named_beside_it() -> None:
+    before, after = (
+        desired(world.inventory(), world.hosts(), replace(world.INPUTS, secrets={"ray-token": "1", "api-key": key}))[0]
+        for key in ("11", "22")
+    )
+    assert [change.field for change in compare(before, after).fields] == ["secrets.api-key"]
