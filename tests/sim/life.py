@@ -180,7 +180,7 @@ def _serve_status(machine: Machine, box: Box) -> dict[str, Any] | None:
         "progress": None,
         "since": course["since"],
         "attempt": 1,
-        "gpus": [0, 0],
+        "gpus": [sum(members(box).values()), sum(wish["nodes"].values())],
         "first_failure": failure if course["phase"] == "failed" else None,
         "failure": None,
         "ready_at": None,

@@ -61,7 +61,9 @@ def test_no_call_is_without_an_end_over_the_wire(fault: Fault, words: str) -> No
     world, inventory = make.world((2,), present=False), make.inventory(1)
     with lab.inside(world, wire=True):
         broken = lab.run(world, inventory, lab.do_up, first(words, fault))
-        assert broken.error is not None
+        # Only the line of history may be missed without an error: what it is about has been done.
+        warned = any("has no line for this up" in event.text for event in broken.events if event.kind == "warning")
+        assert broken.error is not None or (words == "/exec/" and warned), broken.story()
         assert broken.seconds < 3700, "it waited longer than any deadline"
         world.settle()
         assert lab.run(world, inventory, lab.do_up).error is None

@@ -6,13 +6,16 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_cluster.actions.explain import with_cause
-from vllm_cluster.actions.survey import connected, survey
+from vllm_cluster.actions.survey import connected, refuse, survey
+from vllm_cluster.core.checks.docker import engine_problem, foreign
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError, PreflightFailed, VclusterError
+from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE
 from vllm_cluster.engine import vllm
 from vllm_cluster.engine.status import ServeStatus
 from vllm_cluster.fit.layouts import refusal
@@ -23,6 +26,7 @@ from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.models import cached_shape
+from vllm_cluster.run.observe import observe
 
 POLL = 0.3
 STOP_SECONDS = 90.0
@@ -94,22 +98,67 @@ def serve(
 
 
 def stop(inventory: Inventory, emit: Emit, *, wait: float = 0.0) -> bool:
-    """End serving and leave the cluster up; returns whether anything was served."""
-    with connected(inventory, emit) as fleet:
-        survey(inventory, fleet, emit)
+    """End serving and leave the nodes; returns whether anything was served.
+
+    Needs the head alone: what must be stopped is often a model that fails because a worker is gone.
+
+    Raises:
+        PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
+    """
+    with connected(inventory, emit, [inventory.head_name]) as fleet:
         head = fleet.links[inventory.head_name]
-        if _serving(head, inventory) is None:
+        node = _head_container(inventory, observe(inventory, head))
+        runs = node is not None and node.state == "running"
+        serving = _serving(head, inventory) if runs else None
+        if node is None or not (serving or _requested(head, inventory)):
             emit(Event("result", "nothing is served", data={"stopped": False}))
             return False
         emit(Event("phase", "stopping"))
         _tell(inventory, head, None, wait=wait, emit=emit, what="stop")
         deadline = time.monotonic() + STOP_SECONDS
-        while _serving(head, inventory) is not None:
+        while runs and _serving(head, inventory) is not None:
             if time.monotonic() > deadline:
                 raise HostError(head.name, f"vLLM has not ended within {STOP_SECONDS:.0f} s", hint="vcluster status")
             time.sleep(POLL)
-        emit(Event("result", "serving has ended; the cluster is up", data={"stopped": True}))
+        emit(Event("result", _stopped(inventory, head, serving), data={"stopped": True}))
         return True
+
+
+def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
+    """The container of this cluster's head, None where there is none.
+
+    Raises:
+        PreflightFailed: as `stop`.
+    """
+    name = f"vcluster-{inventory.cluster}"
+    own = tuple(c for c in facts.containers if c.name == name and c.labels.get(CLUSTER) == inventory.cluster)
+    problem = engine_problem(facts)
+    refuse([problem] if problem else list(foreign(inventory, {facts.host: replace(facts, containers=own)})))
+    for container in own:
+        if container.labels.get(ROLE) == "worker":
+            text = f"{facts.host}: the node there is a worker of the head at {container.labels.get(HEAD_ADDRESS)}"
+            raise PreflightFailed(text, hint="set head: to that host in the inventory, or run vcluster up first")
+        return container
+    return None
+
+
+def _requested(head: Link, inventory: Inventory) -> bool:
+    """Whether the head would serve: it may not have begun, or its container may have ended meanwhile."""
+    raw = head.engine.read_file(f"vcluster-{inventory.cluster}", f"{STATE_FOLDER}/wanted.json")
+    try:
+        return raw is not None and json.loads(raw)["serve"] is not None
+    except (ValueError, KeyError, TypeError):
+        return True  # unreadable: an empty request in its place is what is asked for
+
+
+def _stopped(inventory: Inventory, head: Link, serving: ServeStatus | None) -> str:
+    """What is left, in words, as far as the head knows."""
+    status = look(head.engine, f"vcluster-{inventory.cluster}").status if serving else None
+    if serving is None or status is None:
+        return "the request to serve is withdrawn"
+    have, want = sum(node.gpus for node in status.ray.nodes if node.alive), serving.gpus[1]
+    rest = "the cluster is still up" if have == want else "vcluster status shows what is missing"
+    return f"stopped {serving.name}; {rest} ({have:g}/{want:g} GPUs)"
 
 
 def refuse_split(head: Link, inventory: Inventory, model: str, layout: vllm.Layout, extra: Sequence[str]) -> None:
@@ -143,7 +192,7 @@ def _tell(
         lease.acquire(wait, lambda holder: emit(Event("progress", f"waiting for {holder}")))
         content = json.dumps({"v": 1, "serve": wanted}).encode()
         head.engine.put_files(container, STATE_FOLDER, {"wanted.json": (content, 0o600)})
-        record(head.engine, inventory.cluster, what.split(maxsplit=1)[0], [what])
+        record(head.engine, inventory.cluster, what.split(maxsplit=1)[0], [what], emit)
 
 
 def _serving(head: Link, inventory: Inventory) -> ServeStatus | None:

@@ -62,7 +62,8 @@ def _change(
         current = survey(inventory, fleet, emit)
         emit(Event("plan", "", data={"plan": current.plan}))
         Execution(current.plan, fleet, lease, emit, current.secrets, node_files(), cache).run()
-        record(head.engine, inventory.cluster, "up", [operation.text for operation in current.plan.operations()])
+        done = [operation.text for operation in current.plan.operations()]
+        record(head.engine, inventory.cluster, "up", done, emit)
     return current.plan
 
 

@@ -25,11 +25,12 @@ HostCheck = Callable[[Inventory, Host, HostFacts], Iterator[Finding]]
 
 
 def each_host(check: HostCheck) -> Check:
-    """A check of one host, made on every host."""
+    """A check of one host, made on every host that was looked at."""
 
     def all_hosts(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
         for name, host in inventory.hosts.items():
-            yield from check(inventory, host, facts[name])
+            if name in facts:
+                yield from check(inventory, host, facts[name])
 
     return all_hosts
 
