@@ -7,8 +7,9 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-from tests.promises.figures import record
+from tests.support.figures import record
 
+pytest_plugins = ["tests.support.cluster_state"]
 LEFT: Counter[str] = Counter()
 
 

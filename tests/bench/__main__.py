@@ -12,7 +12,8 @@ from statistics import median
 from typing import Any
 
 from tests.bench import by_hand
-from tests.e2e.conftest import FOLDER, ROOT, VCLUSTER, Sandbox
+from tests.support.hosts import Sandbox
+from tests.support.paths import ROOT, SANDBOX, VCLUSTER
 
 ROUNDS = 5
 STARTS = 21
@@ -82,14 +83,14 @@ def measure_start() -> tuple[float, float]:
 def main() -> int:
     """Measure everything, say it, and write the page."""
     helped, typer = measure_start()
-    subprocess.run([str(VCLUSTER), "sandbox", "up", "--dir", str(FOLDER)], check=True)
-    sandbox = Sandbox(FOLDER)
+    subprocess.run([str(VCLUSTER), "sandbox", "up", "--dir", str(SANDBOX)], check=True)
+    sandbox = Sandbox(SANDBOX)
     sandbox.vcluster("down").ok()
     up, hand = measure_up(sandbox)
     idle, trips = measure_idle(sandbox)
     sandbox.vcluster("down").ok()
     if not os.environ.get("VCLUSTER_KEEP_SANDBOX"):
-        subprocess.run([str(VCLUSTER), "sandbox", "down", "--dir", str(FOLDER)], check=True)
+        subprocess.run([str(VCLUSTER), "sandbox", "down", "--dir", str(SANDBOX)], check=True)
     page = PAGE.format(
         date=datetime.now(UTC).date(),
         machine=f"{os.cpu_count()} cores, Python {platform.python_version()}",

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.e2e.conftest import Sandbox
+from tests.support.hosts import Sandbox
 
 # Poll without a pause: a floor should lose no time.
 COUNTED = re.compile(r"/(\d+)\.0 GPU")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import REMOTE, Client
-from tests.contract.sshd import Sshd, signal_pid
+from tests.support.carriers import REMOTE, Client
+from tests.support.sshd import Sshd, signal_pid
 from vllm_cluster.core.errors import Lost, TimedOut, Unreachable, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Target, Transport

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract.conftest import Client
-from tests.contract.sshd import Sshd
+from tests.support.carriers import Client
+from tests.support.sshd import Sshd
 from vllm_cluster.core.errors import TimedOut, UsageError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import MAX_OUTPUT, Deadline, Target, Transport

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.sshd import free_port
+from tests.support.sshd import free_port
 from vllm_cluster.core.errors import UsageError
 from vllm_cluster.transport.base import Transport
 

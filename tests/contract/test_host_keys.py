@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Client, make
-from tests.contract.sshd import Sshd, keygen
-from tests.promises.figures import tallied
+from tests.support.carriers import Client, make
+from tests.support.figures import tallied
+from tests.support.sshd import Sshd, keygen
 from vllm_cluster.core.errors import HostKeyRejected
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Target, Transport

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Client, make
-from tests.contract.sshd import Sshd, free_port
+from tests.support.carriers import Client, make
+from tests.support.sshd import Sshd, free_port
 from vllm_cluster.core.errors import HostKeyRejected, Unreachable, UsageError, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport import make as carrier

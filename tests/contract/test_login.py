@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Client, make
-from tests.contract.sshd import USER, Sshd, free_port, keygen
+from tests.support.carriers import Client, make
+from tests.support.sshd import USER, Sshd, free_port, keygen
 from vllm_cluster.core.errors import AuthRefused, Unreachable, UsageError, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Target, Transport

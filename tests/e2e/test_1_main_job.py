@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, VCLUSTER, Sandbox
-from tests.e2e.engine import MODEL, alone, complete, status_code, tunnel
+from tests.support.endpoint import MODEL, alone, complete, status_code, tunnel
+from tests.support.hosts import Sandbox
+from tests.support.paths import ROOT, VCLUSTER
 
 pytestmark = pytest.mark.e2e
 

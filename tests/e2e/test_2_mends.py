@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.e2e.waiting import until
+from tests.support.hosts import Sandbox
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.e2e.waiting import until
-from tests.promises.attack import attack
+from tests.support.attack import attack
+from tests.support.hosts import Sandbox
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, VCLUSTER, Sandbox
-from tests.models import checkpoints, configs
-from tests.models.hub import hub
+from tests.support.hosts import Sandbox
+from tests.support.models import checkpoints, configs
+from tests.support.models.hub import hub
+from tests.support.paths import ROOT, VCLUSTER
 
 pytestmark = pytest.mark.e2e
 

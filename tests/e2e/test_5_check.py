@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.promises.hosts import HOSTS, IMAGE, broken, root
-from tests.promises.test_4_hosts import FAST, small_disk
-from tests.unit.run.tree import SMI, UUIDS
+from tests.support.breaks import FAST, HOSTS, IMAGE, broken, root, small_disk
+from tests.support.hosts import Sandbox
+from tests.support.tree import SMI, UUIDS
 
 pytestmark = pytest.mark.e2e
 

@@ -18,9 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.models import configs
+from tests.support.models import configs
 
-MODELS = {"llama-8b": configs.LLAMA_8B, "llama-70b": configs.LLAMA_70B}
 # Model, TP, PP, dtype of the KV cache; those of one line run side by side, each on GPUs of its own.
 LAYOUTS = (
     (("llama-8b", 1, 1, "auto"), ("llama-8b", 1, 1, "fp8")),
@@ -42,7 +41,13 @@ def start(layout: tuple[str, int, int, str], gpus: str, folder: Path) -> subproc
     """Begin to serve; what it says goes to a file named log."""
     name, tp, pp, dtype = layout
     folder.mkdir()
-    config = {**MODELS[name], "head_dim": 128, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+    config = {
+        **configs.MEASURED[name],
+        "head_dim": 128,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+    }
     scaling = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     config["rope_scaling"] = {**config["rope_scaling"], **scaling}
     (folder / "config.json").write_text(json.dumps(config))

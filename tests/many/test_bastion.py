@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.sshd import Sshd
 from tests.many.cluster import Cluster, Played
 from tests.many.conftest import FEW_FILES, MOST, SOME
 from tests.many.driven import drive
-from tests.promises.figures import record
+from tests.support.figures import record
+from tests.support.sshd import Sshd
 from vllm_cluster.transport import Kind
 
 LIMITS = ("MaxStartups 10:30:100", "MaxSessions 10")

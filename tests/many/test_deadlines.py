@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Client, make
-from tests.contract.sshd import Sshd, descendants, process_name, signal_pid
-from tests.promises.figures import record
-from tests.unit.test_architecture import MODULES, room
+from tests.support.carriers import Client, make
+from tests.support.figures import record
+from tests.support.modules import MODULES, room
+from tests.support.sshd import Sshd, descendants, process_name, signal_pid
 from vllm_cluster.core.errors import Lost, TimedOut
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Deadline, Transport

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.many.cluster import Cluster, Played
+from tests.many.conftest import MEMORY_MB
 from tests.many.driven import Run, drive
-from tests.many.test_many_hosts import MEMORY_MB
-from tests.promises.figures import record
+from tests.support.figures import record
 from vllm_cluster.transport import Kind
 
 # gpu000 is the head and well; the others say 100 MB in a log, a file and an error, 20 MB in facts, or a little there,

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.many.cluster import Cluster, Played
-from tests.many.conftest import FEW_FILES, MOST, SOME
+from tests.many.conftest import FEW_FILES, MEMORY_MB, MOST, SOME
 from tests.many.driven import Run, drive
-from tests.promises.figures import record
+from tests.support.figures import record
 from vllm_cluster.run.fleet import CONNECT_SECONDS, WORKERS
 
-MEMORY_MB = 200
 # A thread a connection, those that work, and a few of the program's own.
 SPARE_THREADS = 40
 # What a host that falls silent is given: 5 s until it is asked, 15 s for its answer, 1 s to tell.

@@ -13,9 +13,9 @@ import sys
 
 import pytest
 
-from tests.e2e.conftest import ROOT
 from tests.promises import page
-from tests.promises.figures import FOLDER
+from tests.support.figures import FOLDER
+from tests.support.paths import ROOT
 
 # Each keeps figures of its own promises. The first measure how much of the processor they take, and have it alone;
 # real hosts mostly wait, and leave time for those that are made up.

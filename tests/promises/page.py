@@ -11,9 +11,9 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from typing import cast
 
-from tests.e2e.conftest import ROOT
-from tests.promises.figures import FOLDER
 from tests.promises.texts import PROMISES
+from tests.support.figures import FOLDER
+from tests.support.paths import ROOT
 from vllm_cluster import __version__
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.sandbox.names import ENGINE_IMAGE

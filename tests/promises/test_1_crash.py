@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.promises.attack import attack
-from tests.promises.controller import controller, moment, nth
-from tests.promises.hosts import HOSTS, Normal, lease_is_free_after, settle, timed, with_nodes
+from tests.support.attack import attack
+from tests.support.breaks import HOSTS, Normal, lease_is_free_after, settle, timed, with_nodes
+from tests.support.controller import controller, moment, nth
+from tests.support.hosts import Sandbox
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import VCLUSTER, Sandbox
-from tests.promises.attack import attack
-from tests.promises.controller import begins, controller
-from tests.promises.hosts import (
+from tests.support.attack import attack
+from tests.support.breaks import (
     Normal,
     black_hole,
     broken,
@@ -23,6 +21,9 @@ from tests.promises.hosts import (
     something_to_do,
     with_nodes,
 )
+from tests.support.controller import begins, controller
+from tests.support.hosts import Sandbox
+from tests.support.paths import VCLUSTER
 from vllm_cluster.docker.engine import CALL_SECONDS
 from vllm_cluster.run.lease import TIME_TO_LIVE
 

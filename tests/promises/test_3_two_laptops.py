@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import time
-from contextlib import ExitStack
-
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.promises.attack import attack
-from tests.promises.controller import Controller, controller
-from tests.promises.hosts import Normal, settle, something_to_do, with_nodes
+from tests.support.attack import attack
+from tests.support.breaks import Normal, settle, something_to_do, with_nodes
+from tests.support.controller import judge, operations, race
+from tests.support.hosts import Sandbox
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
 Stand = dict[str, set[str]]
-APART = 0.1
 TIMES = [pytest.param(3, marks=pytest.mark.short), pytest.param(200, marks=pytest.mark.deep)]
-
-
-def race(sandbox: Sandbox, *second: str) -> tuple[Controller, Controller]:
-    """Two `up` that begin 100 ms apart, run to their ends."""
-    with ExitStack() as stack:
-        one = stack.enter_context(controller(sandbox, "up", "--yes"))
-        time.sleep(APART)  # the attack itself: this far apart
-        other = stack.enter_context(controller(sandbox, "up", "--yes", *second))
-        for run in (one, other):
-            run.end()
-        return one, other
-
-
-def operations(run: Controller) -> int:
-    """How many operations it has done."""
-    return sum(event["event"] == "done" for event in run.events)
-
-
-def judge(runs: tuple[Controller, Controller]) -> None:
-    """Exactly one has worked, and the other was told who works and since when."""
-    codes = [(run.process.returncode, run.events[-1]) for run in runs]
-    worked = [run for run in runs if operations(run) and run.process.returncode == 0]
-    idle = [run for run in runs if not operations(run)]
-    assert (len(worked), len(idle)) == (1, 1), codes
-    assert idle[0].process.returncode == 75, codes
-    said = idle[0].error()["message"]
-    assert re.search(r"is being changed by \S+@\S+ \(vcluster up\) since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", said), said
 
 
 @pytest.mark.parametrize("times", TIMES)

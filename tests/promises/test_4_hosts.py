@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.promises.attack import attack
-from tests.promises.hosts import HOSTS, IMAGE, Normal, broken, root, settle, something_to_do, stands, with_nodes
-from tests.promises.test_3_two_laptops import judge, race
+from tests.support.attack import attack
+from tests.support.breaks import (
+    FAST,
+    HOSTS,
+    IMAGE,
+    Normal,
+    broken,
+    root,
+    settle,
+    small_disk,
+    something_to_do,
+    stands,
+    with_nodes,
+)
+from tests.support.controller import judge, race
+from tests.support.hosts import Sandbox
 from vllm_cluster.sandbox import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
 Stand = dict[str, set[str]]
-# The host's `date` is an hour ahead: all hosts share this machine's real clock, which must stay as it is.
-FAST = (
-    """printf '#!/bin/sh\nexec /usr/bin/date -d "+1 hour" "$@"\n' >/usr/local/bin/date; chmod 755 /usr/local/bin/date"""
-)
 
 
 def test_up_twice(sandbox: Sandbox, normal: Normal) -> None:
@@ -107,14 +113,6 @@ def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand
             f"seen after {kills} kill{'s' * (kills > 1)} of Docker; up converges and down leaves none; "
             "a volume with a file in it is refused and stays"
         )
-
-
-@contextmanager
-def small_disk(sandbox: Sandbox, folder: str, size: str) -> Iterator[None]:
-    """A file system of its own, and a small one, in place of a folder of gpu2's Docker."""
-    place = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker{folder}"
-    with broken(sandbox, "gpu2", f"mount -t tmpfs -o size={size} tmpfs {place}", f"umount {place}"):
-        yield
 
 
 def test_too_little_room_for_an_image(sandbox: Sandbox, empty: Stand) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.promises.attack import attack
-from tests.promises.hosts import HOSTS
-from tests.promises.served import API_KEY, HF_TOKEN, serve, with_secrets
+from tests.support.attack import attack
+from tests.support.breaks import HOSTS
+from tests.support.hosts import Sandbox
+from tests.support.served import API_KEY, HF_TOKEN, serve, with_secrets
 from vllm_cluster.sandbox import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.e2e.engine import tunnel
-from tests.promises.attack import attack
-from tests.promises.served import API_KEY, serve, with_secrets
+from tests.support.attack import attack
+from tests.support.endpoint import tunnel
+from tests.support.hosts import Sandbox
+from tests.support.served import API_KEY, addresses, serve, with_secrets
 from vllm_cluster.inventory.model import Ports
 from vllm_cluster.sandbox import names
 from vllm_cluster.sandbox.images import host_tag
@@ -81,11 +81,6 @@ def elsewhere(sandbox: Sandbox, script: str, *argv: str) -> str:
     network = names.Sandbox(sandbox.folder).network
     command = ["docker", "run", "--rm", "--network", network, "--entrypoint", "bash", host_tag(), "-c", script, *argv]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False).stdout
-
-
-def addresses(sandbox: Sandbox) -> dict[str, str]:
-    """The hosts' addresses on their network."""
-    return {row["host"]: row["address"] for row in sandbox.vcluster("status", "--json").ok().json()["hosts"]}
 
 
 def ask(place: tuple[str, int], method: str, path: str, key: str | None) -> int:

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.promises.attack import attack
-from tests.promises.hosts import HOSTS
-from tests.promises.served import serve, told, with_secrets
-from tests.promises.test_6_exposure import addresses
+from tests.support.attack import attack
+from tests.support.breaks import HOSTS
+from tests.support.hosts import Sandbox
+from tests.support.served import addresses, serve, told, with_secrets
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from tests.e2e.conftest import Sandbox
-from tests.e2e.engine import complete, tunnel
-from tests.promises.attack import attack
-from tests.promises.hosts import root
-from tests.promises.served import API_KEY, ready_since, serve, told, until_ready_again, with_secrets
+from tests.support.attack import attack
+from tests.support.breaks import root
+from tests.support.endpoint import complete, tunnel
+from tests.support.hosts import Sandbox
+from tests.support.served import API_KEY, ready_since, serve, told, until_ready_again, with_secrets
 from vllm_cluster.sandbox import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.promises.attack import attack
-from tests.unit.node.world import HEAD, World
+from tests.support.attack import attack
+from tests.support.node.world import HEAD, World
 
 pytestmark = pytest.mark.promise
 

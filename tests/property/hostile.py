@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
-from collections.abc import Iterator
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tests.promises.figures import record
+from tests.support.figures import record
 
 DEEP = bool(os.environ.get("VCLUSTER_DEEP"))
 CASES = 100_000 if DEEP else 2_000
@@ -45,3 +48,18 @@ def recorded(promise: str, what: str, count: int = CASES) -> Iterator[None]:
         passed = True
     finally:
         record(promise, what, f"{count} cases", passed)
+
+
+def harmless(shown: str) -> bool:
+    """Whether a terminal would only show it."""
+    kinds = {unicodedata.category(char) for char in shown if char not in "\n\t"}
+    return not kinds & {"Cc", "Cs"} and not re.search("[\u202a-\u202e\u2066-\u2069]", shown)
+
+
+def shown_by(render: Callable[[], None]) -> str:
+    """What a renderer writes, encoded as a terminal would want it."""
+    sink = io.StringIO()
+    with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+        render()
+    sink.getvalue().encode()
+    return sink.getvalue()

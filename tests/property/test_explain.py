@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.explain.logs import PRODUCED
+from tests.support.logs import PRODUCED
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.explain.catalogue import SIGNS
 from vllm_cluster.explain.line import said

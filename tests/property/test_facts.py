@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.property.hostile import hostile, recorded, some
-from tests.property.test_hostile_text import harmless, shown_by
-from tests.unit.core import world
-from tests.unit.run.tree import FIXTURES
+from tests.property.hostile import harmless, hostile, recorded, shown_by, some
+from tests.support import world
+from tests.support.tree import FACTS
 from vllm_cluster.actions.check import Report
 from vllm_cluster.cli.render.check import report_document, show_report
 from vllm_cluster.cli.render.facts import facts_document, show_facts
@@ -22,7 +21,7 @@ from vllm_cluster.core.preflight import examine, unseen
 
 pytestmark = pytest.mark.timeout(3600)
 
-ANSWER = (FIXTURES / "sandbox-host.txt").read_text()
+ANSWER = (FACTS / "sandbox-host.txt").read_text()
 SECTIONS = [line[2:] for line in ANSWER.splitlines() if line.startswith("@@")]
 WORDS = [
     "0",

@@ -22,7 +22,7 @@ from hypothesis.strategies import DataObject
 from pydantic import ValidationError
 
 from tests.property.hostile import CASES, anything, batches, hostile, many, recorded, some
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.errors import UsageError
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, docker_run_line

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.promises.figures import tallied
-from tests.unit.core import world
+from tests.support import world
+from tests.support.figures import tallied
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import re
-import unicodedata
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.property.hostile import attack, batches, hostile, many, recorded, some
+from tests.property.hostile import attack, batches, harmless, hostile, many, recorded, shown_by, some
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.cli.render import errors, events, text
 from vllm_cluster.cli.render.status import show_status
@@ -24,21 +19,6 @@ from vllm_cluster.run.events import Event
 pytestmark = pytest.mark.timeout(3600)
 
 any_text = st.one_of(st.text(st.characters(), max_size=60), hostile, st.lists(attack, max_size=5).map("".join))
-
-
-def harmless(shown: str) -> bool:
-    """Whether a terminal would only show it."""
-    kinds = {unicodedata.category(char) for char in shown if char not in "\n\t"}
-    return not kinds & {"Cc", "Cs"} and not re.search("[\u202a-\u202e\u2066-\u2069]", shown)
-
-
-def shown_by(render: Callable[[], None]) -> str:
-    """What a renderer writes, encoded as a terminal would want it."""
-    sink = io.StringIO()
-    with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
-        render()
-    sink.getvalue().encode()
-    return sink.getvalue()
 
 
 def test_no_text_from_elsewhere_steers_a_terminal() -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.promises.figures import record
-from tests.sim import lab, make, oracle
-from tests.sim.depth import DEEP
-from tests.sim.faults import Fault, Killed, Script
-from tests.sim.lab import Outcome, Verb
-from tests.sim.world import Box, World
+from tests.support.figures import record
+from tests.support.sim import lab, make, oracle
+from tests.support.sim.depth import DEEP
+from tests.support.sim.faults import Fault, Killed, Script
+from tests.support.sim.lab import Outcome, Verb
+from tests.support.sim.world import Box, World
 from vllm_cluster.inventory.model import Inventory
 
 AFTER = 3  # runs that a broken one and what was still under way may need to be mended

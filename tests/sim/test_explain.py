@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.sim import lab, make
-from tests.sim.world import World
+from tests.support.sim import lab, make
+from tests.support.sim.world import World
 from vllm_cluster.actions import bundle, explain, survey
 from vllm_cluster.core.errors import CommandFailed, Unreachable, UsageError
 from vllm_cluster.inventory.model import Inventory

@@ -19,13 +19,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.promises.figures import record
-from tests.sim import lab, make, oracle
-from tests.sim.depth import examples
-from tests.sim.engine import name_image
-from tests.sim.faults import Fault, Script
-from tests.sim.lab import Outcome
-from tests.sim.world import Box, Volume, ours
+from tests.support.figures import record
+from tests.support.sim import lab, make, oracle
+from tests.support.sim.depth import examples
+from tests.support.sim.engine import name_image
+from tests.support.sim.faults import Fault, Script
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import Box, Volume, ours
 from vllm_cluster.core.spec import CLUSTER
 
 RUNS: Counter[str] = Counter()

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.promises.figures import record
-from tests.sim import lab, make, oracle
-from tests.sim.faults import Call, Fault, Killed, Script
-from tests.sim.lab import Outcome
-from tests.sim.world import Box, Volume, World, identity
+from tests.support.figures import record
+from tests.support.sim import lab, make, oracle
+from tests.support.sim.faults import Call, Fault, Killed, Script
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import Box, Volume, World, identity
 from vllm_cluster.cli.session import Session
 from vllm_cluster.core.errors import InventoryError, Locked, Lost, PreflightFailed, VclusterError
 from vllm_cluster.core.spec import CLUSTER, FORMAT_LABEL, VERSION

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.sim import lab, life, make, oracle
-from tests.sim.faults import Fault, Script
-from tests.sim.lab import Outcome
-from tests.sim.world import Box, World
+from tests.support.sim import lab, life, make, oracle
+from tests.support.sim.faults import Fault, Script
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import Box, World
 from vllm_cluster.core.errors import Locked, PreflightFailed
 from vllm_cluster.inventory.model import Inventory
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.promises.figures import record
-from tests.sim import lab, make, oracle
-from tests.sim.world import World
+from tests.support.figures import record
+from tests.support.sim import lab, make, oracle
+from tests.support.sim.world import World
 from vllm_cluster.actions import up
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.plan import CreateNode

@@ -6,33 +6,15 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import vllm_cluster
+from tests.support.modules import MODULES, PACKAGE, imported, room
+from tests.support.paths import ROOT
 
-PACKAGE = Path(vllm_cluster.__file__).parent
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_docker" not in path.parts)
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 50
 _WAYS_OUT = {"os", "io", "socket", "subprocess", "pathlib", "time", "random", "requests", "urllib", "tempfile"}
-
-
-def imported(path: Path) -> set[str]:
-    """Every module that a file names in an import, wherever in it."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
-
-
-def room(path: Path) -> str:
-    """The path within the package, as `core/diff.py`."""
-    return path.relative_to(PACKAGE).as_posix()
 
 
 def importers(*names: str) -> Iterator[str]:
@@ -77,6 +59,25 @@ def test_the_node_needs_the_standard_library_alone() -> None:
     # The collective is there to try the torch of the image.
     torch = {("collective.py", "torch"), ("collective.py", "torch.distributed")}
     assert {row for row in outside - torch if not row[1].startswith("vllm_cluster.node")} == set()
+
+
+def folder(module: str) -> str:
+    """The folder of tests that a module is in: `sim` of `tests.sim.test_machine`."""
+    return [*module.split("."), ""][1]
+
+
+def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
+    """Each folder runs alone, and a test is moved or removed alone: what two folders share is in tests/support."""
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        own = folder(".".join(path.relative_to(ROOT).parts))
+        for name in imported(path):
+            if not name.startswith("tests."):
+                continue
+            tests = any(part.startswith("test_") for part in name.split("."))
+            if tests or folder(name) not in (own, "support"):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}: move what they share to tests/support")
+    assert wrong == []
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.models import configs
-from tests.unit.core import world
+from tests.support import world
+from tests.support.models import configs
 from vllm_cluster.actions import fit as action
 from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.core.facts import Gpu, Hca, HostFacts

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.explain.logs import FOLDER
+from tests.support.logs import FOLDER
 from vllm_cluster.actions import explain as action
 from vllm_cluster.cli.explain import explain
 from vllm_cluster.core.errors import UsageError

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import checkpoints, configs
-from tests.models.hub import Hub, hub
+from tests.support.models import checkpoints, configs
+from tests.support.models.hub import Hub, hub
 
 VCLUSTER = Path(sys.executable).with_name("vcluster")
 LLAMA = "meta-llama/Llama-3.1-405B-Instruct"

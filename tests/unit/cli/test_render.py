@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.actions.serve import Endpoint
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.endpoint import curl_line

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.core.change import CHANGED, EFFECTS, Effect, compare
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.spec import SPEC, ContainerSpec, stored_spec

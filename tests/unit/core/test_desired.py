@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.core.desired import desired, kept_secrets
 from vllm_cluster.core.facts import Engine, Hca, Nic
 

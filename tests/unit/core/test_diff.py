@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.plan import CreateNode, PrepareImage, RemoveContainer, RestartNode, StartNode

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.core.details import Details, FileSystem, Gid, GpuHealth, GpuProcess, ImageDetails, Links
 from vllm_cluster.core.facts import Container, Engine, Gpu, Hca, HostFacts, Image, Nic
 from vllm_cluster.core.preflight import examine, preflight, unseen

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.core.links import EPHEMERAL, Place, Way, links, ports_of, way
 
 # On a machine that other work keeps busy no single case has a time.

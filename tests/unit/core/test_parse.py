@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.core.parse import facts
 from vllm_cluster.core.preflight import engine_problem, examine
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.core.facts import Engine, Hca, HostFacts, Nic
 from vllm_cluster.core.preflight import engine_problem, preflight
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.run.tree import FIXTURES, PROCESS, SMI
+from tests.support.tree import FACTS, PROCESS, SMI
 from vllm_cluster.core.details import GpuProcess, Links
 from vllm_cluster.core.parse import facts
 from vllm_cluster.core.smi import Smi, links, smi
@@ -69,13 +69,13 @@ def test_entities_are_refused_and_the_recorded_doctype_is_not() -> None:
 
 
 def test_the_recorded_host_with_a_process() -> None:
-    busy = (FIXTURES / "h200-x2-busy.nvidia-smi-q.xml").read_text()
+    busy = (FACTS / "h200-x2-busy.nvidia-smi-q.xml").read_text()
     held = [gpu.processes for gpu in smi(busy, {553: "0::/somewhere"}).gpus]
     assert held == [(GpuProcess(553, "python3", 4706),), ()]
 
 
 def test_the_recorded_links() -> None:
-    said = (FIXTURES / "h200-x2.nvidia-smi-nvlink.txt").read_text()
+    said = (FACTS / "h200-x2.nvidia-smi-nvlink.txt").read_text()
     assert links(said) == (Links(0, 18, 18), Links(1, 18, 18))
     assert links(said.replace("26.562 GB/s", "<inactive>", 1))[0] == Links(0, 17, 18)
 
@@ -86,7 +86,7 @@ def test_links_without_any() -> None:
 
 def test_all_that_a_real_gpu_host_told() -> None:
     """One round trip: what the driver, the kernel and the file systems say; what is not there is said to be unknown."""
-    host = facts("gpu1", (FIXTURES / "h200-x2-host.txt").read_text(), deep=True)
+    host = facts("gpu1", (FACTS / "h200-x2-host.txt").read_text(), deep=True)
     assert [(gpu.name, gpu.memory_mib, gpu.driver) for gpu in host.gpus] == [("NVIDIA H200", 143771, "580.159.04")] * 2
     assert (host.nics, host.hcas, host.rdma_devices) == ((), (), ("/dev/infiniband/rdma_cm",))
     assert "docker" in host.engine.problem

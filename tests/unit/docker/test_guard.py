@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import lab, make
-from tests.sim.carrier import DIAL, FakeTransport
+from tests.support.sim import lab, make
+from tests.support.sim.carrier import DIAL, FakeTransport
 from vllm_cluster.core.errors import HostError
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.transport.base import Deadline, Stream, Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.unit.explain.logs import PRODUCED, reported, row_of
+from tests.support.logs import PRODUCED, reported, row_of
 from vllm_cluster.core.reasons import HELD_OTHERWISE, REASONS
 from vllm_cluster.explain.catalogue import ROWS
 from vllm_cluster.explain.row import Row

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.explain.logs import explained
+from tests.support.logs import explained
 from vllm_cluster.explain.redact import GONE, patterns_out, redactor
 
 CANARY = "cänary/+key with=0123456789"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.explain.logs import FOLDER, HEALTHY, PRODUCED, explained, reported, row_of
+from tests.support.logs import FOLDER, HEALTHY, PRODUCED, explained, reported, row_of
 from vllm_cluster.explain.catalogue import ROWS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.explain.logs import FOLDER, HEALTHY, explained
+from tests.support.logs import FOLDER, HEALTHY, explained
 from vllm_cluster.explain.line import moment, said
 from vllm_cluster.explain.noise import LOOKALIKES, OWN_START, Lookalike
 from vllm_cluster.explain.scan import Source, scan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models import checkpoints, configs
+from tests.support.models import checkpoints, configs
 from vllm_cluster.fit.layouts import Model, Wish
 from vllm_cluster.fit.numbers import size
 from vllm_cluster.fit.shape import shape

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.models import checkpoints, configs
+from tests.support.models import checkpoints, configs
 from vllm_cluster.fit.layouts import UTILISATION, Gpus, Model, Wish, judge, refusal, stage_bounds
 from vllm_cluster.fit.shape import BLOCK, shape
 from vllm_cluster.fit.verdict import Verdict, at_least, verdict

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.kv_cache import MODELS
-from tests.models import checkpoints
+from tests.support.models import checkpoints, configs
 from vllm_cluster.fit.layouts import Gpus, Model, Wish, judge
 from vllm_cluster.fit.shape import shape
 from vllm_cluster.fit.weights import weigh
@@ -23,7 +22,7 @@ MET = 0.01
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['tp']}-{row['pp']}-{row['kv_cache_dtype']}")
 def test_fit_says_what_vllm_measured(row: dict[str, Any]) -> None:
-    config, tp, pp = MODELS[row["model"]], row["tp"], row["pp"]
+    config, tp, pp = configs.MEASURED[row["model"]], row["tp"], row["pp"]
     made = shape(config)
     model = Model("llama", weigh(checkpoints.sizes(checkpoints.llama(config)), made), made)
     wish = Wish(row["context"], kv_dtype=row["kv_cache_dtype"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.models import configs
+from tests.support.models import configs
 from vllm_cluster.fit.numbers import size
 from vllm_cluster.fit.shape import Layer, shape
 from vllm_cluster.fit.weights import Part, spread, tensors, weigh

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.models import checkpoints, configs
-from tests.models.hub import Hub, hub
+from tests.support.models import checkpoints, configs
+from tests.support.models.hub import Hub, hub
 from vllm_cluster.core.errors import Unreachable, UsageError, VclusterError
 from vllm_cluster.hub import read as reading
 from vllm_cluster.hub.read import read

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.node.world import World
+from tests.support.node.world import World
 
 
 @pytest.fixture

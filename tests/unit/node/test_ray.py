@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from tests.unit.node.world import HEAD, World, eventually, free_port, lives
+from tests.support.node.world import HEAD, World, eventually, free_port, lives
 
 
 def starts(world: World) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.node.world import HEAD, KEY, TOKEN, WORKER, World, eventually, lives
+from tests.support.node.world import HEAD, KEY, TOKEN, WORKER, World, eventually, lives
 
 LOADING = [
     "(EngineCore pid=1) INFO Starting to load model org/model...\n",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core import world
+from tests.support import world
 from tests.unit.run.ranks import Ranks, Stream
 from vllm_cluster.core.facts import Hca
 from vllm_cluster.run import collective as module

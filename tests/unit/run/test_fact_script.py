@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.core import world
-from tests.unit.run import tree
+from tests.support import tree, world
 from vllm_cluster.core import parse
 from vllm_cluster.core.details import Gid, GpuProcess, Links
 from vllm_cluster.core.preflight import examine, unseen

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.core.facts import Engine, HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Event

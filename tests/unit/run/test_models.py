@@ -10,8 +10,8 @@ from typing import Any, cast
 import docker.errors
 import pytest
 
-from tests.models import configs
-from tests.unit.core import world
+from tests.support import world
+from tests.support.models import configs
 from vllm_cluster.actions.serve import refuse_split
 from vllm_cluster.core.errors import CommandFailed, PreflightFailed
 from vllm_cluster.core.facts import Container

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.core import world
+from tests.support import world
 from vllm_cluster.run.secrets import Secrets, gather, identify
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.support.paths import FIXTURES
 from vllm_cluster.explain.scan import Source, scan
 from vllm_cluster.explain.verdict import Verdict, verdict
 
-FOLDER = Path(__file__).parents[2] / "fixtures" / "logs"
+FOLDER = FIXTURES / "logs"
 PRODUCED = sorted(path for path in FOLDER.glob("*.log") if not path.name.startswith("healthy"))
 HEALTHY = sorted(FOLDER.glob("healthy*.log"))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from tests.sim.life import NODE_PROGRAM, role
-from tests.sim.world import Machine, World
+from tests.support.sim.life import NODE_PROGRAM, role
+from tests.support.sim.world import Machine, World
 
 REFUSALS = {
     "missing": "sh: 1: docker: not found",

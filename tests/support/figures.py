@@ -7,9 +7,10 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "build" / "promises"
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "build" / "promises"
 
 
 def record(promise: str, attack: str, figure: str, passed: bool) -> None:

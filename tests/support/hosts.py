@@ -1,4 +1,4 @@
-"""The sandbox, made once for all end-to-end tests, and the program as its users run it."""
+"""The sandbox's hosts, and the program as its users run it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,13 @@ import json
 import os
 import shlex
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.support.paths import VCLUSTER
 from vllm_cluster.sandbox import names
-
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / ".cache" / "sandbox"
-VCLUSTER = Path(sys.executable).with_name("vcluster")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test pays for building the sandbox, which takes minutes on a new machine."""
-    for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.timeout(2400))
 
 
 @dataclass(frozen=True)
@@ -125,15 +112,3 @@ class Sandbox:
         target = self.folder / path
         target.write_text(text + add)
         return target
-
-
-@pytest.fixture(scope="session")
-def sandbox() -> Iterator[Sandbox]:
-    """Two hosts with two logical GPUs each; left running when VCLUSTER_KEEP_SANDBOX is set."""
-    argv = [str(VCLUSTER), "sandbox", "up", "--dir", str(FOLDER)]
-    subprocess.run(argv, check=True, timeout=2400)
-    found = Sandbox(FOLDER)
-    found.vcluster("down", "--wait", "30").ok()
-    yield found
-    if not os.environ.get("VCLUSTER_KEEP_SANDBOX"):
-        subprocess.run([VCLUSTER, "sandbox", "down", "--dir", str(FOLDER)], check=True, timeout=300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.sim.world import Box, Machine, Picture, Volume, World, identity
+from tests.support.sim.world import Box, Machine, Picture, Volume, World, identity
 from vllm_cluster.inventory.model import Inventory
 
 IMAGE = "vllm/vllm-openai:v0.33.0"

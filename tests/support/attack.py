@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.promises.figures import record
+from tests.support.figures import record
 
 
 @dataclass

@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.e2e.conftest import Sandbox
+from tests.support.hosts import Sandbox
 
 MODEL = "sandbox/tiny-llama"
 PROMPT = "The cluster is one thing, or it is not"

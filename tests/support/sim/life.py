@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.sim.world import Box, Machine, World
+    from tests.support.sim.world import Box, Machine, World
 
 STATE = "/var/lib/vcluster"
 NODE_PROGRAM = "/opt/vcluster/node.py"

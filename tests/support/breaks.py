@@ -10,13 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.conftest import Sandbox
+from tests.support.hosts import Sandbox
 from vllm_cluster.sandbox import names
 
 HOSTS = ("gpu1", "gpu2")
 LOCK = "/tmp/vcluster-sandbox.lock"
 IMAGE = names.ENGINE_IMAGE
 CLUSTER = "io.vcluster.cluster=sandbox"
+
+# The host's `date` is an hour ahead: all hosts share this machine's real clock, which must stay as it is.
+FAST = (
+    """printf '#!/bin/sh\nexec /usr/bin/date -d "+1 hour" "$@"\n' >/usr/local/bin/date; chmod 755 /usr/local/bin/date"""
+)
 
 _LIST = """
 docker ps -a --format 'container {{.Names}}'
@@ -91,6 +96,14 @@ def broken(sandbox: Sandbox, host: str, script: str, undo: str) -> Iterator[None
         yield
     finally:
         root(sandbox, host, undo)
+
+
+@contextmanager
+def small_disk(sandbox: Sandbox, folder: str, size: str) -> Iterator[None]:
+    """A file system of its own, and a small one, in place of a folder of gpu2's Docker."""
+    place = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker{folder}"
+    with broken(sandbox, "gpu2", f"mount -t tmpfs -o size={size} tmpfs {place}", f"umount {place}"):
+        yield
 
 
 @contextmanager

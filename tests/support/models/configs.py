@@ -112,3 +112,5 @@ QWEN3_235B_FP8: Config = {
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "vocab_size": 151936,
 }
+# What `tests.gpu.kv_cache` has measured on real GPUs, by the names in its recordings.
+MEASURED = {"llama-8b": LLAMA_8B, "llama-70b": LLAMA_70B}

@@ -13,12 +13,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.paths import FIXTURES
 from vllm_cluster.core import parse
 from vllm_cluster.core.facts import HostFacts
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "facts"
+FACTS = FIXTURES / "facts"
 SCRIPTS = Path(parse.__file__).parents[1] / "run"
-SMI = (FIXTURES / "h200-x2.nvidia-smi-q.xml").read_text()
+SMI = (FACTS / "h200-x2.nvidia-smi-q.xml").read_text()
 UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in (1, 2)]
 CONTAINER = "c0ffee" + "0" * 58
 # Everything that a bare host has: busybox' tools.

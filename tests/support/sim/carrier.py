@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.sim.engine import Answer, FakeEngine, Request, reply
-from tests.sim.facts import told
-from tests.sim.faults import Fault, Killed, StillWaiting
-from tests.sim.world import Lock, World
+from tests.support.sim.engine import Answer, FakeEngine, Request, reply
+from tests.support.sim.facts import told
+from tests.support.sim.faults import Fault, Killed, StillWaiting
+from tests.support.sim.world import Lock, World
 from vllm_cluster.core.errors import Lost, TimedOut, Unreachable
 from vllm_cluster.transport.base import Deadline, Forward, Result, Stream, Target
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.e2e.conftest import Sandbox
+from tests.support.hosts import Sandbox
 
 Event = dict[str, Any]
+APART = 0.1
 
 
 @dataclass
@@ -102,3 +104,30 @@ def moment(event: Event | None) -> str:
     where = f"{event['host']}: " if event.get("host") else ""
     text = event.get("operation") or event["text"].partition("\n")[0]
     return f"{event['event']} {where}{text}"[:60].strip()
+
+
+def race(sandbox: Sandbox, *second: str) -> tuple[Controller, Controller]:
+    """Two `up` that begin 100 ms apart, run to their ends."""
+    with ExitStack() as stack:
+        one = stack.enter_context(controller(sandbox, "up", "--yes"))
+        time.sleep(APART)  # the attack itself: this far apart
+        other = stack.enter_context(controller(sandbox, "up", "--yes", *second))
+        for run in (one, other):
+            run.end()
+        return one, other
+
+
+def operations(run: Controller) -> int:
+    """How many operations it has done."""
+    return sum(event["event"] == "done" for event in run.events)
+
+
+def judge(runs: tuple[Controller, Controller]) -> None:
+    """Exactly one has worked, and the other was told who works and since when."""
+    codes = [(run.process.returncode, run.events[-1]) for run in runs]
+    worked = [run for run in runs if operations(run) and run.process.returncode == 0]
+    idle = [run for run in runs if not operations(run)]
+    assert (len(worked), len(idle)) == (1, 1), codes
+    assert idle[0].process.returncode == 75, codes
+    said = idle[0].error()["message"]
+    assert re.search(r"is being changed by \S+@\S+ \(vcluster up\) since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", said), said

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from tests.models.configs import Config
+from tests.support.models.configs import Config
 
 BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "I32": 4}
 Tensor = tuple[str, str, tuple[int, ...]]

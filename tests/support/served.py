@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import Sandbox
-from tests.e2e.engine import MODEL
+from tests.support.endpoint import MODEL
+from tests.support.hosts import Sandbox
 
 HF_TOKEN = "hf_CanaryÄ+/=0123456789 canary"  # awkward on purpose: every quoting changes it
 API_KEY = "sk-Canary+/=&0123456789~canary"
@@ -66,3 +66,8 @@ def until_ready_again(sandbox: Sandbox, broke: float, seconds: float) -> tuple[f
             return unready or 0.0, now - broke
         assert now - broke < seconds, f"not ready again after {seconds:.0f} s: {told(sandbox)}"
         time.sleep(0.2)
+
+
+def addresses(sandbox: Sandbox) -> dict[str, str]:
+    """The hosts' addresses on their network."""
+    return {row["host"]: row["address"] for row in sandbox.vcluster("status", "--json").ok().json()["hosts"]}

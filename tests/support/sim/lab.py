@@ -17,10 +17,10 @@ from unittest.mock import patch
 
 import docker
 
-from tests.sim.carrier import FakeTransport
-from tests.sim.direct import DirectClient
-from tests.sim.faults import Call, Killed, Script
-from tests.sim.world import World
+from tests.support.sim.carrier import FakeTransport
+from tests.support.sim.direct import DirectClient
+from tests.support.sim.faults import Call, Killed, Script
+from tests.support.sim.world import World
 from vllm_cluster.actions import down, serve, status, survey, up
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.plan import Plan

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tests.sim import lab, life
-from tests.sim.lab import Outcome
-from tests.sim.world import World, ours
+from tests.support.sim import lab, life
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import World, ours
 from vllm_cluster.core.images import engine_name
 from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.inventory.model import Inventory

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.sim.world import Box, Machine, Picture, Volume, World, identity
+from tests.support.sim.world import Box, Machine, Picture, Volume, World, identity
 
 
 @dataclass

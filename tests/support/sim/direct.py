@@ -12,8 +12,8 @@ import docker.auth
 import requests
 from docker.utils.proxy import ProxyConfig
 
-from tests.sim.carrier import EngineStream
-from tests.sim.engine import Answer, Request
+from tests.support.sim.carrier import EngineStream
+from tests.support.sim.engine import Answer, Request
 from vllm_cluster.core.errors import Lost
 
 

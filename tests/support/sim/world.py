@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.sim.clock import EPOCH, Clock
-from tests.sim.faults import Script, StillWaiting
+from tests.support.sim.clock import EPOCH, Clock
+from tests.support.sim.faults import Script, StillWaiting
 from vllm_cluster.core.spec import CLUSTER
 
 Files = dict[str, bytes]
@@ -202,7 +202,7 @@ class World:
 
     def start(self, machine: Machine, box: Box) -> None:
         """Start a container; what it runs begins, or ends at once where it cannot."""
-        from tests.sim import life
+        from tests.support.sim import life
 
         self.count += 1
         box.state, box.born, box.life = "running", self.count, {}
@@ -211,7 +211,7 @@ class World:
 
     def stop(self, machine: Machine, box: Box, *, gently: bool = True, code: int = 0) -> None:
         """End a container; a program that is told to end says goodbye in its status."""
-        from tests.sim import life
+        from tests.support.sim import life
 
         if box.state in ("running", "paused", "restarting"):
             if gently and box.state == "running":
@@ -226,7 +226,7 @@ class World:
 
     def pass_time(self) -> None:
         """What happens by itself: heartbeats, leases that nobody beats, Ray and vLLM."""
-        from tests.sim import life
+        from tests.support.sim import life
 
         for beat, due in list(self.beats):
             if self.clock.now >= due[0] and not self.beating:

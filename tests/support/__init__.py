@@ -1,0 +1,1 @@
+"""What tests of several folders share: hosts, servers, worlds in memory, recorded facts. No test is in here."""

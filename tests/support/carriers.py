@@ -1,0 +1,62 @@
+"""The carriers, and the client's side of a connection to a server made here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.sshd import Sshd
+from vllm_cluster import transport as carriers
+from vllm_cluster.transport import Kind
+from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.transport.jumps import Jumps
+
+REMOTE: tuple[Kind, ...] = ("fabric", "openssh")
+JUMPS: list[Jumps] = []
+
+
+def make(target: Target, kind: Kind) -> Transport:
+    """A carrier that shares its jump hosts with nobody; they are left at the end of the test."""
+    JUMPS.append(Jumps())
+    return carriers.make(target, kind, JUMPS[-1])
+
+
+@dataclass
+class Client:
+    """The client's side of a connection: an ssh_config, known_hosts and a key of its own."""
+
+    folder: Path
+    key: Path
+    hosts: list[str] = field(default_factory=list)
+
+    @property
+    def known(self) -> Path:
+        """The known_hosts file."""
+        return self.folder / "known_hosts"
+
+    @property
+    def config(self) -> Path:
+        """The ssh_config file."""
+        return self.folder / "config"
+
+    def add(self, alias: str, server: Sshd, *more: str, known: str | None = None) -> None:
+        """Give a server a name; `known` replaces its true line in known_hosts."""
+        self.hosts += [f"Host {alias}", *more, "HostName 127.0.0.1", f"Port {server.port}"]
+        with self.known.open("a") as file:
+            file.write(server.known_line() if known is None else known)
+        self.write()
+
+    def write(self, *first: str) -> None:
+        """Write the ssh_config."""
+        common = (
+            "Host *",
+            f"UserKnownHostsFile {self.known}",
+            "GlobalKnownHostsFile /dev/null",
+            f"IdentityFile {self.key}",
+            "IdentitiesOnly yes",
+        )
+        self.config.write_text("\n".join((*first, *self.hosts, *common)) + "\n")
+
+    def target(self, alias: str, **words: object) -> Target:
+        """A host of the inventory."""
+        return Target(**{"name": "gpu1", "destination": alias, "config": self.config, **words})  # type: ignore[arg-type]
