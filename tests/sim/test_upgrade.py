@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.support import landed
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.world import World
 from vllm_cluster.actions import up
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.plan import CreateNode
-from vllm_cluster.core.spec import FORMAT_LABEL, SPEC, VERSION
+from vllm_cluster.core.spec import SPEC, VERSION
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit
 
@@ -30,12 +31,6 @@ def relabel(world: World, change: Callable[[dict[str, str]], None]) -> None:
     """Change the labels of every node, as another version would have set them."""
     for _, box in world.nodes():
         change(box.labels)
-
-
-def made_by_3c3b04b(labels: dict[str, str]) -> None:
-    """The labels of the landed version: a hash in the place of the spec."""
-    del labels[SPEC]
-    labels |= {"io.vcluster.spec-hash": "0123456789abcdef", FORMAT_LABEL: "1", VERSION: "0.1.0"}
 
 
 def edit_spec(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, str]], None]:
@@ -96,10 +91,8 @@ def test_a_changed_default_is_named_from_and_to_and_asked() -> None:
 
 @pytest.mark.promise("P43", "P25")
 def test_the_landed_versions_cluster_is_recreated_once_and_asked() -> None:
-    world, inventory = make.world(), make.inventory(2)
+    world, inventory = landed.serving()
     with lab.inside(world):
-        serving(world, inventory)
-        relabel(world, made_by_3c3b04b)
         before = lab.run(world, inventory, lab.do_plan)
         assert {text.split(": ", 1)[1] for _, text in lab.texts(before.value)} == {
             "made by an earlier version of vcluster (0.1.0)"
