@@ -11,10 +11,9 @@ import shlex
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
-import docker
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +25,7 @@ from tests.support import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.errors import UsageError
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, docker_run_line
+from vllm_cluster.docker.calls import path
 from vllm_cluster.docker.spec import node_body
 from vllm_cluster.engine import vllm
 from vllm_cluster.inventory.model import HostSsh, Inventory, SshSettings
@@ -139,10 +139,10 @@ def as_a_body(spec: ContainerSpec) -> None:
     assert body["Labels"] == {**spec.labels(), BASE_IMAGE: "sha256:x"}
     for name in (spec.name, spec.state_volume, spec.secrets_volume):
         assert re.fullmatch(r"[a-z0-9][a-z0-9_.-]+", name)
-    path = cast(Any, docker.APIClient(version="1.41"))._url("/images/{0}/json", spec.image).partition("/images/")[2]
-    assert unquote(path) == f"{spec.image}/json"
-    assert not {"..", "."} & set(path.split("/"))
-    assert not set("?#") & set(path)
+    sent = path("images", spec.image, "json").removeprefix("/images/")
+    assert unquote(sent) == f"{spec.image}/json"
+    assert not {"..", "."} & set(sent.split("/"))
+    assert not set("?#") & set(sent)
 
 
 OPTIONS = ("model", "served-model-name", "tensor-parallel-size", "pipeline-parallel-size", "host", "port", "uds",

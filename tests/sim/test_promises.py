@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tests.support.sim.faults import Call, Fault, Killed, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, Volume, World, identity
 from vllm_cluster.cli.session import Session
-from vllm_cluster.core.errors import InventoryError, Locked, Lost, PreflightFailed, VclusterError
+from vllm_cluster.core.errors import InventoryError, Locked, PreflightFailed, VclusterError
 from vllm_cluster.core.spec import CLUSTER, FORMAT_LABEL, VERSION
 from vllm_cluster.inventory.model import Inventory
 
@@ -34,32 +33,12 @@ def failure(outcome: Outcome) -> VclusterError:
     return outcome.error
 
 
-def test_over_the_wire_too() -> None:
-    """Once with HTTP over our stream, since the other runs leave that out: the same calls, the same end."""
-    calls = {}
-    for wire in (True, False):
-        world, inventory = make.world((2, 2), present=False), make.inventory(2)
-        with lab.inside(world, wire=wire):
-            made = [lab.run(world, inventory, verb) for verb in (lab.do_up, lab.do_serve, lab.do_status, lab.do_stop)]
-            for outcome in made:
-                assert outcome.error is None, outcome.story()
-            oracle.converged(world, inventory)
-            broken = lab.run(world, inventory, lab.do_down, Script({12: Fault.LOST_AFTER}))
-            assert isinstance(broken.error, Lost)
-            assert lab.run(world, inventory, lab.do_down).error is None
-            oracle.nothing_left(world)
-        said = [f"{call.host} {call.what}" for outcome in made for call in outcome.script.calls]
-        # Ids and passing names are new each time; how many streams are opened is the wire's own affair.
-        calls[wire] = [re.sub("[0-9a-f]{8,}", "ID", words) for words in said if "dial docker" not in words]
-    assert calls[True] == calls[False]
-
-
 @pytest.mark.promise("P18")
 @pytest.mark.parametrize("fault", [Fault.SILENT, Fault.LOST, Fault.REFUSED, Fault.ERROR, Fault.KILLED])
 @pytest.mark.parametrize("words", ["/images/create", "/wait", "/build", "archive", "/exec/", "/start"])
-def test_no_call_is_without_an_end_over_the_wire(fault: Fault, words: str) -> None:
+def test_no_call_is_without_an_end(fault: Fault, words: str) -> None:
     world, inventory = make.world((2,), present=False), make.inventory(1)
-    with lab.inside(world, wire=True):
+    with lab.inside(world):
         broken = lab.run(world, inventory, lab.do_up, first(words, fault))
         # Only the line of history may be missed without an error: what it is about has been done.
         warned = any("has no line for this up" in event.text for event in broken.events if event.kind == "warning")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import requests
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -16,13 +14,7 @@ class Ended:
     output: str
 
 
-def read_framed(reply: requests.Response, limit: int) -> str:
-    """The beginning of a framed output; the rest is not waited for."""
-    with reply:
-        return _demultiplex(reply.raw.read(limit))
-
-
-def _demultiplex(data: bytes) -> str:
+def read_framed(data: bytes) -> str:
     """The text of Docker's framed output: 8 bytes of header (stream, 3 zeros, big-endian length), then the content."""
     parts: list[bytes] = []
     at = 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
-import docker.errors
-
 from vllm_cluster.core.errors import HostError
+from vllm_cluster.docker.calls import Call, Calls, NotFound, path
 from vllm_cluster.transport.base import Deadline
 
 # Docker adds up the files of every volume.
@@ -16,16 +16,18 @@ LOOK_SECONDS = 120
 
 
 class Volumes:
-    """The volumes of one host's Docker; `call` opens a call of its API."""
+    """The volumes of one host's Docker."""
 
-    def __init__(self, host: str, call: Callable[..., AbstractContextManager[Any]]) -> None:
-        self._host = host
-        self._call = call
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     def labelled(self, label: str) -> tuple[str, ...]:
         """The names of the volumes that have the label."""
-        with self._call("list volumes") as api:
-            return tuple(row["Name"] for row in api.volumes(filters={"label": [label]})["Volumes"] or ())
+        return tuple(str(row["Name"]) for row in self._listed({"label": [label]}))
+
+    def _listed(self, filters: Mapping[str, object]) -> list[Mapping[str, Any]]:
+        call = Call("list volumes", "GET", "/volumes", {"filters": json.dumps(filters)})
+        return self._calls.ask(call, _rows)
 
     def create(self, name: str, labels: Mapping[str, str]) -> None:
         """Create a volume; no error where it is there.
@@ -37,23 +39,23 @@ class Volumes:
         if not has and self.remove_blank([name]):
             has = self._created(name, labels)
         if any(has.get(key) != value for key, value in labels.items()):
-            hint = f"on {self._host}: docker volume rm {name}, if nobody needs it; or give the cluster another name"
-            raise HostError(self._host, f"the volume {name} is there and is not ours", hint=hint)
+            hint = (
+                f"on {self._calls.host}: docker volume rm {name}, if nobody needs it; or give the cluster another name"
+            )
+            raise HostError(self._calls.host, f"the volume {name} is there and is not ours", hint=hint)
 
     def _created(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
-        with self._call(f"create volume {name}") as api:
-            # Docker answers with the one that is there, whatever labels were asked for.
-            has: Mapping[str, str] | None = api.create_volume(name, labels=dict(labels)).get("Labels")
-            # An engine that was restarted forgets to tell the labels here, and knows them all the same.
-            return has or api.inspect_volume(name)["Labels"] or {}
+        what = f"create volume {name}"
+        body = {"Name": name, "Labels": dict(labels)}
+        # Docker answers with the one that is there, whatever labels were asked for.
+        has = self._calls.ask(Call(what, "POST", "/volumes/create", json=body), _labels)
+        # A Docker that was restarted forgets to tell the labels here, and knows them all the same.
+        return has or self._calls.ask(Call(what, "GET", path("volumes", name)), _labels)
 
     def remove(self, name: str) -> None:
         """Remove a volume; no error where it is gone."""
-        with self._call(f"remove volume {name}") as api:
-            try:
-                api.remove_volume(name)
-            except docker.errors.NotFound:
-                return
+        with suppress(NotFound):
+            self._calls.do(Call(f"remove volume {name}", "DELETE", path("volumes", name)))
 
     def remove_blank(self, names: Iterable[str]) -> int:
         """Remove those volumes of these names that have no label, option, byte or user; how many were removed.
@@ -62,17 +64,28 @@ class Volumes:
         volume (4 of 24 kills of Docker 20.10 while it made volumes did), which would be taken for somebody else's.
         """
         wanted, removed = set(names), 0
-        with self._call("list volumes") as api:
-            rows = api.volumes(filters={"name": sorted(wanted)})["Volumes"] or ()
-            suspects = {row["Name"] for row in rows if not (row.get("Labels") or row.get("Options"))} & wanted
+        suspects = {
+            row["Name"]
+            for row in self._listed({"name": sorted(wanted)})
+            if not (row.get("Labels") or row.get("Options"))
+        } & wanted
         if not suspects:
             return 0
-        with self._call("look into volumes", Deadline.after(LOOK_SECONDS)) as api:
-            # The SDK's own df() would add up all images and containers too.
-            found = api._result(api._get(api._url("/system/df"), params={"type": "volume"}), True)
-            for row in found["Volumes"] or ():
-                usage = row.get("UsageData") or {}
-                if row["Name"] in suspects and (usage.get("Size"), usage.get("RefCount")) == (0, 0):
-                    api.remove_volume(row["Name"])
-                    removed += 1
+        # Not without `type`: Docker would add up all images and containers too.
+        look = Call("look into volumes", "GET", "/system/df", {"type": "volume"})
+        for row in self._calls.ask(look, _rows, Deadline.after(LOOK_SECONDS)):
+            usage = row.get("UsageData") or {}
+            if row["Name"] in suspects and (usage.get("Size"), usage.get("RefCount")) == (0, 0):
+                self._calls.do(Call(f"remove volume {row['Name']}", "DELETE", path("volumes", row["Name"])))
+                removed += 1
         return removed
+
+
+def _rows(answer: Any) -> list[Mapping[str, Any]]:
+    """The volumes of an answer, each an object with a name."""
+    rows = list(answer["Volumes"] or ())
+    return [row for row in rows if isinstance(row["Name"], str) and isinstance(row.get("UsageData") or {}, dict)]
+
+
+def _labels(answer: Any) -> Mapping[str, str]:
+    return dict(answer["Labels"] or {}) if "Labels" in answer else {}

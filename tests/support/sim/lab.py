@@ -15,10 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import docker
-
 from tests.support.sim.carrier import FakeTransport
-from tests.support.sim.direct import DirectClient
 from tests.support.sim.faults import Call, Killed, Script
 from tests.support.sim.world import World
 from vllm_cluster.actions import down, serve, status, survey, up
@@ -160,8 +157,8 @@ def _wheels() -> Path:
 
 
 @contextmanager
-def inside(world: World, *, wire: bool = False) -> Iterator[None]:
-    """While this lasts the product lives in the world; by `wire` the SDK speaks HTTP over our stream."""
+def inside(world: World) -> Iterator[None]:
+    """While this lasts the product lives in the world."""
 
     def make(target: Target, _kind: str, _jumps: object) -> FakeTransport:
         return FakeTransport(world, target)
@@ -186,8 +183,6 @@ def inside(world: World, *, wire: bool = False) -> Iterator[None]:
         swap(lease, "threading", SimpleNamespace(Thread=beats, Event=threading.Event))
         swap(secrets, "hashlib", SimpleNamespace(scrypt=_scrypt))
         swap(ray_layer, "wheels", lambda *_: _wheels())
-        if not wire:
-            swap(docker, "APIClient", DirectClient)
         yield
 
 

@@ -15,10 +15,9 @@ def refuse() -> None:
     raise HostError("gpu1", "the lease is lost")
 
 
-@pytest.mark.parametrize("wire", [True, False], ids=["wire", "direct"])
-def test_a_guard_that_refuses_lets_no_changing_call_out(wire: bool) -> None:
+def test_a_guard_that_refuses_lets_no_changing_call_out() -> None:
     world = make.world((2,))
-    with lab.inside(world, wire=wire):
+    with lab.inside(world):
         carrier = FakeTransport(world, Target("gpu1", "gpu1"))
         engine = EngineClient(carrier, "1.41", refuse)
         assert engine.containers(None) == ()
@@ -33,10 +32,9 @@ def test_a_guard_that_refuses_lets_no_changing_call_out(wire: bool) -> None:
     assert [call.what for call in world.script.calls if call.changes] == ["POST /volumes/create"]
 
 
-@pytest.mark.parametrize("wire", [True, False], ids=["wire", "direct"])
-def test_behind_a_fence_only_its_streams_are_used(wire: bool) -> None:
+def test_behind_a_fence_only_its_streams_are_used() -> None:
     world, opened = make.world((2,)), list[Stream]()
-    with lab.inside(world, wire=wire):
+    with lab.inside(world):
         carrier = FakeTransport(world, Target("gpu1", "gpu1"))
 
         def open_stream() -> Stream:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
 
-import docker.errors
 import pytest
 
 from tests.support import world
+from tests.support.canned_docker import CannedHost, answer
 from tests.support.models import configs
 from vllm_cluster.actions.serve import refuse_split
 from vllm_cluster.core.errors import CommandFailed, PreflightFailed
@@ -34,18 +36,16 @@ CACHED: dict[str, bytes | str] = {
 }
 
 
-class _Host:
-    host = "gpu1"
-
-
 def head(files: dict[str, bytes | str]) -> Link:
     """A head whose Docker sends files as the real one does: in an archive, and a link (text) as a link."""
 
-    def get_archive(_container: str, path: str) -> tuple[list[bytes], dict[str, Any]]:
+    def archive(line: str) -> Iterator[bytes]:
+        query = parse_qs(urlsplit(line.split(" ")[1]).query)
+        (path,) = query["path"]
         if path not in files:
-            raise docker.errors.NotFound("no such file")
-        content, archive = files[path], io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w") as tar:
+            return iter([answer(b'{"message": "no such file"}', 404)])
+        content, packed = files[path], io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
             entry = tarfile.TarInfo(path.rpartition("/")[2])
             if isinstance(content, str):
                 entry.type, entry.linkname = tarfile.SYMTYPE, content
@@ -53,11 +53,10 @@ def head(files: dict[str, bytes | str]) -> Link:
             else:
                 entry.size = len(content)
                 tar.addfile(entry, io.BytesIO(content))
-        return [archive.getvalue()], {}
+        return iter([answer(packed.getvalue())])
 
-    link = Link("gpu1", cast(Transport, _Host()))
-    engine = link.open_engine("1.41")
-    cast(Any, engine)._api.get_archive = get_archive
+    link = Link("gpu1", cast(Transport, CannedHost(archive)))
+    link.open_engine("1.41")
     return link
 
 

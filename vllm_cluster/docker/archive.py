@@ -1,0 +1,44 @@
+"""Files in and out of containers, as the tar archives that Docker sends and takes."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import tarfile
+from collections.abc import Mapping
+
+from vllm_cluster.docker.calls import Reply
+
+
+def packed(files: Mapping[str, tuple[bytes, int]]) -> bytes:
+    """An archive of files: name → content, mode."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, (content, mode) in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), mode
+            tar.addfile(entry, io.BytesIO(content))
+    return archive.getvalue()
+
+
+def first(reply: Reply, limit: int) -> bytes | str | None:
+    """The first entry: at most `limit` bytes of a file, where a link points to, or None for anything else.
+
+    Raises:
+        HostError: it is no archive.
+    """
+    data = reply.read(limit + tarfile.RECORDSIZE)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            entry = tar.next()
+            if entry is not None and entry.issym():
+                return entry.linkname
+            content = tar.extractfile(entry) if entry else None
+            return content.read(limit) if content else None
+    except (tarfile.TarError, ValueError, OSError, LookupError) as error:
+        raise reply.unreadable(repr(error)) from error
+
+
+def target(place: str, link: str) -> str:
+    """Where a link that lies at a place points to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(place), link))

@@ -1,0 +1,203 @@
+"""One call to a host's Docker: a request by a deadline, a bounded answer, or an error that names the host."""
+
+from __future__ import annotations
+
+import http
+import http.client
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut, Unreachable
+from vllm_cluster.docker.wire import Connection, Guard, OpenStream, Pool
+from vllm_cluster.transport.base import Deadline
+
+CALL_SECONDS = 30.0
+# Far more than any list or document of Docker's; what comes in pieces (pull, build, files, logs) is bounded there.
+MAX_ANSWER = 16 << 20
+MAX_REFUSAL = 64 << 10
+MAX_REASON = 4000
+MAX_LINE = 1 << 20
+PIECE = 64 << 10
+
+_SAFE = ("GET", "HEAD")
+
+T = TypeVar("T")
+
+
+class NotFound(CommandFailed):
+    """Docker has no such container, image, volume or file."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked of Docker; `what` names it in errors."""
+
+    what: str
+    method: str
+    path: str
+    query: Mapping[str, object] = field(default_factory=dict)
+    json: Mapping[str, object] | None = None
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    hint: str | None = None
+
+    @property
+    def content(self) -> bytes:
+        """The body as it is sent."""
+        return self.body if self.json is None else json.dumps(self.json).encode()
+
+    @property
+    def kind(self) -> Mapping[str, str]:
+        """The header that names the kind of the body."""
+        if not self.json and not self.body:
+            return {}
+        return {"Content-Type": "application/x-tar" if self.json is None else "application/json"}
+
+
+def path(*parts: str) -> str:
+    """A path of Docker's API, names and ids quoted; the `/` of an image's name stays."""
+    return "".join(f"/{quote(part, safe='/:')}" for part in parts)
+
+
+class Reply:
+    """The body of an answer; every read ends by the call's deadline and raises an error that names the host."""
+
+    def __init__(self, host: str, call: Call, deadline: Deadline) -> None:
+        self._host, self._call, self._deadline = host, call, deadline
+        self._seconds = deadline.left()
+        self._response: http.client.HTTPResponse | None = None
+
+    def send(self, connection: Connection, target: str) -> None:
+        """Send the request, and read the beginning of the answer.
+
+        Raises:
+            CommandFailed: Docker refused it; `returncode` is the status.
+        """
+        call = self._call
+        with self.failing(connection):
+            content, headers = call.content, {**call.kind, **call.headers}
+            self._response = connection.send_request(call.method, target, self._deadline, content, headers)
+            status = self._response.status
+        if status >= http.HTTPStatus.BAD_REQUEST:
+            reason = _reason(self.read(MAX_REFUSAL))
+            text = f"{call.what}: Docker says: {reason or self._response.reason}"
+            refusal = NotFound if status == http.HTTPStatus.NOT_FOUND else CommandFailed
+            raise refusal(self._host, text, exit_code=status, stderr=reason, hint=call.hint)
+
+    def read(self, limit: int) -> bytes:
+        """The first `limit` bytes; what comes behind them is not waited for."""
+        assert self._response  # noqa: S101 - it was sent
+        with self.failing():
+            return self._response.read(limit)
+
+    def pieces(self) -> Iterator[bytes]:
+        """What comes, as it comes."""
+        while piece := self._piece():
+            yield piece
+
+    def messages(self) -> Iterator[Mapping[str, Any]]:
+        """The JSON objects of a stream of progress, one a line, none longer than `MAX_LINE`."""
+        rest = bytearray()
+        for piece in self.pieces():
+            *lines, tail = piece.split(b"\n")
+            for line in lines:
+                yield from self._message(bytes(rest) + line)
+                rest.clear()
+            rest += tail
+            if len(rest) > MAX_LINE:
+                raise self.unreadable(f"a line is longer than {MAX_LINE >> 20} MB")
+        yield from self._message(bytes(rest))
+
+    def unreadable(self, why: object) -> HostError:
+        """The error for an answer that is not what Docker's API promises."""
+        return HostError(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}")
+
+    def _piece(self) -> bytes:
+        assert self._response  # noqa: S101 - it was sent
+        with self.failing():
+            return self._response.read1(PIECE)
+
+    def _message(self, line: bytes) -> Iterator[Mapping[str, Any]]:
+        if not line.strip():
+            return
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self.unreadable(error) from error
+        if not isinstance(message, dict):
+            raise self.unreadable("a line is not an object")
+        yield message
+
+    @contextmanager
+    def failing(self, connection: Connection | None = None) -> Iterator[None]:
+        """Turn what breaks below into an error of the host."""
+        what = self._call.what
+        try:
+            yield
+        except Unreachable as error:
+            # This client is made over a connection that stood: what was asked before may have happened.
+            raise Lost(self._host, f"{what}: {error.detail}", hint=error.hint) from error
+        except TimeoutError as error:
+            raise TimedOut(self._host, f"{what}: Docker did not answer within {self._seconds:.0f} s") from error
+        except (OSError, EOFError, ValueError, http.client.HTTPException) as error:
+            why = (connection.stderr_tail() if connection else "") or error
+            raise Lost(self._host, f"{what}: the connection to Docker broke: {why}") from error
+
+
+def _reason(content: bytes) -> str:
+    """What Docker gives as the reason of a refusal."""
+    text = content.decode("utf-8", "replace")
+    with suppress(ValueError, RecursionError):
+        parsed = json.loads(text)
+        text = str(parsed.get("message", text)) if isinstance(parsed, dict) else text
+    return text[:MAX_REASON].strip()
+
+
+class Calls:
+    """The calls of one host's Docker, in one version of its API. Safe to use from several threads.
+
+    `guard`, where one is set, is called right before each call that may change the host (all but GET and HEAD) is
+    sent; what it raises reaches the caller, and nothing was sent.
+    """
+
+    def __init__(self, host: str, version: str, open_stream: OpenStream, guard: Guard | None = None) -> None:
+        self.host, self.guard, self.count = host, guard, 0
+        self.pool = Pool(open_stream)
+        self._version = version
+
+    @contextmanager
+    def stream(self, call: Call, deadline: Deadline | None = None) -> Iterator[Reply]:
+        """An answer that is read piece by piece."""
+        deadline = deadline or Deadline.after(CALL_SECONDS)
+        self.count += 1
+        reply = Reply(self.host, call, deadline)
+        with reply.failing():
+            connection = self.pool.take(deadline)
+        try:
+            if self.guard and call.method not in _SAFE:
+                self.guard()
+            query = {key: value for key, value in call.query.items() if value is not None}
+            reply.send(connection, f"/v{self._version}{call.path}" + (f"?{urlencode(query)}" if query else ""))
+            yield reply
+        finally:
+            self.pool.give_back(connection)
+
+    def ask(self, call: Call, read: Callable[[Any], T], deadline: Deadline | None = None) -> T:
+        """What `read` makes of the JSON of the answer."""
+        with self.stream(call, deadline) as reply:
+            content = reply.read(MAX_ANSWER + 1)
+            if len(content) > MAX_ANSWER:
+                raise reply.unreadable(f"it is longer than {MAX_ANSWER >> 20} MB")
+        try:
+            return read(json.loads(content) if content else None)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise reply.unreadable(repr(error)) from error
+
+    def do(self, call: Call, deadline: Deadline | None = None) -> None:
+        """Make a call whose answer holds nothing of interest."""
+        with self.stream(call, deadline) as reply:
+            reply.read(MAX_REFUSAL)
