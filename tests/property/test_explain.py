@@ -13,9 +13,9 @@ from tests.support.logs import PRODUCED
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.explain.catalogue import SIGNS
 from vllm_cluster.explain.line import said
-from vllm_cluster.explain.redact import patterns_out
 from vllm_cluster.explain.scan import Source, classify, scan
 from vllm_cluster.explain.verdict import Verdict, verdict
+from vllm_cluster.text import redact
 
 NEEDLES = [known.needle.encode() for known in SIGNS]
 LINES = [line for path in PRODUCED for line in path.read_bytes().splitlines(keepends=True)]
@@ -88,7 +88,7 @@ def test_every_expression_is_quick_on_what_almost_fits() -> None:
             started = time.process_time()
             classify.__wrapped__(text)
             said(text.encode(), 2026)
-            patterns_out(text)
+            redact(text)
             assert time.process_time() - started < 0.5, (known.needle, piece)
 
 

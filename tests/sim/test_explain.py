@@ -125,8 +125,8 @@ def test_no_secret_is_in_a_bundle(
     assert "Insufficient space in /dev/shm" in found[f"{host}/docker.log"]
     assert json.loads(found["explain.json"])["failure"] == "28"
     environment = json.loads(found[f"{host}/inspect.json"])["Config"]["Env"]
-    assert {entry.split("=", 1)[1] for entry in environment} == {"[secret]"}
-    assert json.loads(found["inventory.json"])["environment"] == {"AWS_SECRET_ACCESS_KEY": "[secret]"}
+    assert {entry.split("=", 1)[1] for entry in environment} == {"[redacted]"}
+    assert json.loads(found["inventory.json"])["environment"] == {"AWS_SECRET_ACCESS_KEY": "[redacted]"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

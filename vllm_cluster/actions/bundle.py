@@ -9,7 +9,7 @@ import platform
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ from vllm_cluster.core.diff import diff
 from vllm_cluster.core.errors import UsageError, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.preflight import engine_problem, preflight
-from vllm_cluster.explain.redact import GONE, redactor
 from vllm_cluster.explain.scan import scan
 from vllm_cluster.explain.verdict import verdict
 from vllm_cluster.inventory.model import Inventory
@@ -31,7 +30,9 @@ from vllm_cluster.run.files import digest, node_files
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.observe import observe
-from vllm_cluster.run.secrets import given
+from vllm_cluster.run.private_names import private_names
+from vllm_cluster.run.secrets import read, references
+from vllm_cluster.text import REDACTED, looks_random, redact, redactor
 
 MOST_OF_A_FILE = 8 << 20
 SECRET_BYTES = 64 << 10
@@ -63,10 +64,11 @@ def bundle(inventory: Inventory, emit: Emit, *, output: Path | None, anonymous: 
     with Fleet(inventory) as fleet:
         emit(Event("phase", f"collecting from {len(inventory.hosts)} hosts"))
         hosts, failures = fleet.each(lambda link: _look(inventory, link))
-    redact = redactor([*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)])
-    rename = anonymizer(_names(inventory, hosts)) if anonymous else lambda text: text
+    known = [*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)]
+    without_secrets = redactor([*known, *_secret_variables(inventory)])
+    rename = _renamer(inventory, hosts) if anonymous else lambda text: text
     files = {
-        rename(name): rename(redact(text)[:MOST_OF_A_FILE]).encode()
+        rename(name): rename(without_secrets(text)[:MOST_OF_A_FILE]).encode()
         for name, text in _files(inventory, hosts, failures)
     }
     files["contents.txt"] = "".join(f"{len(content):>10}  {name}\n" for name, content in files.items()).encode()
@@ -92,17 +94,28 @@ def _look(inventory: Inventory, link: Link) -> _Host:
     return _Host(facts, collect(link, inventory.cluster), _without_values(dict(inspected or {})), secrets)
 
 
-def _own_secrets(inventory: Inventory) -> Iterable[str]:
-    # A reference that leads nowhere any more must not keep the rest from being packed.
-    with suppress(VclusterError):
-        return list(given(inventory).values())
-    return []
+def _own_secrets(inventory: Inventory) -> Iterator[str]:
+    for name, reference in references(inventory).items():
+        # A reference that leads nowhere any more must not keep the rest from being redacted and packed.
+        with suppress(VclusterError):
+            yield from read(inventory, {name: reference}).values()
+
+
+def _secret_variables(inventory: Inventory) -> Iterator[str]:
+    """The values under `environment` that may be secrets: elsewhere WARN or a path is worth reading."""
+    for name, value in inventory.environment.items():
+        if redact(f"{name}={value}") != f"{name}={value}" or looks_random(value):
+            yield value
+
+
+def _renamer(inventory: Inventory, hosts: Mapping[str, _Host]) -> Callable[[str], str]:
+    return anonymizer(private_names(inventory, [host.facts for host in hosts.values()]))
 
 
 def _without_values(inspected: dict[str, Any]) -> dict[str, Any]:
     """What `docker inspect` says, the values of the environment left out."""
     config = dict(inspected.get("Config") or {})
-    config["Env"] = [f"{entry.partition('=')[0]}={GONE}" for entry in config.get("Env") or ()]
+    config["Env"] = [f"{entry.partition('=')[0]}={REDACTED}" for entry in config.get("Env") or ()]
     return {**inspected, "Config": config}
 
 
@@ -139,10 +152,10 @@ def _text(log: Log) -> str:
 
 def _inventory(inventory: Inventory) -> dict[str, Any]:
     content = inventory.model_dump(mode="json", exclude_none=True)
-    content["environment"] = dict.fromkeys(inventory.environment, GONE)
+    content["environment"] = dict.fromkeys(inventory.environment, REDACTED)
     for name in ("hf_token", "api_key"):
         if name in content:
-            content[name] = f"{content[name]['kind']}:{GONE}"
+            content[name] = f"{content[name]['kind']}:{REDACTED}"
     return content
 
 
@@ -167,17 +180,6 @@ def _versions() -> dict[str, str]:
         ssh = "none"
     here = {"vcluster": __version__, "python": platform.python_version(), "system": platform.platform()}
     return {**here, "ssh": ssh.strip()}
-
-
-def _names(inventory: Inventory, hosts: Mapping[str, _Host]) -> Iterator[str]:
-    """What --anonymous replaces."""
-    for name, host in inventory.hosts.items():
-        yield from filter(None, (name, host.ssh.host, host.ssh.user, host.ssh.jump, str(host.ssh.identity or "")))
-    for found in hosts.values():
-        yield from filter(None, (found.facts.hostname, found.facts.machine_id))
-    ssh = inventory.ssh
-    paths = (str(path) for path in (ssh.config, ssh.identity, Path.home()) if path)
-    yield from filter(None, (ssh.user, ssh.jump, inventory.cluster, *paths))
 
 
 def _json(value: object) -> str:

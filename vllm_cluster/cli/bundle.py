@@ -17,7 +17,7 @@ def bundle(
         Path | None, typer.Option("--output", "-o", help="The file to write; else one named by cluster and time.")
     ] = None,
     anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Also replace addresses, host names, users and paths of your own.")
+        bool, typer.Option("--anonymous", help="Also replace addresses, host names, users, proxies, images and paths.")
     ] = False,
     as_json: Json = False,
 ) -> None:

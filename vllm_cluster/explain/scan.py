@@ -10,8 +10,8 @@ from functools import lru_cache
 from vllm_cluster.explain import noise
 from vllm_cluster.explain.catalogue import KEYS, SIGNS, Known
 from vllm_cluster.explain.line import LONGEST, Said, said
-from vllm_cluster.explain.redact import patterns_out
 from vllm_cluster.explain.row import Weight
+from vllm_cluster.text import redact
 
 SHOWN = 400  # characters of a line that are kept
 WHO = 120
@@ -145,7 +145,7 @@ class _State:
             seen.trouble.append(place)
 
     def _place(self, number: int, told: Said) -> Place:
-        text = patterns_out(told.words)[:SHOWN]
+        text = redact(told.words)[:SHOWN]
         return Place(self._source.name, number, text, told.who[:WHO], self._source.host, self._time)
 
     def _add(self, seen: Seen, known: Known, place: Place, times: int, below: bytes) -> None:
@@ -163,7 +163,7 @@ class _State:
             told = said(raw, self._source.year)
             if not told.words or told.level or told.time or told.words.startswith(("File ", "Traceback", "^")):
                 break
-            lines.append(patterns_out(told.words)[:SHOWN])
+            lines.append(redact(told.words)[:SHOWN])
         return tuple(lines)
 
     def _begin(self, seen: Seen, place: Place) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.core.errors import InventoryError
-from vllm_cluster.inventory.words import concealed, printable, shown
+from vllm_cluster.inventory.words import shown
+from vllm_cluster.text import printable, redact_value
 
 Loc = tuple[str | int, ...]
 MOST = 20
@@ -30,8 +31,9 @@ def key_of(loc: Loc) -> str:
         if isinstance(part, int):
             key += f"[{part}]"
         else:
-            word = concealed(part)
-            key += ("." if key else "") + (word if re.fullmatch(r"[A-Za-z0-9_<>-]{1,63}", word) else shown(part))
+            word = redact_value(part)
+            plain = re.fullmatch(r"(?:[A-Za-z0-9_-]|\[redacted\]){1,63}", word)
+            key += ("." if key else "") + (word if plain else shown(part))
     return key
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_cluster.core.errors import InventoryError
 from vllm_cluster.inventory.model import SecretRef
-from vllm_cluster.inventory.words import concealed
+from vllm_cluster.text import redact_value
 
 COMMAND_SECONDS = 30.0
 MAX_BYTES = 64_000
@@ -45,7 +45,7 @@ def read_secret(ref: SecretRef, *, base: Path, environ: Mapping[str, str], run: 
 
 
 def _refused(ref: SecretRef, reason: str, hint: str | None = None) -> InventoryError:
-    return InventoryError(f"{concealed(str(ref))}: {reason}", hint=hint)
+    return InventoryError(f"{redact_value(str(ref))}: {reason}", hint=hint)
 
 
 def _from_environment(ref: SecretRef, environ: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.transport import make
 from vllm_cluster.transport.base import Deadline, Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import resolve
+from vllm_cluster.transport.sshconfig import Resolved, resolve
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
@@ -180,8 +180,13 @@ def target(inventory: Inventory, host: Host) -> Target:
 
 def end_of(inventory: Inventory, host: Host) -> tuple[str, int, str]:
     """Where ssh_config sends a host: its name or address, the port, and the way there."""
-    resolved = resolve(target(inventory, host))
-    return resolved.host, resolved.port, resolved.jump.where if resolved.jump else resolved.proxy_command or ""
+    way = resolved(inventory, host)
+    return way.host, way.port, way.jump.where if way.jump else way.proxy_command or ""
+
+
+def resolved(inventory: Inventory, host: Host) -> Resolved:
+    """The way to a host as ssh_config has it."""
+    return resolve(target(inventory, host))
 
 
 def _transport(inventory: Inventory, host: Host, jumps: Jumps) -> Transport:

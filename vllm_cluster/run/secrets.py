@@ -13,7 +13,7 @@ from pathlib import Path
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import HostError
 from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.inventory.model import Inventory, SecretRef
 from vllm_cluster.inventory.secrets import read_secret
 
 # Made by vcluster where nobody gives them, and kept for as long as the head's container is there.
@@ -51,7 +51,7 @@ class Secrets:
 
 def gather(inventory: Inventory, kept: Mapping[str, str]) -> Secrets:
     """The secrets that the cluster shall have: given by reference, else kept, else new."""
-    values = given(inventory)
+    values = read(inventory, references(inventory))
     ids = {name: identify(inventory.cluster, name, value) for name, value in values.items()}
     for name in GENERATED:
         if name in ids:
@@ -64,14 +64,22 @@ def gather(inventory: Inventory, kept: Mapping[str, str]) -> Secrets:
     return Secrets(ids, values)
 
 
-def given(inventory: Inventory) -> dict[str, str]:
-    """The secrets that the inventory refers to."""
-    references = {"hf-token": inventory.hf_token, "api-key": inventory.api_key}
+def references(inventory: Inventory) -> dict[str, SecretRef]:
+    """Where the secrets are that the inventory refers to, by name."""
+    named = {"hf-token": inventory.hf_token, "api-key": inventory.api_key}
+    return {name: reference for name, reference in named.items() if reference}
+
+
+def read(inventory: Inventory, wanted: Mapping[str, SecretRef]) -> dict[str, str]:
+    """The values of these secrets.
+
+    Raises:
+        InventoryError: one of them is not where it should be.
+    """
     base = inventory.path.parent if inventory.path else Path.cwd()
     return {
         name: read_secret(reference, base=base, environ=os.environ, run=subprocess.run)
-        for name, reference in references.items()
-        if reference
+        for name, reference in wanted.items()
     }
 
 

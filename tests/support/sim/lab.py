@@ -27,6 +27,7 @@ from vllm_cluster.run import audit, barrier, fleet, lease, secrets
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.transport import base
 from vllm_cluster.transport.base import Target
+from vllm_cluster.transport.sshconfig import Resolved
 
 Verb = Callable[[Inventory, Emit], Any]
 
@@ -163,8 +164,8 @@ def inside(world: World) -> Iterator[None]:
     def make(target: Target, _kind: str, _jumps: object) -> FakeTransport:
         return FakeTransport(world, target)
 
-    def resolve(target: Target) -> SimpleNamespace:
-        return SimpleNamespace(host=target.destination, port=target.port or 22, jump=None, proxy_command=None)
+    def resolve(target: Target) -> Resolved:
+        return Resolved(target.name, target.destination, target.destination, target.port or 22, target.user or "me")
 
     turns = type("Turns", (_Turns,), {"world": world})
     beats = type("Beats", (_Beats,), {"world": world})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.anonymous import anonymizer
+from vllm_cluster.run.private_names import private_names
 
 
 @pytest.mark.parametrize(
@@ -26,3 +30,57 @@ def test_names_and_addresses_are_replaced(text: str, shown: str) -> None:
 
 def test_without_names_addresses_still_go() -> None:
     assert anonymizer([])("host at 10.1.2.3") == "host at address-1"
+
+
+SSH_CONFIG = """
+Host gpu1
+  HostName node17.secret-lab.example.org
+  User jdoe_login
+  ProxyCommand nc -X connect -x proxy.secret-lab.example.org:3128 --token proxycanary99 %h %p
+Host gpu2
+  HostName node18.secret-lab.example.org
+  ProxyJump keeper@bastion.secret-lab.example.org:2222
+"""
+
+
+@pytest.mark.promise("P13")
+def test_what_only_ssh_config_images_and_paths_say_is_replaced_too(tmp_path: Path) -> None:
+    config = tmp_path / "ssh_config"
+    config.write_text(SSH_CONFIG)
+    inventory = Inventory.model_validate(
+        {
+            "version": 1,
+            "cluster": "skunkworks",
+            "image": "registry.secret-lab.example.org:5000/team-x/vllm-fork:1.2",
+            "model_cache": "/srv/jdoe/models",
+            "volumes": ["/data/project-x:/lora-x"],
+            "environment": {"NCCL_DEBUG": "WARN", "PROXY": "http://egress.secret-lab.example.org"},
+            "ssh": {"config": str(config)},
+            "hosts": {"gpu1": {"address": "10.0.0.1"}, "gpu2": {"address": "10.0.0.2"}},
+        }
+    )
+    private = [
+        "secret-lab",
+        "node17",
+        "jdoe",
+        "proxycanary99",
+        "keeper",
+        "bastion",
+        "skunkworks",
+        "team-x",
+        "vllm-fork",
+        "project-x",
+        "lora-x",
+        "egress",
+        str(tmp_path),
+    ]
+    text = f"""{SSH_CONFIG}
+        pull {inventory.image}: registry.secret-lab.example.org:5000 refused; as vllm-fork:1.2 of team-x/vllm-fork
+        vcluster-skunkworks on gpu1 mounts /srv/jdoe/models, /data/project-x at /lora-x, -F {config}
+        cannot connect to jdoe_login@node17.secret-lab.example.org:22 through keeper@bastion.secret-lab.example.org
+        nc -X connect -x proxy.secret-lab.example.org:3128 --token proxycanary99 node17.secret-lab.example.org 22
+        HTTP proxy http://egress.secret-lab.example.org; NCCL WARN failed to connect
+        """
+    shown = anonymizer(private_names(inventory, []))(text)
+    assert [name for name in private if name in shown] == []
+    assert "NCCL WARN failed to connect" in shown

@@ -1,0 +1,169 @@
+"""Secrets leave no trace in what is shown or packed: not as they are, not as they travel."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+import time
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.logs import explained
+from vllm_cluster.text import REDACTED, printable, redact, redact_value, redactor
+
+CANARY = "cänary/+key with=0123456789"
+TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=9, max_size=40)
+
+
+def forms(secret: str) -> list[str]:
+    """The ways in which a secret travels."""
+    raw = secret.encode()
+    whole = [secret, quote(secret, safe=""), quote(secret), quote_plus(secret), raw.hex(), raw.hex().upper()]
+    whole += [json.dumps(secret)[1:-1], ascii(secret)[1:-1], shlex.quote(secret)]
+    return [*whole, base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()]
+
+
+@pytest.mark.parametrize("form", forms(CANARY))
+def test_a_known_secret_is_taken_out_in_every_form(form: str) -> None:
+    shown = redactor([CANARY])(f"before {form} after")
+    assert shown.startswith("before ")
+    assert form.rstrip("=") not in shown
+
+
+@given(secret=TEXT, before=st.binary(max_size=5), after=st.binary(max_size=5))
+def test_within_a_longer_base64_text_too(secret: str, before: bytes, after: bytes) -> None:
+    """Of what is left, no six bytes of the secret can be read."""
+    shown = redactor([secret])(base64.b64encode(before + secret.encode() + after).decode())
+    left = shown.split(REDACTED)
+    assert len(left) > 1
+    assert max(map(len, left)) <= 4 * (1 + -(-max(len(before), len(after)) // 3)) + 4
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("token hf_abcdefghijklmnop used", "token [redacted] used"),
+        ("Authorization: Bearer abc.def-ghi", "Authorization: Bearer [redacted]"),
+        (
+            "non-default args: {'api_key': ['s3cr3tvalue'], 'port': 8000}",
+            "non-default args: {'api_key': ['[redacted]'], 'port': 8000}",
+        ),
+        ("AWS_SECRET_ACCESS_KEY=abcd/efgh+ijkl", "AWS_SECRET_ACCESS_KEY=[redacted]"),
+        ("key AKIAABCDEFGHIJKLMNOP", "key [redacted]"),
+        ("proxy http://me:pass@host:3128/x", "proxy http://[redacted]@host:3128/x"),
+        ("sk-abcdefghijklmnop1234", "[redacted]"),
+        ("-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----", "[redacted]"),
+        ("max_tokens=16 and num_tokens: 1024", "max_tokens=16 and num_tokens: 1024"),
+        ("bos_token_id=128000, eos_token: None", "bos_token_id=128000, eos_token: None"),
+        ("'eos_token_id': [128001, 128008]", "'eos_token_id': [128001, 128008]"),
+        ("--max-num-batched-tokens 8192 --tokenizer org/x", "--max-num-batched-tokens 8192 --tokenizer org/x"),
+        ("hf_overrides={}, hf_config_path=None", "hf_overrides={}, hf_config_path=None"),
+        ("Permission denied (publickey,password).", "Permission denied (publickey,password)."),
+        ("password authentication failed for me", "password authentication failed for me"),
+        ("the disk-aaaaaaaaaaaaaaaaaaa of a task-bbbbbbbbbbbb", "the disk-aaaaaaaaaaaaaaaaaaa of a task-bbbbbbbbbbbb"),
+        ("http://10.0.0.1:8000/v1/completions", "http://10.0.0.1:8000/v1/completions"),
+        ("Ray: 2.56.1 token authentication is on", "Ray: 2.56.1 token authentication is on"),
+    ],
+)
+def test_what_looks_like_a_secret_goes_and_the_rest_stays(text: str, kept: str) -> None:
+    assert redact(text) == kept
+
+
+S = "Zq7canaryX9w4Kd2Lm"
+SHAPES = {
+    "an option and its value": f"docker login --token {S}",
+    "an option with =": f"vllm serve m --hf-token={S}",
+    "an option in a list": f"['--api-key', '{S}']",
+    "a password in prose": "the password hunterabc works",
+    "a token in prose": f"the token {S} was refused",
+    "netrc": f"machine h login me password {S}",
+    "a password after a colon": f"Password: {S}",
+    "an Azure account key": f"DefaultEndpointsProtocol=https;AccountKey={S};EndpointSuffix=x",
+    "an Azure signature": f"https://x.blob/?sv=1&sig={S}%3D&x=1",
+    "a presigned S3 address": f"https://x/?X-Amz-Signature={S}&X-Amz-Expires=60",
+    "S3 credentials": f"X-Amz-Credential={S}/20261122",
+    "a cookie": f"Cookie: session={S}; theme=dark",
+    "a cookie that is set": f"set-cookie: id={S}; HttpOnly",
+    "a Google key": "key AIzaSyA" + "b1C" * 11,
+    "a temporary AWS key": "ASIAABCDEFGHIJKLMNOP",
+    "an AWS key": "AKIAABCDEFGHIJKLMNOP",
+    "an OpenSSH key": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
+    "the beginning of an RSA key": "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nMIIEvQ",
+    "a PGP key": "-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQdGBF\n-----END PGP PRIVATE KEY BLOCK-----",
+    "a Hugging Face token": "hf_" + "aBcDeFgH" * 4,
+    "the same in JSON": "\\nhf_" + "aBcDeFgH" * 4,
+    "the same in a URL": "x%3Dhf_" + "aBcDeFgH" * 4,
+    "an OpenAI key": "sk-proj-abcdefghijklmnop12",
+    "a GitHub token": "ghp_" + "a1" * 18,
+    "a JWT": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijkl",
+    "bearer": f"Authorization: Bearer {S}",
+    "another scheme": f"Authorization: token {S}",
+    "a Docker login": f'{{"auths": {{"r": {{"auth": "{S}"}}}}}}',
+    "curl": f"curl -u me:{S} http://x",
+    "user and password of a URL": f"https://me:{S}@host/x",
+    "a password with @": f"https://me:{S}@{S}@host/x",
+    "an assignment": f"SECRET_KEY={S}",
+    "JSON in JSON": f'\\"api_key\\": \\"{S}\\"',
+    "a session token": f"aws_session_token = {S}",
+}
+
+
+@pytest.mark.promise("P13")
+@pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
+def test_every_shape_of_a_secret_is_redacted(text: str) -> None:
+    shown = redact(text)
+    assert REDACTED in shown
+    for part in (S, "hunterabc", "b3Blbn", "MIIE", "lQdG", "aBcDeFgH", "klmnop12", "ABCDEFGH", "b1Cb1C", "a1a1", "eyJ"):
+        assert part not in shown
+    assert redact(shown) == shown
+
+
+@pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
+def test_error_messages_about_a_file_use_the_same_list(text: str) -> None:
+    assert S not in redact_value(text)
+
+
+HOSTILE = [
+    "-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "a.a.a.", "://", "x://" + "a" * 590 + " ", "eyJaaaaaaaaaa.", "-eyJ",
+    "eyJ" + "a" * 1990 + ".", "--token ", "--a", "-u a:", "token=", "token \\", "token " + "a" * 60 + " ", "secret is ",
+    "password ", "cookie:", "authorization: ", "bearer ", 'auth":', "sig=", "a:b@", "%3D", "\\n", "hf_", "sk-", " ",
+    "-",
+]  # fmt: skip
+LOG = "(Worker pid=123) INFO 11-22 03:20:58 [runner.py:1784] Starting to load org/model, 3.2 s, token budget 8192\n"
+
+
+def cpu_seconds(piece: str, size: int) -> float:
+    """What a text of this size costs, the piece over and over; CPU time, since the machine has other work."""
+    text = (piece * (size // len(piece) + 1))[:size]
+    times = []
+    for _ in range(2):
+        began = time.process_time()
+        redact(text)
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+@pytest.mark.promise("P13")
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_time_grows_with_the_length_alone(piece: str) -> None:
+    """No hostile text costs more than a few times what a plain log does, and four times the text four times as much."""
+    plain = cpu_seconds(LOG, 250_000)
+    short, long = cpu_seconds(piece, 250_000), cpu_seconds(piece, 1_000_000)
+    assert short < 6 * plain
+    # A clock that ticks in hundredths of a second says nothing of what takes less.
+    assert long < 8 * short + 0.05
+
+
+def test_nothing_unprintable_is_left() -> None:
+    assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\n"
+
+
+def test_a_verdict_shows_none() -> None:
+    found = explained("OSError: [Errno 28] No space left on device: hf_abcdefghijklmnopqrst Bearer 0123456789abcdef\n")
+    assert found.cause
+    assert found.cause.places[0].text.count(REDACTED) == 2
+    assert "abcdefgh" not in repr(found)

@@ -1,0 +1,158 @@
+"""Takes secrets out of text: those that are known, in the forms they travel in, and what looks like one.
+
+The one list of secret shapes; logs, bundles, plans and error messages all use it. Each expression takes time that grows
+with the length of the text alone: runs are possessive and start only where the run before them has ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from urllib.parse import quote, quote_plus
+
+REDACTED = "[redacted]"
+# A shorter value occurs in too much that is no secret.
+MIN_SECRET = 6
+
+# A token begins after anything but a letter or digit, and also right after %3D of a URL or \n of JSON.
+_START = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[bfnrt]))"
+_TOKENS = rf"""(?x){_START}(?:
+    (?:hf_|api_org_)[A-Za-z0-9]{{12,}}+
+  | (?:sk|nvapi|glpat|xox[abeprs]|xapp|tskey)-[A-Za-z0-9_-]{{12,}}+
+  | (?:gh[opsur]_|github_pat_|dckr_pat_|(?:sk|rk)_(?:live|test)_|gsk_|npm_|r8_)[A-Za-z0-9_]{{10,}}+
+  | (?:AKIA|ASIA)[0-9A-Z]{{12,}}+
+  | AIza[A-Za-z0-9_-]{{30,}}+
+  | (?:ya29|hvs)\.[A-Za-z0-9_-]{{16,}}+
+  | pypi-[A-Za-z0-9_-]{{30,}}+
+  | AGE-SECRET-KEY-1[0-9A-Z]{{20,}}+
+  | eyJ[A-Za-z0-9_-]{{10,2000}}+\.[A-Za-z0-9_-]{{10,4000}}+\.[A-Za-z0-9_-]{{10,1000}}+
+)"""
+_PEM = (
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]{0,20000}+(?:-(?!----)[^-]{0,20000}+){0,40}+)"
+    r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+"
+)
+_NAMES = r"""(?:passwd|password|passphrase|secret|token|credentials?
+    |(?:access|account|api|client|encryption|master|private|secret|shared|signing)[_-]?key)"""
+# Not after a name: what is redacted already, and the words and small numbers of ordinary settings.
+_HARMLESS = r"(?!\[?(?:redacted|hidden)\]|<|(?:none|null|true|false|undefined)\b|\d{1,7}\b)"
+_VALUE = r"(?=[^\s\"',;\])}&]{6})(?:[^\s\"',;\])}&\\]++|\\(?![\"'nrt]))*+"
+# After "password" in prose; anything else that follows it may be the password.
+_PROSE = (
+    r"(?!(?:auth|required|incorrect|invalid|expired|prompt|change|protect|denied|attempt|fail|login|method|entry|file"
+    r"|must|cannot|should|policy|manager|hash)\w*)"
+)
+
+_NOT = r"(?!\[redacted)"
+# Between a name and its value, also with the quotes of JSON in JSON.
+_QUOTE = r"""\\{0,3}+["']?+"""
+_NAME_WORDS = ("passw", "passphrase", "secret", "token", "credential", "key")
+# The words are quick to look for: an expression runs only where one of them occurs. Its first group is kept.
+_NAMED = (
+    # NAME=value, "name": "value", name => value
+    (
+        _NAME_WORDS,
+        rf"""(?ix)({_NAMES}(?:[_-]?(?:id|key|value))?{_QUOTE}\s{{0,3}}(?:=>|=|:|%3D)\s{{0,3}}+\[?+\s{{0,3}}+{_QUOTE})
+        {_HARMLESS}{_VALUE}""",
+    ),
+    (("sig",), rf"(?i)((?<![a-z])sig(?:nature)?(?:=|%3D)){_NOT}{_VALUE}"),
+    (("auth",), rf"""(?i)((?<=["'])auth{_QUOTE}\s{{0,3}}:\s{{0,3}}+{_QUOTE}){_NOT}{_VALUE}"""),
+    (("bearer", "basic"), rf"(?i)((?<![a-z])(?:bearer|basic)\s{{1,3}}){_NOT}[A-Za-z0-9._~+/=-]{{6,}}+"),
+    (
+        ("authorization",),
+        rf"""(?ix)(authorization{_QUOTE}\s{{0,3}}[:=]\s{{0,3}}+{_QUOTE}(?:[a-z0-9-]{{1,40}}\s)?+)
+        {_NOT}[^\s"',\\]{{6,}}+""",
+    ),
+    (("cookie",), rf"""(?i)((?<![a-z])cookie2?{_QUOTE}\s{{0,3}}:\s{{0,3}}+{_QUOTE}){_NOT}[^\r\n"'\\]{{4,}}+"""),
+    (
+        ("passw", "passphrase"),
+        rf"""(?ix)((?:passwd|password|passphrase)\s{{1,3}}(?:(?:is|was)\s)?["']?){_PROSE}{_NOT}[^\s"',;:)\]]{{6,}}+""",
+    ),
+    (
+        _NAME_WORDS,
+        rf"""(?ix)({_NAMES}\s{{1,3}}(?:(?:is|was)\s)?["']?)(?=[^\s"',;]{{0,60}}\d){_HARMLESS}
+        [^\s"',;:()\[\]]{{8,}}+""",
+    ),
+    # user:password for curl and its like
+    (
+        ("-u", "user"),
+        rf"""((?<![\w-])(?:-u|--user|--proxy-user)[\s=]["']?[^\s:"']{{1,100}}+:){_NOT}[^\s"']{{1,400}}+""",
+    ),
+)
+_RULES = (
+    (("private key",), re.compile(_PEM), REDACTED),
+    (("_", "-", "akia", "asia", "aiza", "ya29", "hvs.", "eyj"), re.compile(_TOKENS), REDACTED),
+    (("://",), re.compile(r"(?<=://)[^\s/\"'<>\\]{1,600}@"), REDACTED + "@"),
+    *((words, re.compile(shape), rf"\g<1>{REDACTED}") for words, shape in _NAMED),
+)
+# An option of a command line and the word after it, also in a list of words.
+_OPTION = re.compile(
+    r"""(?<![\w-])(--?[A-Za-z][\w.-]{0,80}+)(["']?,\s?["']|\s{1,3}["']?|=["']?)(?![-"'])([^\s"']{1,4000}+)"""
+)
+_SECRET_OPTION = re.compile(r"(?:^|[-_])(?:token|password|passwd|passphrase|pass|secret|key|credentials?|pat)$", re.I)
+
+_GUESSES = re.compile(r"\b[0-9a-fA-F]{32,}\b|(?<=:)[^\s/@:]+(?=@)")
+_WORD = re.compile(r"[\w+/=\-]{20,}")
+
+
+def redact(text: str) -> str:
+    """The text without what looks like a secret."""
+    lowered = text.lower()
+    for words, shape, instead in _RULES:
+        if any(word in lowered for word in words):
+            text = shape.sub(instead, text)
+    return _OPTION.sub(_redact_option, text) if "-" in text else text
+
+
+def redact_value(text: str) -> str:
+    """The same for a single value, where a secret may have been put by mistake: what looks random goes too."""
+    return _WORD.sub(_redact_if_random, _GUESSES.sub(REDACTED, redact(text)))
+
+
+def looks_random(word: str) -> bool:
+    """Whether upper case, lower case and digits mix in a word, as they do in keys."""
+    return any(c.isupper() for c in word) and any(c.islower() for c in word) and any(c.isdigit() for c in word)
+
+
+def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
+    """Takes these secrets out of a text, and whatever else looks like one."""
+    forms = {form for secret in secrets if len(secret) >= MIN_SECRET for form in _forms(secret)}
+    # The longest first: a part of a form that is left would give away the rest.
+    known = re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))) if forms else None
+
+    def redact_all(text: str) -> str:
+        return redact(known.sub(REDACTED, text) if known else text)
+
+    return redact_all
+
+
+def printable(text: str) -> str:
+    """The text with its unprintable characters as escapes: nothing in it can steer a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _redact_if_random(found: re.Match[str]) -> str:
+    return REDACTED if looks_random(found[0]) else found[0]
+
+
+def _redact_option(found: re.Match[str]) -> str:
+    option, between, value = found.groups()
+    if not _SECRET_OPTION.search(option) or value.startswith(REDACTED):
+        return found[0]
+    return f"{option}{between}{REDACTED}"
+
+
+def _forms(secret: str) -> Iterator[str]:
+    raw = secret.encode()
+    yield from (secret, quote(secret, safe=""), quote(secret), quote_plus(secret), shlex.quote(secret))
+    yield from (json.dumps(secret)[1:-1], repr(secret)[1:-1], raw.hex(), raw.hex().upper())
+    yield secret.encode("unicode_escape").decode()
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        # Within a longer text a value begins at any of three places of a group; its ends mix with its neighbours.
+        for before in range(3):
+            whole = encode(b"\0" * before + raw).decode().rstrip("=")
+            middle = whole[-(-before * 8 // 6) : len(whole) - (1 if (before + len(raw)) % 3 else 0)]
+            if len(middle) >= MIN_SECRET:
+                yield middle
