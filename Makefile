@@ -21,6 +21,7 @@ test: lint
 
 # What needs no Docker, in under a minute.
 test-fast: $(VENV)/ready
+	@scripts/setup-sshd.sh
 	$(BIN)/pytest -m "not e2e and not deep" --ignore tests/contract --ignore tests/promises
 
 # Attacks every promise, all of it, and writes docs/promises.md.

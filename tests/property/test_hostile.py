@@ -31,23 +31,27 @@ from vllm_cluster.engine import vllm
 from vllm_cluster.inventory.model import HostSsh, Inventory, SshSettings
 from vllm_cluster.run.fleet import target
 from vllm_cluster.transport import _remote
+from vllm_cluster.transport.base import Result
 from vllm_cluster.transport.sshconfig import resolve
 
+# Installed by scripts/setup-sshd.sh.
+SHELLS = ("sh", "dash", "bash", "zsh", "fish", "tcsh", "bsd-csh")
 # All the cases take minutes.
 pytestmark = pytest.mark.timeout(3600)
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.promise("P14")
+@pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_hands_on_each_word_as_it_is(shell: str, tmp_path: Path) -> None:
     @many
     @given(batches(hostile))
     def check(words: list[str]) -> None:
-        lines = [_remote.command_line(["printf", "%s\\0", word]) for word in words]
-        assert all(line.startswith(b"exec printf ") for line in lines)
-        # Without `exec` a shell goes on to the next line: a process for each word would take minutes.
-        script = b"\n".join(line.removeprefix(b"exec ") for line in lines)
-        done = subprocess.run([shell], input=script, capture_output=True, check=True, cwd=tmp_path)
-        assert done.stdout.split(b"\0")[:-1] == [word.encode() for word in words]
+        command = _remote.bounded(["printf", "%s\\0", *words], 60)
+        done = subprocess.run(
+            [shell, "-c", _remote.LINE], input=command.first, capture_output=True, check=True, cwd=tmp_path
+        )
+        own = command.own(Result(0, done.stdout, done.stderr))
+        assert (own.stdout.split(b"\0")[:-1], own.stderr) == ([word.encode() for word in words], b"")
 
     with recorded("P14", f"words through a real {shell}"):
         check()

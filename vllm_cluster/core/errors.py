@@ -8,6 +8,7 @@ VclusterError            1   something failed
 │   ├── Unreachable      4   no connection: nothing was sent
 │   │   ├── HostKeyRejected
 │   │   └── AuthRefused
+│   ├── ShellUnusable    3   connected, and the login shell runs no commands: nothing was done
 │   ├── Lost             1   the connection broke: what was sent may have happened
 │   ├── TimedOut         1   a deadline passed without an answer
 │   ├── NotJoined        1   the hosts answer, and Ray has not come together
@@ -108,6 +109,12 @@ class HostKeyRejected(Unreachable):
 
 class AuthRefused(Unreachable):
     """The host answered and refused every key that was offered."""
+
+
+class ShellUnusable(HostError):
+    """The host lets us in, and its login shell runs no commands."""
+
+    exit_code = 3
 
 
 class Lost(HostError):

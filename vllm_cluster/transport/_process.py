@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import IO, cast
 
-from vllm_cluster.transport.base import MAX_OUTPUT, Deadline, Result
+from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, Deadline, Result
 
 TAIL = 8_192
 CHUNK = 65_536
@@ -20,7 +20,10 @@ GRACE_SECONDS = 1.0
 
 
 def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline) -> Result | None:
-    """Run a command to its end; None when the deadline passed first, and then it is gone with what it started."""
+    """Run a command to its end; None when the deadline passed first, and then it is gone with what it started.
+
+    Of each output it keeps what a login shell may print besides.
+    """
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -61,7 +64,7 @@ def _talk(process: subprocess.Popen[bytes], stdin: bytes, deadline: Deadline) ->
                     more = bool(rest)
                 else:
                     data = os.read(pipe.fileno(), CHUNK)
-                    kept[pipe] += data[: MAX_OUTPUT - len(kept[pipe])]
+                    kept[pipe] += data[: MAX_OUTPUT + MAX_GREETING - len(kept[pipe])]
                     more = bool(data)
                 if not more:
                     ready.unregister(pipe)

@@ -1,20 +1,34 @@
-"""Commands as the one line of text that a host's login shell receives."""
+"""Commands as a host receives them, whatever login shell reads the request."""
 
 from __future__ import annotations
 
+import re
+import secrets
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vllm_cluster.core.errors import CommandFailed, UsageError
+from vllm_cluster.transport.base import MAX_OUTPUT, Result
 
 if TYPE_CHECKING:
     from vllm_cluster.transport.base import Deadline, Transport
 
+# All that a login shell ever parses. Each shell quotes in its own way, so this holds nothing that one of them reads
+# differently: no newline and no "!" (csh), no backslash (fish), no name that an alias could take. The command itself
+# is the first line of standard input: `read` takes no byte beyond it, and nothing runs when the line breaks off.
+LINE = b"""exec /bin/sh -c 'IFS= read -r s && eval "$(printf %b "$s")"'"""
+
+# What a line of standard input cannot carry; `printf %b` turns \0ooo back into the byte.
+_ESCAPED = re.compile(rb"[^ -\[\]-~]")
+
+# A program that only repeats its input does not print the mark, since the end of a line is escaped there.
+_MARKED = "echo {mark}\necho {mark} >&2\n{script}"
+
 # `sh` stays above `timeout`: a command that a signal killed then has an exit code (128 + n) instead of none, which
-# would look like a broken connection. The seal marks an exit code 255 as the command's own, where ssh has one too.
-_BOUNDED = 'timeout -k 5 "$0" "$@"; s=$?; exit "$s"'
-_SEALED = 'timeout -k 5 "$0" "$@"; s=$?; [ "$s" != 255 ] || printf %s {seal} >&2; exit "$s"'
+# would look like a broken connection. A second mark makes an exit code 255 the command's own, where ssh has one too.
+_BOUNDED = 'timeout -k 5 {seconds:.3f} {command}\ns=$?\n[ "$s" != 255 ] || echo {mark} >&2\nexit "$s"'
 
 # A connection that breaks ends `cat` like a whole file does, so the size decides what is moved into place; and it
 # makes a broken pipe of the message about it, which without a trap would leave the temporary file.
@@ -31,6 +45,32 @@ mv -f "$t" "$1"
 """
 
 
+@dataclass(frozen=True)
+class Command:
+    """The first line of standard input, and the mark after which the command's own output begins, on both outputs."""
+
+    first: bytes
+    mark: bytes
+
+    def started(self, result: Result) -> bool:
+        """Whether the command itself began, and not only the login shell."""
+        return self.mark in result.stdout
+
+    def own_255(self, result: Result) -> bool:
+        """Whether an exit code 255 is the command's own."""
+        return result.stderr.endswith(self.mark) and result.stderr.count(self.mark) > 1
+
+    def own(self, result: Result) -> Result:
+        """The result without what the login shell printed before the command."""
+        stdout, stderr = result.stdout.partition(self.mark)[2], self.own_stderr(result.stderr)
+        return replace(result, stdout=stdout[:MAX_OUTPUT], stderr=stderr[:MAX_OUTPUT])
+
+    def own_stderr(self, stderr: bytes) -> bytes:
+        """Standard error without what the login shell printed; all of it where the mark is not in it."""
+        before, mark, after = stderr.partition(self.mark)
+        return after.removesuffix(self.mark) if mark else before
+
+
 def encoded(words: Sequence[str]) -> list[bytes]:
     """The arguments as bytes; what no command line can carry is refused."""
     if not words:
@@ -44,18 +84,32 @@ def encoded(words: Sequence[str]) -> list[bytes]:
         raise UsageError(f"an argument is not text: {error.object!r}") from None
 
 
-def command_line(argv: Sequence[str]) -> bytes:
-    """A shell line that becomes the command, each argument as it is."""
+def posix_line(argv: Sequence[str]) -> bytes:
+    """A line for a POSIX shell that becomes the command, each argument as it is."""
     encoded(argv)
     return ("exec " + shlex.join(argv)).encode("utf-8", "surrogateescape")
 
 
-def bounded(argv: Sequence[str], seconds: float, *, seal: str = "") -> bytes:
-    """A shell line that runs the command and ends it, with what it started, after `seconds`."""
+def unbounded(argv: Sequence[str]) -> Command:
+    """A command that runs until it ends or the connection does."""
+    return _command(_mark(), posix_line(argv).decode("utf-8", "surrogateescape"))
+
+
+def bounded(argv: Sequence[str], seconds: float) -> Command:
+    """A command that is ended, with what it started, after `seconds`."""
     encoded(argv)
-    script = _SEALED.format(seal=seal) if seal else _BOUNDED
+    mark = _mark()
     # A duration of 0 means "no limit" to timeout.
-    return command_line(["sh", "-c", script, f"{max(seconds, 0.01):.3f}", *argv])
+    return _command(mark, _BOUNDED.format(seconds=max(seconds, 0.01), command=shlex.join(argv), mark=mark))
+
+
+def _mark() -> str:
+    return f"vcluster-{secrets.token_hex(8)}"
+
+
+def _command(mark: str, script: str) -> Command:
+    text = _MARKED.format(mark=mark, script=script).encode("utf-8", "surrogateescape")
+    return Command(_ESCAPED.sub(lambda byte: b"\\0%03o" % byte[0][0], text) + b"\n", f"{mark}\n".encode())
 
 
 def shown(argv: Sequence[str], width: int = 80) -> str:

@@ -23,9 +23,25 @@ _NO_COMMON = re.compile(r"(no matching .+)|(Bad remote protocol version.*)|(bann
 _PROXY = re.compile(r"(stdio forwarding failed|open failed: .+|administratively prohibited.*)")
 
 
+# What ssh counts at its end, which explains nothing.
+_STATISTICS = re.compile(r"Transferred: |Bytes per second: |Connection to \S+ closed\.$")
+_LET_IN = re.compile(r"^Authenticated to |debug1: Entering interactive session", re.M)
+
+
+def words(log: str) -> list[str]:
+    """What ssh itself said for a person to read."""
+    lines = [line.strip() for line in log.splitlines()]
+    return [line for line in lines if line and not line.startswith("debug") and not _STATISTICS.match(line)]
+
+
+def let_in(log: str) -> bool:
+    """Whether the login was over when ssh ended."""
+    return bool(_LET_IN.search(log))
+
+
 def explain(log: str, at: Resolved, seconds: float) -> Unreachable:
     """The reason why ssh could not connect, from the log of a run with LogLevel DEBUG1."""
-    said = "\n".join(line for line in log.splitlines() if not line.startswith("debug"))
+    said = "\n".join(words(log))
     return (
         _key_rejected(log, said, at)
         or _login_refused(log, said, at)

@@ -12,9 +12,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_cluster.core.errors import UsageError
-from vllm_cluster.transport import _process, _sshlog, reasons
-from vllm_cluster.transport.base import Deadline, Target
+from vllm_cluster.core.errors import HostError, UsageError
+from vllm_cluster.transport import _process, _remote, _shell, _sshlog, reasons
+from vllm_cluster.transport.base import MAX_GREETING, Deadline, Target
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import Resolved, ssh_options
 
@@ -38,7 +38,7 @@ _OPTIONS = (
 # Without the proxy, a client whose master refuses it would connect by itself, past every option of ours.
 _CLIENT = ("BatchMode=yes", "LogLevel=ERROR", "ProxyCommand=false", "RequestTTY=no")
 # Lives as long as its input, which ends with this program however that dies; so no master is ever left behind.
-_STAY = "exec sh -c 'echo; exec cat > /dev/null'"
+_STAY = ("sh", "-c", "exec cat > /dev/null")
 
 
 class Master:
@@ -50,7 +50,9 @@ class Master:
         self.socket = self._folder / "m"
         self._log = self._folder / "log"
         options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through)]
-        argv = ["ssh", *options, "-M", "-S", str(self.socket), "--", target.destination, _STAY]
+        self._target = target
+        self._alone: list[bytes | str] = ["ssh", *options]
+        argv = [*self._alone, "-M", "-S", str(self.socket), "--", target.destination, _remote.LINE]
         try:
             # A file, not a pipe: nobody reads it while the connection lives.
             with self._log.open("wb") as log:
@@ -83,8 +85,8 @@ class Master:
 
     def last_words(self) -> str:
         """What ssh said at the end."""
-        lines = [line for line in self._read_log().splitlines() if not line.startswith("debug")]
-        return lines[-1].strip() if lines else "ssh ended"
+        said = _sshlog.words(self._read_log())
+        return said[-1] if said else "ssh ended"
 
     def close(self) -> None:
         """End it; may be called twice."""
@@ -92,19 +94,35 @@ class Master:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait(self, deadline: Deadline) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None  # noqa: S101 - it was asked for above
-        limit = deadline.sooner(2 * STEP_SECONDS)
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None  # noqa: S101 - they were asked for above
+        command = _remote.unbounded(_STAY)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(stdin.fileno(), command.first)
+        limit, greeting = deadline.sooner(2 * STEP_SECONDS), b""
         poll = select.poll()
         poll.register(stdout, select.POLLIN)
         started = limit.left()
-        while not poll.poll(limit.left() * 1000):
-            if not limit.left():
-                raise _sshlog.explain(self._read_log(), self.resolved, started)
-        if not os.read(stdout.fileno(), 1):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_process.GRACE_SECONDS)
-            raise _sshlog.explain(self._read_log(), self.resolved, STEP_SECONDS)
+        while command.mark not in greeting:
+            if not poll.poll(limit.left() * 1000):
+                if not limit.left():
+                    raise self._failure(greeting, started)
+                continue
+            data = os.read(stdout.fileno(), 1 << 16)
+            greeting += data
+            if not data or len(greeting) > MAX_GREETING:
+                raise self._failure(greeting, STEP_SECONDS)
+
+    def _failure(self, greeting: bytes, seconds: float) -> HostError:
+        """Why there is no connection, or no use of it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_process.GRACE_SECONDS)
+        log = self._read_log()
+        if _sshlog.let_in(log):
+            said = "\n".join(_sshlog.words(log)).encode("utf-8", "replace")
+            argv, deadline = [*self._alone, "--", self._target.destination, _shell.ASK], Deadline.after(STEP_SECONDS)
+            return _shell.refusal(self._target, greeting, said, lambda: _process.run(argv, b"", deadline))
+        return _sshlog.explain(log, self.resolved, seconds)
 
     def _read_log(self) -> str:
         try:
@@ -126,6 +144,11 @@ def open_master(target: Target, resolved: Resolved, jumps: Jumps, deadline: Dead
 def client(master: Path) -> list[bytes | str]:
     """The beginning of a command that goes over a shared connection."""
     return ["ssh", "-F", "none", "-S", str(master), *(word for option in _CLIENT for word in ("-o", option))]
+
+
+def shared(master: Path, line: bytes) -> list[bytes | str]:
+    """A command line over a shared connection."""
+    return [*client(master), "--", "shared", line]
 
 
 def _options(resolved: Resolved, through: Master | None) -> list[str]:

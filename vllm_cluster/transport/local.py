@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vllm_cluster.core.errors import TimedOut
 from vllm_cluster.transport import _process, _remote
 from vllm_cluster.transport._forward import LoopbackForward, SocketPipe
-from vllm_cluster.transport.base import Deadline, Forward, Result, Stream, Target
+from vllm_cluster.transport.base import MAX_OUTPUT, Deadline, Forward, Result, Stream, Target
 
 _DIAL_SECONDS = 10.0
 
@@ -46,12 +47,12 @@ class LocalTransport:
             return _not_started(argv, error)
         if result is None:
             raise TimedOut(self._name, f"`{_remote.shown(argv)}` did not end in the {seconds:.0f} s that it had")
-        return result
+        return replace(result, stdout=result.stdout[:MAX_OUTPUT], stderr=result.stderr[:MAX_OUTPUT])
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
         # Through a shell, so that a command that does not exist says so on standard error as it does remotely.
-        line = _remote.command_line(argv)
+        line = _remote.posix_line(argv)
         self._count()
         stream = _process.ProcessStream(["sh", "-c", line], lambda code: None, lambda: self._streams.discard(stream))
         self._streams.add(stream)

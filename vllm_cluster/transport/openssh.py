@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
-from vllm_cluster.core.errors import HostError, Lost, TimedOut, Unreachable, UsageError
-from vllm_cluster.transport import _process, _remote, reasons
+from vllm_cluster.core.errors import HostError, Lost, ShellUnusable, TimedOut, Unreachable, UsageError
+from vllm_cluster.transport import _process, _remote, _shell, reasons
 from vllm_cluster.transport._forward import listener
-from vllm_cluster.transport._sshmaster import STEP_SECONDS, Master, client, open_master
+from vllm_cluster.transport._sshmaster import STEP_SECONDS, Master, open_master, shared
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import check, resolve
@@ -66,7 +64,7 @@ class OpenSshTransport:
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
         master, doing = self._standing(), f"`{_remote.shown(argv)}`"
-        line = _remote.command_line(argv)
+        command = _remote.unbounded(argv)
         self._take(self._slots, deadline, doing)
 
         def check_end(code: int) -> None:
@@ -82,13 +80,16 @@ class OpenSshTransport:
             self._slots.release()
 
         try:
-            stream = _process.ProcessStream([*client(master.socket), "--", "shared", line], check_end, on_close)
+            stream = _process.ProcessStream(shared(master.socket, _remote.LINE), check_end, on_close)
         except BaseException:
             self._slots.release()
             raise
         self._count()
         self._streams.add(stream)
-        return stream
+        # Where the host takes no input, nothing has started, which shows when the stream is read.
+        with contextlib.suppress(BrokenPipeError):
+            stream.sendall(command.first)
+        return _shell.MarkedStream(stream, command, lambda out, err: self._refused(master, out, err))
 
     def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
         """Write a file on the host, whole or not at all."""
@@ -113,22 +114,28 @@ class OpenSshTransport:
     def _run(self, master: Master, argv: Sequence[str], stdin: bytes, deadline: Deadline, doing: str) -> Result:
         opening, started = deadline.sooner(STEP_SECONDS), deadline.left()
         while True:
-            seal = secrets.token_hex(8)
             self._count()
-            line = _remote.bounded(argv, deadline.left(), seal=seal)
-            result = _process.run([*client(master.socket), "--", "shared", line], stdin, deadline)
+            command = _remote.bounded(argv, deadline.left())
+            result = _process.run(shared(master.socket, _remote.LINE), command.first + stdin, deadline)
             if result is None:
                 raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
-            if result.returncode != 255:
-                return result
-            if result.stderr.endswith(seal.encode()):
-                return replace(result, stderr=result.stderr[: -len(seal)])
+            if result.returncode != 255 or command.own_255(result):
+                if not command.started(result):
+                    raise self._refused(master, result.stdout, result.stderr)
+                return command.own(result)
             if b"refused by peer" not in result.stderr:
                 raise self._lost(master, doing)
             # A command that timed out keeps its session until the host has ended it.
             if not opening.left():
                 raise reasons.no_session(self.host, master.resolved.where)
             time.sleep(_RETRY_SECONDS)
+
+    def _refused(self, master: Master, out: bytes, err: bytes) -> ShellUnusable:
+        def ask() -> Result | None:
+            self._count()
+            return _process.run(shared(master.socket, _shell.ASK), b"", Deadline.after(_shell.ASK_SECONDS))
+
+        return _shell.refusal(self._target, out, err, ask)
 
     def _standing(self) -> Master:
         master = self._master

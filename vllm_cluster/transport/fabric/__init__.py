@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import paramiko
 
-from vllm_cluster.core.errors import Lost, TimedOut, Unreachable
-from vllm_cluster.transport import _remote, reasons
+from vllm_cluster.core.errors import Lost, ShellUnusable, TimedOut, Unreachable
+from vllm_cluster.transport import _remote, _shell, reasons
 from vllm_cluster.transport._forward import LoopbackForward
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
 from vllm_cluster.transport.fabric.config import parsed_words
@@ -62,26 +62,16 @@ class FabricTransport:
         link, doing = self._link(), f"`{_remote.shown(argv)}`"
         _remote.encoded(argv)
         with self._slot(self._commands, deadline, doing):
-            channel = self._session(link, deadline, doing)
-            started = deadline.left()
-            try:
-                link.session.begin(channel, _remote.bounded(argv, started))
-                result = collect(channel, stdin, deadline)
-            except BROKEN as error:
-                raise link.lost(doing) from error
-        if result is None:
-            # Closing sends a packet, and on a stuck connection that waits; nobody has to wait for it here.
-            threading.Thread(target=_close_quietly, args=(channel,), daemon=True).start()
-            raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
-        _close_quietly(channel)
-        if result.returncode == -1:
-            raise self._no_exit_code(link, channel, doing)
-        return result
+            command = _remote.bounded(argv, deadline.left())
+            result = self._talk(link, _remote.LINE, command.first + stdin, deadline, doing)
+        if not command.started(result):
+            raise self._refused(link, result.stdout, result.stderr)
+        return command.own(result)
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
         link, doing = self._link(), f"`{_remote.shown(argv)}`"
-        line = _remote.command_line(argv)
+        command = _remote.unbounded(argv)
         self._take(self._streams, deadline, doing)
         try:
             channel = self._session(link, deadline, doing)
@@ -90,11 +80,20 @@ class FabricTransport:
             self._streams.release()
             raise
         try:
-            link.session.begin(channel, line)
-        except BROKEN as error:
+            link.session.begin(channel, _remote.LINE)
+            stream.settimeout(max(deadline.left(), 0.001))
+            # Where the host takes no input, nothing has started, which shows when the stream is read.
+            with contextlib.suppress(BrokenPipeError):
+                stream.sendall(command.first)
+            stream.settimeout(None)
+        except BaseException as error:
             stream.close()
-            raise link.lost(doing) from error
-        return stream
+            if isinstance(error, TimeoutError):
+                raise TimedOut(self.host, f"{doing} did not start in time") from error
+            if isinstance(error, BROKEN):
+                raise link.lost(doing) from error
+            raise
+        return _shell.MarkedStream(stream, command, lambda out, err: self._refused(link, out, err))
 
     def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
         """Write a file on the host, whole or not at all."""
@@ -151,6 +150,30 @@ class FabricTransport:
                 with self._counting:
                     self._round_trips += 1
                 return channel
+
+    def _talk(self, link: Link, line: bytes, stdin: bytes, deadline: Deadline, doing: str) -> Result:
+        channel = self._session(link, deadline, doing)
+        started = deadline.left()
+        try:
+            link.session.begin(channel, line)
+            result = collect(channel, stdin, deadline)
+        except BROKEN as error:
+            raise link.lost(doing) from error
+        if result is None:
+            # Closing sends a packet, and on a stuck connection that waits; nobody has to wait for it here.
+            threading.Thread(target=_close_quietly, args=(channel,), daemon=True).start()
+            raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
+        _close_quietly(channel)
+        if result.returncode == -1:
+            raise self._no_exit_code(link, channel, doing)
+        return result
+
+    def _refused(self, link: Link, out: bytes, err: bytes) -> ShellUnusable:
+        def ask() -> Result:
+            deadline, doing = Deadline.after(_shell.ASK_SECONDS), "asking for the login shell"
+            return self._talk(link, _shell.ASK, b"", deadline, doing)
+
+        return _shell.refusal(self._target, out, err, ask)
 
     def _no_exit_code(self, link: Link, channel: paramiko.Channel, doing: str) -> Lost | Unreachable:
         if link.alive and not channel.event_ready:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import paramiko
 
 from vllm_cluster.core.errors import Lost
-from vllm_cluster.transport.base import MAX_OUTPUT, Deadline, Result
+from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, Deadline, Result
 from vllm_cluster.transport.fabric.wire import BROKEN, Session, Wire
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
@@ -159,7 +159,7 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> Resu
 
 
 def _keep(kept: bytearray, data: bytes) -> None:
-    kept += data[: MAX_OUTPUT - len(kept)]
+    kept += data[: MAX_OUTPUT + MAX_GREETING - len(kept)]
 
 
 def _feed(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> None:
