@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast promises lint fmt bench docs clean clean-all
+.PHONY: demo test test-fast promises lint fmt bench docs messages clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/ready
@@ -47,6 +47,10 @@ bench: $(VENV)/ready
 # Writes the page of failures from the catalogue and its logs.
 docs: $(VENV)/ready
 	$(BIN)/python -m tests.unit.explain.page
+
+# Writes every text that users read to tests/fixtures/messages, for the review of a change.
+messages: $(VENV)/ready
+	$(BIN)/python -m tests.support.messages
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "installing vcluster and its tools in $(VENV)"

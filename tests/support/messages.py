@@ -1,0 +1,107 @@
+"""Every text that a user may read, by room of the package: `make messages` writes them to tests/fixtures/messages/.
+
+So the review of a change shows each word that it changes for users. Found in the syntax tree: every text of more than
+one word, single words where they are shown too, and the help of verbs. What stands in braces is left out, so that the
+name of a variable is no message.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import vllm_cluster
+
+PACKAGE = Path(vllm_cluster.__file__).parent
+FOLDER = Path(__file__).parents[1] / "fixtures" / "messages"
+COMMAND = "make messages"
+# Calls whose texts are shown even where they are one word.
+SHOWN = re.compile(r"Event|Finding|Unseen|Reason|Stage|Option|Argument|Typer|confirm|add_column|print|\w+Error")
+LETTER = re.compile(r"[^\W\d_]")
+WORDS = re.compile(r"[^\W\d_]{2,}\S*\s+\S|\S\s+[^\W\d_]{2,}")
+
+
+def by_room() -> dict[str, str]:
+    """The content of each file of the folder: one text a line, sorted, as JSON writes it."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE)
+        if "_docker" not in place.parts:
+            room = place.parts[0] if len(place.parts) > 1 else "package"
+            found.setdefault(room, set()).update(messages(path.read_text(), verbs=place.parts[0] == "cli"))
+    lines = {room: sorted(map(_line, texts)) for room, texts in found.items() if texts}
+    return {f"{room}.txt": "\n".join(texts) + "\n" for room, texts in lines.items()}
+
+
+def messages(source: str, *, verbs: bool = False) -> set[str]:
+    """The texts of one file; with `verbs` the docstrings of its functions too, which the command line shows as help."""
+    tree = ast.parse(source)
+    hidden = {id(node) for node in _docstrings(tree)} | {id(node) for node in _patterns(tree)}
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in _parts(node)}
+    shown = {
+        id(node)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and SHOWN.fullmatch(_name(call.func))
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        for node in ast.walk(argument)
+    }
+    texts = {
+        text
+        for node in ast.walk(tree)
+        if id(node) not in hidden | parts and LETTER.search(text := template(node))
+        if id(node) in shown or WORDS.search(text)
+    }
+    helps = (ast.get_docstring(node) for node in tree.body if verbs and isinstance(node, ast.FunctionDef))
+    return texts | {text for text in helps if text}
+
+
+def template(node: ast.AST) -> str:
+    """A string or an f-string with {} for what is filled in; empty for any other node."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(template(part) or "{}" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _parts(node: ast.JoinedStr) -> Iterator[ast.AST]:
+    """The pieces of an f-string that are no text of their own: a text inside its braces is one."""
+    yield from node.values
+    for part in node.values:
+        if isinstance(part, ast.FormattedValue) and isinstance(part.format_spec, ast.JoinedStr):
+            yield part.format_spec
+            yield from _parts(part.format_spec)
+
+
+def _docstrings(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            yield node.value
+
+
+def _patterns(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _name(node.func.value) == "re":
+            yield from ast.walk(node)
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _line(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def write() -> None:
+    """Write the folder anew."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for path in FOLDER.glob("*.txt"):
+        path.unlink()
+    for name, content in by_room().items():
+        (FOLDER / name).write_text(content)
+
+
+if __name__ == "__main__":
+    write()
