@@ -14,10 +14,10 @@ demo: $(VENV)/ready
 # Every check: lint, types, unit, property, simulated, many hosts, contract and end-to-end tests, and a share of the
 # attacks on real hosts. It says what it leaves for `make promises`, since that takes longer than a change should wait.
 # It ends with the slowest, since the whole should stay under 40 minutes.
-test: lint
+test: $(VENV)/ready
 	@scripts/setup-docker.sh
 	@scripts/setup-sshd.sh
-	$(BIN)/pytest -m "not deep" --durations=20
+	$(BIN)/python -m tests.run
 
 # What needs no Docker, in under a minute.
 test-fast: $(VENV)/ready

@@ -14,6 +14,8 @@ from tests.support.figures import record
 from tests.support.sshd import Sshd
 from vllm_cluster.transport import Kind
 
+pytestmark = pytest.mark.alone
+
 LIMITS = ("MaxStartups 10:30:100", "MaxSessions 10")
 
 

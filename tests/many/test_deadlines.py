@@ -22,6 +22,8 @@ from vllm_cluster.transport.fabric import FabricTransport
 from vllm_cluster.transport.local import LocalTransport
 from vllm_cluster.transport.openssh import OpenSshTransport
 
+pytestmark = pytest.mark.alone
+
 GRACE = 5.0
 WAITS = ("join", "wait", "result", "get", "acquire", "communicate")
 STARTS = ("run", "check_output", "check_call", "call", "create_connection", "urlopen")

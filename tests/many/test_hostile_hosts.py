@@ -14,6 +14,8 @@ from tests.many.driven import Run, drive
 from tests.support.figures import record
 from vllm_cluster.transport import Kind
 
+pytestmark = pytest.mark.alone
+
 # gpu000 is the head and well; the others say 100 MB in a log, a file and an error, 20 MB in facts, or a little there,
 # or have a container of such a name.
 KINDS = ("well", "log", "status", "error", "facts", "answer", "name")

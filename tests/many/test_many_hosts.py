@@ -13,6 +13,8 @@ from tests.many.driven import Run, drive
 from tests.support.figures import record
 from vllm_cluster.run.fleet import CONNECT_SECONDS, WORKERS
 
+pytestmark = pytest.mark.alone
+
 # A thread a connection, those that work, and a few of the program's own.
 SPARE_THREADS = 40
 # What a host that falls silent is given: 5 s until it is asked, 15 s for its answer, 1 s to tell.

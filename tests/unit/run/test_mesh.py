@@ -62,6 +62,7 @@ def test_a_lone_host_has_no_links() -> None:
     assert visit(inventory, facts) == ([], [])
 
 
+@pytest.mark.alone
 def test_thirty_two_hosts_see_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     """All of them on this one machine: 992 links on 11 ports and more each, hence far slower than hosts are."""
     inventory, facts = cluster(32)

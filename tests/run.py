@@ -1,0 +1,31 @@
+"""Every check, in lanes: `make test`.
+
+What is made up runs beside real hosts, which mostly wait. What measures the load that it puts on the machine runs
+after both, alone.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.support.lanes import IDLE, Lane, run, summed_up, tests
+
+LINT = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
+MADE_UP = ("tests/unit", "tests/property", "tests/sim", "tests/contract")
+# One for each core: real hosts take little of them. A file stays with one process, and so do its fixtures.
+BESIDE = ("-n", "2", "--dist", "loadfile")
+
+
+def main() -> int:
+    """Run them all; whether all is good is the exit code."""
+    lint = [[*IDLE, sys.executable, "-m", *command] for command in LINT]
+    made_up = [*IDLE, *tests("made-up", "not deep and not alone", *BESIDE, *MADE_UP)]
+    real = tests("real-hosts", "not deep and not alone", "tests/e2e", "tests/promises")
+    alone = tests("alone", "alone and not deep", "tests")
+    ended = run([Lane("real-hosts", [real], live=True), Lane("made-up", [*lint, made_up])])
+    ended += run([Lane("alone", [alone], live=True)])
+    return 0 if summed_up(ended) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Runs checks in lanes beside each other, and sums up what came of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "build" / "lanes"
+SLOWEST = 20
+# Only the processor time that the others leave.
+IDLE = ("nice", "-n", "19")
+GOOD = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Commands that run one after the other; their output is a log that is shown at the end, or shown as it comes."""
+
+    name: str
+    commands: Sequence[Sequence[str]]
+    live: bool = False
+
+    @property
+    def log(self) -> Path:
+        """What its commands print, where it is not live."""
+        return FOLDER / f"{self.name}.log"
+
+    @property
+    def results(self) -> Path:
+        """What its tests came to, as JUnit's XML."""
+        return FOLDER / f"{self.name}.xml"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A lane that has ended: whether each command was good, and the seconds of all."""
+
+    lane: Lane
+    good: Sequence[bool]
+    seconds: float
+
+
+def tests(lane: str, marked: str, *argv: str) -> list[str]:
+    """The command that runs a lane's tests."""
+    # A cache of its own: it remembers what failed, and another run beside it or after it would forget that.
+    own = [f"--junitxml={FOLDER / lane}.xml", "-o", f"cache_dir={ROOT / '.pytest_cache' / lane}"]
+    return [sys.executable, "-m", "pytest", "-m", marked, *own, *argv]
+
+
+def run(lanes: Iterable[Lane], environment: Mapping[str, str] = {}) -> list[Ended]:
+    """Run lanes beside each other; the logs of those that are not live are shown when all have ended."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    lanes = list(lanes)
+    for lane in lanes:
+        lane.results.unlink(missing_ok=True)
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        ended = list(pool.map(lambda lane: _run(lane, {**os.environ, **environment}), lanes))
+    for one in ended:
+        if not one.lane.live:
+            print(f"\n==== {one.lane.name} ====\n{one.lane.log.read_text()}", flush=True)
+    return ended
+
+
+def _run(lane: Lane, environment: Mapping[str, str]) -> Ended:
+    began, good = time.monotonic(), []
+    with lane.log.open("wb") as log:
+        for command in lane.commands:
+            told = f"$ {' '.join(command)}".replace(f"{ROOT}/", "")
+            if lane.live:
+                print(told, flush=True)
+            else:
+                log.write(f"{told}\n".encode())
+                log.flush()
+            out = None if lane.live else log
+            done = subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=out, check=False)
+            good.append(done.returncode in GOOD)
+            if done.returncode in (pytest.ExitCode.INTERRUPTED, -2):
+                break
+    return Ended(lane, good, time.monotonic() - began)
+
+
+def summed_up(ended: Iterable[Ended]) -> bool:
+    """Print each lane's time, the slowest tests and one closing line; whether all was good."""
+    passed = failed = skipped = 0
+    times: list[tuple[float, str]] = []
+    for one in ended:
+        cases = list(ElementTree.parse(one.lane.results).iter("testcase")) if one.lane.results.exists() else []
+        broken = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
+        left_out = sum(case.find("skipped") is not None for case in cases)
+        # A command that fails without a failed test is a check that failed: lint, or tests that could not begin.
+        others = one.good.count(False) - (broken > 0)
+        passed, failed, skipped = passed + len(cases) - broken - left_out, failed + broken + others, skipped + left_out
+        times += [(float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}") for case in cases]
+        print(f"{one.lane.name}: {one.seconds:.0f} s, {len(cases)} tests, {broken + others} failed")
+    print(f"\nthe {SLOWEST} slowest, with what they set up:")
+    for seconds, name in sorted(times, reverse=True)[:SLOWEST]:
+        print(f"{seconds:7.1f} s  {name}")
+    if skipped:
+        print(f"{skipped} skipped")
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return failed == 0

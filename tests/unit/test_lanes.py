@@ -1,0 +1,63 @@
+"""A run of all checks is as good as its worst lane, and ends with one line that says how many passed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import lanes
+from tests.support.lanes import Lane, run, summed_up
+
+GOOD, BAD = [sys.executable, "-c", "print('fine')"], [sys.executable, "-c", "print('oh'); raise SystemExit(3)"]
+TESTS = "def test_passes(): pass\ndef test_fails(): assert VALUE\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(lanes, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def two_tests(folder: Path, *, good: bool) -> list[str]:
+    """The command that runs a file of two tests."""
+    file = folder / f"test_{good}.py"
+    file.write_text(TESTS.replace("VALUE", str(good)))
+    return [*lanes.tests(folder.name, "not deep", "--rootdir", str(folder), "-p", "no:cacheprovider", str(file))]
+
+
+@pytest.mark.parametrize(
+    ("commands", "closing"),
+    [
+        ([GOOD, GOOD], "0 passed, 0 failed"),
+        ([GOOD, BAD], "0 passed, 1 failed"),
+        ([BAD, GOOD, BAD], "0 passed, 2 failed"),
+    ],
+)
+def test_each_check_that_fails_counts(
+    commands: list[list[str]], closing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = summed_up(run([Lane("lint", commands)]))
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == closing
+    assert good is closing.endswith(" 0 failed")
+    assert "fine" in out
+
+
+@pytest.mark.parametrize(("good", "closing"), [(True, "2 passed, 0 failed"), (False, "1 passed, 1 failed")])
+def test_tests_are_counted_over_all_lanes(
+    good: bool, closing: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lane = Lane(folder.name, [GOOD, two_tests(folder, good=good)])
+    assert summed_up(run([lane, Lane("lint", [GOOD])])) is good
+    out = capsys.readouterr().out.splitlines()
+    assert out[-1] == closing
+    assert any(line.endswith("::test_passes") for line in out[out.index(next(x for x in out if "slowest" in x)) :])
+
+
+def test_tests_that_cannot_begin_are_a_failure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = two_tests(folder, good=True)
+    (folder / "test_True.py").write_text("import nothing_of_this_name\n")
+    assert not summed_up(run([Lane(folder.name, [command])]))
+    assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed"
