@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,7 @@ class Lines:
     def __init__(self, host: str, stream: Stream) -> None:
         self.host = host
         self._stream = stream
+        self._lines: deque[bytes] = deque()
         self._rest = b""
         self._heard = 0
 
@@ -43,14 +45,13 @@ class Lines:
             HostError: none comes any more, or not by the deadline, or too much.
         """
         while True:
-            line, newline, rest = self._rest.partition(b"\n")
-            if newline:
-                self._rest = rest
-                row = _object(line)
+            while self._lines:
+                row = _object(self._lines.popleft())
                 if row is not None:
                     return row
-            else:
-                self._rest += self._more(deadline)
+            # Split once: to cut off one line at a time copies what is left for each.
+            *lines, self._rest = (self._rest + self._more(deadline)).split(b"\n")
+            self._lines.extend(lines)
 
     def _more(self, deadline: Deadline) -> bytes:
         if len(self._rest) > LONGEST_LINE or self._heard > MOST:
@@ -86,6 +87,8 @@ class Lines:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
+    if not line.lstrip().startswith(b"{"):
+        return None
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
