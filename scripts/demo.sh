@@ -12,7 +12,7 @@ vcluster sandbox up --hosts 2 --gpus 2
 step vcluster up
 vcluster up --yes
 step vcluster serve sandbox/tiny-llama
-vcluster serve sandbox/tiny-llama
+vcluster serve --yes sandbox/tiny-llama
 step vcluster status
 vcluster status
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 WIDTH = 112
 BODY = '{"model": "sandbox/tiny-llama", "prompt": "Hello", "max_tokens": 8}'
 ASK = f"""curl -s localhost:8000/v1/completions -H "Authorization: Bearer $(vcluster key)" --json '{BODY}'"""
-COMMANDS = ("vcluster up", "vcluster serve sandbox/tiny-llama", "vcluster status", ASK, "vcluster down")
+COMMANDS = ("vcluster up", "vcluster serve sandbox/tiny-llama", "vcluster status", ASK, "vcluster down --yes")
 
 
 def run(command: str, folder: Path, console: Console) -> None:

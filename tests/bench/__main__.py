@@ -45,7 +45,7 @@ def seconds(argv: list[str]) -> float:
 def measure_up(sandbox: Sandbox) -> tuple[float, float]:
     """Medians of `up` and of the same by hand, which take turns."""
     sandbox.vcluster("up", "--yes").ok()
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     plan: dict[str, Any] = sandbox.vcluster("plan", "--json").ok().json()
     image = sandbox.docker("gpu1", "images", "vcluster-engine", "--format", "{{.Repository}}:{{.Tag}}").strip()
     ours, theirs = [], []
@@ -55,7 +55,7 @@ def measure_up(sandbox: Sandbox) -> tuple[float, float]:
         started = time.monotonic()
         sandbox.vcluster("up").ok()
         ours.append(time.monotonic() - started)
-        sandbox.vcluster("down").ok()
+        sandbox.vcluster("down", "--yes").ok()
         print(f"round {round_ + 1}: by hand {theirs[-1]:.1f} s, up {ours[-1]:.1f} s", file=sys.stderr)
     return median(ours), median(theirs)
 
@@ -85,10 +85,10 @@ def main() -> int:
     helped, typer = measure_start()
     subprocess.run([str(VCLUSTER), "sandbox", "up", "--dir", str(SANDBOX)], check=True)
     sandbox = Sandbox(SANDBOX)
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     up, hand = measure_up(sandbox)
     idle, trips = measure_idle(sandbox)
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     if not os.environ.get("VCLUSTER_KEEP_SANDBOX"):
         subprocess.run([str(VCLUSTER), "sandbox", "down", "--dir", str(SANDBOX)], check=True)
     page = PAGE.format(

@@ -140,11 +140,11 @@ def test_only_what_must_listens_beyond_loopback(cluster: Sandbox) -> None:
 
 def test_stop_ends_serving_and_leaves_the_cluster(cluster: Sandbox) -> None:
     before = cluster.nodes()
-    assert cluster.vcluster("stop", "--json").ok().event("result")["stopped"] is True
+    assert cluster.vcluster("stop", "--yes", "--json").ok().event("result")["stopped"] is True
     status = cluster.vcluster("status", "--json").ok().json()
     assert (status["up"], status["serving"]) == (True, None)
     assert cluster.nodes() == before
-    assert cluster.vcluster("stop", "--json").ok().event("result")["stopped"] is False
+    assert cluster.vcluster("stop", "--yes", "--json").ok().event("result")["stopped"] is False
 
 
 def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster: Sandbox) -> None:
@@ -156,7 +156,7 @@ def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster
     one = Sandbox(cluster.folder, {**cluster.environment, "VCLUSTER_INVENTORY": str(smaller)})
     refused = one.vcluster("up")
     assert refused.code == 2
-    assert "would stop what runs on gpu1, gpu2" in refused.err
+    assert "would stop the running nodes on gpu1, gpu2 of" in refused.err
     one.vcluster("up", "--yes").ok()
     exposed = one.vcluster("serve", MODEL, "--expose", "--json").ok().event("endpoint")
     key = one.vcluster("key").ok().out.strip()
@@ -188,7 +188,7 @@ def test_another_laptop_needs_the_inventory_alone(cluster: Sandbox, tmp_path: Pa
 
     status = there("status", "--json")
     assert json.loads(status.stdout)["serving"]["phase"] == "ready"
-    down = there("down", "--json")
+    down = there("down", "--yes", "--json")
     assert (down.returncode, down.stderr) == (0, "")
     for host in ("gpu1", "gpu2"):
         assert cluster.docker(host, "ps", "-aq", "--filter", "label=io.vcluster.cluster") == ""

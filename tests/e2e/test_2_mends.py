@@ -86,7 +86,7 @@ def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster:
 
 @pytest.mark.parametrize("moment", ["make room", "head", "create head", "workers"])
 def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox, moment: str) -> None:
-    cluster.vcluster("down").ok()
+    cluster.vcluster("down", "--yes").ok()
     process = cluster.start("up", "--json")
     assert process.stdout is not None
     for line in process.stdout:

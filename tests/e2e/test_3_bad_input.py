@@ -27,7 +27,7 @@ def cluster(sandbox: Sandbox) -> Sandbox:
 @pytest.fixture
 def down(cluster: Sandbox) -> Sandbox:
     """The hosts with nothing of ours, so that a refused `up` can be seen to have touched nothing."""
-    cluster.vcluster("down").ok()
+    cluster.vcluster("down", "--yes").ok()
     return cluster
 
 
@@ -144,7 +144,7 @@ def test_another_cluster_on_the_same_hosts(cluster: Sandbox) -> None:
     refused = cluster.vcluster("up", inventory=other)
     assert refused.code == 3
     assert "gpu1: it already belongs to the cluster sandbox" in refused.err
-    assert cluster.vcluster("down", inventory=other).code == 0
+    assert cluster.vcluster("down", "--yes", inventory=other).code == 0
     assert cluster.nodes() == before
 
 
@@ -156,8 +156,8 @@ def test_a_lease_that_somebody_holds(cluster: Sandbox) -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        refused = cluster.vcluster("down")
-        waited = cluster.start("down", "--wait", "60", "--json")
+        refused = cluster.vcluster("down", "--yes")
+        waited = cluster.start("down", "--yes", "--wait", "60", "--json")
         assert waited.stdout is not None
         until_waiting = next(line for line in waited.stdout if "ada@laptop" in line)
         holder.communicate("", timeout=30)
@@ -207,8 +207,8 @@ def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
 def test_down_names_the_hosts_it_could_not_reach(cluster: Sandbox) -> None:
     cluster.vcluster("up", "--yes").ok()
     lost = inventory(cluster, "lost", "gpu2: {", "gpu2: {ssh: {port: 1}, ")
-    partly = cluster.vcluster("down", inventory=lost)
+    partly = cluster.vcluster("down", "--yes", inventory=lost)
     assert (partly.code, "gpu2:" in partly.err) == (4, True)
     until(lambda: set(cluster.nodes()) == {"gpu2"})
-    cluster.vcluster("down").ok()
+    cluster.vcluster("down", "--yes").ok()
     assert untouched(cluster)

@@ -20,12 +20,15 @@ from tests.support.hosts import Sandbox
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import hub
 from tests.support.paths import ROOT, VCLUSTER
+from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.e2e
 
 PAGES = {path.name: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 # What the sandbox serves in the place of a model that fills sixteen GPUs.
 LARGE, TINY = "meta-llama/Llama-3.1-405B-Instruct", "sandbox/tiny-llama"
+# What stops a model that is served there.
+ASKS = (f"vcluster serve {LARGE} -- --max-model-len 1024", "vcluster stop", "vcluster down")
 
 
 def commands(page: str) -> list[str]:
@@ -50,6 +53,15 @@ def shell(command: str, folder: Path, environment: Mapping[str, str], seconds: f
     return done.stdout
 
 
+def answer(command: str, folder: Path, environment: Mapping[str, str]) -> None:
+    """Run a line that asks a question, and say yes."""
+    variables = {**os.environ, "PATH": f"{VCLUSTER.parent}:{os.environ['PATH']}", **environment}
+    with Terminal(["bash", "-c", command], env=variables, cwd=folder) as terminal:
+        terminal.until("[y/N] ", 120)
+        terminal.press("y\n")
+        assert terminal.end(300) == 0, terminal.shown
+
+
 @contextmanager
 def open_tunnel(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """`vcluster tunnel` in its own terminal."""
@@ -72,12 +84,15 @@ def open_tunnel(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
 
 def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
     """The page's hosts are the sandbox's: `ssh gpu1` works, as the page demands."""
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     inventory = tmp_path / "inventory.yaml"
     with ExitStack() as terminals:
         for command in commands("first-cluster.md"):
             if command == "vcluster tunnel":
                 terminals.enter_context(open_tunnel(tmp_path, {}))
+                continue
+            if command in ASKS:
+                answer(command.replace(LARGE, TINY), tmp_path, {})
                 continue
             said = shell(command.replace(LARGE, TINY), tmp_path, {})
             if command.startswith("vcluster init"):
@@ -95,6 +110,9 @@ def test_the_sandbox_page(tmp_path: Path) -> None:
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
             environment[name] = value
+            continue
+        if command in ASKS:
+            answer(command, tmp_path, environment)
             continue
         shell(command, tmp_path, environment)
         if "docker kill" in command:

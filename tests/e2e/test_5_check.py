@@ -32,7 +32,7 @@ LOOPBACK = "cp /etc/hosts /root/hosts; { echo 127.0.1.1 gpu2; grep -v gpu2 /root
 @pytest.fixture(scope="module")
 def hosts(sandbox: Sandbox) -> Sandbox:
     """The hosts with nothing of ours, on which all is well."""
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     assert codes(check(sandbox)) <= {("ray-layer", host) for host in HOSTS}
     return sandbox
 

@@ -21,10 +21,10 @@ def cluster(sandbox: Sandbox) -> Iterator[Sandbox]:
     """The sandbox with little shared memory, for one of the failures."""
     small = sandbox.rewrite(Path("small-shm.yaml"), replace=[("shm_size: 2g", "shm_size: 1m")])
     found = Sandbox(sandbox.folder, {"VCLUSTER_INVENTORY": str(small)})
-    found.vcluster("down").ok()
+    found.vcluster("down", "--yes").ok()
     found.vcluster("up", "--yes").ok()
     yield found
-    found.vcluster("down").ok()
+    found.vcluster("down", "--yes").ok()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_serve_says_the_cause_and_explain_says_it_again(cluster: Sandbox, row: s
     found = cluster.vcluster("explain", "--json").ok().json()
     assert (found["verdict"], found["cause"]["failure"]) == ("explained", row)
     assert found["cause"]["lines"][0]["source"].startswith("gpu")
-    cluster.vcluster("stop").ok()
+    cluster.vcluster("stop", "--yes").ok()
 
 
 def test_what_is_not_known_is_not_guessed_from_earlier_failures(cluster: Sandbox) -> None:

@@ -35,7 +35,7 @@ def left(sandbox: Sandbox) -> str:
 @pytest.fixture(scope="module")
 def empty(sandbox: Sandbox) -> Sandbox:
     """Two hosts on which nothing of ours is."""
-    sandbox.vcluster("down", "--wait", "30").ok()
+    sandbox.vcluster("down", "--yes", "--wait", "30").ok()
     return sandbox
 
 

@@ -81,9 +81,9 @@ def hit_up(sandbox: Sandbox, empty: Stand, normal: Normal, number: int, signals:
 
 def hit_down(sandbox: Sandbox, empty: Stand, number: int, signals: Signals, took: Took) -> None:
     """On a cluster that is up: hit `down` after an event; another one leaves nothing."""
-    at, gone = hit(sandbox, ("down",), number, signals)
+    at, gone = hit(sandbox, ("down", "--yes"), number, signals)
     took.note("gone in", gone, 5.0, at)
-    took.note("another down", timed(sandbox, "down", "--wait", "20"), 20.0, at)
+    took.note("another down", timed(sandbox, "down", "--yes", "--wait", "20"), 20.0, at)
     took.note("0 left after", settle(sandbox, empty, GONE), GONE, at)
 
 
@@ -92,7 +92,7 @@ def test_up_and_down_are_hit(
     sandbox: Sandbox, empty: Stand, normal: Normal, signals: Signals, numbers: tuple[int, ...]
 ) -> None:
     """Each round begins and ends on empty hosts, and hits both verbs on their way."""
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     settle(sandbox, empty, GONE)
     took = {"up": Took(), "down": Took()}
     name, promise = NAMES[signals], PROMISE[signals]
@@ -120,7 +120,7 @@ def test_serve_is_hit(sandbox: Sandbox, empty: Stand, normal: Normal, signals: S
     with attack(PROMISE[signals], f"{NAMES[signals]} serve after every third of its events") as measured:
         for number in numbers:
             sandbox.vcluster("up", "--yes").ok()
-            sandbox.vcluster("stop").ok()
+            sandbox.vcluster("stop", "--yes").ok()
             at, gone = hit(sandbox, SERVE, number, signals)
             took.note("gone in", gone, 5.0, at)
             took.note("another serve is ready after", timed(sandbox, *SERVE), 240.0, at)

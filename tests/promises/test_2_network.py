@@ -38,7 +38,7 @@ MARGIN = 3.0
 
 @pytest.mark.parametrize("transport", BOTH)
 def test_a_closed_port(sandbox: Sandbox, empty: Stand, transport: str) -> None:
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     words = [
         ("gpu2: {", "gpu2: {ssh: {port: 1}, "),
         ("{config: ssh_config}", f"{{config: ssh_config, transport: {transport}}}"),
@@ -59,7 +59,7 @@ def test_a_closed_port(sandbox: Sandbox, empty: Stand, transport: str) -> None:
 @pytest.mark.parametrize("proxied", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["direct", "proxied"])
 def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, transport: str, proxied: bool) -> None:
     """Without a proxy the first packet is not answered; with one the connection stands, and sshd says nothing."""
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     there = sandbox if proxied and transport == "fabric" else direct(sandbox, transport)
     kind = "greets nobody" if there is sandbox else "answers no packet"
     with black_hole(sandbox, "gpu2"), attack("P5", f"a host that {kind} ({transport})") as measured:
@@ -75,7 +75,7 @@ def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, tran
 @pytest.mark.parametrize("transport", BOTH)
 @pytest.mark.parametrize("host", ["gpu2", pytest.param("gpu1", marks=pytest.mark.deep)])
 def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, transport: str, host: str) -> None:
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     there = direct(sandbox, transport)
     what = f"{'the head' if host == 'gpu1' else 'a worker'} falls silent while its node is created ({transport})"
     with attack("P5", what) as measured:
@@ -145,7 +145,7 @@ def host_comes_back(sandbox: Sandbox) -> Iterator[None]:
 @pytest.mark.deep
 @pytest.mark.parametrize("victim", ["gpu2", "gpu1"])
 def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, victim: str) -> None:
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     what = f"docker kill of {'the head' if victim == 'gpu1' else 'a worker'}'s host while its node is created"
     with host_comes_back(sandbox), attack("P6", what) as measured:
         with controller(sandbox, "up", "--yes") as run:
@@ -166,7 +166,7 @@ def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Norma
 @pytest.mark.deep
 def test_a_stopped_docker(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
     """The connection lives on, and nothing that is asked of Docker is answered."""
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     with attack("P18", "SIGSTOP of a worker's Docker while its node is created") as measured:
         with controller(sandbox, "up", "--yes") as run:
             assert run.read_until(begins("gpu2", "create"))

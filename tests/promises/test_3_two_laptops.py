@@ -30,7 +30,7 @@ def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: Normal, times:
 def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, normal: Normal, times: int) -> None:
     with attack("P11", f"two up 100 ms apart on empty hosts, {times} times") as measured:
         for _ in range(times):
-            sandbox.vcluster("down").ok()
+            sandbox.vcluster("down", "--yes").ok()
             judge(race(sandbox))
             settle(sandbox, with_nodes(empty), 5)
         measured.figure = f"{times} of {times}: one worked, the other exited 75; one head, one worker"

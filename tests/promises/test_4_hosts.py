@@ -51,7 +51,7 @@ def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand, normal: Norm
         broken(sandbox, "gpu2", f"{make}; docker volume create vcluster-sandbox2-state", undo),
         attack("P20", "containers and volumes of others with names like ours") as measured,
     ):
-        sandbox.vcluster("down").ok()
+        sandbox.vcluster("down", "--yes").ok()
         left = stands(sandbox)["gpu2"] - empty["gpu2"]
         assert left == {f"container {name}" for name in made} | {"volume vcluster-sandbox2-state"}
         measured.figure = "down left all 4 of them and removed all of ours"
@@ -80,7 +80,7 @@ def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand
     blank = "docker volume create vcluster-sandbox-state; docker volume create vcluster-sandbox-secrets"
     data = names.Sandbox(sandbox.folder).data("gpu2")
     theirs = f"{data}/docker/volumes/vcluster-sandbox-state/_data/theirs"
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     with attack("P6", "volumes of ours that Docker had not labelled yet when it died") as measured:
         left, kills = list[str](), 0
         while not left and kills < MOST_KILLS:
@@ -93,9 +93,9 @@ def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand
         root(sandbox, "gpu2", blank)
         sandbox.vcluster("up", "--yes").ok()
         settle(sandbox, with_nodes(empty), 10)
-        sandbox.vcluster("down").ok()
+        sandbox.vcluster("down", "--yes").ok()
         root(sandbox, "gpu2", blank)
-        sandbox.vcluster("down").ok()
+        sandbox.vcluster("down", "--yes").ok()
         settle(sandbox, empty, 10)
         with broken(
             sandbox,
@@ -106,7 +106,7 @@ def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand
             refused = sandbox.vcluster("up")
             assert refused.code == 1
             assert "gpu2: create: the volume vcluster-sandbox-state is there and is not ours" in refused.err
-            sandbox.vcluster("down").ok()
+            sandbox.vcluster("down", "--yes").ok()
             assert root(sandbox, "gpu2", f"cat {theirs}") == "precious\n"
         settle(sandbox, empty, 10)
         measured.figure = (
@@ -116,7 +116,7 @@ def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand
 
 
 def test_too_little_room_for_an_image(sandbox: Sandbox, empty: Stand) -> None:
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     other = sandbox.rewrite(Path("pull.yaml"), replace=[("vllm-cpu:0.32.0", "vllm-cpu:9.9.9")])
     with small_disk(sandbox, "", "3g"), attack("P7", "3 GB of room on one host, and an image to be pulled") as measured:
         refused = sandbox.vcluster("up", inventory=other)
@@ -131,7 +131,7 @@ def test_too_little_room_for_an_image(sandbox: Sandbox, empty: Stand) -> None:
 
 @pytest.mark.parametrize("folder", ["/containers", pytest.param("/volumes", marks=pytest.mark.deep)])
 def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, folder: str) -> None:
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     filler = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker{folder}/filler"
     with (
         small_disk(sandbox, folder, "64m"),
@@ -145,7 +145,7 @@ def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, normal: 
         sandbox.vcluster("up", "--yes").ok()
         took = time.monotonic() - began
         settle(sandbox, with_nodes(empty), 10)
-        sandbox.vcluster("down").ok()
+        sandbox.vcluster("down", "--yes").ok()
         settle(sandbox, empty, 10)
         measured.figure = f"named with its host, exit 1; after freeing, up converged in {took:.1f} s"
 
@@ -166,7 +166,7 @@ def test_a_clock_an_hour_off(sandbox: Sandbox, normal: Normal) -> None:
 
 
 def test_one_name_for_two_images(sandbox: Sandbox, empty: Stand) -> None:
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     other = sandbox.docker("gpu2", "images", "-q", "vcluster-engine").split()[0]
     tag = "sandbox/other:1"
     for host, image in zip(HOSTS, (IMAGE, other), strict=True):

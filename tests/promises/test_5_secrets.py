@@ -148,7 +148,7 @@ def asked(sandbox: Sandbox) -> dict[str, bytes]:
 def crashed(sandbox: Sandbox, folder: Path) -> dict[str, bytes]:
     """What a bug leaves behind that strikes while secrets are being written."""
     (folder / "sitecustomize.py").write_text(CRASH)
-    sandbox.vcluster("down").ok()
+    sandbox.vcluster("down", "--yes").ok()
     argv = ("-vv", "up", "--yes", "--json")
     run = sandbox.vcluster(*argv, PYTHONPATH=str(folder), XDG_CACHE_HOME=str(folder), PYTHONDEVMODE="1")
     log = folder / "vcluster" / "crash.log"

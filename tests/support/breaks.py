@@ -48,7 +48,7 @@ class Normal:
 
     def measure(self) -> float:
         """Take one down and up, and time it."""
-        self.sandbox.vcluster("down", "--wait", "30").ok()
+        self.sandbox.vcluster("down", "--yes", "--wait", "30").ok()
         return timed(self.sandbox, "up")
 
     def beside(self, seconds: float, more: float) -> float:

@@ -26,7 +26,7 @@ def sandbox() -> Iterator[Sandbox]:
     argv = [str(VCLUSTER), "sandbox", "up", "--dir", str(SANDBOX)]
     subprocess.run(argv, check=True, timeout=2400)
     found = Sandbox(SANDBOX)
-    found.vcluster("down", "--wait", "30").ok()
+    found.vcluster("down", "--yes", "--wait", "30").ok()
     yield found
     if not os.environ.get("VCLUSTER_KEEP_SANDBOX"):
         subprocess.run([VCLUSTER, "sandbox", "down", "--dir", str(SANDBOX)], check=True, timeout=300)
@@ -35,7 +35,7 @@ def sandbox() -> Iterator[Sandbox]:
 @pytest.fixture(scope="session")
 def empty(sandbox: Sandbox) -> dict[str, set[str]]:
     """What stands on the hosts without any cluster."""
-    sandbox.vcluster("down", "--wait", "30").ok()
+    sandbox.vcluster("down", "--yes", "--wait", "30").ok()
     return stands(sandbox)
 
 

@@ -27,7 +27,7 @@ def with_secrets(sandbox: Sandbox) -> Sandbox:
 def serve(sandbox: Sandbox, *options: str) -> Sandbox:
     """Have the cluster up and the model served; quick where it is."""
     sandbox.vcluster("up", "--yes").ok()
-    sandbox.vcluster("serve", MODEL, *options).ok()
+    sandbox.vcluster("serve", "--yes", MODEL, *options).ok()
     return sandbox
 
 

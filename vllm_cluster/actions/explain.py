@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.core.errors import Lost, TimedOut, Unreachable, UsageError, VclusterError
+from vllm_cluster.core.errors import Aborted, Lost, TimedOut, Unreachable, UsageError, VclusterError
 from vllm_cluster.explain.scan import Source, scan
 from vllm_cluster.explain.verdict import Verdict, verdict
 from vllm_cluster.inventory.model import Inventory
@@ -76,7 +76,7 @@ def with_cause(error: VclusterError, fleet: Fleet, inventory: Inventory, otherwi
 
     The error's own words are a log too: what Docker refuses stands nowhere else.
     """
-    if isinstance(error, SILENT) or error.exit_code != 1:
+    if isinstance(error, (*SILENT, Aborted)) or error.exit_code != 1:
         return error
     cut_off = {host for host, failure in error.failures.items() if isinstance(failure, SILENT)}
     logs, _ = fleet.each(lambda link: collect(link, inventory.cluster), set(inventory.hosts) - cut_off)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_on
 from vllm_cluster.actions.explain import with_cause
 from vllm_cluster.actions.survey import connected, refuse, survey
 from vllm_cluster.core.checks.docker import engine_problem, foreign
@@ -22,7 +23,7 @@ from vllm_cluster.fit.layouts import refusal
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import look
-from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.models import cached_shape
@@ -59,11 +60,13 @@ def serve(
     pp: int | None,
     expose: bool,
     extra: Sequence[str],
+    confirm: Confirm,
     wait: float = 0.0,
 ) -> Endpoint:
     """Serve a model on the whole cluster; returns once it has generated a token.
 
     Raises:
+        Aborted, UsageError: another model is served, and nobody confirmed that it may stop.
         PreflightFailed: the cluster is not up, or the model cannot be split so.
         CommandFailed: the engine ended, and why.
     """
@@ -91,18 +94,20 @@ def serve(
             # The same wish again is a new one: under the old name the head would take it for the one that failed.
             wanted["generation"] += f"-{time.time_ns():x}"
         if current is None or current.generation != wanted["generation"]:
-            _tell(inventory, head, wanted, wait=wait, emit=emit, what=f"serve {model}")
+            consent = Consent(confirm, inventory.cluster, then=f" and serve {served}")
+            _tell(inventory, head, wanted, consent, wait=wait, emit=emit, what=f"serve {model}")
         emit(Event("phase", f"serving {served}: TP={layout.tp} × PP={layout.pp}"))
         _follow(fleet, inventory, wanted["generation"], emit)
         return Endpoint(served, host, head.name, port)
 
 
-def stop(inventory: Inventory, emit: Emit, *, wait: float = 0.0) -> bool:
+def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0) -> bool:
     """End serving and leave the nodes; returns whether anything was served.
 
     Needs the head alone: what must be stopped is often a model that fails because a worker is gone.
 
     Raises:
+        Aborted, UsageError: nobody confirmed that what is served may stop.
         PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
     """
     with connected(inventory, emit, [inventory.head_name]) as fleet:
@@ -113,8 +118,9 @@ def stop(inventory: Inventory, emit: Emit, *, wait: float = 0.0) -> bool:
         if node is None or not (serving or _requested(head, inventory)):
             emit(Event("result", "nothing is served", data={"stopped": False}))
             return False
+        consent = Consent(confirm, inventory.cluster)
+        _tell(inventory, head, None, consent, wait=wait, emit=emit, what="stop")
         emit(Event("phase", "stopping"))
-        _tell(inventory, head, None, wait=wait, emit=emit, what="stop")
         deadline = time.monotonic() + STOP_SECONDS
         while runs and _serving(head, inventory) is not None:
             if time.monotonic() > deadline:
@@ -184,15 +190,33 @@ def _wanted(argv: Sequence[str], **rest: Any) -> dict[str, Any]:
 
 
 def _tell(
-    inventory: Inventory, head: Link, wanted: Mapping[str, Any] | None, *, wait: float, emit: Emit, what: str
+    inventory: Inventory,
+    head: Link,
+    wanted: Mapping[str, Any] | None,
+    consent: Consent,
+    *,
+    wait: float,
+    emit: Emit,
+    what: str,
 ) -> None:
-    """Write what is wanted where the head's node program looks."""
-    container = f"vcluster-{inventory.cluster}"
-    with Lease(head.transport, inventory.cluster, what.split(maxsplit=1)[0]) as lease:
-        lease.acquire(wait, lambda holder: emit(Event("progress", f"waiting for {holder}")))
-        content = json.dumps({"v": 1, "serve": wanted}).encode()
-        head.engine.put_files(container, STATE_FOLDER, {"wanted.json": (content, 0o600)})
-        record(head.engine, inventory.cluster, what.split(maxsplit=1)[0], [what], emit)
+    """Write what is wanted where the head's node program looks, once whoever can be asked agrees to what it stops."""
+    container, verb = f"vcluster-{inventory.cluster}", what.split(maxsplit=1)[0]
+    while True:
+        consent.ask(_stops(inventory, head, wanted))
+        with Lease(head.transport, inventory.cluster, verb) as lease:
+            lease.acquire(wait, waiting(emit))
+            if consent.covers(_stops(inventory, head, wanted)):
+                content = json.dumps({"v": 1, "serve": wanted}).encode()
+                head.engine.put_files(container, STATE_FOLDER, {"wanted.json": (content, 0o600)})
+                record(head.engine, inventory.cluster, verb, [what], emit)
+                return
+
+
+def _stops(inventory: Inventory, head: Link, wanted: Mapping[str, Any] | None) -> Stops:
+    """What the request would stop: nothing where it is served or being loaded already."""
+    stops = served_on(head, inventory.cluster)
+    same = stops.served and wanted and stops.served.generation == wanted["generation"]
+    return Stops() if same else stops
 
 
 def _serving(head: Link, inventory: Inventory) -> ServeStatus | None:

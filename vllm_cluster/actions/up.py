@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
+from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
 from vllm_cluster.actions.explain import with_cause
 from vllm_cluster.actions.survey import Survey, connected, survey
-from vllm_cluster.core.errors import UsageError, VclusterError
-from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.plan import Plan
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import await_gpus
-from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.execute import Execution
 from vllm_cluster.run.files import node_files
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.lease import Lease
-
-# Asks a person whether to go on; says no where nobody can be asked.
-Confirm = Callable[[str], bool]
 
 
 def plan(inventory: Inventory, emit: Emit) -> Plan:
@@ -52,19 +48,21 @@ def _change(
     inventory: Inventory, fleet: Fleet, seen: Survey, *, emit: Emit, confirm: Confirm, cache: Path, wait: float
 ) -> Plan:
     emit(Event("note", _summary(seen.plan)))
-    disturbed = _disturbs(seen.plan, seen)
-    if disturbed and not confirm(f"this stops what runs on {', '.join(disturbed)}; go on?"):
-        raise UsageError(f"not confirmed: this would stop what runs on {', '.join(disturbed)}", hint="say --yes")
+    consent = Consent(confirm, inventory.cluster)
     head = fleet.links[inventory.head_name]
-    with Lease(head.transport, inventory.cluster, "up") as lease:
-        lease.acquire(wait, lambda holder: emit(Event("progress", f"waiting for {holder}")))
-        # Somebody may have changed things until the lease was ours.
-        current = survey(inventory, fleet, emit)
-        emit(Event("plan", "", data={"plan": current.plan}))
-        Execution(current.plan, fleet, lease, emit, current.secrets, node_files(), cache).run()
-        done = [operation.text for operation in current.plan.operations()]
-        record(head.engine, inventory.cluster, "up", done, emit)
-    return current.plan
+    while True:
+        # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
+        consent.ask(stopped_by(seen.plan, seen.facts, fleet.links))
+        with Lease(head.transport, inventory.cluster, "up") as lease:
+            lease.acquire(wait, waiting(emit))
+            # Others may have changed things until the lease was ours.
+            seen = survey(inventory, fleet, emit)
+            if consent.covers(stopped_by(seen.plan, seen.facts, fleet.links)):
+                emit(Event("plan", "", data={"plan": seen.plan}))
+                Execution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache).run()
+                done = [operation.text for operation in seen.plan.operations()]
+                record(head.engine, inventory.cluster, "up", done, emit)
+                return seen.plan
 
 
 def _summary(planned: Plan) -> str:
@@ -73,21 +71,6 @@ def _summary(planned: Plan) -> str:
     for operation in planned.operations():
         by_host.setdefault(operation.host, []).append(operation.verb)
     return "\n".join(["to do:", *(f"  {host}: {', '.join(verbs)}" for host, verbs in by_host.items())])
-
-
-def _disturbs(planned: Plan, seen: Survey) -> list[str]:
-    """The hosts on which something that runs would be stopped."""
-
-    def runs(host: HostFacts, container_id: str) -> bool:
-        return any(c.id == container_id and c.state == "running" for c in host.containers)
-
-    return sorted(
-        {
-            operation.host
-            for operation in planned.operations()
-            if isinstance(operation, RemoveContainer | RestartNode) and runs(seen.facts[operation.host], operation.id)
-        }
-    )
 
 
 def _verify(fleet: Fleet, done: Plan, emit: Emit) -> None:

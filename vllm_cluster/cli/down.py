@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.options import InventoryPath, Json, Wait
+from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import Session
 
 
-def down(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0) -> None:
+def down(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
     """Remove the cluster's containers and volumes from every host. Exits with 4 when one could not be reached."""
 
     def action(session: Session) -> None:
         from vllm_cluster.actions.down import down as down_action
 
-        down_action(session.load(), session.emit, wait=wait)
+        down_action(session.load(), session.emit, confirm=session.confirm(yes), wait=wait)
 
     Session(inventory, as_json=as_json).run(action)

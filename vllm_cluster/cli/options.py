@@ -21,3 +21,4 @@ Json = Annotated[bool, typer.Option("--json", help="Data for programs on standar
 Wait = Annotated[
     float, typer.Option("--wait", metavar="SECONDS", help="Wait this long while somebody else changes the cluster.")
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping something that runs.")]

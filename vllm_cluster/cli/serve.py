@@ -6,10 +6,16 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.options import InventoryPath, Json, Wait
+from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import Session
 
-Size = Annotated[int | None, typer.Option(min=1, show_default=False)]
+Tp = Annotated[
+    int | None, typer.Option("--tp", min=1, help="Tensor parallel size; else the GPUs of a host.", show_default=False)
+]
+Pp = Annotated[
+    int | None,
+    typer.Option("--pp", min=1, help="Pipeline parallel size; else the number of hosts.", show_default=False),
+]
 
 
 def serve(
@@ -19,14 +25,8 @@ def serve(
     ] = None,
     inventory: InventoryPath = None,
     name: Annotated[str | None, typer.Option(help="The name that clients use; else MODEL.", show_default=False)] = None,
-    tp: Annotated[
-        int | None,
-        typer.Option("--tp", min=1, help="Tensor parallel size; else the GPUs of a host.", show_default=False),
-    ] = None,
-    pp: Annotated[
-        int | None,
-        typer.Option("--pp", min=1, help="Pipeline parallel size; else the number of hosts.", show_default=False),
-    ] = None,
+    tp: Tp = None,
+    pp: Pp = None,
     expose: Annotated[
         bool, typer.Option("--expose", help="Listen on the head's cluster address, not on its loopback.")
     ] = False,
@@ -35,6 +35,7 @@ def serve(
     ] = False,
     as_json: Json = False,
     wait: Wait = 0.0,
+    yes: Yes = False,
 ) -> None:
     """Serve a model on the whole cluster. Returns once it has generated a token."""
 
@@ -45,7 +46,16 @@ def serve(
 
         loaded = session.load()
         endpoint = serve_action(
-            loaded, session.emit, model=model, name=name, tp=tp, pp=pp, expose=expose, extra=flags or (), wait=wait
+            loaded,
+            session.emit,
+            model=model,
+            name=name,
+            tp=tp,
+            pp=pp,
+            expose=expose,
+            extra=flags or (),
+            confirm=session.confirm(yes),
+            wait=wait,
         )
         session.finish()
         show_endpoint(endpoint, inventory, as_json=session.as_json)

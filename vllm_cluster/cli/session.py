@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -74,16 +75,24 @@ class Session:
         """Take a live picture away, before standard output is written."""
         self._close()
 
-    def confirm(self, yes: bool) -> Callable[[str], bool]:
+    def confirm(self, yes: bool) -> Callable[[str], bool | None]:
         """How this call asks: not at all with --yes, and never without a terminal."""
 
-        def ask(question: str) -> bool:
-            if yes or self.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-                return yes
+        def ask(question: str) -> bool | None:
+            if yes:
+                return True
+            if self.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+                return None
+            # The next event opens a new picture below the answer.
             self._close()
-            import typer
-
-            return typer.confirm(question, err=True)
+            self._renderer = None
+            sys.stderr.write(f"{question} [y/N] ")
+            sys.stderr.flush()
+            answer = sys.stdin.readline()
+            if not answer:  # Ctrl-D
+                sys.stderr.write("\n")
+                raise KeyboardInterrupt
+            return answer.strip().lower() in ("y", "yes")
 
         return ask
 
@@ -105,10 +114,19 @@ class Session:
 
     def _fail(self, error: VclusterError) -> NoReturn:
         self._close()
+        if error.again:
+            error.hint = command(*error.again)
         from vllm_cluster.cli.render import errors
 
         errors.show(error, as_json=self.as_json, color=SETTINGS.color)
         raise SystemExit(error.exit_code)
+
+
+def command(*options: str) -> str:
+    """This call with more options, as a line to paste."""
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    return shlex.join(["vcluster", *words[:end], *options, *words[end:]])
 
 
 def _unexpected() -> VclusterError:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.options import InventoryPath, Json, Wait
+from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import Session
 
 
-def stop(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0) -> None:
+def stop(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
     """End serving and leave the cluster up."""
 
     def action(session: Session) -> None:
         from vllm_cluster.actions.serve import stop as stop_action
 
-        stop_action(session.load(), session.emit, wait=wait)
+        stop_action(session.load(), session.emit, confirm=session.confirm(yes), wait=wait)
 
     Session(inventory, as_json=as_json).run(action)

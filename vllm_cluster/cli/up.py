@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli import plan
-from vllm_cluster.cli.options import InventoryPath, Json, Wait
+from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import Session, cache_folder
 
 
@@ -15,7 +15,7 @@ def up(
     inventory: InventoryPath = None,
     as_json: Json = False,
     wait: Wait = 0.0,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping something that runs.")] = False,
+    yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `plan` does.")] = False,
 ) -> None:
     """Make every host what the inventory says, and wait until Ray counts exactly its GPUs."""

@@ -15,6 +15,7 @@ VclusterError            1   something failed
 │   └── CommandFailed    1   the command ran and said no
 ├── FleetError               several hosts failed, each with its own error
 ├── Locked              75   somebody else is changing the cluster
+├── Aborted              1   a person answered no to a question
 └── Interrupted        130   the user said stop
 """
 
@@ -30,10 +31,12 @@ class VclusterError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, again: tuple[str, ...] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        # Options with which the same command would succeed: the program knows the command, and writes the remedy.
+        self.again = again
         self.hosts: tuple[str, ...] = ()
 
     @property
@@ -169,6 +172,13 @@ class Locked(VclusterError):
     """Somebody else is changing the cluster."""
 
     exit_code = 75
+
+
+class Aborted(VclusterError):
+    """A person answered no to a question."""
+
+    def __init__(self) -> None:
+        super().__init__("Aborted. Nothing was changed.")
 
 
 class Interrupted(VclusterError):

@@ -20,3 +20,15 @@ class Event:
 
 
 Emit = Callable[[Event], None]
+
+
+def waiting(emit: Emit) -> Callable[[str], None]:
+    """Shows once, and not at every attempt, who holds the lease that a verb waits for."""
+    shown: set[str] = set()
+
+    def show(holder: str) -> None:
+        if holder not in shown:
+            shown.add(holder)
+            emit(Event("progress", f"waiting for {holder}"))
+
+    return show

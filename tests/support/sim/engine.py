@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.sim.world import Box, Machine, Picture, Volume, World, identity
+from vllm_cluster.actions.consent import LOAD
 
 
 @dataclass
@@ -45,8 +46,13 @@ class Request:
 
     @property
     def changes(self) -> bool:
-        """Whether it may change the host. Waiting and asking are POSTs too, but change nothing."""
-        return self.method not in ("GET", "HEAD") and not self.path.endswith("/wait")
+        """Whether it may change the host. Waiting and asking are POSTs too, but change nothing.
+
+        An exec is judged when it is made, which is when the command is sent.
+        """
+        if self.method in ("GET", "HEAD") or self.path.endswith("/wait") or re.search("/exec/.*/start$", self.path):
+            return False
+        return not (self.path.endswith("/exec") and LOAD in self.json["Cmd"])
 
     @property
     def what(self) -> str:
@@ -269,6 +275,10 @@ def _exec_start(engine: FakeEngine, _: Request, reference: str) -> Answer:
         files, inside, _read_only = engine.machine.place(run["box"], argv[7])
         files[inside] = files.get(inside, b"") + argv[6].encode() + b"\n"
         return Answer(200, raw=True)
+    if argv[2:5] == ["python3", "-c", LOAD]:
+        now = engine.world.host_time(engine.machine)
+        said = json.dumps({"now": now, "requests": engine.world.requests})
+        return Answer(200, framed(f"some banner of the image\n{said}\n".encode()), raw=True)
     return Answer(200, framed(b"what ray status says\n"), raw=True)
 
 

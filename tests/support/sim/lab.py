@@ -219,18 +219,20 @@ def do_plan(inventory: Inventory, emit: Emit) -> Any:
 
 
 def do_down(inventory: Inventory, emit: Emit) -> Any:
-    """`vcluster down`."""
-    return down.down(inventory, emit)
+    """`vcluster down --yes`."""
+    return down.down(inventory, emit, confirm=lambda _: True)
 
 
 def do_serve(inventory: Inventory, emit: Emit, model: str = "org/model") -> Any:
-    """`vcluster serve MODEL`."""
-    return serve.serve(inventory, emit, model=model, name=None, tp=None, pp=None, expose=False, extra=())
+    """`vcluster serve --yes MODEL`."""
+    return serve.serve(
+        inventory, emit, model=model, name=None, tp=None, pp=None, expose=False, extra=(), confirm=lambda _: True
+    )
 
 
 def do_stop(inventory: Inventory, emit: Emit) -> Any:
-    """`vcluster stop`."""
-    return serve.stop(inventory, emit)
+    """`vcluster stop --yes`."""
+    return serve.stop(inventory, emit, confirm=lambda _: True)
 
 
 def do_status(inventory: Inventory, emit: Emit) -> Any:

@@ -165,7 +165,7 @@ def _serve(world: World, machine: Machine, box: Box) -> None:
             return
 
 
-def _serve_status(machine: Machine, box: Box) -> dict[str, Any] | None:
+def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | None:
     course = box.life.get("serve")
     raw = machine.read(box, f"{STATE}/wanted.json")
     wish = json.loads(raw)["serve"] if raw else None
@@ -178,7 +178,7 @@ def _serve_status(machine: Machine, box: Box) -> dict[str, Any] | None:
         "phase": course["phase"],
         "detail": "",
         "progress": None,
-        "since": course["since"],
+        "since": world.host_time(machine) - world.clock.now + course["since"],
         "attempt": 1,
         "gpus": [sum(members(box).values()), sum(wish["nodes"].values())],
         "first_failure": failure if course["phase"] == "failed" else None,
@@ -207,7 +207,7 @@ def say(world: World, machine: Machine, box: Box) -> None:
                 for name, row in life.get("nodes", {}).items()
             ],
         },
-        "serve": _serve_status(machine, box) if role(box) == "head" else None,
+        "serve": _serve_status(world, machine, box) if role(box) == "head" else None,
         "error": None,
     }
     content = hashlib.sha256(json.dumps(told).encode()).hexdigest()

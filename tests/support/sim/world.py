@@ -170,6 +170,8 @@ class World:
         self.beats: list[tuple[Callable[[], bool], list[float]]] = []
         self.beating = False
         self.count = 0
+        # Requests that vLLM works on; None where it does not say.
+        self.requests: int | None = 0
         self.order: Callable[[list[Any]], list[Any]] = list
 
     def next_id(self, *words: object) -> str:

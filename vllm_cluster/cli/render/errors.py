@@ -6,13 +6,16 @@ import json
 import sys
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.errors import Aborted, VclusterError
 
 
 def show(error: VclusterError, *, as_json: bool, color: str) -> None:
     """Write the error: what happened, then what to do."""
     if as_json:
         print(json.dumps({"v": 1, "event": "error", **error.as_json()}), flush=True)
+        return
+    if isinstance(error, Aborted):
+        print(error.message, file=sys.stderr)
         return
     red, bold, end = ("\x1b[31m", "\x1b[1m", "\x1b[0m") if wants_color(color, stdout=False) else ("", "", "")
     print(f"{red}error:{end} {plain(error.message)}", file=sys.stderr)

@@ -1,0 +1,245 @@
+"""What was confirmed is what runs: every verb that would stop a model asks, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.figures import record
+from tests.support.sim import lab, make
+from tests.support.sim.faults import Call, Fault, Script
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import World
+from vllm_cluster.actions import down, serve, up
+from vllm_cluster.actions.consent import Confirm
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit
+
+INVENTORY = make.inventory(2)
+CHANGED = make.inventory(2, environment={"A": "1"})
+Asked = Callable[[Inventory, Emit], Any]
+
+
+class Person:
+    """Sits before the terminal, and answers each question in turn; None is where nobody sits."""
+
+    def __init__(self, *answers: bool | None) -> None:
+        self._answers: Iterator[bool | None] = iter(answers)
+        self.asked: list[str] = []
+
+    def __call__(self, question: str) -> bool | None:
+        self.asked.append(question)
+        return next(self._answers)
+
+
+def verbs(confirm: Confirm) -> dict[str, tuple[Inventory, Asked]]:
+    """Every verb that stops what is served, and the inventory with which it does."""
+
+    def serve_other(inventory: Inventory, emit: Emit) -> Any:
+        return serve.serve(
+            inventory, emit, model="org/other", name=None, tp=None, pp=None, expose=False, extra=(), confirm=confirm
+        )
+
+    return {
+        "up": (CHANGED, lambda inventory, emit: up.up(inventory, emit, confirm=confirm, cache=Path("/nonexistent"))),
+        "serve": (INVENTORY, serve_other),
+        "stop": (INVENTORY, lambda inventory, emit: serve.stop(inventory, emit, confirm=confirm)),
+        "down": (INVENTORY, lambda inventory, emit: down.down(inventory, emit, confirm=confirm)),
+    }
+
+
+VERBS = tuple(verbs(lambda _: None))
+THEN = {
+    "up": " and the running nodes on gpu1, gpu2?",
+    "serve": " and serve org/other?",
+    "stop": "?",
+    "down": " and remove the cluster?",
+}
+
+
+def run(world: World, verb: str, confirm: Confirm, script: Script | None = None) -> Outcome:
+    """One run of a verb of that table."""
+    inventory, asked = verbs(confirm)[verb]
+    return lab.run(world, inventory, asked, script)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two hosts that have served a model for three hours, with two requests."""
+    made = make.world((2, 2))
+    with lab.inside(made):
+        assert lab.run(made, INVENTORY, lab.do_up).error is None
+        assert lab.run(made, INVENTORY, lab.do_serve).error is None
+        made.requests = 2
+        made.clock.sleep(3 * 3600)
+        yield made
+
+
+def serves(world: World) -> str | None:
+    """The model that the head serves."""
+    head = world.machines["gpu1"].box("vcluster-lab")
+    course = head.life.get("serve") if head else None
+    return str(course["phase"]) if course else None
+
+
+@pytest.mark.promise("P35")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_question_names_model_age_and_requests(world: World, verb: str) -> None:
+    person = Person(True)
+    done = run(world, verb, person)
+    assert done.error is None, done.story()
+    assert person.asked == [f"Stop org/model (ready for 3 h, 2 requests running) on lab{THEN[verb]}"]
+    record("P35", f"sim: {verb} on a terminal, a model is ready", person.asked[0], True)
+
+
+@pytest.mark.promise("P35")
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(("answer", "code"), [(False, 1), (None, 2)])
+def test_without_a_yes_nothing_changes(world: World, verb: str, answer: bool | None, code: int) -> None:
+    refused = run(world, verb, Person(answer))
+    assert isinstance(refused.error, VclusterError), refused.story()
+    assert refused.error.exit_code == code
+    assert refused.script.changing == []
+    assert serves(world) == "ready"
+    if answer is None:
+        assert refused.error.again == ("--yes",)
+        assert "org/model (ready for 3 h, 2 requests running) on lab" in refused.error.message
+        record("P35", f"sim: {verb} without a terminal, a model is ready", "exit 2, 0 changing calls", True)
+
+
+@pytest.mark.promise("P35")
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_cannot_be_asked_is_called_unknown(world: World, verb: str) -> None:
+    world.requests = None
+    person = Person(False)
+    run(world, verb, person)
+    assert "(ready for 3 h, unknown number of requests running)" in person.asked[0]
+
+
+@pytest.mark.promise("P35")
+def test_a_model_that_loads_is_asked_about_too(world: World) -> None:
+    """A colleague's `serve` waits for it."""
+    assert lab.run(world, INVENTORY, lab.do_stop).error is None
+    lab.run(world, INVENTORY, lab.do_serve, interrupt_at("status.json", 6))
+    for verb in VERBS:
+        person = Person(None)
+        refused = run(world, verb, person)
+        assert refused.script.changing == [], refused.story()
+        assert any(f"org/model ({phase} for" in person.asked[0] for phase in ("waiting", "starting", "loading"))
+
+
+def interrupt_at(words: str, number: int) -> Script:
+    """A script in which the person presses Ctrl-C at the n-th such call."""
+    script, seen = Script(), [0]
+
+    def decide(call: Call) -> Fault | None:
+        seen[0] += words in call.what
+        return Fault.INTERRUPT if seen[0] == number else None
+
+    script.by_words = decide
+    return script
+
+
+@pytest.mark.promise("P35")
+def test_what_is_served_already_asks_nothing(world: World) -> None:
+    def again(inventory: Inventory, emit: Emit) -> Any:
+        words: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "extra": ()}
+        return serve.serve(inventory, emit, model="org/model", confirm=Person(), **words)
+
+    assert lab.run(world, INVENTORY, again).error is None
+    assert serves(world) == "ready"
+
+
+def test_nothing_served_asks_nothing(world: World) -> None:
+    assert lab.run(world, INVENTORY, lab.do_stop).error is None
+    for verb in ("stop", "serve", "stop", "down"):
+        confirm = Person() if verb != "stop" or serves(world) is None else Person(True)
+        assert run(world, verb, confirm).error is None
+
+
+def meanwhile(world: World, inventory: Inventory, *others: lab.Verb) -> Script:
+    """A script in which a colleague's verbs run just before the lease is asked for, once."""
+    script, left = Script(), list(others)
+
+    def decide(call: Call) -> Fault | None:
+        if call.what == "lease" and left:
+            mine, left[:] = list(left), []
+            for verb in mine:
+                outcome = lab.run(world, inventory, verb)
+                assert outcome.error is None, outcome.story()
+        return None
+
+    script.by_words = decide
+    return script
+
+
+@pytest.mark.promise("P35")
+@pytest.mark.parametrize(("answers", "code"), [((None,), 3), ((False,), 1), ((True,), 0)])
+def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(
+    answers: tuple[bool | None, ...], code: int
+) -> None:
+    """A's plan recreates a lost worker and stops nothing; meanwhile B changes the environment, and serves."""
+    world = make.world((2, 2))
+    with lab.inside(world):
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+        machine = world.machines["gpu2"]
+        lost = machine.box("vcluster-lab")
+        assert lost
+        world.remove(machine, lost)
+        person = Person(*answers)
+        script = meanwhile(world, CHANGED, lab.do_up, lab.do_serve)
+
+        def asked(inventory: Inventory, emit: Emit) -> Any:
+            return up.up(inventory, emit, confirm=person, cache=Path("/nonexistent"))
+
+        outcome = lab.run(world, INVENTORY, asked, script)
+        assert len(person.asked) == 1, outcome.story()
+        assert person.asked[0].startswith("Stop org/model (ready for ")
+        assert person.asked[0].endswith(" on lab and the running nodes on gpu1, gpu2?")
+        error = outcome.error
+        assert (error.exit_code if isinstance(error, VclusterError) else 0) == code, outcome.story()
+        if code:
+            assert serves(world) == "ready"
+            assert outcome.script.changing == []
+        assert lab.run(world, CHANGED, lab.do_up).error is None, "the lease was not given back"
+        record(
+            "P35", f"sim: up, the cluster changes before the lease, the answer is {answers[0]}", f"exit {code}", True
+        )
+
+
+@pytest.mark.promise("P35")
+@pytest.mark.parametrize("verb", ["serve", "stop", "down"])
+def test_every_verb_asks_again_about_another_model(world: World, verb: str) -> None:
+    def serve_third(inventory: Inventory, emit: Emit) -> Any:
+        return lab.do_serve(inventory, emit, model="org/third")
+
+    person = Person(True, None)
+    outcome = run(world, verb, person, meanwhile(world, INVENTORY, serve_third))
+    assert [question.split()[1] for question in person.asked] == ["org/model", "org/third"]
+    assert isinstance(outcome.error, VclusterError)
+    assert outcome.error.exit_code == 3
+    assert "the cluster has changed" in outcome.error.message
+    assert serves(world) == "ready"
+
+
+@pytest.mark.promise("P35")
+@pytest.mark.parametrize("verb", VERBS)
+def test_yes_goes_on_whatever_changed(world: World, verb: str) -> None:
+    def serve_third(inventory: Inventory, emit: Emit) -> Any:
+        return lab.do_serve(inventory, emit, model="org/third")
+
+    outcome = run(world, verb, lambda _: True, meanwhile(world, INVENTORY, serve_third))
+    assert outcome.error is None, outcome.story()
+
+
+@pytest.mark.promise("P35")
+def test_down_without_its_head_says_that_it_does_not_know(world: World) -> None:
+    world.machines["gpu1"].reachable = False
+    person = Person(None)
+    refused = run(world, "down", person)
+    assert person.asked == ["Stop whatever lab serves (unknown: the head gpu1 cannot be asked) and remove the cluster?"]
+    assert refused.script.changing == []

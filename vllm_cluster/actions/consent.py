@@ -1,0 +1,193 @@
+"""Consent: what a verb would stop, the question about it, and whether the answer still covers what is found later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from vllm_cluster.core.errors import Aborted, HostError, Lost, PreflightFailed, UsageError, VclusterError
+from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
+from vllm_cluster.core.spec import CLUSTER, ROLE
+from vllm_cluster.engine.status import ServeStatus, UnknownStatus
+from vllm_cluster.run.barrier import look
+from vllm_cluster.run.fleet import Link
+from vllm_cluster.transport.base import Deadline
+
+# Asks a person: yes, no, or None where nobody can be asked.
+Confirm = Callable[[str], bool | None]
+
+LOAD_SECONDS = 10
+# States in which a container holds its processes; a paused one goes on where it was.
+_RUNS = ("running", "paused")
+# Runs in the head's container: vLLM's own count, and the head's clock, since the laptop's may differ. Only the two
+# gauges are read; http.client and not urllib, which would ask a proxy for our own port.
+LOAD = """
+import http.client, json, os, re, sys, time
+host, port, seconds = sys.argv[1:]
+load = {"now": time.time(), "requests": None}
+try:
+    with open(os.environ["VCLUSTER_API_KEY_FILE"]) as file:
+        key = {"Authorization": "Bearer " + file.read().strip()}
+    server = http.client.HTTPConnection(host, int(port), timeout=float(seconds))
+    server.request("GET", "/metrics", headers=key)
+    reply = server.getresponse()
+    text = reply.read(8 << 20).decode("utf-8", "replace")
+    gauges = re.findall(r"^vllm:num_requests_(?:running|waiting)(?:{[^\\n]*})? +(\\S+)$", text, re.M)
+    if reply.status == 200 and gauges:
+        load["requests"] = round(sum(map(float, gauges)))
+except (OSError, KeyError, ValueError, ArithmeticError, http.client.HTTPException):
+    pass
+print(json.dumps(load))
+"""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a head serves or loads; the age of its phase and its requests are None where the head does not answer."""
+
+    generation: str
+    name: str
+    phase: str
+    seconds: float | None
+    requests: int | None
+
+    @property
+    def text(self) -> str:
+        """The model as a question names it: `lab/llama (ready for 3 h, 2 requests running)`."""
+        parts = [self.phase if self.seconds is None else f"{self.phase} for {_age(self.seconds)}"]
+        if self.phase == "ready":
+            number = "unknown number of" if self.requests is None else str(self.requests)
+            parts.append(f"{number} request{'' if self.requests == 1 else 's'} running")
+        return f"{self.name} ({', '.join(parts)})"
+
+
+@dataclass(frozen=True)
+class Stops:
+    """What a verb stops: the model, or why it is not known which, and running nodes as host → container id."""
+
+    served: Served | None = None
+    unknown: str = ""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def anything(self) -> bool:
+        """Whether a person must be asked."""
+        return bool(self.served or self.unknown or self.nodes)
+
+    def within(self, confirmed: Stops) -> bool:
+        """Whether an answer about `confirmed` covers this too."""
+        known = confirmed.served.generation if confirmed.served else None
+        served = self.served is None or self.served.generation == known
+        nodes = self.nodes.items() <= confirmed.nodes.items()
+        return served and nodes and (not self.unknown or bool(confirmed.unknown))
+
+    def what(self, cluster: str) -> str:
+        """The object of the question: what is stopped, and where."""
+        hosts = ", ".join(sorted(self.nodes))
+        nodes = f"the running node{'s'[: len(self.nodes) > 1]} on {hosts}" if hosts else ""
+        if self.unknown:
+            return f"whatever {cluster} serves (unknown: {self.unknown})"
+        if self.served:
+            return f"{self.served.text} on {cluster}" + (f" and {nodes}" if nodes else "")
+        return f"{nodes} of {cluster} (no model is served)"
+
+
+class Consent:
+    """One verb's question and its answer: nothing is stopped beyond what was confirmed."""
+
+    def __init__(self, confirm: Confirm, cluster: str, *, then: str = "") -> None:
+        self._confirm, self._cluster, self._then = confirm, cluster, then
+        self._confirmed: Stops | None = None
+
+    def covers(self, stops: Stops) -> bool:
+        """Whether this may be stopped without another question."""
+        return not stops.anything or (self._confirmed is not None and stops.within(self._confirmed))
+
+    def ask(self, stops: Stops) -> None:
+        """Ask before anything is stopped; nothing where nothing is, or where it was confirmed already.
+
+        Raises:
+            Aborted: the answer is no.
+            UsageError, PreflightFailed: nobody can be asked; the latter where the cluster changed since the question.
+        """
+        first = self._confirmed is None
+        if not self.covers(stops):
+            what = stops.what(self._cluster)
+            answer = self._confirm(f"Stop {what}{self._then}?")
+            if answer is None:
+                raise _refused(what, first=first)
+            if not answer:
+                raise Aborted
+        self._confirmed = stops
+
+
+def _refused(what: str, *, first: bool) -> VclusterError:
+    if first:
+        return UsageError(f"this would stop {what}; there is no terminal to ask", again=("--yes",))
+    text = f"the cluster has changed: this would now stop {what}; there is no terminal to ask"
+    return PreflightFailed(text, again=("--yes",))
+
+
+def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], links: Mapping[str, Link]) -> Stops:
+    """What a plan stops: running nodes that it removes or restarts, and the model that runs on them."""
+    containers = {host: seen.containers for host, seen in facts.items()}
+    running = {host: {c.id for c in there if c.state in _RUNS} for host, there in containers.items()}
+    nodes = {
+        operation.host: operation.id
+        for operation in plan.operations()
+        if isinstance(operation, RemoveContainer | RestartNode)
+        if operation.name == f"vcluster-{plan.cluster}" and operation.id in running[operation.host]
+    }
+    return replace(served_by(plan.cluster, containers, links), nodes=nodes) if nodes else Stops()
+
+
+def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], links: Mapping[str, Link]) -> Stops:
+    """What the head serves or loads, wherever among these containers, by host, it is."""
+    for host, there in containers.items():
+        for container in there:
+            labels = container.labels
+            if labels.get(CLUSTER) == cluster and labels.get(ROLE) == "head" and container.state in _RUNS:
+                return served_on(links[host], cluster)
+    return Stops()
+
+
+def served_on(head: Link, cluster: str) -> Stops:
+    """What this head serves or loads; a start that has failed for good is neither."""
+    container = f"vcluster-{cluster}"
+    there = head.engine.container_named(container)
+    if there is None or there["State"]["Status"] not in _RUNS:
+        return Stops()
+    try:
+        status = look(head.engine, container).status
+    except UnknownStatus as error:
+        return Stops(unknown=error.message)
+    serve = status.serve if status else None
+    if serve is None or serve.phase == "failed":
+        return Stops()
+    now, requests = _load(head, container, serve)
+    seconds = None if now is None else max(0.0, now - serve.since)
+    return Stops(Served(serve.generation, serve.name, serve.phase, seconds, requests))
+
+
+def _load(head: Link, container: str, serve: ServeStatus) -> tuple[float | None, int | None]:
+    """The head's clock, and how many requests vLLM works on; None for what cannot be asked."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
+    argv = ["timeout", str(LOAD_SECONDS), "python3", "-c", LOAD, address, str(serve.port), str(LOAD_SECONDS / 2)]
+    try:
+        output = head.engine.exec(container, argv, Deadline.after(LOAD_SECONDS + 5)).output
+        load = json.loads(output.strip().rpartition("\n")[2])
+        return float(load["now"]), None if load["requests"] is None else int(load["requests"])
+    except Lost:
+        raise
+    except (HostError, ValueError, KeyError, TypeError):
+        return None, None
+
+
+def _age(seconds: float) -> str:
+    """A duration as people say it: 40 s, 5 min, 3 h, 2 d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
