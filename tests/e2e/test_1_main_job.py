@@ -41,7 +41,7 @@ def test_plan_changes_nothing_and_says_so_by_its_exit_code(cluster: Sandbox) -> 
     stages = {stage["title"]: stage["operations"] for stage in planned.json()["stages"]}
     assert [op["host"] for op in stages["head"]] == ["gpu1"]
     assert [op["host"] for op in stages["workers"]] == ["gpu2"]
-    assert stages["head"][0]["docker_run"].startswith("docker run")
+    assert stages["head"][0]["docker_create"].startswith("docker create --name vcluster-")
     assert {host: cluster.docker(host, "ps", "-aq") for host in ("gpu1", "gpu2")} == before
     assert cluster.vcluster("up", "--dry-run").ok().out == cluster.vcluster("plan").ok().out
 

@@ -1,9 +1,8 @@
-"""A node's container as data: what is compared, shown as a command line, and created."""
+"""A node's container as data: what is compared, shown and created."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -145,22 +144,3 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "mounts": lambda rows: tuple(_known(Mount, row) for row in rows),
     "gpus": lambda row: _known(GpuRequest, row) if row else None,
 }
-
-
-def docker_run_line(spec: ContainerSpec) -> str:
-    """The `docker run` line that a person could paste to get the same container; secrets and files not in it."""
-    argv = ["docker", "run", "--detach", "--name", spec.name, "--network", "host", "--ipc", "private", "--init"]
-    argv += ["--restart", "unless-stopped", "--shm-size", str(spec.shm_size)]
-    argv += ["--privileged"] if spec.privileged else []
-    if spec.gpus and spec.gpus.cdi:
-        argv += [word for device in spec.gpus.ids for word in ("--device", device)]
-    elif spec.gpus:
-        argv += ["--gpus", f'"device={",".join(spec.gpus.ids)}"']
-    argv += [word for device in spec.devices for word in ("--device", device)]
-    argv += [word for capability in spec.capabilities for word in ("--cap-add", capability)]
-    argv += ["--ulimit", "memlock=-1:-1"] if spec.unlimited_memlock else []
-    for mount in spec.mounts:
-        argv += ["--volume", f"{mount.source}:{mount.target}" + (":ro" if mount.read_only else "")]
-    argv += [word for key, value in spec.environment for word in ("--env", f"{key}={value}")]
-    argv += ["--entrypoint", spec.command[0], spec.image, *spec.command[1:]]
-    return shlex.join(argv)

@@ -80,9 +80,9 @@ def test_a_plan_reads_as_what_will_happen(capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert "gpu1: create head vcluster-lab with 2 GPUs on 10.0.0.1: it is not there" in out
     assert "then wait until Ray counts exactly the planned GPUs" in out
-    assert "docker run" not in out
+    assert "docker create" not in out
     show_plan(a_plan(), color="never", verbosity=1)
-    assert capsys.readouterr().out.count("docker run") == 2
+    assert capsys.readouterr().out.count("docker create") == 2
     assert json.loads(json.dumps(plan_document(a_plan())))["empty"] is False
 
 

@@ -10,7 +10,6 @@ from tests.support import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.plan import CreateNode, PrepareImage, RemoveContainer, RestartNode, StartNode
-from vllm_cluster.core.spec import docker_run_line
 
 
 def kinds(plan: object) -> list[tuple[str, str]]:
@@ -126,10 +125,3 @@ def test_a_node_of_the_landed_version_is_recreated_and_the_reason_says_so() -> N
     plan = diff(specs, facts)
     assert kinds(plan) == [("remove", "gpu2"), ("create", "gpu2")]
     assert {getattr(op, "why", "") for op in plan.operations()} == {"made by an earlier version of vcluster (0.1.0)"}
-
-
-def test_the_line_for_people_quotes_what_a_shell_would_read() -> None:
-    words = world.inventory(environment={"NOTE": "a b; rm -rf $HOME"})
-    line = docker_run_line(desired(words, world.hosts(), world.INPUTS)[0])
-    assert "'NOTE=a b; rm -rf $HOME'" in line
-    assert line.startswith("docker run --detach --name vcluster-lab --network host")

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.plan import CreateNode, Plan
-from vllm_cluster.core.spec import docker_run_line
+from vllm_cluster.docker.create_line import MISSING, create_line
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -19,14 +19,14 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         for operation in stage.operations:
             row: dict[str, Any] = {"operation": operation.verb, **asdict(operation), "text": operation.text}
             if isinstance(operation, CreateNode):
-                row["docker_run"] = docker_run_line(operation.spec)
+                row["docker_create"] = create_line(operation.spec)
             operations.append(row)
         stages.append({"title": stage.title, "operations": operations, "barrier": stage.barrier})
     return {"cluster": plan.cluster, "empty": plan.empty, "gpus": dict(plan.gpus), "stages": stages}
 
 
 def show_plan(plan: Plan, *, color: str, verbosity: int) -> None:
-    """Write the plan on standard output; with -v each container as the line that a person could paste."""
+    """Write the plan on standard output; with -v each container as a `docker create` line."""
     bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
     out = sys.stdout
     if plan.empty:
@@ -41,6 +41,7 @@ def show_plan(plan: Plan, *, color: str, verbosity: int) -> None:
             for change in changes if len(changes) > 1 else ():
                 out.write(f"    {plain(change.text)}\n")
             if isinstance(operation, CreateNode) and verbosity > 0:
-                out.write(f"{dim}    {plain(docker_run_line(operation.spec))}{end}\n")
+                out.write(f"{dim}    the container, {MISSING}:\n")
+                out.write(f"    {plain(create_line(operation.spec))}{end}\n")
         if stage.barrier:
             out.write(f"  then wait until {stage.barrier}\n")

@@ -1,0 +1,26 @@
+"""The line that people read, derived from the body."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from tests.support import world
+from vllm_cluster.core.desired import desired
+from vllm_cluster.core.spec import GpuRequest
+from vllm_cluster.docker.create_line import create_line
+
+
+def test_it_quotes_what_a_shell_would_read() -> None:
+    words = world.inventory(environment={"NOTE": "a b; rm -rf $HOME"})
+    line = create_line(desired(words, world.hosts(), world.INPUTS)[0])
+    assert "'NOTE=a b; rm -rf $HOME'" in line
+    assert line.startswith("docker create --name vcluster-lab --network host --ipc private")
+
+
+def test_gpus_by_the_runtime_and_by_cdi() -> None:
+    spec = desired(world.inventory(), world.hosts(), world.INPUTS)[0]
+    runtime = shlex.split(create_line(replace(spec, gpus=GpuRequest(False, ("0", "1")))))
+    assert runtime[runtime.index("--gpus") + 1] == 'driver=nvidia,"device=0,1"'
+    cdi = shlex.split(create_line(replace(spec, gpus=GpuRequest(True, ("nvidia.com/gpu=0",)))))
+    assert cdi[cdi.index("--device") + 1] == "nvidia.com/gpu=0"
