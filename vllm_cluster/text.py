@@ -81,10 +81,14 @@ _NAMED = (
         rf"""((?<![\w-])(?:-u|--user|--proxy-user)[\s=]["']?[^\s:"']{{1,100}}+:){_NOT}[^\s"']{{1,400}}+""",
     ),
 )
-_RULES = (
+# What is a secret whatever is written before it.
+_BARE = (
     (("private key",), re.compile(_PEM), REDACTED),
     (("_", "-", "akia", "asia", "aiza", "ya29", "hvs.", "eyj"), re.compile(_TOKENS), REDACTED),
     (("://",), re.compile(r"(?<=://)[^\s/\"'<>\\]{1,600}@"), REDACTED + "@"),
+)
+_RULES = (
+    *_BARE,
     *((words, re.compile(shape), rf"\g<1>{REDACTED}") for words, shape in _NAMED),
 )
 # An option of a command line and the word after it, also in a list of words.
@@ -104,6 +108,11 @@ def redact(text: str) -> str:
         if any(word in lowered for word in words):
             text = shape.sub(instead, text)
     return _OPTION.sub(_redact_option, text) if "-" in text else text
+
+
+def holds_token(text: str) -> bool:
+    """Whether a text holds a token, a key or a password by its shape alone, whatever its name."""
+    return any(shape.search(text) for _, shape, _ in _BARE)
 
 
 def redact_value(text: str) -> str:

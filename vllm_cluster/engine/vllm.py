@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.core.errors import UsageError
+from vllm_cluster.text import holds_token, redact
 
 MIDDLEWARE = "vcluster_auth.RequireKey"
 
@@ -21,6 +22,7 @@ _OURS = {
     "--host": "use --expose to bind the cluster address",
     "--port": "set ports.api in the inventory",
     "--uds": "the endpoint is a port: ports.api in the inventory",
+    "--hf-token": "set hf_token in the inventory: env:NAME, file:PATH or cmd:COMMAND",
     "--api-key": "set api_key in the inventory; the key guards every route",
     "--distributed-executor-backend": _GROUP,
     "--nnodes": _GROUP,
@@ -93,6 +95,11 @@ def check(model: str, name: str, extra: Sequence[str]) -> None:
     _check_word("the name", name)
     for flag in extra:
         _check_flag(flag)
+        if holds_token(flag):
+            raise UsageError(
+                f"{redact(flag)!r} holds a secret, which ps and vLLM's log would show",
+                hint="set hf_token or secrets in the inventory; vLLM finds them in its environment",
+            )
 
 
 def environment() -> dict[str, str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from vllm_cluster.inventory.reserved import OUR_FOLDERS
 from vllm_cluster.inventory.words import shown
 
 CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
@@ -34,7 +33,6 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:([kmgt])(?:i?b)?|b)?", r
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # The characters that OpenSSH itself refuses in a host name from the command line.
 _SSH_FORBIDDEN = frozenset("'`\"$\\;&<>|(){},")
-_SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")
 
 
 def cluster_name(text: str) -> str:
@@ -88,29 +86,11 @@ def image(text: str) -> str:
     return text
 
 
-def folder(text: str) -> str:
-    """An absolute path on the hosts, without the characters that mount syntax claims."""
-    if text.startswith("~"):
-        raise ValueError("~ is another folder on each host: write the whole path, beginning with /")
-    if not text.startswith("/"):
-        raise ValueError(f"{shown(text)} is not absolute: it is a path on the hosts and begins with /")
-    if any(c in ":," or not c.isprintable() for c in text):
-        raise ValueError(f"{shown(text)} holds a colon, a comma or an unprintable character")
-    path = PurePosixPath("/" + text.lstrip("/"))
-    if ".." in path.parts:
-        raise ValueError(f"{shown(text)} goes up with ..: write where it ends")
-    return str(path)
-
-
-def mount_target(text: str) -> str:
-    """A folder that a container can get without losing its own system."""
-    path = folder(text)
-    inside = [system for system in _SYSTEM_FOLDERS if path == system or path.startswith(system + "/")]
-    if path == "/" or inside:
-        raise ValueError(f"{shown(path)} belongs to the container's system: choose another folder")
-    if path in OUR_FOLDERS:
-        raise ValueError(f"{shown(path)} is vcluster's own in the container: choose another folder")
-    return path
+def format_version(value: object) -> object:
+    """The number 1 itself: 1.0 and true are equal to it, and mean something else."""
+    if type(value) is not int:
+        raise ValueError("must be 1, the format that this vcluster reads")
+    return value
 
 
 def local_path(path: Path) -> Path:

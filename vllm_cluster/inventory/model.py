@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import CoreSchema
 
-from vllm_cluster.inventory import grammar, reserved
+from vllm_cluster.inventory import folders, grammar, reserved
 
 MAX_HOSTS = 256
 
@@ -174,8 +174,8 @@ class SecretRef(_Section):
 class Volume(_Section):
     """A folder of the host that the container sees too: /on/host:/in/container[:ro|rw]."""
 
-    source: Annotated[str, AfterValidator(grammar.folder)]
-    target: Annotated[str, AfterValidator(grammar.mount_target)]
+    source: Annotated[str, AfterValidator(folders.folder)]
+    target: Annotated[str, AfterValidator(folders.mount_target)]
     read_only: StrictBool = False
 
     @model_validator(mode="before")
@@ -191,7 +191,9 @@ class Volume(_Section):
 class Inventory(_Section):
     """The hosts of one cluster and what runs on them."""
 
-    version: Literal[1] = Field(description="Version of this format.", examples=["1"])
+    version: Annotated[Literal[1], BeforeValidator(grammar.format_version)] = Field(
+        description="Version of this format.", examples=["1"]
+    )
     cluster: Annotated[str, AfterValidator(grammar.cluster_name)] = Field(
         description="Name of the cluster; containers are called vcluster-NAME.",
         examples=["lab"],
@@ -206,7 +208,7 @@ class Inventory(_Section):
     accelerator: Literal["nvidia", "cpu"] = Field(
         "nvidia", description="nvidia takes GPUs; cpu runs vLLM's CPU engine, for rehearsals.", examples=["cpu"]
     )
-    model_cache: Annotated[str, AfterValidator(grammar.mount_target)] = Field(
+    model_cache: Annotated[str, AfterValidator(folders.mount_target)] = Field(
         description="Folder on the hosts for models: HF_HOME, at the same path in the container.",
         examples=["/srv/models"],
         json_schema_extra={"pattern": "^/"},

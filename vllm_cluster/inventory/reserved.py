@@ -17,8 +17,8 @@ _STEERED_BY = {
     "RAY_ADDRESS": "ports.gcs and head",
 }
 _OURS = ("RAY_AUTH_", "RAY_USAGE_STATS_ENABLED", "VCLUSTER_", "VLLM_CONFIG_ROOT")
-# Where every container has its program, its state and its secrets.
-OUR_FOLDERS = ("/opt/vcluster", "/var/lib/vcluster", "/run/secrets/vcluster")
+# Where every container has its program, its state and its secrets, and the logs of Ray, which the node program clears.
+OUR_FOLDERS = ("/opt/vcluster", "/var/lib/vcluster", "/run/secrets/vcluster", "/tmp/ray")  # noqa: S108 (in the container)
 
 
 def refuse(name: str) -> str:

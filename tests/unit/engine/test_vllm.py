@@ -35,6 +35,9 @@ def test_the_command() -> None:
 @pytest.mark.parametrize(
     ("flag", "instead"),
     [
+        ("--hf-token=hf_abcdefghijklmnopqrst", "hf_token in the inventory"),
+        ("--hf-token", "hf_token in the inventory"),
+        ("--hf_tok", "hf_token in the inventory"),
         ("--api-key", "api_key in the inventory"),
         ("--api-key=secret", "api_key in the inventory"),
         ("--api_key=secret", "api_key in the inventory"),
@@ -100,6 +103,23 @@ def test_what_cannot_be_a_model_or_a_name_is_refused(word: str) -> None:
         argv(model=word)
     with pytest.raises(UsageError):
         argv(name=word)
+
+
+@pytest.mark.promise("P13")
+@pytest.mark.parametrize(
+    "flag",
+    [
+        '--model-loader-extra-config={"token": "hf_abcdefghijklmnopqrst"}',
+        "--x=https://me:pass1234@host/y",
+        "AKIAABCDEFGHIJKLMNOP",
+        "hf_abcdefghijklmnopqrst",
+    ],
+)
+def test_a_secret_in_any_flag_is_refused_and_not_repeated(flag: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        argv(flag)
+    assert "hf_token" in str(caught.value.hint)
+    assert not [part for part in ("abcdefghijklm", "pass1234", "ABCDEFGHIJ") if part in caught.value.message]
 
 
 def test_a_nul_reaches_no_command_line() -> None:

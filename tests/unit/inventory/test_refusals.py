@@ -226,3 +226,46 @@ def test_a_token_in_the_wrong_place_is_not_printed(text: str) -> None:
 def test_a_password_in_an_ssh_target_is_not_printed() -> None:
     lines = refusal(TOP + HOSTS + "  new:\n    address: 10.0.0.7\n    ssh: me:hunter2@host\n")
     assert lines == ["12: hosts.new.ssh.user: holds a colon: an ssh target carries no password; use a key or an agent"]
+
+
+SYSTEM = [
+    "/",
+    "/usr",
+    "/usr/",
+    "//etc",
+    "/etc/.",
+    "/tmp",
+    "/opt",
+    "/var",
+    "/var/lib",
+    "/run",
+    "/var/run",
+    "/run/secrets",
+]
+SYSTEM += ["/lib64", "/usr/local/lib", "/dev/shm", "/sys/x", "/proc"]
+OURS = ["/opt/vcluster", "/opt/vcluster/models", "/var/lib/vcluster/x", "/run/secrets/vcluster", "/tmp/ray"]
+OURS += ["/var/run/secrets/vcluster/x"]
+FINE = ["/srv/models", "/opt/models", "/var/lib/models", "/tmp/models", "/mnt", "/data", "/home/me", "/etc/ssl/certs"]
+FINE += ["/usr/share/models", "/opt/vcluster2", "/run/models", "/root"]
+
+
+@pytest.mark.parametrize("path", SYSTEM + OURS)
+def test_a_folder_of_the_system_is_not_mounted_over(path: str) -> None:
+    what = "is vcluster's own" if path in OURS else "belongs to the container's system"
+    (cache,) = refusal(SMALLEST.replace("/srv/models", path))
+    assert cache.startswith("4: model_cache: "), cache
+    assert what in cache
+    (volume,) = refusal(f"{SMALLEST}volumes:\n  - /data:{path}\n")
+    assert volume.startswith("11: volumes[0].target: "), volume
+    assert what in volume
+
+
+@pytest.mark.parametrize("path", FINE)
+def test_any_other_folder_is(path: str) -> None:
+    assert read(SMALLEST.replace("/srv/models", path)).model_cache == path
+
+
+@pytest.mark.parametrize("value", ["1.0", "true", "'1'", "1e0", "[1]", "2"])
+def test_a_version_is_the_number_one(value: str) -> None:
+    (line,) = refusal(SMALLEST.replace("version: 1", f"version: {value}"))
+    assert line == "1: version: must be 1, the format that this vcluster reads"
