@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import shlex
 import subprocess
 import threading
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +12,7 @@ import pytest
 
 from tests.support.attack import attack
 from tests.support.breaks import HOSTS
+from tests.support.canaries import forms
 from tests.support.hosts import Sandbox
 from tests.support.served import API_KEY, HF_TOKEN, serve, with_secrets
 from vllm_cluster.sandbox import names
@@ -34,22 +32,6 @@ def crash(self, container, folder, files):
     return put(self, container, folder, files)
 engine.EngineClient.put_files = crash
 """
-
-
-def forms(secret: str) -> set[bytes]:
-    """A secret as it is, and as base64 (wherever it begins), hex, URL, JSON and shell would have it."""
-    raw = secret.encode()
-    found = {raw, raw.hex().encode(), raw.hex().upper().encode()}
-    for shift in range(3):
-        coded = base64.b64encode(b"\0" * shift + raw)
-        # What stands before and behind it in one string changes the characters at its ends.
-        whole = coded[4 if shift else 0 : len(coded) - 4]
-        found |= {whole, whole.replace(b"+", b"-").replace(b"/", b"_")}
-    found |= {urllib.parse.quote(secret, safe="").encode(), urllib.parse.quote_plus(secret).encode()}
-    found |= {secret.encode("unicode_escape"), ascii(secret).strip("'\"").encode(), shlex.quote(secret).encode()}
-    # The halves: a cut line or a mask that is too short.
-    half = len(secret) // 2
-    return found | {secret[: half + 4].encode(), secret[half - 4 :].encode()}
 
 
 class Watch:

@@ -69,7 +69,7 @@ class Reply:
     def __init__(self, host: str, call: Call, deadline: Deadline) -> None:
         self._host, self._call, self._deadline = host, call, deadline
         self._seconds = deadline.left()
-        self._response: http.client.HTTPResponse | None = None
+        self._connection: Connection | None = None
 
     def send(self, connection: Connection, target: str) -> None:
         """Send the request, and read the beginning of the answer.
@@ -78,21 +78,21 @@ class Reply:
             CommandFailed: Docker refused it; `returncode` is the status.
         """
         call = self._call
-        with self.failing(connection):
+        self._connection = connection
+        with self.failing():
             content, headers = call.content, {**call.kind, **call.headers}
-            self._response = connection.send_request(call.method, target, self._deadline, content, headers)
-            status = self._response.status
+            response = connection.send_request(call.method, target, self._deadline, content, headers)
+            status = response.status
         if status >= http.HTTPStatus.BAD_REQUEST:
             reason = _reason(self.read(MAX_REFUSAL))
-            text = f"{call.what}: Docker says: {reason or self._response.reason}"
+            text = f"{call.what}: Docker says: {reason or response.reason}"
             refusal = NotFound if status == http.HTTPStatus.NOT_FOUND else CommandFailed
             raise refusal(self._host, text, exit_code=status, stderr=reason, hint=call.hint)
 
     def read(self, limit: int) -> bytes:
         """The first `limit` bytes; what comes behind them is not waited for."""
-        assert self._response  # noqa: S101 - it was sent
-        with self.failing():
-            return self._response.read(limit)
+        with self.failing() as connection:
+            return connection.read(limit)
 
     def pieces(self) -> Iterator[bytes]:
         """What comes, as it comes."""
@@ -117,9 +117,8 @@ class Reply:
         return HostError(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}")
 
     def _piece(self) -> bytes:
-        assert self._response  # noqa: S101 - it was sent
-        with self.failing():
-            return self._response.read1(PIECE)
+        with self.failing() as connection:
+            return connection.read_some(PIECE)
 
     def _message(self, line: bytes) -> Iterator[Mapping[str, Any]]:
         if not line.strip():
@@ -133,19 +132,25 @@ class Reply:
         yield message
 
     @contextmanager
-    def failing(self, connection: Connection | None = None) -> Iterator[None]:
-        """Turn what breaks below into an error of the host."""
-        what = self._call.what
+    def failing(self) -> Iterator[Connection]:
+        """Turn what breaks below into an error of the host; the connection serves no other request then."""
+        what, connection = self._call.what, self._connection
         try:
-            yield
-        except Unreachable as error:
-            # This client is made over a connection that stood: what was asked before may have happened.
-            raise Lost(self._host, f"{what}: {error.detail}", hint=error.hint) from error
-        except TimeoutError as error:
-            raise TimedOut(self._host, f"{what}: Docker did not answer within {self._seconds:.0f} s") from error
-        except (OSError, EOFError, ValueError, http.client.HTTPException) as error:
-            why = (connection.stderr_tail() if connection else "") or error
-            raise Lost(self._host, f"{what}: the connection to Docker broke: {why}") from error
+            yield connection  # type: ignore[misc]  # None only before it was taken
+        except BaseException as error:
+            if connection:
+                connection.broken = True
+            match error:
+                case Unreachable():
+                    # This client is made over a connection that stood: what was asked before may have happened.
+                    raise Lost(self._host, f"{what}: {error.detail}", hint=error.hint) from error
+                case TimeoutError():
+                    text = f"{what}: Docker did not answer within {self._seconds:.0f} s"
+                    raise TimedOut(self._host, text) from error
+                case OSError() | EOFError() | ValueError() | http.client.HTTPException():
+                    why = (connection.stderr_tail() if connection else "") or error
+                    raise Lost(self._host, f"{what}: the connection to Docker broke: {why}") from error
+            raise
 
 
 def _reason(content: bytes) -> str:
@@ -194,7 +199,7 @@ class Calls:
                 raise reply.unreadable(f"it is longer than {MAX_ANSWER >> 20} MB")
         try:
             return read(json.loads(content) if content else None)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
             raise reply.unreadable(repr(error)) from error
 
     def do(self, call: Call, deadline: Deadline | None = None) -> None:

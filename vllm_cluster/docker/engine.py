@@ -220,20 +220,26 @@ def _containers(rows: Any) -> tuple[Container, ...]:
             row.get("Labels") or {},
             str(row.get("Image", "")),
         )
-        for row in rows
+        for row in _list(rows)
     )
 
 
 def _images(rows: Any) -> tuple[Image, ...]:
     return tuple(
         Image(row["Id"], tuple(row.get("RepoTags") or ()), tuple(row.get("RepoDigests") or ()), row.get("Labels") or {})
-        for row in rows
+        for row in _list(rows)
     )
 
 
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("no list")
+    return value
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError("no object")
+    if not isinstance(value["Id"], str):
+        raise TypeError("Id is no text")
     return cast(Mapping[str, Any], value)
 
 

@@ -87,6 +87,7 @@ class Connection(http.client.HTTPConnection):
         self._socket = _StreamSocket(open_stream())
         self.sock = cast(Any, self._socket)
         self._response: http.client.HTTPResponse | None = None
+        self.broken = False
 
     def send_request(
         self, method: str, path: str, deadline: Deadline, body: bytes, headers: Mapping[str, str]
@@ -97,10 +98,33 @@ class Connection(http.client.HTTPConnection):
         self._response = self.getresponse()
         return self._response
 
+    def read(self, limit: int) -> bytes:
+        """The first `limit` bytes of the response.
+
+        Raises:
+            EOFError: the stream ended before the response did.
+        """
+        response = self._sent()
+        data = response.read(limit)
+        # http.client returns a short read as it is, and takes it for the end.
+        if len(data) < limit and response.length:
+            raise EOFError("the answer ends in the middle")
+        return data
+
+    def read_some(self, limit: int) -> bytes:
+        """At most `limit` bytes of the response, as soon as there are some; empty at its end."""
+        # Python before 3.12 counts no bytes of a known length in read1, and reads on behind the end.
+        return self._sent().read1(limit) if self._sent().length is None else self.read(limit)
+
+    def _sent(self) -> http.client.HTTPResponse:
+        assert self._response  # noqa: S101 - nothing is read before something was sent
+        return self._response
+
     @property
     def reusable(self) -> bool:
-        """Whether the last response was read to its end, and the stream goes on behind it."""
-        return self.sock is not None and self._response is not None and self._response.isclosed()
+        """Whether the last response, if any, was read to its end, and the stream goes on behind it."""
+        read = self._response is None or self._response.isclosed()
+        return read and self.sock is not None and not self.broken
 
     def stderr_tail(self) -> str:
         """What `docker system dial-stdio` wrote to standard error."""

@@ -20,6 +20,8 @@ def test_a_guard_that_refuses_lets_no_changing_call_out() -> None:
     with lab.inside(world):
         carrier = FakeTransport(world, Target("gpu1", "gpu1"))
         engine = EngineClient(carrier, "1.41", refuse)
+        with pytest.raises(HostError, match="the lease is lost"):
+            engine.create("some", {})
         assert engine.containers(None) == ()
         with pytest.raises(HostError, match="the lease is lost"):
             engine.volumes.create("some", {})

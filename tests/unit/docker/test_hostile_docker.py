@@ -1,0 +1,224 @@
+"""A Docker that floods us, trickles, falls silent or talks nonsense: a bounded error that names the host, in time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.canned_docker import CHUNKED, always, answer, canned, chunk
+from tests.support.figures import tallied
+from vllm_cluster.core.errors import HostError, Lost, TimedOut
+from vllm_cluster.docker import engine as client
+from vllm_cluster.docker.calls import MAX_ANSWER, MAX_LINE
+from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.transport.base import Deadline
+
+MB = 1 << 20
+SECONDS = 1.0
+MAX_GROWTH = 50 * MB
+# The deadline is looked at between two reads.
+MAX_LATE = 1.0
+
+Use = Callable[[EngineClient], object]
+
+
+def deadline() -> Deadline:
+    return Deadline.after(SECONDS)
+
+
+def pull(docker: EngineClient) -> None:
+    docker.pull("some/image:1", deadline(), lambda _: None)
+
+
+def build(docker: EngineClient) -> object:
+    return docker.build(b"", "some:1", {}, {}, deadline())
+
+
+def exec_(docker: EngineClient) -> object:
+    return docker.exec("some", ["true"], deadline())
+
+
+USES: dict[str, Use] = {
+    "containers": lambda docker: docker.containers("some"),
+    "container_named": lambda docker: docker.container_named("some"),
+    "images": lambda docker: docker.images(),
+    "image_config": lambda docker: docker.image_config("some"),
+    "pull": pull,
+    "build": build,
+    "create": lambda docker: docker.create("some", {}),
+    "wait": lambda docker: docker.wait("some", deadline()),
+    "logs": lambda docker: docker.logs("some"),
+    "read_file": lambda docker: docker.read_file("some", "/file"),
+    "exec": exec_,
+    "labelled": lambda docker: docker.volumes.labelled("some"),
+    "create volume": lambda docker: docker.volumes.create("some", {"some": "label"}),
+    "remove_blank": lambda docker: docker.volumes.remove_blank(["some"]),
+}
+
+
+def lines(text: Callable[[int], object]) -> Iterator[bytes]:
+    """Endless progress, 64 KiB of lines at a time."""
+    numbers = itertools.count()
+    yield CHUNKED
+    while True:
+        piece = bytearray()
+        while len(piece) < 64 << 10:
+            piece += json.dumps(text(next(numbers))).encode() + b"\r\n"
+        yield chunk(bytes(piece))
+
+
+def endless(first: bytes, piece: bytes) -> Iterator[bytes]:
+    return itertools.chain([first], itertools.repeat(piece))
+
+
+def layer(number: int) -> object:
+    return {"status": "Downloading", "id": f"{number}" * 50, "progressDetail": {"current": number, "total": number}}
+
+
+BIG = b"x" * (64 << 10)
+FRAME = struct.pack(">BxxxL", 1, len(BIG)) + BIG
+RAW = b"HTTP/1.1 200 OK\r\n\r\n"
+FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = {
+    "build, endless lines": (build, lambda: lines(lambda n: {"stream": f"{n} " * 20}), TimedOut),
+    "build, one endless line": (build, lambda: endless(CHUNKED, chunk(BIG)), HostError),
+    "build, one endless line in tiny pieces": (build, lambda: endless(CHUNKED, chunk(b"x")), TimedOut),
+    "build, endless empty lines": (build, lambda: endless(CHUNKED, chunk(b"\n" * len(BIG))), TimedOut),
+    "pull, endless layers": (pull, lambda: lines(layer), TimedOut),
+    "pull, one endless line": (pull, lambda: endless(CHUNKED, chunk(b'{"id": "' + BIG)), HostError),
+    "pull, an endless refusal": (pull, lambda: endless(b"HTTP/1.1 500 no\r\n\r\n", BIG), HostError),
+    "wait, endless spaces": (lambda d: d.wait("some", deadline()), lambda: endless(CHUNKED, chunk(b" ")), HostError),
+    "containers, endless list": (USES["containers"], lambda: endless(RAW, BIG), HostError),
+    "wait, endless 100": (
+        lambda d: d.wait("some", deadline()),
+        lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+        TimedOut,
+    ),
+    "wait, endless headers": (
+        lambda d: d.wait("some", deadline()),
+        lambda: endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
+        Lost,
+    ),
+    "wait, one endless header": (
+        lambda d: d.wait("some", deadline()),
+        lambda: endless(b"HTTP/1.1 200 OK\r\n", BIG),
+        Lost,
+    ),
+    "build, endless trailers": (build, lambda: endless(CHUNKED + b"0\r\n", b"a: b\r\n" * 1000), HostError),
+}
+
+
+@pytest.mark.promise("P18", "P23")
+def test_a_flood_ends_by_its_deadline_in_little_memory() -> None:
+    with tallied("P18", "a Docker that floods: 13 kinds of endless answers", "ended in time, in < 50 MB") as cases:
+        for name, (use, flood, error) in FLOODS.items():
+            docker, _ = canned(lambda _line: flood())  # noqa: B023 - used before the next turn
+            tracemalloc.start()
+            began = time.monotonic()
+            with pytest.raises(error, match=r"^gpu1: "):
+                use(docker)
+            took, (_, most) = time.monotonic() - began, tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            cases[name] = took < SECONDS + MAX_LATE and most < MAX_GROWTH
+            assert cases[name], f"{name}: {took:.1f} s, {most / MB:.0f} MB"
+
+
+@pytest.mark.parametrize("use", [build, pull, exec_], ids=["build", "pull", "exec"])
+def test_a_byte_at_a_time_gains_no_time(use: Use) -> None:
+    def trickle(_line: str) -> Iterator[bytes]:
+        for byte in itertools.chain(CHUNKED, itertools.cycle(chunk(b"\n"))):
+            time.sleep(0.02)  # the attack itself: always sooner than any time-out of one read
+            yield bytes([byte])
+
+    docker, _ = canned(trickle)
+    began = time.monotonic()
+    with pytest.raises(TimedOut, match="Docker did not answer within 1 s"):
+        use(docker)
+    assert time.monotonic() - began < SECONDS + MAX_LATE
+
+
+def test_of_a_log_an_output_and_a_file_no_more_than_the_limit_is_kept() -> None:
+    frames = canned(lambda _line: endless(RAW, FRAME))[0]
+    assert len(frames.logs("some")) <= client.MAX_LOG
+
+    def executed(line: str) -> Iterator[bytes]:
+        if line.endswith("/start HTTP/1.1"):
+            return endless(RAW, FRAME)
+        return iter([answer(b'{"Id": "made", "ExitCode": 0}')])
+
+    ended = canned(executed)[0].exec("some", ["cat"], Deadline.after(20))
+    assert client.MAX_OUTPUT - 2 * len(FRAME) < len(ended.output) <= client.MAX_OUTPUT
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"[]", b"{}", b"[1]", b"[{}]", b'"text"', b"1e999", b"NaN", b"{", b"\xff", b"[" * 100_000,
+     b'{"Volumes": 1}', b'{"Volumes": [1]}', b'{"Volumes": [{"Name": 1}]}', b'{"Id": null}', b'{"Labels": 5}',
+     b'{"StatusCode": "x"}', b'{"StatusCode": 1e999}', b'{"error": {"message": 1}}', b'[{"Names": 5}]',
+     b'[{"Id": 1, "Names": [2], "State": [], "ImageID": {}, "Labels": 7}]'],
+    ids=lambda body: repr(body[:40]),
+)  # fmt: skip
+@pytest.mark.parametrize("name", USES)
+def test_nonsense_is_an_error_that_names_the_host_or_nothing(name: str, body: bytes) -> None:
+    docker, _ = canned(always(answer(body)))
+    try:
+        USES[name](docker)
+    except HostError as error:
+        assert error.host == "gpu1"
+        assert str(error).startswith("gpu1: ")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 999999 x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{}",
+     CHUNKED + b"zz\r\n", b"\0" * 1000],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("name", USES)
+def test_what_is_no_http_is_an_error_that_names_the_host(name: str, said: bytes) -> None:
+    docker, host = canned(always(said))
+    with pytest.raises(HostError, match=r"^gpu1: "):
+        USES[name](docker)
+    assert all(stream.closed for stream in host.streams)
+
+
+def test_an_answer_beyond_the_limit_is_refused() -> None:
+    long = json.dumps(["x" * MAX_ANSWER]).encode()
+    with pytest.raises(HostError, match="gpu1: list images: Docker's answer cannot be read: it is longer than 16 MB"):
+        canned(always(answer(long)))[0].images()
+    with pytest.raises(HostError, match="a line is longer than 1 MB"):
+        pull(canned(always(answer(b"x" * (MAX_LINE + 100))))[0])
+
+
+def test_one_stream_serves_many_requests_and_a_broken_one_none() -> None:
+    docker, host = canned(always(answer(b"[]")))
+    for _ in range(5):
+        assert docker.images() == ()
+    assert len(host.streams) == 1
+    docker, host = canned(always(RAW, b"[]"))
+    for _ in range(3):
+        assert docker.images() == ()
+    assert len(host.streams) == 3
+    assert all(stream.closed for stream in host.streams)
+
+
+def test_a_request_holds_nothing_but_what_was_asked() -> None:
+    docker, host = canned(always(answer(b'{"Id": "made"}', 201)))
+    body: dict[str, Any] = {"Image": "some"}
+    docker.create("name with spaces/?", body)
+    (stream,) = host.streams
+    head, _, sent = bytes(stream.sent).partition(b"\r\n\r\n")
+    assert head.decode().split("\r\n") == [
+        "POST /v1.41/containers/create?name=name+with+spaces%2F%3F HTTP/1.1",
+        "Host: localhost",
+        "Accept-Encoding: identity",
+        f"Content-Length: {len(sent)}",
+        "Content-Type: application/json",
+    ]
+    assert json.loads(sent) == body
