@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from vllm_cluster.actions.consent import Confirm
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit
+from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 CHANGED = make.inventory(2, environment={"A": "1"})
-Asked = Callable[[Inventory, Emit], Any]
+Asked = lab.Verb
 
 
 class Person:
@@ -39,16 +40,25 @@ class Person:
 def verbs(confirm: Confirm) -> dict[str, tuple[Inventory, Asked]]:
     """Every verb that stops what is served, and the inventory with which it does."""
 
-    def serve_other(inventory: Inventory, emit: Emit) -> Any:
+    def serve_other(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         return serve.serve(
-            inventory, emit, model="org/other", name=None, tp=None, pp=None, expose=False, extra=(), confirm=confirm
+            inventory,
+            emit,
+            model="org/other",
+            name=None,
+            tp=None,
+            pp=None,
+            expose=False,
+            extra=(),
+            confirm=confirm,
+            runtime=runtime,
         )
 
     return {
-        "up": (CHANGED, lambda inventory, emit: up.up(inventory, emit, confirm=confirm, cache=Path("/nonexistent"))),
+        "up": (CHANGED, lambda i, emit, run: up.up(i, emit, confirm=confirm, cache=Path("/nonexistent"), runtime=run)),
         "serve": (INVENTORY, serve_other),
-        "stop": (INVENTORY, lambda inventory, emit: serve.stop(inventory, emit, confirm=confirm)),
-        "down": (INVENTORY, lambda inventory, emit: down.down(inventory, emit, confirm=confirm)),
+        "stop": (INVENTORY, lambda i, emit, run: serve.stop(i, emit, confirm=confirm, runtime=run)),
+        "down": (INVENTORY, lambda i, emit, run: down.down(i, emit, confirm=confirm, runtime=run)),
     }
 
 
@@ -146,9 +156,9 @@ def interrupt_at(words: str, number: int) -> Script:
 
 @pytest.mark.promise("P35")
 def test_what_is_served_already_asks_nothing(world: World) -> None:
-    def again(inventory: Inventory, emit: Emit) -> Any:
+    def again(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         words: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "extra": ()}
-        return serve.serve(inventory, emit, model="org/model", confirm=Person(), **words)
+        return serve.serve(inventory, emit, model="org/model", confirm=Person(), runtime=runtime, **words)
 
     assert lab.run(world, INVENTORY, again).error is None
     assert serves(world) == "ready"
@@ -193,8 +203,8 @@ def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(
         person = Person(*answers)
         script = meanwhile(world, CHANGED, lab.do_up, lab.do_serve)
 
-        def asked(inventory: Inventory, emit: Emit) -> Any:
-            return up.up(inventory, emit, confirm=person, cache=Path("/nonexistent"))
+        def asked(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+            return up.up(inventory, emit, confirm=person, cache=Path("/nonexistent"), runtime=runtime)
 
         outcome = lab.run(world, INVENTORY, asked, script)
         assert len(person.asked) == 1, outcome.story()
@@ -214,8 +224,8 @@ def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", ["serve", "stop", "down"])
 def test_every_verb_asks_again_about_another_model(world: World, verb: str) -> None:
-    def serve_third(inventory: Inventory, emit: Emit) -> Any:
-        return lab.do_serve(inventory, emit, model="org/third")
+    def serve_third(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return lab.do_serve(inventory, emit, runtime, model="org/third")
 
     person = Person(True, None)
     outcome = run(world, verb, person, meanwhile(world, INVENTORY, serve_third))
@@ -229,8 +239,8 @@ def test_every_verb_asks_again_about_another_model(world: World, verb: str) -> N
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 def test_yes_goes_on_whatever_changed(world: World, verb: str) -> None:
-    def serve_third(inventory: Inventory, emit: Emit) -> Any:
-        return lab.do_serve(inventory, emit, model="org/third")
+    def serve_third(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return lab.do_serve(inventory, emit, runtime, model="org/third")
 
     outcome = run(world, verb, lambda _: True, meanwhile(world, INVENTORY, serve_third))
     assert outcome.error is None, outcome.story()

@@ -18,6 +18,7 @@ from vllm_cluster.actions import bundle, explain, survey
 from vllm_cluster.core.errors import CommandFailed, Unreachable, UsageError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit
+from vllm_cluster.run.runtime import Runtime
 
 SHM = "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 0 MiB free.\n"
 CANARY = "hf-canary/+ 0123456789 wxyz"
@@ -25,9 +26,9 @@ INSIDE = base64.b64encode(b"a" + CANARY.encode() + b"bc").decode()
 FORMS = (CANARY, quote(CANARY, safe=""), base64.b64encode(CANARY.encode()).decode().rstrip("="), INSIDE[4:-4])
 
 
-def do_explain(inventory: Inventory, emit: Emit) -> Any:
+def do_explain(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster explain`."""
-    return explain.of_cluster(inventory, emit)
+    return explain.of_cluster(inventory, emit, runtime=runtime)
 
 
 def packed(path: Path) -> dict[str, str]:
@@ -73,13 +74,13 @@ def test_up_says_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None
     box = world.machines["gpu2"].box("vcluster-lab")
     assert box
 
-    def ended(current: Inventory, emit: Emit) -> Any:
+    def ended(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
         box.state, box.exit_code, box.log = "exited", 127, "[node] worker: ray start\nsh: 1: ray: not found\n"
         # Of another day: it is no cause of what happens now, though it is certain and has a time.
         world.machines["gpu2"].volumes["vcluster-lab-state"].files["serve.log"] = (
             f"INFO 01-01 00:00:00 [x] {SHM}".encode()
         )
-        with survey.connected(current, emit) as fleet:
+        with survey.connected(current, emit, runtime=runtime) as fleet:
             survey.survey(current, fleet, emit)
             raise explain.with_cause(CommandFailed("gpu2", "it has ended", exit_code=127, stderr=""), fleet, current)
 
@@ -111,7 +112,7 @@ def test_no_secret_is_in_a_bundle(
             secrets += [content.decode() for volume in machine.volumes.values() for content in secret_files(volume)]
             box.log = f"at 10.0.0.1 on gpu1: {' | '.join(FORMS[:3])} {INSIDE} {' '.join(secrets)}\n{SHM}"
         _, files, failures = lab.run(
-            world, inventory, lambda i, e: bundle.bundle(i, e, output=path, anonymous=anonymous)
+            world, inventory, lambda i, e, r: bundle.bundle(i, e, output=path, anonymous=anonymous, runtime=r)
         ).value
     assert len(secrets) >= 4
     assert failures == {}
@@ -139,11 +140,15 @@ def test_a_host_that_is_gone_is_named_and_stops_nothing(up: tuple[World, Invento
     world, inventory = up
     world.machines["gpu2"].reachable = False
     path = tmp_path / "report.tar.gz"
+
+    def do_bundle(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return bundle.bundle(inventory, emit, output=path, anonymous=False, runtime=runtime)
+
     with lab.inside(world):
-        run = lab.run(world, inventory, lambda i, e: bundle.bundle(i, e, output=path, anonymous=False))
+        run = lab.run(world, inventory, do_bundle)
         assert [*run.value[2]] == ["gpu2"]
         found = packed(path)
         assert [*json.loads(found["unreachable.json"])] == ["gpu2"]
         assert "gpu1/inspect.json" in found
-        again = lab.run(world, inventory, lambda i, e: bundle.bundle(i, e, output=path, anonymous=False)).error
+        again = lab.run(world, inventory, do_bundle).error
     assert isinstance(again, UsageError)

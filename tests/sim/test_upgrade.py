@@ -19,6 +19,7 @@ from vllm_cluster.core.plan import CreateNode
 from vllm_cluster.core.spec import SPEC, VERSION
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit
+from vllm_cluster.run.runtime import Runtime
 
 
 def serving(world: World, inventory: Inventory) -> None:
@@ -44,9 +45,9 @@ def edit_spec(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, s
     return edit
 
 
-def refusing_up(inventory: Inventory, emit: Emit) -> Any:
+def refusing_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster up` of a person who says no."""
-    return up.up(inventory, emit, confirm=lambda _: False, cache=Path("/nonexistent"))
+    return up.up(inventory, emit, confirm=lambda _: False, cache=Path("/nonexistent"), runtime=runtime)
 
 
 @pytest.mark.promise("P43")

@@ -31,6 +31,7 @@ from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.private_names import private_names
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import read, references
 from vllm_cluster.text import REDACTED, looks_random, redact, redactor
 
@@ -51,7 +52,9 @@ class _Host:
     secrets: list[str]
 
 
-def bundle(inventory: Inventory, emit: Emit, *, output: Path | None, anonymous: bool) -> Packed:
+def bundle(
+    inventory: Inventory, emit: Emit, *, output: Path | None, anonymous: bool, runtime: Runtime = SYSTEM
+) -> Packed:
     """Write the bundle; returns its path, what is in it with sizes, and the hosts that gave nothing.
 
     Raises:
@@ -61,12 +64,12 @@ def bundle(inventory: Inventory, emit: Emit, *, output: Path | None, anonymous: 
     path = output or Path(f"vcluster-bundle-{'cluster' if anonymous else inventory.cluster}-{made}.tar.gz")
     if path.exists():
         raise UsageError(f"{path} is there already", hint="give another name with -o")
-    with Fleet(inventory) as fleet:
+    with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting from {len(inventory.hosts)} hosts"))
         hosts, failures = fleet.each(lambda link: _look(inventory, link))
-    known = [*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)]
+    known = [*_own_secrets(inventory, runtime), *(secret for host in hosts.values() for secret in host.secrets)]
     without_secrets = redactor([*known, *_secret_variables(inventory)])
-    rename = _renamer(inventory, hosts) if anonymous else lambda text: text
+    rename = _renamer(inventory, hosts, runtime) if anonymous else lambda text: text
     files = {
         rename(name): rename(without_secrets(text)[:MOST_OF_A_FILE]).encode()
         for name, text in _files(inventory, hosts, failures)
@@ -94,11 +97,11 @@ def _look(inventory: Inventory, link: Link) -> _Host:
     return _Host(facts, collect(link, inventory.cluster), _without_values(dict(inspected or {})), secrets)
 
 
-def _own_secrets(inventory: Inventory) -> Iterator[str]:
+def _own_secrets(inventory: Inventory, runtime: Runtime) -> Iterator[str]:
     for name, reference in references(inventory).items():
         # A reference that leads nowhere any more must not keep the rest from being redacted and packed.
         with suppress(VclusterError):
-            yield from read(inventory, {name: reference}).values()
+            yield from read(inventory, {name: reference}, runtime).values()
 
 
 def _secret_variables(inventory: Inventory) -> Iterator[str]:
@@ -108,8 +111,8 @@ def _secret_variables(inventory: Inventory) -> Iterator[str]:
             yield value
 
 
-def _renamer(inventory: Inventory, hosts: Mapping[str, _Host]) -> Callable[[str], str]:
-    return anonymizer(private_names(inventory, [host.facts for host in hosts.values()]))
+def _renamer(inventory: Inventory, hosts: Mapping[str, _Host], runtime: Runtime) -> Callable[[str], str]:
+    return anonymizer(private_names(inventory, [host.facts for host in hosts.values()], runtime))
 
 
 def _without_values(inspected: dict[str, Any]) -> dict[str, Any]:

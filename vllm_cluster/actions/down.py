@@ -14,16 +14,17 @@ from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
-def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0) -> int:
+def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:
     """Remove the cluster's containers and volumes, by label; returns how many things were removed.
 
     Raises:
         Aborted, UsageError, PreflightFailed: something is served, and nobody confirmed that it may stop.
         Unreachable, FleetError: on some hosts it could not be done; on the others it was.
     """
-    with Fleet(inventory) as fleet:
+    with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"connecting to {len(inventory.hosts)} host{'s'[: len(inventory.hosts) > 1]}"))
         connected, failures = fleet.connect()
         ready, more = fleet.each(lambda link: _observe(inventory, link), connected)
@@ -72,7 +73,7 @@ def _lease(
             emit(Event("warning", "the head cannot be reached: going on without the lease", inventory.head_name))
         yield lambda: None
         return
-    with Lease(fleet.links[inventory.head_name].transport, inventory.cluster, "down") as lease:
+    with Lease(fleet.links[inventory.head_name], inventory.cluster, "down") as lease:
         lease.acquire(wait, waiting(emit))
         yield lease.check
 

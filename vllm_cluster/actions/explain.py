@@ -22,6 +22,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.logs import collect, observed, sources
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 PART = 1 << 20
 LOOKED_AT = 64 << 10
@@ -63,9 +64,9 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Verdict:
     return verdict([scan(source, tick) for source in opened])
 
 
-def of_cluster(inventory: Inventory, emit: Emit) -> Explained:
+def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Explained:
     """The verdict on what the hosts of the cluster have written."""
-    with Fleet(inventory) as fleet:
+    with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting the logs of {len(inventory.hosts)} hosts"))
         logs, failures = fleet.each(lambda link: collect(observed(inventory, link), inventory.cluster))
     return Explained(verdict([scan(source) for source in sources(logs.values())]), failures)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +27,7 @@ from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.models import cached_shape
 from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 POLL = 0.3
 STOP_SECONDS = 90.0
@@ -62,6 +62,7 @@ def serve(
     extra: Sequence[str],
     confirm: Confirm,
     wait: float = 0.0,
+    runtime: Runtime = SYSTEM,
 ) -> Endpoint:
     """Serve a model on the whole cluster; returns once it has generated a token.
 
@@ -72,7 +73,7 @@ def serve(
     """
     served = name or model
     vllm.check(model, served, extra)
-    with connected(inventory, emit) as fleet:
+    with connected(inventory, emit, runtime=runtime) as fleet:
         seen = survey(inventory, fleet, emit)
         if not seen.plan.empty:
             first = next(seen.plan.operations())
@@ -92,7 +93,7 @@ def serve(
             raise PreflightFailed(text, hint=f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.api")
         if current and current.phase == "failed" and current.generation.startswith(wanted["generation"]):
             # The same wish again is a new one: under the old name the head would take it for the one that failed.
-            wanted["generation"] += f"-{time.time_ns():x}"
+            wanted["generation"] += f"-{runtime.token(8)}"
         if current is None or current.generation != wanted["generation"]:
             consent = Consent(confirm, inventory.cluster, then=f" and serve {served}")
             _tell(inventory, head, wanted, consent, wait=wait, emit=emit, what=f"serve {model}")
@@ -101,7 +102,7 @@ def serve(
         return Endpoint(served, host, head.name, port)
 
 
-def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0) -> bool:
+def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> bool:
     """End serving and leave the nodes; returns whether anything was served.
 
     Needs the head alone: what must be stopped is often a model that fails because a worker is gone.
@@ -110,7 +111,7 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         Aborted, UsageError: nobody confirmed that what is served may stop.
         PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
     """
-    with connected(inventory, emit, [inventory.head_name]) as fleet:
+    with connected(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
         head = fleet.links[inventory.head_name]
         node = _head_container(inventory, observe(inventory, head))
         runs = node is not None and node.state == "running"
@@ -121,11 +122,11 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         consent = Consent(confirm, inventory.cluster)
         _tell(inventory, head, None, consent, wait=wait, emit=emit, what="stop")
         emit(Event("phase", "stopping"))
-        deadline = time.monotonic() + STOP_SECONDS
+        deadline = runtime.after(STOP_SECONDS)
         while runs and _serving(head, inventory) is not None:
-            if time.monotonic() > deadline:
+            if not deadline.left():
                 raise HostError(head.name, f"vLLM has not ended within {STOP_SECONDS:.0f} s", hint="vcluster status")
-            time.sleep(POLL)
+            runtime.clock.sleep(POLL)
         emit(Event("result", _stopped(inventory, head, serving), data={"stopped": True}))
         return True
 
@@ -203,12 +204,12 @@ def _tell(
     container, verb = f"vcluster-{inventory.cluster}", what.split(maxsplit=1)[0]
     while True:
         consent.ask(_stops(inventory, head, wanted))
-        with Lease(head.transport, inventory.cluster, verb) as lease:
+        with Lease(head, inventory.cluster, verb) as lease:
             lease.acquire(wait, waiting(emit))
             if consent.covers(_stops(inventory, head, wanted)):
                 content = json.dumps({"v": 1, "serve": wanted}).encode()
                 head.engine.put_files(container, STATE_FOLDER, {"wanted.json": (content, 0o600)})
-                record(head.engine, inventory.cluster, verb, [what], emit)
+                record(head, inventory.cluster, verb, [what], emit)
                 return
 
 
@@ -232,11 +233,11 @@ def _follow(fleet: Fleet, inventory: Inventory, generation: str, emit: Emit) -> 
     """
     head = fleet.links[inventory.head_name]
     shown = ""
-    silence = time.monotonic() + HEED_SECONDS
+    heed = fleet.runtime.after(HEED_SECONDS)
     while True:
         serving = _serving(head, inventory)
         if serving is None or serving.generation != generation:
-            if time.monotonic() > silence:
+            if not heed.left():
                 raise HostError(
                     head.name, "the head does not heed what it was told", hint="vcluster status; vcluster up"
                 )
@@ -250,7 +251,7 @@ def _follow(fleet: Fleet, inventory: Inventory, generation: str, emit: Emit) -> 
                 return
             if serving.phase == "failed":
                 raise _failure(fleet, inventory, serving)
-        time.sleep(POLL)
+        fleet.runtime.clock.sleep(POLL)
 
 
 def _failure(fleet: Fleet, inventory: Inventory, serving: ServeStatus) -> VclusterError:

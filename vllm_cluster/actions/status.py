@@ -14,7 +14,7 @@ from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.observe import observe
-from vllm_cluster.transport.base import Deadline
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class _Row:
     problem: str = ""
 
 
-def status(inventory: Inventory, emit: Emit) -> ClusterStatus:
+def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
     """Look at every host that answers; changes nothing."""
-    with Fleet(inventory) as fleet:
+    with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"looking at {len(inventory.hosts)} hosts"))
         rows, failures = fleet.each(lambda link: _look(inventory, link))
     head = rows[inventory.head_name].status if inventory.head_name in rows else None
@@ -73,7 +73,7 @@ def ray_status(inventory: Inventory, emit: Emit) -> str:
         head = fleet.links[inventory.head_name]
         observe(inventory, head)
         argv = ["timeout", "30", "ray", "status"]
-        return head.engine.exec(f"vcluster-{inventory.cluster}", argv, Deadline.after(40)).output
+        return head.engine.exec(f"vcluster-{inventory.cluster}", argv, head.runtime.after(40)).output
 
 
 def _look(inventory: Inventory, link: Link) -> _Row:

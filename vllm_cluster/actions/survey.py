@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,12 +13,12 @@ from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.preflight import engine_problem, preflight
-from vllm_cluster.inventory.load import duplicates_by_resolution
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.files import digest, node_files
-from vllm_cluster.run.fleet import WORKERS, Fleet, end_of
+from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Secrets, gather
 
 
@@ -33,14 +32,15 @@ class Survey:
 
 
 @contextmanager
-def connected(inventory: Inventory, emit: Emit, hosts: Sequence[str] | None = None) -> Iterator[Fleet]:
+def connected(
+    inventory: Inventory, emit: Emit, hosts: Sequence[str] | None = None, *, runtime: Runtime = SYSTEM
+) -> Iterator[Fleet]:
     """Every host of the inventory, or these alone, connected.
 
     Raises:
         Unreachable, FleetError: a host could not be reached; no host was touched.
     """
-    refuse_one_machine_twice(inventory)
-    with Fleet(inventory) as fleet:
+    with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"connecting to {len(hosts or inventory.hosts)} hosts"))
         _, failures = fleet.connect(hosts)
         try:
@@ -50,20 +50,6 @@ def connected(inventory: Inventory, emit: Emit, hosts: Sequence[str] | None = No
         except VclusterError as error:
             error.among(hosts or inventory.hosts)
             raise
-
-
-def refuse_one_machine_twice(inventory: Inventory) -> None:
-    """Refuse two names that ssh_config sends to one place, before any connection.
-
-    Raises:
-        InventoryError: naming both.
-    """
-    hosts = [host for host in inventory.hosts.values() if host.destination != "local"]
-    with ThreadPoolExecutor(WORKERS) as pool:
-        ends = dict(
-            zip((host.name for host in hosts), pool.map(lambda host: end_of(inventory, host), hosts), strict=True)
-        )
-    duplicates_by_resolution(inventory, lambda host: ends.get(host.name, ("local",)))
 
 
 def facts_of(inventory: Inventory, fleet: Fleet) -> dict[str, HostFacts]:
@@ -90,7 +76,7 @@ def survey(inventory: Inventory, fleet: Fleet, emit: Emit) -> Survey:
         if not finding.error:
             emit(Event("warning", f"{finding.text}; {finding.fix}", finding.host, {"code": finding.code}))
     refuse([finding for finding in findings if finding.error])
-    secrets = gather(inventory, kept_secrets(inventory, facts))
+    secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime)
     specs = desired(inventory, facts, Inputs(digest(node_files()), secrets.ids))
     return Survey(facts, diff(specs, facts), secrets)
 

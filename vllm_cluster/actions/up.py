@@ -17,21 +17,24 @@ from vllm_cluster.run.execute import Execution
 from vllm_cluster.run.files import node_files
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
-def plan(inventory: Inventory, emit: Emit) -> Plan:
+def plan(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Plan:
     """What `up` would do. Changes nothing."""
-    with connected(inventory, emit) as fleet:
+    with connected(inventory, emit, runtime=runtime) as fleet:
         return survey(inventory, fleet, emit).plan
 
 
-def up(inventory: Inventory, emit: Emit, *, confirm: Confirm, cache: Path, wait: float = 0.0) -> Plan:
+def up(
+    inventory: Inventory, emit: Emit, *, confirm: Confirm, cache: Path, wait: float = 0.0, runtime: Runtime = SYSTEM
+) -> Plan:
     """Make the hosts what the inventory says, and wait until Ray counts exactly its GPUs; returns what was done.
 
     Raises:
         VclusterError: see the tree in core/errors; what was done stands, and another `up` goes on from there.
     """
-    with connected(inventory, emit) as fleet:
+    with connected(inventory, emit, runtime=runtime) as fleet:
         first = survey(inventory, fleet, emit)
         done = first.plan
         try:
@@ -53,7 +56,7 @@ def _change(
     while True:
         # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
         consent.ask(stopped_by(seen.plan, seen.facts, fleet.links))
-        with Lease(head.transport, inventory.cluster, "up") as lease:
+        with Lease(head, inventory.cluster, "up") as lease:
             lease.acquire(wait, waiting(emit))
             # Others may have changed things until the lease was ours.
             seen = survey(inventory, fleet, emit)
@@ -61,7 +64,7 @@ def _change(
                 emit(Event("plan", "", data={"plan": seen.plan}))
                 Execution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache).run()
                 done = [operation.text for operation in seen.plan.operations()]
-                record(head.engine, inventory.cluster, "up", done, emit)
+                record(head, inventory.cluster, "up", done, emit)
                 return seen.plan
 
 

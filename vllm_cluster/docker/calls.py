@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut, Unreachable
 from vllm_cluster.docker.wire import Connection, Guard, OpenStream, Pool
-from vllm_cluster.transport.base import Deadline
 
 CALL_SECONDS = 30.0
 # Far more than any list or document of Docker's; what comes in pieces (pull, build, files, logs) is bounded there.
@@ -169,15 +169,21 @@ class Calls:
     sent; what it raises reaches the caller, and nothing was sent.
     """
 
-    def __init__(self, host: str, version: str, open_stream: OpenStream, guard: Guard | None = None) -> None:
+    def __init__(
+        self, host: str, version: str, open_stream: OpenStream, guard: Guard | None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.host, self.guard, self.count = host, guard, 0
         self.pool = Pool(open_stream)
-        self._version = version
+        self._version, self._clock = version, clock
+
+    def after(self, seconds: float) -> Deadline:
+        """The moment `seconds` from now."""
+        return Deadline.after(seconds, self._clock)
 
     @contextmanager
     def stream(self, call: Call, deadline: Deadline | None = None) -> Iterator[Reply]:
         """An answer that is read piece by piece."""
-        deadline = deadline or Deadline.after(CALL_SECONDS)
+        deadline = deadline or self.after(CALL_SECONDS)
         self.count += 1
         reply = Reply(self.host, call, deadline)
         with reply.failing():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import Container, Image
 from vllm_cluster.docker import archive
@@ -15,7 +16,7 @@ from vllm_cluster.docker.output import Ended, read_framed
 from vllm_cluster.docker.progress import built, pulled
 from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.docker.wire import Guard, OpenStream
-from vllm_cluster.transport.base import Deadline, Stream, Transport
+from vllm_cluster.transport.base import Stream, Transport
 
 # The API of Docker 20.10, the oldest that device requests and our filters were seen with.
 OLDEST_API = (1, 41)
@@ -35,15 +36,17 @@ DIAL = ("docker", "system", "dial-stdio")
 class EngineClient:
     """The Docker of one host. Safe to use from several threads."""
 
-    def __init__(self, transport: Transport, api_version: str, guard: Guard | None = None) -> None:
+    def __init__(
+        self, transport: Transport, api_version: str, guard: Guard | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.host = transport.host
 
         def open_stream() -> Stream:
-            return transport.open_stream(DIAL, Deadline.after(CALL_SECONDS))
+            return transport.open_stream(DIAL, self._calls.after(CALL_SECONDS))
 
         # A fixed version saves the round trip of asking for it.
         spoken = min(tuple(int(part) for part in api_version.split(".")), NEWEST_API)
-        self._calls = Calls(transport.host, ".".join(map(str, spoken)), open_stream, guard)
+        self._calls = Calls(transport.host, ".".join(map(str, spoken)), open_stream, guard, clock)
         self.volumes = Volumes(self._calls)
 
     @property
@@ -145,11 +148,11 @@ class EngineClient:
     def restart(self, container: str, grace: int = 30) -> None:
         """Stop a container, kill it after `grace` seconds, and start it."""
         call = Call(f"restart {container[:12]}", "POST", path("containers", container, "restart"), {"t": grace})
-        self._calls.do(call, Deadline.after(grace + CALL_SECONDS))
+        self._calls.do(call, self._calls.after(grace + CALL_SECONDS))
 
     def remove(self, container: str, grace: int = 30) -> None:
         """Stop a container with `grace` seconds to end by itself, and remove it; no error where it is gone."""
-        deadline, there, short = Deadline.after(grace + CALL_SECONDS), path("containers", container), container[:12]
+        deadline, there, short = self._calls.after(grace + CALL_SECONDS), path("containers", container), container[:12]
         try:
             self._calls.do(Call(f"stop {short}", "POST", f"{there}/stop", {"t": grace}), deadline)
             self._calls.do(Call(f"remove {short}", "DELETE", there, {"force": 1, "v": 1}), deadline)
@@ -179,14 +182,14 @@ class EngineClient:
         """Write files (name → content, mode) below a folder of a container, running or not."""
         there, query = path("containers", container, "archive"), {"path": folder}
         what = f"write files to {container[:12]}"
-        self._calls.do(Call(what, "PUT", there, query, body=archive.packed(files)), Deadline.after(FILE_SECONDS))
+        self._calls.do(Call(what, "PUT", there, query, body=archive.packed(files)), self._calls.after(FILE_SECONDS))
 
     def read_file(self, container: str, place: str, limit: int = MAX_FILE) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file."""
         for _ in range(MOST_LINKS):
             call = Call(f"read {place}", "GET", path("containers", container, "archive"), {"path": place})
             try:
-                with self._calls.stream(call, Deadline.after(FILE_SECONDS)) as reply:
+                with self._calls.stream(call, self._calls.after(FILE_SECONDS)) as reply:
                     found = archive.first(reply, limit)
             except NotFound:
                 return None

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,9 @@ have = {d.metadata["Name"]: d.version for d in m.distributions() if d.metadata["
 print(json.dumps({"python": platform.python_version(), "machine": platform.machine(),
                   "glibc": platform.libc_ver()[1], "have": have}))
 """
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def parse_probe(output: str) -> Inside:
     raise ValueError("the probe printed nothing")
 
 
-def wheels(inside: Inside, ray: str, cache: Path) -> Path:
+def wheels(inside: Inside, ray: str, cache: Path, run: Run = subprocess.run) -> Path:
     """A folder with the wheels of ray[default] and what it needs beyond the image; downloaded once.
 
     Raises:
@@ -89,9 +93,9 @@ def wheels(inside: Inside, ray: str, cache: Path) -> Path:
     work.mkdir(parents=True)
     (work / "constraints.txt").write_text(constraints)
     # With the image's versions held, so that nothing there changes; without, where Ray needs a newer one.
-    problem = _download(inside, ray, work, ["--constraint", str(work / "constraints.txt")])
+    problem = _download(inside, ray, work, ["--constraint", str(work / "constraints.txt")], run)
     if problem:
-        problem = _download(inside, ray, work, [])
+        problem = _download(inside, ray, work, [], run)
     if problem:
         raise VclusterError(
             f"cannot download ray[default]=={ray} for Python {inside.python} on {inside.machine}: {problem}",
@@ -104,7 +108,7 @@ def wheels(inside: Inside, ray: str, cache: Path) -> Path:
     return folder
 
 
-def _download(inside: Inside, ray: str, folder: Path, extra: list[str]) -> str:
+def _download(inside: Inside, ray: str, folder: Path, extra: list[str], run: Run) -> str:
     """Ask pip; returns what it said when it failed."""
     minor = int(inside.glibc.split(".")[1]) if inside.glibc.startswith("2.") else 17
     platforms = [f"manylinux_2_{version}_{inside.machine}" for version in range(minor, 4, -1)]
@@ -121,7 +125,7 @@ def _download(inside: Inside, ray: str, folder: Path, extra: list[str]) -> str:
     argv += [word for platform in platforms for word in ("--platform", platform)]
     argv += [*extra, f"ray[default]=={ray}"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS)
+        done = run(argv, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS)
     except subprocess.TimeoutExpired:
         return f"pip did not end within {DOWNLOAD_SECONDS} s"
     errors = [line for line in done.stderr.splitlines() if line.strip()]

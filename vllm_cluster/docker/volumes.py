@@ -9,7 +9,6 @@ from typing import Any
 
 from vllm_cluster.core.errors import HostError
 from vllm_cluster.docker.calls import Call, Calls, NotFound, path
-from vllm_cluster.transport.base import Deadline
 
 # Docker adds up the files of every volume.
 LOOK_SECONDS = 120
@@ -73,7 +72,7 @@ class Volumes:
             return 0
         # Not without `type`: Docker would add up all images and containers too.
         look = Call("look into volumes", "GET", "/system/df", {"type": "volume"})
-        for row in self._calls.ask(look, _rows, Deadline.after(LOOK_SECONDS)):
+        for row in self._calls.ask(look, _rows, self._calls.after(LOOK_SECONDS)):
             usage = row.get("UsageData") or {}
             if row["Name"] in suspects and (usage.get("Size"), usage.get("RefCount")) == (0, 0):
                 self._calls.do(Call(f"remove volume {row['Name']}", "DELETE", path("volumes", row["Name"])))

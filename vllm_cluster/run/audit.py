@@ -5,27 +5,25 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-import time
 from collections.abc import Sequence
 
 from vllm_cluster import __version__
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError
-from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.transport.base import Deadline
+from vllm_cluster.run.fleet import Link
 
 AUDIT_FILE = f"{STATE_FOLDER}/audit.jsonl"
 
 
-def record(head: EngineClient, cluster: str, verb: str, what: Sequence[str], emit: Emit) -> None:
+def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit) -> None:
     """Append one line; secrets never get here, since operations do not hold their values.
 
     A head that runs no command at this moment only costs the line: what it is about has been done already.
     """
     line = json.dumps(
         {
-            "at": round(time.time(), 3),
+            "at": round(head.runtime.clock.time(), 3),
             "who": f"{getpass.getuser()}@{socket.gethostname()}",
             "version": __version__,
             "verb": verb,
@@ -35,6 +33,6 @@ def record(head: EngineClient, cluster: str, verb: str, what: Sequence[str], emi
     script = 'printf "%s\\n" "$1" >>"$2"'
     argv = ["timeout", "10", "sh", "-c", script, "audit", line, AUDIT_FILE]
     try:
-        head.exec(f"vcluster-{cluster}", argv, Deadline.after(15))
+        head.engine.exec(f"vcluster-{cluster}", argv, head.runtime.after(15))
     except HostError as error:
-        emit(Event("warning", f"the history of {cluster} has no line for this {verb}: {error.detail}", head.host))
+        emit(Event("warning", f"the history of {cluster} has no line for this {verb}: {error.detail}", head.name))

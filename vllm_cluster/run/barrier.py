@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +14,6 @@ from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.engine.status import Membership, NodeStatus, membership, parse_status
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
-from vllm_cluster.transport.base import Deadline
 
 POLL = 0.2
 # The first `ray start` on a busy host with cold bytecode took 75 s.
@@ -72,7 +70,7 @@ def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
     Raises:
         HostError: it will not, and why.
     """
-    deadline = Deadline.after(JOIN_SECONDS)
+    deadline = link.runtime.after(JOIN_SECONDS)
     before: dict[str, int] = {}
     emit(Event("progress", "waiting for Ray on the head", link.name))
     while True:
@@ -82,7 +80,7 @@ def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
             return
         if deadline.left() <= 0:
             raise NotJoined(link.name, f"Ray did not answer on the head within {JOIN_SECONDS:.0f} s")
-        time.sleep(POLL)
+        link.runtime.clock.sleep(POLL)
 
 
 def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECONDS) -> None:
@@ -91,8 +89,8 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
     Raises:
         HostError: they will not come, or others came, and why.
     """
-    deadline = Deadline.after(seconds)
-    started = time.monotonic()
+    clock, deadline = fleet.runtime.clock, fleet.runtime.after(seconds)
+    started = clock.monotonic()
     shown, before = "", dict[str, int]()
     while True:
         nodes = fleet.all(lambda link: look(link.engine, f"vcluster-{plan.cluster}"))
@@ -102,7 +100,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
             return
         for name, node in nodes.items():
             _refuse_failing(name, node, before)
-            _refuse_cut_off(name, node, time.monotonic() - started)
+            _refuse_cut_off(name, node, clock.monotonic() - started)
         text = f"GPUs {found.have}/{found.want}: {_explain(found, fleet)}"
         if text != shown:
             emit(Event("progress", text, data={"gpus": [found.have, found.want]}))
@@ -110,7 +108,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
         if deadline.left() <= 0:
             hint = "vcluster status shows every node; docker logs on the host shows its Ray"
             raise NotJoined(plan.head, f"Ray does not count the planned GPUs after {seconds:.0f} s: {text}", hint=hint)
-        time.sleep(POLL)
+        clock.sleep(POLL)
 
 
 def count(plan: Plan, head: Node) -> Membership:

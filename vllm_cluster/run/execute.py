@@ -30,7 +30,6 @@ from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.secrets import Secrets
-from vllm_cluster.transport.base import Deadline
 
 PULL_SECONDS = 3600.0
 BUILD_SECONDS = 900.0
@@ -118,7 +117,7 @@ class Execution:
         if config is None:
             engine.pull(
                 operation.image,
-                Deadline.after(PULL_SECONDS),
+                link.runtime.after(PULL_SECONDS),
                 lambda text: self.emit(Event("progress", text, link.name)),
             )
             config = engine.image_config(operation.image)
@@ -139,10 +138,10 @@ class Execution:
         context = self._context(inside, operation.ray)
         self.emit(Event("progress", f"sending {len(context) / 1e6:.0f} MB of wheels, building {name}", link.name))
         arguments = {"BASE": base, "RAY": operation.ray}
-        engine.build(context, name, arguments, {BASE_IMAGE: base}, Deadline.after(BUILD_SECONDS))
+        engine.build(context, name, arguments, {BASE_IMAGE: base}, link.runtime.after(BUILD_SECONDS))
 
     def _probe(self, engine: EngineClient, image: str, base: str) -> ray_layer.Inside:
-        deadline = Deadline.after(PROBE_SECONDS)
+        deadline = self.fleet.runtime.after(PROBE_SECONDS)
         ended = run_once(engine, self.plan.cluster, "probe", base, script=ray_layer.PROBE, deadline=deadline)
         try:
             inside = ray_layer.parse_probe(ended.output)
@@ -158,7 +157,9 @@ class Execution:
         # Hosts with one image need one download; the others wait for it here.
         with self._downloading:
             if inside not in self._contexts:
-                self._contexts[inside] = ray_layer.context(ray_layer.wheels(inside, ray, self.cache))
+                self._contexts[inside] = ray_layer.context(
+                    ray_layer.wheels(inside, ray, self.cache, self.fleet.runtime.processes)
+                )
             return self._contexts[inside]
 
     def _same_image(self) -> None:

@@ -6,17 +6,19 @@ import queue
 import resource
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal, TypeVar
 
 from vllm_cluster.core.errors import VclusterError, together
 from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.inventory.load import duplicates_by_resolution
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.transport import make
-from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.transport import locate
+from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import Resolved, resolve
+from vllm_cluster.transport.sshconfig import Resolved
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
@@ -31,19 +33,20 @@ T = TypeVar("T")
 class Link:
     """One host: its connection, and its Docker engine once the API version is known."""
 
-    def __init__(self, name: str, transport: Transport) -> None:
+    def __init__(self, name: str, transport: Transport, runtime: Runtime = SYSTEM) -> None:
         self.name = name
         self.transport = transport
+        self.runtime = runtime
         self._engine: EngineClient | None = None
 
     def connect(self) -> None:
         """Connect to the host."""
-        self.transport.connect(Deadline.after(CONNECT_SECONDS))
+        self.transport.connect(self.runtime.after(CONNECT_SECONDS))
 
     def open_engine(self, api_version: str) -> EngineClient:
         """Speak to the host's Docker engine in a version that it knows."""
         if self._engine is None:
-            self._engine = EngineClient(self.transport, api_version)
+            self._engine = self.runtime.docker(self.transport, api_version, self.runtime.clock)
         return self._engine
 
     @property
@@ -66,14 +69,23 @@ class Link:
 
 
 class Fleet:
-    """All hosts of an inventory. Work runs on at most `WORKERS` of them at once."""
+    """All hosts of an inventory. Work runs on at most `WORKERS` of them at once.
 
-    def __init__(self, inventory: Inventory) -> None:
+    Raises:
+        InventoryError: ssh_config sends two hosts to one place.
+    """
+
+    def __init__(self, inventory: Inventory, runtime: Runtime = SYSTEM) -> None:
+        self.runtime = runtime
         self.addresses = {host.address: name for name, host in inventory.hosts.items()}
         _allow_open_files()
         self._jumps = Jumps()
-        hosts = inventory.hosts.items()
-        self.links = {name: Link(name, _transport(inventory, host, self._jumps)) for name, host in hosts}
+        found = endpoints(inventory, runtime)
+        _refuse_one_machine_twice(inventory, found)
+        self.links = {
+            name: Link(name, _transport(inventory, host, found.get(name), self._jumps, runtime), runtime)
+            for name, host in inventory.hosts.items()
+        }
         self._stopping = threading.Event()
 
     def each(
@@ -85,7 +97,7 @@ class Fleet:
         """
         wanted = None if hosts is None else set(hosts)
         names = [name for name in self.links if wanted is None or name in wanted]
-        pool = ThreadPoolExecutor(max_workers=min(WORKERS, max(1, len(names))), thread_name_prefix="host")
+        pool = self.runtime.pool(min(WORKERS, max(1, len(names))))
         try:
             futures: Mapping[str, Future[T]] = {name: pool.submit(self._guarded, work, name) for name in names}
             answers: dict[str, T] = {}
@@ -138,12 +150,10 @@ class Fleet:
                 while True:
                     links.get_nowait().close()
 
-        threads = [threading.Thread(target=close_some, daemon=True) for _ in range(min(WORKERS, len(self.links)))]
-        for thread in threads:
-            thread.start()
-        deadline = Deadline.after(CLOSE_SECONDS)
-        for thread in threads:
-            thread.join(deadline.left())
+        closing = [self.runtime.background(close_some, "close") for _ in range(min(WORKERS, len(self.links)))]
+        deadline = self.runtime.after(CLOSE_SECONDS)
+        for work in closing:
+            work.join(deadline.left())
         # Last, since the connections behind a jump host end through it.
         self._jumps.close()
 
@@ -178,17 +188,33 @@ def target(inventory: Inventory, host: Host) -> Target:
     )
 
 
-def end_of(inventory: Inventory, host: Host) -> tuple[str, int, str]:
-    """Where ssh_config sends a host: its name or address, the port, and the way there."""
-    way = resolved(inventory, host)
-    return way.host, way.port, way.jump.where if way.jump else way.proxy_command or ""
+def endpoints(inventory: Inventory, runtime: Runtime) -> dict[str, Resolved | None]:
+    """Where ssh_config sends each host that SSH leads to; None where that cannot be found out."""
+
+    def ask(host: Host) -> Resolved | None:
+        with suppress(VclusterError):  # the connection asks once more, and fails in the name of its host
+            return locate(target(inventory, host), _kind(inventory, host), runtime.processes)
+        return None
+
+    hosts = [host for host in inventory.hosts.values() if _kind(inventory, host) != "local"]
+    with runtime.pool(min(WORKERS, max(1, len(hosts)))) as pool:
+        return dict(zip((host.name for host in hosts), pool.map(ask, hosts), strict=True))
 
 
-def resolved(inventory: Inventory, host: Host) -> Resolved:
-    """The way to a host as ssh_config has it."""
-    return resolve(target(inventory, host))
+def _refuse_one_machine_twice(inventory: Inventory, found: Mapping[str, Resolved | None]) -> None:
+    def end(host: Host) -> tuple[str | int, ...]:
+        at = found.get(host.name)
+        # Two that are this machine itself were refused when the inventory was read.
+        return (at.host, at.port, at.jump.where if at.jump else at.proxy_command or "") if at else ("", host.name)
+
+    duplicates_by_resolution(inventory, end)
 
 
-def _transport(inventory: Inventory, host: Host, jumps: Jumps) -> Transport:
-    kind: Literal["fabric", "openssh", "local"] = "local" if host.ssh.host == "local" else inventory.ssh.transport
-    return make(target(inventory, host), kind, jumps)
+def _kind(inventory: Inventory, host: Host) -> Literal["fabric", "openssh", "local"]:
+    return "local" if host.destination == "local" else inventory.ssh.transport
+
+
+def _transport(
+    inventory: Inventory, host: Host, endpoint: Resolved | None, jumps: Jumps, runtime: Runtime
+) -> Transport:
+    return runtime.connect(target(inventory, host), _kind(inventory, host), endpoint, jumps)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import getpass
 import socket
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from importlib.resources import files
 
 from vllm_cluster.core.errors import CommandFailed, HostError, Locked, Lost
-from vllm_cluster.transport.base import Deadline, Stream, Transport
+from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.runtime import Repeated
+from vllm_cluster.transport.base import Stream
 
 # Without a heartbeat for this long the head gives the lease up.
 TIME_TO_LIVE = 15
@@ -31,17 +31,16 @@ _BUSY, _REPLACED = 75, 76
 class Lease:
     """Held from `acquire` to `release`. A holder that dies frees it; so does one that falls silent."""
 
-    def __init__(self, transport: Transport, cluster: str, verb: str) -> None:
-        self._transport = transport
+    def __init__(self, head: Link, cluster: str, verb: str) -> None:
+        self._transport, self._runtime = head.transport, head.runtime
         self._file = f"/tmp/vcluster-{cluster}.lock"  # noqa: S108 - of all users of the head, or it would not exclude
         self._cluster = cluster
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         self._who = f"{getpass.getuser()}@{socket.gethostname()} (vcluster {verb}) since {since}"
         self._stream: Stream | None = None
-        self._done = threading.Event()
         self._broken: str = ""
         self._answered = 0.0
-        self._beats: threading.Thread | None = None
+        self._beats: Repeated | None = None
 
     def acquire(self, wait: float = 0.0, waiting: Callable[[str], None] | None = None) -> None:
         """Take the lease, trying again for `wait` seconds.
@@ -49,12 +48,11 @@ class Lease:
         Raises:
             Locked: somebody else holds it; the message says who and since when.
         """
-        deadline, unclear = Deadline.after(wait), Deadline.after(UNCLEAR_SECONDS)
+        deadline, unclear = self._runtime.after(wait), self._runtime.after(UNCLEAR_SECONDS)
         while True:
             holder = self._try()
             if holder is None:
-                self._beats = threading.Thread(target=self._heartbeat, name="lease", daemon=True)
-                self._beats.start()
+                self._beats = self._runtime.repeat(self.beat, HEARTBEAT, "lease")
                 return
             if not max(deadline.left(), 0.0 if holder else unclear.left()):
                 raise Locked(
@@ -63,14 +61,14 @@ class Lease:
                 )
             if waiting and holder:
                 waiting(holder)
-            time.sleep(RETRY if holder else RETRY_UNCLEAR)
+            self._runtime.clock.sleep(RETRY if holder else RETRY_UNCLEAR)
 
     def _try(self) -> str | None:
         """One attempt: None when the lease is ours, else who holds it; nobody's name where that is just changing."""
-        asked = time.monotonic()
+        asked = self._runtime.clock.monotonic()
         script = files("vllm_cluster.run").joinpath("lease.sh").read_text()
         argv = ["sh", "-c", script, "lease", self._file, self._who, str(TIME_TO_LIVE)]
-        stream = self._transport.open_stream(argv, Deadline.after(30))
+        stream = self._transport.open_stream(argv, self._runtime.after(30))
         stream.settimeout(30)
         said = b""
         try:
@@ -93,13 +91,9 @@ class Lease:
             raise CommandFailed(host, f"cannot take the lease: {problem}", exit_code=1, stderr=problem)
         return answer
 
-    def _heartbeat(self) -> None:
-        while not self._done.wait(HEARTBEAT) and self.beat():
-            pass
-
     def beat(self) -> bool:
         """Tell the head that we live, and hear that we still hold the lease; False once that is over."""
-        stream, sent = self._stream, time.monotonic()
+        stream, sent = self._stream, self._runtime.clock.monotonic()
         if stream is None or self._broken:
             return False
         try:
@@ -120,14 +114,15 @@ class Lease:
         Raises:
             Lost: the channel that holds it is gone, or silent for as long as the head waits.
         """
-        silent = time.monotonic() - self._answered
+        silent = self._runtime.clock.monotonic() - self._answered
         if self._broken or silent >= TIME_TO_LIVE:
             why = self._broken or f"no answer for {silent:.0f} s"
             raise Lost(self._transport.host, f"the lease is lost ({why}): run the command again")
 
     def release(self) -> None:
         """Give the lease back; no error where it is gone already."""
-        self._done.set()
+        if self._beats:
+            self._beats.stop()
         if self._stream:
             with suppress(OSError, HostError, EOFError):
                 self._stream.sendall(b"end\n")

@@ -17,7 +17,6 @@ from vllm_cluster.explain.scan import Source
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link
 from vllm_cluster.run.observe import observe
-from vllm_cluster.transport.base import Deadline
 
 EXCERPT_SECONDS = 30.0
 KERNEL_SECONDS = 10.0
@@ -87,7 +86,7 @@ def collect(link: Link, cluster: str) -> list[Log]:
 def _inside(link: Link, container: str) -> list[Log]:
     """What the container's own Python picks out of its files."""
     script = files("vllm_cluster.run").joinpath("excerpt.py").read_text()
-    deadline = Deadline.after(EXCERPT_SECONDS)
+    deadline = link.runtime.after(EXCERPT_SECONDS)
     argv = ["timeout", f"{EXCERPT_SECONDS - 5:.0f}", "python3", "-c", script]
     return by_file(link.name, link.engine.exec(container, argv, deadline).output.splitlines())
 
@@ -115,5 +114,5 @@ def _stopped(link: Link, container: str) -> list[Log]:
 def _kernel(link: Link, started: str) -> bytes:
     """The kernel's warnings since the container started: an older one explains nothing."""
     since = moment(started, 1970) or 0.0
-    told = link.transport.run(["sh", "-c", _KERNEL], Deadline.after(KERNEL_SECONDS)).text
+    told = link.transport.run(["sh", "-c", _KERNEL], link.runtime.after(KERNEL_SECONDS)).text
     return "".join(f"{line}\n" for line in told.splitlines() if (moment(line, 1970) or 0.0) >= since).encode()

@@ -12,7 +12,6 @@ from vllm_cluster.docker.once import run_once
 from vllm_cluster.fit.shape import Shape, shape
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link
-from vllm_cluster.transport.base import Deadline
 
 # Importing vLLM and a model's class took a minute on two busy cores.
 CLASS_SECONDS = 180.0
@@ -54,7 +53,7 @@ def supports_stages(head: Link, facts: HostFacts, inventory: Inventory, architec
     image = find(inventory.image, facts.images)
     if image is None or not architecture.isidentifier():
         return None
-    script, deadline = _CLASS.format(architecture=architecture), Deadline.after(CLASS_SECONDS)
+    script, deadline = _CLASS.format(architecture=architecture), head.runtime.after(CLASS_SECONDS)
     node = f"vcluster-{inventory.cluster}"
     try:
         if any(container.name == node and container.state == "running" for container in facts.containers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
@@ -16,7 +15,6 @@ from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link
-from vllm_cluster.transport.base import Deadline
 
 OBSERVE_SECONDS = 60.0
 
@@ -33,8 +31,8 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False) -> HostFact
     script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
     peers = ",".join(host.address for host in inventory.hosts.values())
     paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
-    asked = time.monotonic()
-    result = link.transport.run(["sh", "-s", "--", peers, *paths], Deadline.after(OBSERVE_SECONDS), stdin=script)
+    asked = link.runtime.clock.monotonic()
+    result = link.transport.run(["sh", "-s", "--", peers, *paths], link.runtime.after(OBSERVE_SECONDS), stdin=script)
     try:
         facts = replace(parse.facts(link.name, result.text, deep=deep), asked=asked)
     except ValueError as error:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
-from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.fleet import WORKERS, resolved
+from vllm_cluster.run.fleet import endpoints
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport.sshconfig import Resolved
 
 # What everybody has says nothing of anyone; a report without them is harder to read.
@@ -20,9 +18,9 @@ _PUBLIC = frozenset(("root", "ubuntu", "localhost", "local", "none", "nc", "ssh"
 _SAYS_MORE = re.compile(r"(?=.{6})(?=.*[^A-Za-z0-9_%:-])|(?=.{8})(?=.*[A-Za-z])(?=.*\d)")
 
 
-def private_names(inventory: Inventory, facts: Iterable[HostFacts]) -> Iterator[str]:
+def private_names(inventory: Inventory, facts: Iterable[HostFacts], runtime: Runtime = SYSTEM) -> Iterator[str]:
     """Names of hosts, users, jump hosts and proxies as the inventory and ssh_config have them, images and paths."""
-    found = (*_of_the_inventory(inventory), *_of_ssh(inventory))
+    found = (*_of_the_inventory(inventory), *_of_ssh(inventory, runtime))
     yield from (name for name in found if name and name not in _PUBLIC)
     for host in facts:
         yield from filter(None, (host.hostname, host.machine_id))
@@ -49,16 +47,10 @@ def _of_image(image: str) -> Iterator[str]:
         yield from (folder + slash + last, folder, registry or port, *folder.split("/"), last)
 
 
-def _of_ssh(inventory: Inventory) -> Iterator[str]:
-    def way(name: str) -> Resolved | None:
-        # ssh_config may be wrong; that is reported elsewhere, and keeps nothing else from being packed.
-        with suppress(VclusterError):
-            return resolved(inventory, inventory.hosts[name])
-        return None
-
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for end in pool.map(way, [name for name, host in inventory.hosts.items() if host.ssh.host != "local"]):
-            yield from _of_way(end)
+def _of_ssh(inventory: Inventory, runtime: Runtime) -> Iterator[str]:
+    # Where ssh_config is wrong, that is reported elsewhere, and keeps nothing else from being packed.
+    for end in endpoints(inventory, runtime).values():
+        yield from _of_way(end)
 
 
 def _of_way(end: Resolved | None) -> Iterator[str]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import HostError
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.inventory.model import Inventory, SecretRef
 from vllm_cluster.inventory.secrets import read_secret
+
+if TYPE_CHECKING:
+    from vllm_cluster.run.runtime import Runtime
 
 # Made by vcluster where nobody gives them, and kept for as long as the head's container is there.
 GENERATED = ("ray-token", "api-key")
@@ -49,18 +51,18 @@ class Secrets:
         return {f"{name}-{identity}": (self.values[name].encode(), 0o600) for name, identity in names.items()}
 
 
-def gather(inventory: Inventory, kept: Mapping[str, str]) -> Secrets:
+def gather(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime) -> Secrets:
     """The secrets that the cluster shall have: given by reference, else kept, else new."""
-    values = read(inventory, references(inventory))
-    ids = {name: identify(inventory.cluster, name, value) for name, value in values.items()}
+    values = read(inventory, references(inventory), runtime)
+    ids = {name: runtime.secret_id(inventory.cluster, name, value) for name, value in values.items()}
     for name in GENERATED:
         if name in ids:
             continue
         if name in kept:
             ids[name] = kept[name]
         else:
-            values[name] = secrets.token_hex(32)
-            ids[name] = identify(inventory.cluster, name, values[name])
+            values[name] = runtime.token(32)
+            ids[name] = runtime.secret_id(inventory.cluster, name, values[name])
     return Secrets(ids, values)
 
 
@@ -70,7 +72,7 @@ def references(inventory: Inventory) -> dict[str, SecretRef]:
     return {name: reference for name, reference in named.items() if reference}
 
 
-def read(inventory: Inventory, wanted: Mapping[str, SecretRef]) -> dict[str, str]:
+def read(inventory: Inventory, wanted: Mapping[str, SecretRef], runtime: Runtime) -> dict[str, str]:
     """The values of these secrets.
 
     Raises:
@@ -78,7 +80,7 @@ def read(inventory: Inventory, wanted: Mapping[str, SecretRef]) -> dict[str, str
     """
     base = inventory.path.parent if inventory.path else Path.cwd()
     return {
-        name: read_secret(reference, base=base, environ=os.environ, run=subprocess.run)
+        name: read_secret(reference, base=base, environ=os.environ, run=runtime.processes)
         for name, reference in wanted.items()
     }
 

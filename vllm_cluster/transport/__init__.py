@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
+from vllm_cluster.transport.sshconfig import NoSshCommand, Resolved, resolve, ssh_words
 
 Kind = Literal["fabric", "openssh", "local"]
 
 
-def make(target: Target, kind: Kind, jumps: Jumps) -> Transport:
-    """The carrier for a host, through jump hosts that others share; the destination `local` is this machine itself."""
+def locate(target: Target, kind: Kind, processes: Callable[..., Any]) -> Resolved:
+    """Where ssh_config sends a host; asked of ssh, or read by paramiko where fabric carries and there is no ssh."""
+
+    def words(asked: Target) -> Mapping[str, list[str]]:
+        try:
+            return ssh_words(asked, processes)
+        except NoSshCommand:
+            if kind != "fabric":
+                raise
+        from vllm_cluster.transport.fabric.config import parsed_words  # noqa: PLC0415
+
+        return parsed_words(asked)
+
+    return resolve(target, words)
+
+
+def make(target: Target, kind: Kind, jumps: Jumps, endpoint: Resolved | None = None) -> Transport:
+    """The carrier for a host, through jump hosts that others share; the destination `local` is this machine itself.
+
+    `endpoint` is what ssh_config says of the host, where it has been asked already.
+    """
     # Fabric takes longer to import than everything else: only those who connect pay for it.
     if kind == "local" or target.destination == "local":
         from vllm_cluster.transport.local import LocalTransport  # noqa: PLC0415
@@ -20,7 +41,7 @@ def make(target: Target, kind: Kind, jumps: Jumps) -> Transport:
     if kind == "openssh":
         from vllm_cluster.transport.openssh import OpenSshTransport  # noqa: PLC0415
 
-        return OpenSshTransport(target, jumps)
+        return OpenSshTransport(target, jumps, endpoint)
     from vllm_cluster.transport.fabric import FabricTransport  # noqa: PLC0415
 
-    return FabricTransport(target, jumps)
+    return FabricTransport(target, jumps, endpoint)

@@ -13,7 +13,7 @@ from vllm_cluster.transport._forward import listener
 from vllm_cluster.transport._sshmaster import STEP_SECONDS, Master, open_master, shared
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import check, resolve
+from vllm_cluster.transport.sshconfig import Resolved, check, resolve
 
 _RETRY_SECONDS = 0.1
 
@@ -21,9 +21,10 @@ _RETRY_SECONDS = 0.1
 class OpenSshTransport:
     """One host over `ssh` with a shared connection. Safe to use from several threads."""
 
-    def __init__(self, target: Target, jumps: Jumps) -> None:
+    def __init__(self, target: Target, jumps: Jumps, endpoint: Resolved | None = None) -> None:
         check(target)
         self._target = target
+        self._endpoint = endpoint
         self._jumps = jumps
         self._master: Master | None = None
         self._connecting = threading.Lock()
@@ -49,7 +50,7 @@ class OpenSshTransport:
             if self._master is not None and self._master.alive():
                 return
             self._close()
-            self._master = open_master(self._target, resolve(self._target), self._jumps, deadline)
+            self._master = open_master(self._target, self._endpoint or resolve(self._target), self._jumps, deadline)
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from vllm_cluster.core.errors import UsageError
 from vllm_cluster.transport.base import Target
@@ -25,6 +26,10 @@ MAX_HOPS = 8
 _BAD_HOST = re.compile(r"""^-|[\s\0-\x1f\x7f'"`$\\;&<>|(){}]|^$""")
 _BAD_USER = re.compile(r"""^-|[\s\0-\x1f\x7f'"`;&<>|(){}]|\\$|^$""")
 _TOKEN = re.compile(r"%(.)")
+
+
+class NoSshCommand(UsageError):
+    """There is no ssh on this machine to ask."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,13 @@ def check(target: Target) -> None:
         _refuse(_BAD_HOST, hop, f"{target.name}: jump host")
 
 
-def ssh_words(target: Target) -> dict[str, list[str]]:
+def ssh_words(target: Target, run: Callable[..., Any] = subprocess.run) -> dict[str, list[str]]:
     """The options for a host as `ssh -G` resolves them, Include and Match among them."""
     argv = ["ssh", "-G", *ssh_options(target), "--", target.destination]
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=ASK_SECONDS, check=False, stdin=subprocess.DEVNULL)
+        done = run(argv, capture_output=True, timeout=ASK_SECONDS, check=False, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
-        raise UsageError("the ssh command is not installed here", hint="install the OpenSSH client") from None
+        raise NoSshCommand("the ssh command is not installed here", hint="install the OpenSSH client") from None
     except subprocess.TimeoutExpired:
         raise UsageError(
             f"{target.name}: `{shlex.join(argv)}` did not answer within {ASK_SECONDS:.0f} s",

@@ -277,7 +277,7 @@ class EngineStream(_Stream):
         elif fault in (Fault.LOST, Fault.LOST_AFTER):
             transport.lose("the connection broke")
         elif fault and fault not in (Fault.SILENT, Fault.SILENT_AFTER):
-            transport.stumble(fault, request.what, Deadline.after(0))
+            transport.stumble(fault, request.what, Deadline.after(0, self.world.clock))
         return answer if fault is None else None
 
     def _send(self, answer: Answer) -> None:

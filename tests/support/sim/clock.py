@@ -1,30 +1,37 @@
-"""Time that passes only when somebody waits."""
+"""Time that passes only when somebody waits, and a controller that sleeps meanwhile."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+
+from vllm_cluster.clock import BOOT_CLOCK, SystemClock
 
 EPOCH = 1_700_000_000.0
 
 
-class Clock:
-    """Stands in for the module `time`; `passed` is told after every step."""
+class Clock(SystemClock):
+    """The product's own clock over a kernel's that the world turns; `passed` is called after every step.
+
+    `now` is the hosts' time. While the controller is suspended, its CLOCK_MONOTONIC stands still.
+    """
 
     def __init__(self) -> None:
+        super().__init__(self.read)
         self.now = 0.0
+        self.asleep = 0.0
         self.passed: Callable[[], None] = lambda: None
 
-    def monotonic(self) -> float:
-        """Seconds since the world began."""
-        return self.now
+    def read(self, clock: int) -> float:
+        """What the controller's kernel answers."""
+        if clock == time.CLOCK_REALTIME:
+            return EPOCH + self.now
+        return self.now if clock == BOOT_CLOCK else self.now - self.asleep
 
-    def time(self) -> float:
-        """The controller's own clock; hosts have theirs."""
-        return EPOCH + self.now
-
-    def time_ns(self) -> int:
-        """As `time`, in nanoseconds."""
-        return int(self.time() * 1e9)
+    def suspend(self, seconds: float) -> None:
+        """Close the laptop's lid for so long: the hosts go on, and nothing of the controller does."""
+        self.asleep += seconds
+        self.sleep(seconds)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass, in steps small enough for nodes to act in between."""

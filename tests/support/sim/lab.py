@@ -1,35 +1,30 @@
-"""Runs the product's verbs in a world: its own code throughout, with time, threads and the way to hosts replaced."""
+"""Runs the product's verbs in a world: its own code throughout, with another runtime handed in."""
 
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
+from typing import Any, TypeVar
 
 from tests.support.sim.carrier import FakeTransport
 from tests.support.sim.faults import Call, Killed, Script
-from tests.support.sim.world import World
-from vllm_cluster.actions import down, serve, status, survey, up
+from tests.support.sim.world import Beat, World
+from vllm_cluster.actions import down, serve, status, up
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.plan import Plan
-from vllm_cluster.docker import ray_layer
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import audit, barrier, fleet, lease, secrets
 from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.transport import base
-from vllm_cluster.transport.base import Target
-from vllm_cluster.transport.sshconfig import Resolved
+from vllm_cluster.run.runtime import Runtime
 
-Verb = Callable[[Inventory, Emit], Any]
+T = TypeVar("T")
+Verb = Callable[[Inventory, Emit, Runtime], Any]
 
 
 @dataclass
@@ -67,26 +62,25 @@ def texts(plan: Plan) -> list[tuple[str | None, str]]:
     return [(operation.host, operation.text) for operation in plan.operations()]
 
 
-class _Turns:
+class _Turns(Executor):
     """In place of a pool of threads: every host's work, one after the other, in an order that the world chooses.
 
     A killed controller's other work goes on for as many calls as its script spares: that reaches every mixture of
     progress that threads could.
     """
 
-    world: World
-
-    def __init__(self, *_: object, **__: object) -> None:
+    def __init__(self, world: World) -> None:
+        self.world = world
         self._waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
 
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **_: Any) -> Future[Any]:
         future: Future[Any] = Future()
         future.result = lambda timeout=None: self._result(future, timeout)  # type: ignore[method-assign]
         self._waiting.append((future, lambda: work(*arguments)))
         return future
 
-    def map(self, work: Callable[[Any], Any], items: Any) -> Iterator[Any]:
-        return map(work, items)
+    def map(self, fn: Callable[..., T], *iterables: Iterable[Any], **_: Any) -> Iterator[T]:
+        return map(fn, *iterables)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._run()
@@ -106,85 +100,79 @@ class _Turns:
         if script.dead and waiting:
             script.bury()
 
-    def __enter__(self) -> _Turns:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._run()
+class _Done:
+    """Work that was done at once, in place of a thread."""
 
-
-class _Now:
-    """In place of a thread: does its work when it is started."""
-
-    def __init__(self, target: Callable[[], None], **_: object) -> None:
-        self._target = target
-
-    def start(self) -> None:
-        self._target()
-
-    def join(self, _seconds: float | None = None) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """It has ended."""
-
-
-class _Beats(_Now):
-    """In place of the lease's thread: beats as the world's clock goes on."""
-
-    world: World
-
-    def start(self) -> None:
-        held: lease.Lease = self._target.__self__  # type: ignore[attr-defined]
-        script = self.world.script
-
-        def beat() -> bool:
-            return not script.dead and not held._done.is_set() and held.beat()
-
-        self.world.beats.append((beat, [self.world.clock.now + lease.HEARTBEAT]))
 
     def is_alive(self) -> bool:
         return False
 
 
-@lru_cache(maxsize=100_000)
-def _scrypt(value: bytes, *, salt: bytes, **_: int) -> bytes:
+class _Beats(_Done):
+    """In place of a thread that repeats its work: beats as the world's clock goes on, while its controller is awake."""
+
+    def __init__(self, world: World, work: Callable[[], bool], seconds: float) -> None:
+        self._work, self._script, self._stopped = work, world.script, False
+        world.beats.append(Beat(self._beat, seconds, world.clock.now + seconds))
+
+    def _beat(self) -> bool:
+        return not self._script.dead and not self._stopped and self._work()
+
+    def stop(self) -> None:
+        """No more beats."""
+        self._stopped = True
+
+
+def _secret_id(cluster: str, name: str, value: str) -> str:
     """A quick hash: the real one takes 40 ms on purpose."""
-    return hashlib.blake2b(salt + b"|" + value, digest_size=6).digest()
+    return hashlib.blake2b(f"{cluster}/{name}|{value}".encode(), digest_size=6).hexdigest()
 
 
 @cache
-def _wheels() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="vcluster-sim-"))
-    (folder / "ray-2.56.1-py3-none-any.whl").write_bytes(b"wheel")
-    return folder
+def _cache() -> Path:
+    """Where wheels are kept, for all worlds."""
+    return Path(tempfile.mkdtemp(prefix="vcluster-sim-"))
+
+
+def _process(argv: Sequence[str], **_: Any) -> subprocess.CompletedProcess[Any]:
+    """The programs of the controller's machine: ssh, which is asked where a host is, and pip, which downloads Ray."""
+    if argv[:2] == ["ssh", "-G"]:
+        return subprocess.CompletedProcess(argv, 0, f"user me\nhostname {argv[-1]}\nport 22\n".encode(), b"")
+    if argv[1:4] == ["-m", "pip", "download"]:
+        Path(argv[argv.index("--dest") + 1], "ray-2.56.1-py3-none-any.whl").write_bytes(b"wheel")
+        return subprocess.CompletedProcess(argv, 0, "", "")
+    raise AssertionError(f"an unknown program: {argv}")
+
+
+def runtime(world: World) -> Runtime:
+    """What a controller takes from its machine, in the world."""
+
+    def background(work: Callable[[], None], _name: str) -> _Done:
+        work()
+        return _Done()
+
+    return Runtime(
+        clock=world.clock,
+        pool=lambda _: _Turns(world),
+        background=background,
+        repeat=lambda work, seconds, _name: _Beats(world, work, seconds),
+        processes=_process,
+        secret_id=_secret_id,
+        connect=lambda target, _kind, _endpoint, _jumps: FakeTransport(world, target),
+    )
 
 
 @contextmanager
 def inside(world: World) -> Iterator[None]:
-    """While this lasts the product lives in the world."""
-
-    def make(target: Target, _kind: str, _jumps: object) -> FakeTransport:
-        return FakeTransport(world, target)
-
-    def resolve(target: Target) -> Resolved:
-        return Resolved(target.name, target.destination, target.destination, target.port or 22, target.user or "me")
-
-    turns = type("Turns", (_Turns,), {"world": world})
-    beats = type("Beats", (_Beats,), {"world": world})
-    with ExitStack() as stack:
-
-        def swap(where: Any, name: str, value: object) -> None:
-            stack.enter_context(patch.object(where, name, value))
-
-        for module in (audit, barrier, base, lease, serve):
-            swap(module, "time", world.clock)
-        swap(fleet, "make", make)
-        swap(fleet, "resolve", resolve)
-        swap(fleet, "ThreadPoolExecutor", turns)
-        swap(survey, "ThreadPoolExecutor", turns)
-        swap(fleet, "threading", SimpleNamespace(Thread=_Now, Event=threading.Event))
-        swap(lease, "threading", SimpleNamespace(Thread=beats, Event=threading.Event))
-        swap(secrets, "hashlib", SimpleNamespace(scrypt=_scrypt))
-        swap(ray_layer, "wheels", lambda *_: _wheels())
+    """While this lasts verbs run in the world."""
+    before, world.runtime = world.runtime, runtime(world)
+    try:
         yield
+    finally:
+        world.runtime = before
 
 
 def run(world: World, inventory: Inventory, verb: Verb, script: Script | None = None) -> Outcome:
@@ -197,7 +185,8 @@ def run(world: World, inventory: Inventory, verb: Verb, script: Script | None = 
         outcome.events.append(event)
 
     try:
-        outcome.value = verb(inventory, emit)
+        assert world.runtime, "not inside the world"
+        outcome.value = verb(inventory, emit, world.runtime)
     except (VclusterError, Killed, KeyboardInterrupt) as error:
         outcome.error = error
     finally:
@@ -208,36 +197,45 @@ def run(world: World, inventory: Inventory, verb: Verb, script: Script | None = 
     return outcome
 
 
-def do_up(inventory: Inventory, emit: Emit) -> Any:
+def do_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster up --yes`."""
-    return up.up(inventory, emit, confirm=lambda _: True, cache=Path("/nonexistent"))
+    return up.up(inventory, emit, confirm=lambda _: True, cache=_cache(), runtime=runtime)
 
 
-def do_plan(inventory: Inventory, emit: Emit) -> Any:
+def do_plan(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster plan`."""
-    return up.plan(inventory, emit)
+    return up.plan(inventory, emit, runtime=runtime)
 
 
-def do_down(inventory: Inventory, emit: Emit) -> Any:
+def do_down(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster down --yes`."""
-    return down.down(inventory, emit, confirm=lambda _: True)
+    return down.down(inventory, emit, confirm=lambda _: True, runtime=runtime)
 
 
-def do_serve(inventory: Inventory, emit: Emit, model: str = "org/model") -> Any:
+def do_serve(inventory: Inventory, emit: Emit, runtime: Runtime, model: str = "org/model") -> Any:
     """`vcluster serve --yes MODEL`."""
     return serve.serve(
-        inventory, emit, model=model, name=None, tp=None, pp=None, expose=False, extra=(), confirm=lambda _: True
+        inventory,
+        emit,
+        model=model,
+        name=None,
+        tp=None,
+        pp=None,
+        expose=False,
+        extra=(),
+        confirm=lambda _: True,
+        runtime=runtime,
     )
 
 
-def do_stop(inventory: Inventory, emit: Emit) -> Any:
+def do_stop(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster stop --yes`."""
-    return serve.stop(inventory, emit, confirm=lambda _: True)
+    return serve.stop(inventory, emit, confirm=lambda _: True, runtime=runtime)
 
 
-def do_status(inventory: Inventory, emit: Emit) -> Any:
+def do_status(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster status`."""
-    return status.status(inventory, emit)
+    return status.status(inventory, emit, runtime=runtime)
 
 
 def at(words: str, host: str = "") -> Callable[[Call], bool]:

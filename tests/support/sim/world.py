@@ -12,6 +12,7 @@ from typing import Any
 from tests.support.sim.clock import EPOCH, Clock
 from tests.support.sim.faults import Script, StillWaiting
 from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.run.runtime import Runtime
 
 Files = dict[str, bytes]
 
@@ -96,6 +97,15 @@ class Lock:
 
 
 @dataclass
+class Beat:
+    """Work that a controller repeats: what it does, how often, and when next."""
+
+    work: Callable[[], bool]
+    seconds: float
+    due: float
+
+
+@dataclass
 class Machine:
     """A host."""
 
@@ -167,11 +177,12 @@ class World:
         self.machines = {machine.name: machine for machine in machines}
         self.registry = registry
         self.script = Script()
-        self.beats: list[tuple[Callable[[], bool], list[float]]] = []
+        self.beats: list[Beat] = []
         self.beating = False
         self.count = 0
         # Requests that vLLM works on; None where it does not say.
         self.requests: int | None = 0
+        self.runtime: Runtime | None = None
         self.order: Callable[[list[Any]], list[Any]] = list
 
     def next_id(self, *words: object) -> str:
@@ -230,15 +241,15 @@ class World:
         """What happens by itself: heartbeats, leases that nobody beats, Ray and vLLM."""
         from tests.support.sim import life
 
-        for beat, due in list(self.beats):
-            if self.clock.now >= due[0] and not self.beating:
-                due[0] = self.clock.now + 4.0
+        for beat in list(self.beats):
+            if self.clock.now >= beat.due and not self.beating:
+                beat.due = self.clock.now + beat.seconds
                 self.beating = True
                 try:
-                    if not beat():
-                        self.beats = [entry for entry in self.beats if entry[0] is not beat]
+                    if not beat.work():
+                        self.beats = [entry for entry in self.beats if entry is not beat]
                 except StillWaiting:
-                    due[0] = self.clock.now
+                    beat.due = self.clock.now
                 finally:
                     self.beating = False
         for machine in self.machines.values():

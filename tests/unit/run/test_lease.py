@@ -10,6 +10,7 @@ import pytest
 
 from vllm_cluster.core.errors import Locked
 from vllm_cluster.run import lease
+from vllm_cluster.run.fleet import Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.transport.base import Target
 from vllm_cluster.transport.local import LocalTransport
@@ -18,7 +19,7 @@ from vllm_cluster.transport.local import LocalTransport
 @pytest.fixture
 def taken(tmp_path: Path) -> Lease:
     """A lease on a file that somebody has locked, and has not signed."""
-    made = Lease(LocalTransport(Target("gpu1", "gpu1")), "lab", "up")
+    made = Lease(Link("gpu1", LocalTransport(Target("gpu1", "gpu1"))), "lab", "up")
     made._file = str(tmp_path / "lock")
     return made
 

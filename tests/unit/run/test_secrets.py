@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import world
+from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.secrets import Secrets, gather, identify
 
 
@@ -24,9 +25,9 @@ def test_an_id_is_stable_and_belongs_to_one_cluster_and_name() -> None:
 
 def test_what_nobody_gives_is_made_and_then_kept() -> None:
     words = world.inventory()
-    first = gather(words, {})
+    first = gather(words, {}, SYSTEM)
     assert first.ids.keys() == first.values.keys() == {"ray-token", "api-key"}
-    again = gather(words, first.ids)
+    again = gather(words, first.ids, SYSTEM)
     assert again.ids == first.ids
     assert again.values == {}
 
@@ -36,7 +37,7 @@ def test_what_is_given_wins_over_what_was_kept(monkeypatch: pytest.MonkeyPatch, 
     token = tmp_path / "token"
     token.write_text("hf_x\n")
     words = world.inventory(api_key="env:KEY", hf_token=f"file:{token}")
-    found = gather(words, {"ray-token": "11", "api-key": "22"})
+    found = gather(words, {"ray-token": "11", "api-key": "22"}, SYSTEM)
     assert found.values == {"api-key": "given", "hf-token": "hf_x"}
     assert found.ids["ray-token"] == "11"
     assert found.ids["api-key"] == identify("lab", "api-key", "given")

@@ -19,7 +19,7 @@ from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_hop
 from vllm_cluster.transport.fabric.stream import ChannelStream, Link, collect
 from vllm_cluster.transport.fabric.wire import BROKEN
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import check, resolve, ssh_words
+from vllm_cluster.transport.sshconfig import Resolved, check, resolve, ssh_words
 
 _RETRY_SECONDS = 0.1
 
@@ -27,9 +27,10 @@ _RETRY_SECONDS = 0.1
 class FabricTransport:
     """One host over Fabric. Safe to use from several threads."""
 
-    def __init__(self, target: Target, jumps: Jumps) -> None:
+    def __init__(self, target: Target, jumps: Jumps, endpoint: Resolved | None = None) -> None:
         check(target)
         self._target = target
+        self._endpoint = endpoint
         self._jumps = jumps
         self._hop: Hop | None = None
         self._connecting = threading.Lock()
@@ -54,8 +55,9 @@ class FabricTransport:
             if self._hop is not None and self._hop.alive():
                 return
             self._close()
-            resolved = resolve(self._target, ssh_words if shutil.which("ssh") else parsed_words)
-            self._hop = open_hop(resolved, self._jumps, deadline)
+            if self._endpoint is None:
+                self._endpoint = resolve(self._target, ssh_words if shutil.which("ssh") else parsed_words)
+            self._hop = open_hop(self._endpoint, self._jumps, deadline)
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""

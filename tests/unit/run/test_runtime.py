@@ -1,0 +1,90 @@
+"""What a verb takes from its machine: a clock that counts time asleep, and one question to ssh for each host."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.clock import Deadline, SystemClock
+from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.transport import Kind
+from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.transport.jumps import Jumps
+from vllm_cluster.transport.sshconfig import Resolved
+
+
+def kernel(clock: int) -> float:
+    """A kernel that was suspended for an hour: only the clock that stops in sleep stayed behind."""
+    stops_asleep = time.CLOCK_MONOTONIC if sys.platform == "linux" else 8  # CLOCK_UPTIME_RAW of macOS
+    return 100.0 if clock == stops_asleep else 3700.0
+
+
+def test_time_asleep_counts() -> None:
+    clock = SystemClock(kernel)
+    assert clock.monotonic() == 3700.0
+    assert Deadline(200.0, clock).left() == 0.0
+
+
+def test_what_is_repeated_ends_when_it_is_told_or_says_so() -> None:
+    done, times = threading.Event(), list[int]()
+
+    def work() -> bool:
+        times.append(1)
+        done.set()
+        return len(times) < 2
+
+    twice = SYSTEM.repeat(work, 0.01, "twice")
+    twice.join(10)
+    assert (len(times), twice.is_alive()) == (2, False)
+    done.clear()
+
+    def again() -> bool:
+        done.set()
+        return True
+
+    endless = SYSTEM.repeat(again, 0.01, "endless")
+    assert done.wait(10)
+    endless.stop()
+    endless.join(10)
+    assert not endless.is_alive()
+
+
+def asked(ends: dict[str, str]) -> tuple[Runtime, list[str]]:
+    """A machine whose ssh sends each host to its end, and what it was asked."""
+    questions: list[str] = []
+
+    def ssh(argv: Sequence[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        questions.append(argv[-1])
+        return subprocess.CompletedProcess(argv, 0, f"user me\nhostname {ends[argv[-1]]}\nport 1\n".encode(), b"")
+
+    return replace(SYSTEM, processes=ssh), questions
+
+
+def test_ssh_is_asked_once_for_each_host() -> None:
+    runtime, questions = asked({"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"})
+    endpoints: dict[str, str] = {}
+
+    def connect(target: Target, kind: Kind, endpoint: Resolved | None, jumps: Jumps) -> Transport:
+        endpoints[target.name] = endpoint.host if endpoint else ""
+        return SYSTEM.connect(target, kind, endpoint, jumps)
+
+    with Fleet(world.inventory(2), replace(runtime, connect=connect)) as fleet:
+        _, failures = fleet.connect()  # to a port of this machine that turns them away
+    assert endpoints == {"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"}
+    assert sorted(failures) == sorted(questions) == ["gpu1", "gpu2"]
+
+
+def test_no_verb_takes_one_machine_twice() -> None:
+    runtime, _ = asked({"gpu1": "127.0.0.1", "gpu2": "127.0.0.1"})
+    with pytest.raises(InventoryError, match=r"hosts\.gpu2: reaches 127\.0\.0\.1 port 1, as hosts\.gpu1"):
+        Fleet(world.inventory(2), runtime)

@@ -1,0 +1,102 @@
+"""What a verb takes from the machine that it runs on: time, threads, processes, chance and the ways out."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any, Protocol
+
+from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
+from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.run.secrets import identify
+from vllm_cluster.transport import Kind, make
+from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.transport.jumps import Jumps
+from vllm_cluster.transport.sshconfig import Resolved
+
+
+class Background(Protocol):
+    """Work that goes on beside the verb."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, at most so many seconds."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        ...
+
+
+class Repeated(Background, Protocol):
+    """Work that is done again and again."""
+
+    def stop(self) -> None:
+        """Do it no more; what has begun goes on to its end."""
+        ...
+
+
+class _RepeatedThread(threading.Thread):
+    def __init__(self, work: Callable[[], bool], seconds: float, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work, self._seconds = work, seconds
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(self._seconds) and self._work():
+            pass
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def _pool(workers: int) -> Executor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="host")
+
+
+def _background(work: Callable[[], None], name: str) -> Background:
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _repeat(work: Callable[[], bool], seconds: float, name: str) -> Repeated:
+    thread = _RepeatedThread(work, seconds, name)
+    thread.start()
+    return thread
+
+
+def _connect(target: Target, kind: Kind, endpoint: Resolved | None, jumps: Jumps) -> Transport:
+    return make(target, kind, jumps, endpoint)
+
+
+def _docker(transport: Transport, api_version: str, clock: Clock) -> EngineClient:
+    return EngineClient(transport, api_version, clock=clock)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One for a verb: this machine's by default, and another where a simulation runs the verb.
+
+    `repeat` does its work every so many seconds until the work says False; `processes` is called as subprocess.run is.
+    """
+
+    clock: Clock = SYSTEM_CLOCK
+    pool: Callable[[int], Executor] = _pool
+    background: Callable[[Callable[[], None], str], Background] = _background
+    repeat: Callable[[Callable[[], bool], float, str], Repeated] = _repeat
+    processes: Callable[..., subprocess.CompletedProcess[Any]] = subprocess.run
+    token: Callable[[int], str] = token_hex
+    secret_id: Callable[[str, str, str], str] = identify
+    connect: Callable[[Target, Kind, Resolved | None, Jumps], Transport] = _connect
+    docker: Callable[[Transport, str, Clock], EngineClient] = _docker
+
+    def after(self, seconds: float) -> Deadline:
+        """The moment `seconds` from now."""
+        return Deadline.after(seconds, self.clock)
+
+
+SYSTEM = Runtime()
