@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast promises lint fmt bench docs messages clean clean-all
+.PHONY: demo test test-fast promises lint fmt bench docs messages schemas clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/ready
@@ -51,6 +51,10 @@ docs: $(VENV)/ready
 # Writes every text that users read to tests/fixtures/messages, for the review of a change.
 messages: $(VENV)/ready
 	$(BIN)/python -m tests.support.messages
+
+# Writes the JSON schema of every --json document to docs/reference/json.
+schemas: $(VENV)/ready
+	$(BIN)/python -m tests.support.json_schemas
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "installing vcluster and its tools in $(VENV)"

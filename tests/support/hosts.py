@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.json_schemas import validate
 from tests.support.paths import VCLUSTER
 from vllm_cluster.sandbox import names
 
@@ -66,6 +67,9 @@ class Sandbox:
             stdin=subprocess.DEVNULL,
             env={**os.environ, **where, **self.environment, **environment},
         )
+        words = argv[: argv.index("--")] if "--" in argv else argv
+        if "--json" in words:
+            validate(words, done.stdout)
         return Run(done.returncode, done.stdout, done.stderr)
 
     def start(self, *argv: str, inventory: Path | None = None) -> subprocess.Popen[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.json_schemas import validate
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import Hub, hub
 
@@ -43,6 +44,8 @@ def fit(*argv: str, endpoint: str = "http://127.0.0.1:1", **environment: str) ->
     )
     assert "Traceback" not in done.stderr
     assert "bug in vcluster" not in done.stderr
+    if "--json" in argv:
+        validate(["fit"], done.stdout)
     return done
 
 

@@ -1,0 +1,252 @@
+"""The JSON schema of every `--json` document: `make schemas` writes them to docs/reference/json/.
+
+A schema lists every key and allows no other, so that the review of a change shows each key that it changes for
+programs. Parts that are fields of a type are taken from the type; the tests hold real output against the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from pydantic import TypeAdapter
+
+from vllm_cluster.actions.status import HostStatus
+from vllm_cluster.core import plan
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.finding import Finding
+from vllm_cluster.core.preflight import Unseen
+from vllm_cluster.engine.status import ServeStatus
+from vllm_cluster.explain.scan import Place
+from vllm_cluster.explain.verdict import Harmless
+from vllm_cluster.fit.layouts import Gpus, Layout
+from vllm_cluster.run import collective
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
+COMMAND = "make schemas"
+Schema = dict[str, Any]
+TEXT, NUMBER, COUNT, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
+VERSION = {"const": 1}
+# The document of a verb; every other verb with --json writes events.
+DOCUMENTS = ("plan", "status", "check", "facts", "fit", "explain", "bundle")
+OPERATIONS = (plan.PrepareImage, plan.RemoveContainer, plan.CreateNode, plan.StartNode, plan.RestartNode)
+
+
+def rows(item: Schema) -> Schema:
+    """A list."""
+    return {"type": "array", "items": item}
+
+
+def by_name(value: Schema) -> Schema:
+    """An object with keys that differ: hosts, files."""
+    return {"type": "object", "additionalProperties": value}
+
+
+def maybe(value: Schema) -> Schema:
+    """A value, or null where there is none."""
+    return {"anyOf": [value, {"type": "null"}]}
+
+
+def keys(required: Schema, optional: Schema | None = None) -> Schema:
+    """An object with these keys and no other."""
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def fields(kind: Any, *, without: tuple[str, ...] = (), **more: Schema) -> Schema:
+    """What `asdict` makes of a type, with some keys more or less; the types in it are written out."""
+    schema = TypeAdapter(kind).json_schema(mode="serialization")
+    schema = _written_out(schema, schema.get("$defs", {}))
+    properties = {key: value for key, value in schema["properties"].items() if key not in without}
+    return keys({**properties, **more})
+
+
+def _written_out(value: Any, types: Schema) -> Any:
+    """Without references, titles and defaults, and with every key required: `asdict` leaves none out."""
+    if isinstance(value, list):
+        return [_written_out(entry, types) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return _written_out(types[value["$ref"].rsplit("/", 1)[1]], types)
+    if isinstance(value.get("properties"), dict):
+        return keys({key: _written_out(entry, types) for key, entry in value["properties"].items()})
+    dropped = ("title", "default", "description", "$defs")
+    return {key: _written_out(entry, types) for key, entry in value.items() if key not in dropped}
+
+
+def schemas() -> dict[str, Schema]:
+    """The schemas by name."""
+    return {
+        "plan": keys({"v": VERSION, **_plan()["properties"]}),
+        "status": keys(
+            {
+                "v": VERSION,
+                "cluster": TEXT,
+                "up": YES,
+                "hosts": rows(fields(HostStatus)),
+                "serving": maybe(fields(ServeStatus)),
+                "unreachable": rows(TEXT),
+            }
+        ),
+        "check": keys(
+            {
+                "v": VERSION,
+                "ok": YES,
+                "findings": rows(fields(Finding, why=TEXT, rows=rows(COUNT))),
+                "unseen": rows(fields(Unseen)),
+                "hosts": rows(TEXT),
+                "seconds": NUMBER,
+                "collective": maybe(fields(collective.Report, without=("findings", "words"))),
+            }
+        ),
+        "facts": keys({"v": VERSION, "hosts": by_name(fields(HostFacts))}),
+        "fit": _fit(),
+        "explain": _explain(),
+        "bundle": keys({"v": VERSION, "file": TEXT, "packed": by_name(COUNT), "unreachable": by_name(TEXT)}),
+        "events": {"anyOf": [*_events(), _error(), _endpoint()]},
+    }
+
+
+def _plan() -> Schema:
+    operations = []
+    for kind in OPERATIONS:
+        more: Schema = {"operation": {"const": kind.verb}, "text": TEXT}
+        more |= {"docker_create": TEXT} if kind is plan.CreateNode else {}
+        operations.append(fields(kind, **more))
+    stage = keys({"title": TEXT, "operations": rows({"anyOf": operations}), "barrier": TEXT})
+    return keys({"cluster": TEXT, "empty": YES, "gpus": by_name(COUNT), "stages": rows(stage)})
+
+
+def _fit() -> Schema:
+    weights = keys({"stored": by_name(COUNT), "loaded": COUNT, "unused": COUNT, "estimated": YES})
+    kv_cache = keys({"dtype": TEXT, "bytes_per_token": maybe(COUNT), "bytes_per_request": maybe(COUNT)})
+    layout = fields(Layout)
+    return keys(
+        {
+            "v": VERSION,
+            "model": TEXT,
+            "architecture": maybe(TEXT),
+            "splits_into_stages": maybe(YES),
+            "layers": maybe(COUNT),
+            "weights": weights,
+            "context": maybe(COUNT),
+            "concurrency": COUNT,
+            "kv_cache": kv_cache,
+            "rule_of_thumb": NUMBER,
+            "gpus": maybe(fields(Gpus)),
+            "gpus_at_least": maybe(COUNT),
+            "layouts": rows(layout),
+            "fits": maybe(YES),
+            "taken": maybe(layout),
+            "changes": rows(TEXT),
+            "notes": rows(TEXT),
+        }
+    )
+
+
+def _explain() -> Schema:
+    place = fields(Place)
+    finding = keys(
+        {
+            **dict.fromkeys(("failure", "cause", "symptom", "fix"), TEXT),
+            "found_by": maybe(TEXT),
+            "certain": YES,
+            "count": COUNT,
+            "lines": rows(place),
+            "more": rows(TEXT),
+        }
+    )
+    return keys(
+        {
+            "v": VERSION,
+            "verdict": TEXT,
+            "cause": maybe(finding),
+            **dict.fromkeys(("others", "notes", "survived"), rows(finding)),
+            **dict.fromkeys(("followed", "trouble"), rows(place)),
+            "harmless": rows(fields(Harmless)),
+            "earlier": by_name(COUNT),
+            "read": keys(dict.fromkeys(("logs", "lines", "bytes"), COUNT)),
+            "unreachable": by_name(TEXT),
+        }
+    )
+
+
+def _events() -> list[Schema]:
+    """One schema for each kind and each form of its data."""
+    pair = {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}
+    operation: Schema = {"operation": TEXT}
+    forms: list[tuple[str, Schema]] = [
+        *((kind, {}) for kind in ("phase", "note", "failed", "warning", "progress", "start")),
+        ("plan", {"plan": _plan()}),
+        ("start", operation),
+        ("done", operation),
+        ("done", {"removed": COUNT}),
+        ("warning", {"code": TEXT}),
+        ("progress", {"gpus": pair}),
+        ("progress", {"phase": TEXT, "detail": TEXT, "progress": maybe(pair)}),
+        ("progress", {"bytes": COUNT}),
+        ("progress", {"bytes": COUNT, "seconds": NUMBER, "bus": NUMBER}),
+        ("progress", {"links": COUNT}),
+        ("progress", {"links": COUNT, "seconds": NUMBER}),
+        ("result", {"gpus": COUNT, "hosts": COUNT, "operations": COUNT, "round_trips": by_name(COUNT)}),
+        ("result", {"stopped": YES}),
+        ("result", {"removed": {"type": ["integer", "boolean"]}}),
+        ("result", {"url": TEXT}),
+        ("result", {"inventory": TEXT}),
+    ]
+    base: Schema = {"v": VERSION, "t": NUMBER, "text": TEXT}
+    return [keys({**base, "event": {"const": kind}, **data}, {"host": TEXT}) for kind, data in forms]
+
+
+def _error() -> Schema:
+    words: Schema = {"error": TEXT, "message": TEXT, "hint": maybe(TEXT), "exit_code": COUNT}
+    done, failed = keys({"state": {"const": "ok"}}), keys({"state": {"const": "failed"}, **words}, {"host": TEXT})
+    more = {"host": TEXT, "hosts": by_name({"anyOf": [done, failed]})}
+    return keys({"v": VERSION, "event": {"const": "error"}, **words}, more)
+
+
+def _endpoint() -> Schema:
+    texts = ("model", "url", "head", "curl", "key")
+    return keys({"v": VERSION, "event": {"const": "endpoint"}, **dict.fromkeys(texts, TEXT), "exposed": YES})
+
+
+@cache
+def validator(name: str) -> Draft202012Validator:
+    """What judges by the schema in the file."""
+    return Draft202012Validator(json.loads((FOLDER / f"{name}.schema.json").read_text()))
+
+
+def validate(argv: Sequence[str], output: str) -> None:
+    """Hold what a command wrote with --json against its schema: one document, or events line by line."""
+    verb = next((word for word in argv if word in DOCUMENTS), "events")
+    for line in output.splitlines():
+        row = json.loads(line)
+        judge = validator("events" if row.get("event") == "error" else verb)
+        problem = best_match(judge.iter_errors(row))
+        assert problem is None, f"{verb} --json: {problem.json_path}: {problem.message[:2000]}\n{line[:2000]}"
+
+
+def texts() -> dict[str, str]:
+    """The content of each file."""
+    dialect = {"$schema": Draft202012Validator.META_SCHEMA["$id"]}
+    return {
+        f"{name}.schema.json": json.dumps({**dialect, "title": f"vcluster {name} --json", **schema}, indent=1) + "\n"
+        for name, schema in schemas().items()
+    }
+
+
+def write() -> None:
+    """Write the files anew."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in texts().items():
+        (FOLDER / name).write_text(text)
+
+
+if __name__ == "__main__":
+    write()
