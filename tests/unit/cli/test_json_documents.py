@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -124,7 +125,7 @@ def test_plans(case: str, serving: tuple[World, Inventory]) -> None:
 def test_states(case: str, serving: tuple[World, Inventory]) -> None:
     made, inventory = serving
     if case == "failed":
-        lab.run(made, inventory, lambda i, emit: lab.do_serve(i, emit, "no/such"))
+        lab.run(made, inventory, partial(lab.do_serve, model="no/such"))
     elif case == "half gone":
         made.machines["gpu2"].reachable = False
     elif case == "nothing there":
