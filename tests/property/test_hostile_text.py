@@ -50,7 +50,7 @@ def test_no_text_from_elsewhere_steers_a_table() -> None:
     @given(any_text)
     def check(said: str) -> None:
         row = HostStatus("gpu1", "10.0.0.1", said, said, said, 2, 2, said)
-        shown = shown_by(lambda: show_status(ClusterStatus("lab", False, (row,), None, ()), color="never"))
+        shown = shown_by(lambda: show_status(ClusterStatus("lab", None, False, (row,), None, ()), color="never"))
         assert harmless(shown)
 
     with recorded("P23", "any text through the table of status", some.max_examples):

@@ -146,7 +146,7 @@ class Cluster(RuleBasedStateMachine):
                 files = {"ray-token-000": b"old"}
                 machine.volumes["vcluster-lab-secrets"] = Volume("vcluster-lab-secrets", labels, files)
             return
-        name = "vcluster-lab" if what == "half" else f"vcluster-lab-{what}-0123"
+        name = "vcluster-lab" if what == "half" else f"vcluster-lab-{what}-01234567"
         if machine.box(name) is None and not (what == "half" and there):
             body = {"Image": "x", "Labels": labels, "Entrypoint": ["true"], "Cmd": []}
             made = Box(self.world.next_id(name), name, "x", body)

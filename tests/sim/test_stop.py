@@ -145,7 +145,7 @@ def test_another_cluster_of_the_same_name_is_left_alone(serving: tuple[World, In
     world.machines["gpu1"].address = "10.9.9.9"
     outcome = lab.run(world, make.inventory(2, {"gpu1": {"address": "10.9.9.9"}}), lab.do_stop)
     assert isinstance(outcome.error, PreflightFailed), outcome.story()
-    assert "a cluster of the same name, lab, whose head is 10.0.0.1" in str(outcome.error)
+    assert "vcluster-lab belongs to another cluster, lab" in str(outcome.error)
     assert request(world) is not None
 
 

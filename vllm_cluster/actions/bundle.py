@@ -20,6 +20,7 @@ from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired, kept_secr
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.errors import UsageError, VclusterError
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.preflight import engine_problem, preflight
 from vllm_cluster.explain.scan import scan
 from vllm_cluster.explain.verdict import verdict
@@ -169,7 +170,9 @@ def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any
     try:
         findings = [asdict(finding) for finding in preflight(inventory, facts)]
         kept = {"ray-token": "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
-        plan = diff(desired(inventory, facts, Inputs(digest(node_files()), kept)), facts)
+        plan = diff(
+            desired(inventory, facts, Inputs(digest(node_files()), kept, our_id(inventory, facts) or "")), facts
+        )
     except (VclusterError, KeyError) as error:
         return {"unknown": str(error)}
     operations = [{"host": one.host, "operation": one.verb, "text": one.text} for one in plan.operations()]

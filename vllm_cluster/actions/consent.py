@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from vllm_cluster.core.errors import Aborted, HostError, Lost, PreflightFailed, UsageError, VclusterError
 from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.core.identity import node_name
 from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
 from vllm_cluster.core.spec import CLUSTER, ROLE
 from vllm_cluster.engine.status import ServeStatus, UnknownStatus
@@ -147,8 +148,9 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], links
     """What the head serves or loads, wherever among these containers, by host, it is."""
     for host, there in containers.items():
         for container in there:
-            labels = container.labels
-            if labels.get(CLUSTER) == cluster and labels.get(ROLE) == "head" and container.state in _RUNS:
+            # By name too: what runs from a committed image has inherited a node's labels.
+            is_head = container.name == node_name(cluster) and container.labels.get(ROLE) == "head"
+            if is_head and container.labels.get(CLUSTER) == cluster and container.state in _RUNS:
                 return served_on(links[host], cluster)
     return Stops()
 

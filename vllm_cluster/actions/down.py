@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
+from vllm_cluster.actions.survey import refuse
+from vllm_cluster.core.checks.docker import foreign as foreign_findings
 from vllm_cluster.core.errors import HostError, VclusterError, together
+from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.core.identity import foreign, is_leftover, is_ours, is_volume_name, node_name, our_id
 from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import CLUSTER, volume_names
 from vllm_cluster.inventory.model import Inventory
@@ -18,48 +22,81 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
 def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:
-    """Remove the cluster's containers and volumes, by label; returns how many things were removed.
+    """Remove the cluster's containers and volumes, by its id; returns how many were removed.
 
     Raises:
-        Aborted, UsageError, PreflightFailed: something is served, and nobody confirmed that it may stop.
+        Aborted, UsageError, PreflightFailed: something is served, and nobody confirmed that it may stop; or a cluster
+            of the same name that is not this one is on the hosts. Nothing was touched.
         Unreachable, FleetError: on some hosts it could not be done; on the others it was.
     """
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"connecting to {len(inventory.hosts)} host{'s'[: len(inventory.hosts) > 1]}"))
         connected, failures = fleet.connect()
-        ready, more = fleet.each(lambda link: _observe(inventory, link), connected)
+        facts, more = fleet.each(lambda link: _observe(inventory, link), connected)
         failures = {**failures, **more}
         for name, error in failures.items():
             emit(Event("failed", error.message, name))
+        _refuse_foreign(inventory, facts)
+        ours = _Ours(inventory, our_id(inventory, facts))
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
         removed = None
         while removed is None:
-            consent.ask(_stops(inventory, fleet, ready))
+            consent.ask(_stops(ours, fleet, facts))
             with _lease(inventory, fleet, connected, emit, wait=wait) as still_ours:
-                if consent.covers(_stops(inventory, fleet, ready)):
-                    removed, more = _remove(inventory, fleet, ready, emit, still_ours)
+                if consent.covers(_stops(ours, fleet, facts)):
+                    removed, more = _remove(ours, fleet, facts, emit, still_ours)
         failures = {**failures, **more}
         total = sum(removed.values())
     if failures:
         raise together(failures).among(inventory.hosts)
-    emit(Event("result", f"{inventory.cluster} is down: {total} things removed, nothing left", data={"removed": total}))
+    emit(Event("result", _result(inventory, facts, total), data={"removed": total}))
     return total
 
 
-def _observe(inventory: Inventory, link: Link) -> None:
-    problem = engine_problem(observe(inventory, link))
+def _observe(inventory: Inventory, link: Link) -> HostFacts:
+    facts = observe(inventory, link)
+    problem = engine_problem(facts)
     if problem:
         raise HostError(link.name, problem.text, hint=problem.fix)
+    return facts
 
 
-def _stops(inventory: Inventory, fleet: Fleet, hosts: Iterable[str]) -> Stops:
+def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:
+    """Refuse while something of this name is another cluster's; other names are not in the way."""
+    named = {other.host for other in foreign(inventory, facts) if other.cluster == inventory.cluster}
+    refuse([finding for finding in foreign_findings(inventory, facts) if finding.host in named])
+
+
+class _Ours:
+    """What belongs to the cluster on a host, as it is now."""
+
+    def __init__(self, inventory: Inventory, identity: str | None) -> None:
+        self.inventory, self.cluster, self._id = inventory, inventory.cluster, identity
+        self._label = f"{CLUSTER}={inventory.cluster}"
+
+    def containers(self, link: Link) -> list[Container]:
+        """Its node and its leftovers."""
+        return [container for container in link.engine.containers(self._label) if self._has(container)]
+
+    def _has(self, container: Container) -> bool:
+        if container.name == node_name(self.cluster):
+            return is_ours(self.inventory, self._id, container.labels)
+        return is_leftover(self.cluster, self._id, container)
+
+    def volumes(self, link: Link) -> list[str]:
+        """The names of its volumes; the state, which says whose the rest is, comes last."""
+        found = link.engine.volumes.labelled(self._label).items()
+        mine = (labels for labels in found if is_volume_name(self.cluster, labels[0]))
+        return sorted(name for name, labels in mine if is_ours(self.inventory, self._id, labels))
+
+
+def _stops(ours: _Ours, fleet: Fleet, hosts: Collection[str]) -> Stops:
     """What is served now: the head knows, and without it nobody does while a worker's node runs."""
-    label = f"{CLUSTER}={inventory.cluster}"
-    containers = fleet.all(lambda link: link.engine.containers(label), hosts)
-    stops = served_by(inventory.cluster, containers, fleet.links)
+    containers = fleet.all(ours.containers, hosts)
+    stops = served_by(ours.cluster, containers, fleet.links)
     runs = any(container.state == "running" for there in containers.values() for container in there)
-    if runs and inventory.head_name not in containers:
-        return Stops(unknown=f"the head {inventory.head_name} cannot be asked")
+    if runs and ours.inventory.head_name not in containers:
+        return Stops(unknown=f"the head {ours.inventory.head_name} cannot be asked")
     return stops
 
 
@@ -79,32 +116,39 @@ def _lease(
 
 
 def _remove(
-    inventory: Inventory, fleet: Fleet, hosts: Iterable[str], emit: Emit, still_ours: Callable[[], None]
+    ours: _Ours, fleet: Fleet, hosts: Collection[str], emit: Emit, still_ours: Callable[[], None]
 ) -> tuple[dict[str, int], dict[str, VclusterError]]:
     emit(Event("phase", "removing"))
     # Workers first: a head that goes first makes every worker log its loss.
-    workers = [name for name in hosts if name != inventory.head_name]
-    removed, failed = fleet.each(lambda link: _clear(inventory, link, emit, still_ours), workers)
-    head, last = fleet.each(lambda link: _clear(inventory, link, emit, still_ours), set(hosts) - set(workers))
+    workers = [name for name in hosts if name != ours.inventory.head_name]
+    removed, failed = fleet.each(lambda link: _clear(ours, link, emit, still_ours), workers)
+    head, last = fleet.each(lambda link: _clear(ours, link, emit, still_ours), set(hosts) - set(workers))
     return {**removed, **head}, {**failed, **last}
 
 
-def _clear(inventory: Inventory, link: Link, emit: Emit, still_ours: Callable[[], None]) -> int:
-    label = f"{CLUSTER}={inventory.cluster}"
+def _clear(ours: _Ours, link: Link, emit: Emit, still_ours: Callable[[], None]) -> int:
     engine, removed = link.engine, 0
-    for container in engine.containers(label):
+    for container in ours.containers(link):
         still_ours()
         emit(Event("start", f"removing {container.name}", link.name))
         engine.remove(container.id)
         removed += 1
-    for volume in engine.volumes.labelled(label):
+    for volume in ours.volumes(link):
         still_ours()
         engine.volumes.remove(volume)
         removed += 1
     still_ours()
-    removed += engine.volumes.remove_blank(volume_names(inventory.cluster))
-    left = [c.name for c in engine.containers(label)] + list(engine.volumes.labelled(label))
+    removed += engine.volumes.remove_blank(volume_names(ours.cluster))
+    left = [container.name for container in ours.containers(link)] + ours.volumes(link)
     if left:
         raise HostError(link.name, f"still there: {', '.join(left)}", hint="run vcluster down again")
-    emit(Event("done", f"{removed} removed, nothing of {inventory.cluster} is left", link.name, {"removed": removed}))
+    emit(Event("done", f"{removed} removed, nothing of {ours.cluster} is left", link.name, {"removed": removed}))
     return removed
+
+
+def _result(inventory: Inventory, facts: Mapping[str, HostFacts], total: int) -> str:
+    if total:
+        return f"{inventory.cluster} is down: {total} removed, nothing of it is left"
+    there = sorted({f"{other.cluster} on {other.host}" for other in foreign(inventory, facts)})
+    seen = f"; other clusters there: {', '.join(there)}" if there else ""
+    return f"no cluster {inventory.cluster} is on these hosts: nothing was removed{seen}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from vllm_cluster.core.errors import InventoryError, UsageError
@@ -9,6 +10,9 @@ from vllm_cluster.inventory.grammar import UNKNOWN
 from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.template import HostSeed, render
 from vllm_cluster.transport.sshconfig import hosts_matching
+
+# As many characters as `cluster` may have.
+MAX_NAME = 32
 
 
 def write(
@@ -39,6 +43,12 @@ def write(
         return text
     output.write_text(text)
     return ""
+
+
+def cluster_name(folder: Path) -> str | None:
+    """A cluster's name by that of a folder; None where nothing of it can stay."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-")[:MAX_NAME].strip("-")
+    return name or None
 
 
 def _refuse_what_loading_would(text: str) -> None:

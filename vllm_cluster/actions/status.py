@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_cluster.core.desired import found_gpus
 from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import foreign, node_of, our_id
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import CLUSTER, ROLE
+from vllm_cluster.core.spec import ROLE
 from vllm_cluster.engine.status import NodeStatus, RayNode
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import look
@@ -36,6 +38,7 @@ class ClusterStatus:
     """The whole: up is true only when every node runs and Ray counts exactly the GPUs of all hosts."""
 
     cluster: str
+    id: str | None
     up: bool
     hosts: tuple[HostStatus, ...]
     head: NodeStatus | None
@@ -50,6 +53,7 @@ class _Row:
     gpus: int
     status: NodeStatus | None
     problem: str = ""
+    facts: HostFacts | None = None
 
 
 def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
@@ -57,11 +61,14 @@ def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Cl
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"looking at {len(inventory.hosts)} hosts"))
         rows, failures = fleet.each(lambda link: _look(inventory, link))
+    facts = {name: row.facts for name, row in rows.items() if row.facts}
+    for other in foreign(inventory, facts):
+        rows[other.host] = replace(rows[other.host], state="foreign", status=None, problem=other.text)
     head = rows[inventory.head_name].status if inventory.head_name in rows else None
     hosts = tuple(_host(inventory, name, rows.get(name), failures.get(name), head) for name in inventory.hosts)
-    foreign = _foreign(inventory, head)
-    up = not foreign and all(host.state == "running" and host.counted == host.gpus > 0 for host in hosts)
-    return ClusterStatus(inventory.cluster, up, hosts + foreign, head, tuple(failures))
+    unknown = _unknown(inventory, head)
+    up = not unknown and all(host.state == "running" and host.counted == host.gpus > 0 for host in hosts)
+    return ClusterStatus(inventory.cluster, our_id(inventory, facts), up, hosts + unknown, head, tuple(failures))
 
 
 def ray_status(inventory: Inventory, emit: Emit) -> str:
@@ -84,18 +91,17 @@ def _look(inventory: Inventory, link: Link) -> _Row:
     problem = engine_problem(facts)
     if problem:
         return _Row("docker", "", "", gpus, None, problem.text)
-    name = f"vcluster-{inventory.cluster}"
-    for container in facts.containers:
-        if container.labels.get(CLUSTER) == inventory.cluster and container.name == name:
-            role = container.labels.get(ROLE, "")
-            if container.state != "running":
-                return _Row(container.state, container.id[:12], role, gpus, None, "run vcluster up")
-            try:
-                node = look(link.engine, name).status
-            except VclusterError as error:
-                return _Row("ended", container.id[:12], role, gpus, None, error.message)
-            return _Row("running", container.id[:12], role, gpus, node)
-    return _Row("absent", "", "", gpus, None, "run vcluster up")
+    container = node_of(inventory.cluster, facts)
+    if container is None:
+        return _Row("absent", "", "", gpus, None, "run vcluster up", facts)
+    short, role = container.id[:12], container.labels.get(ROLE, "")
+    if container.state != "running":
+        return _Row(container.state, short, role, gpus, None, "run vcluster up", facts)
+    try:
+        node = look(link.engine, container.name).status
+    except VclusterError as error:
+        return _Row("ended", short, role, gpus, None, error.message, facts)
+    return _Row("running", short, role, gpus, node, facts=facts)
 
 
 def _host(
@@ -121,10 +127,10 @@ def _counted(head: NodeStatus | None, address: str) -> int:
     return int(sum(node.gpus for node in _alive(head) if node.address == address))
 
 
-def _foreign(inventory: Inventory, head: NodeStatus | None) -> tuple[HostStatus, ...]:
+def _unknown(inventory: Inventory, head: NodeStatus | None) -> tuple[HostStatus, ...]:
     known = {host.address for host in inventory.hosts.values()}
     return tuple(
-        HostStatus("?", node.address, "foreign", "in Ray", "", 0, int(node.gpus), "not in the inventory")
+        HostStatus("?", node.address, "unknown", "in Ray", "", 0, int(node.gpus), "not in the inventory")
         for node in _alive(head)
         if node.address not in known
     )

@@ -11,6 +11,7 @@ from vllm_cluster.core.diff import diff
 from vllm_cluster.core.errors import InventoryError, PreflightFailed, VclusterError, together
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding
+from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.preflight import engine_problem, preflight
 from vllm_cluster.inventory.model import Inventory
@@ -20,6 +21,9 @@ from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Secrets, gather
+
+# Of the id that a new cluster gets.
+ID_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ def survey(inventory: Inventory, fleet: Fleet, emit: Emit) -> Survey:
             emit(Event("warning", f"{finding.text}; {finding.fix}", finding.host, {"code": finding.code}))
     refuse([finding for finding in findings if finding.error])
     secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime)
-    specs = desired(inventory, facts, Inputs(digest(node_files()), secrets.ids))
+    identity = our_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
+    specs = desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity))
     return Survey(facts, diff(specs, facts), secrets)
 
 

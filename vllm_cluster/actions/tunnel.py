@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vllm_cluster.actions.survey import refuse
+from vllm_cluster.core.checks.docker import foreign
 from vllm_cluster.core.desired import SECRETS_FOLDER, kept_secrets
 from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.inventory.model import Inventory
@@ -51,6 +53,7 @@ def _head(inventory: Inventory, fleet: Fleet) -> Link:
 
 def _key(inventory: Inventory, head: Link) -> str:
     facts = observe(inventory, head)
+    refuse(list(foreign(inventory, {head.name: facts})))
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
     if identity is None:
         raise PreflightFailed(f"{head.name}: no node of {inventory.cluster} is there", hint="run vcluster up")

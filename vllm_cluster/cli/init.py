@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,9 @@ def init(
     from_ssh_config: Annotated[
         str | None, typer.Option("--from-ssh-config", metavar="PATTERN", help="Take the hosts that match, e.g. 'gpu*'.")
     ] = None,
-    cluster: Annotated[str, typer.Option(help="The cluster's name.")] = "main",
+    cluster: Annotated[
+        str | None, typer.Option(help="The cluster's name; by default that of the folder that the file is in.")
+    ] = None,
     image: Annotated[
         str, typer.Option(help="A vLLM image; Ray is added where it has none.")
     ] = "vllm/vllm-openai:v0.33.0",
@@ -33,7 +36,7 @@ def init(
         text = write(
             hosts=hosts or [],
             pattern=from_ssh_config,
-            cluster=cluster,
+            cluster=cluster or _name(output),
             image=image,
             model_cache=model_cache,
             output=None if str(output) == "-" else output,
@@ -43,3 +46,17 @@ def init(
             print(text, end="")
 
     Session(None, as_json=False).run(action)
+
+
+def _name(output: Path) -> str:
+    """The name by the folder, else what the person answers: one name for all would be shared by strangers."""
+    from vllm_cluster.actions.init import cluster_name
+    from vllm_cluster.core.errors import UsageError
+
+    folder = Path.cwd() if str(output) == "-" else output.absolute().parent
+    name = cluster_name(folder)
+    if name is None and sys.stdin.isatty() and sys.stderr.isatty():
+        name = typer.prompt("The cluster's name (a-z, 0-9 and -)", err=True)
+    if name is None:
+        raise UsageError(f"the folder {folder} gives no name for the cluster", hint="add --cluster NAME")
+    return name

@@ -45,6 +45,7 @@ EFFECTS: Mapping[str, Effect] = {
     "privileged": Effect.RECREATE,
     "program": Effect.RECREATE,
     "secrets": Effect.RECREATE,
+    "cluster_id": Effect.RECREATE,
 }
 
 

@@ -21,11 +21,12 @@ class Inputs:
     """What a desired state needs beside inventory and facts.
 
     `program` is a hash of the files of the node program; `secrets` are ids by name, each an opaque name that changes
-    with the value.
+    with the value; `id` is that of the cluster.
     """
 
     program: str
     secrets: Mapping[str, str]
+    id: str = ""
 
 
 def gpu_count(host: Host, facts: HostFacts, accelerator: str) -> int:
@@ -102,6 +103,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         privileged=inventory.privileged,
         program=inputs.program,
         secrets=spec_secrets,
+        cluster_id=inputs.id,
     )
 
 

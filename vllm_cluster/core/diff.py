@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.core.change import Effect, FieldChange, compare
-from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import is_leftover, node_of
 from vllm_cluster.core.images import engine_name, find
 from vllm_cluster.core.plan import (
     CreateNode,
@@ -18,7 +19,7 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, VERSION, ContainerSpec, stored_spec
+from vllm_cluster.core.spec import BASE_IMAGE, VERSION, ContainerSpec, stored_spec
 
 
 def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts]) -> Plan:
@@ -43,12 +44,7 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts]) -> Plan
         ),
     )
     gpus = {spec.address: spec.gpu_count for spec in specs}
-    return Plan(head.cluster, tuple(stage for stage in stages if stage.operations), gpus, head.host)
-
-
-def node_container(spec: ContainerSpec, facts: HostFacts) -> Container | None:
-    """The container that is this node, whatever its state."""
-    return next((c for c in facts.containers if c.name == spec.name and c.labels.get(CLUSTER) == spec.cluster), None)
+    return Plan(head.cluster, head.cluster_id, tuple(stage for stage in stages if stage.operations), gpus, head.host)
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class _Reason:
 
 
 def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
-    container = node_container(spec, facts)
+    container = node_of(spec.cluster, facts)
     if container is None:
         return _Reason("it is not there")
     if container.state == "created":
@@ -89,16 +85,16 @@ def _image(spec: ContainerSpec, facts: HostFacts) -> tuple[Operation, ...]:
 
 
 def _removals(spec: ContainerSpec, facts: HostFacts, why: str) -> tuple[Operation, ...]:
-    ours = [container for container in facts.containers if container.labels.get(CLUSTER) == spec.cluster]
-    return tuple(
-        RemoveContainer(spec.host, c.id, c.name, why if c.name == spec.name else "an earlier run left it behind")
-        for c in ours
-        if c.name != spec.name or why
+    node = node_of(spec.cluster, facts)
+    left = [c for c in facts.containers if is_leftover(spec.cluster, spec.cluster_id, c)]
+    return (
+        *((RemoveContainer(spec.host, node.id, node.name, why),) if node and why else ()),
+        *(RemoveContainer(spec.host, c.id, c.name, "an earlier run left it behind") for c in left),
     )
 
 
 def _node(spec: ContainerSpec, facts: HostFacts, reason: _Reason, new_head: bool) -> tuple[Operation, ...]:
-    container = node_container(spec, facts)
+    container = node_of(spec.cluster, facts)
     if reason.why or container is None:
         return (CreateNode(spec.host, spec, reason.why, reason.changes),)
     if container.state == "exited":

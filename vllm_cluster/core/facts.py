@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 
 from vllm_cluster.core.details import Details
@@ -115,6 +115,7 @@ class HostFacts:
     `asked` is when it was asked, on a clock of ours: of many hosts, some are asked later than others.
     `slots` is the number of logical GPUs that a CPU host offers, None where it says nothing.
     `routes` maps each address that was asked for to the interface that leads there, None for none.
+    `volumes` are the labels by name of the volumes of a cluster of this name, asked for where it has no node here.
     `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
     /dev/infiniband; `gpu_problem` what nvidia-smi said in the place of a row. `details`, and `strangers`, the
     containers that are no cluster's of ours, are there only where they were asked for.
@@ -144,6 +145,7 @@ class HostFacts:
     rdma_devices: tuple[str, ...] = ()
     details: Details | None = None
     strangers: tuple[Container, ...] = ()
+    volumes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def interface_of(self, address: str) -> Nic | None:
         """The interface that holds the address."""

@@ -103,6 +103,7 @@ class Plan:
     """Stages in order, and the GPUs that Ray must count in the end, by address."""
 
     cluster: str
+    id: str
     stages: tuple[Stage, ...]
     gpus: Mapping[str, int]
     head: str

@@ -56,6 +56,10 @@ _ON_DEMAND: Sequence[Check] = (
 )
 
 
+# What another cluster on a host causes.
+_FOLLOWS = ("port", "gpu-busy", "shm-large")
+
+
 @dataclass(frozen=True)
 class Unseen:
     """What could not be checked on a host, and why."""
@@ -78,7 +82,11 @@ def examine(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Findi
 
 
 def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda finding: not finding.error))
+    """Errors first, without what only follows from another cluster on the host: its remedy would stop that cluster."""
+    every = list(findings)
+    taken = {finding.host for finding in every if finding.code == "other-cluster"}
+    kept = (finding for finding in every if finding.host not in taken or finding.code not in _FOLLOWS)
+    return tuple(sorted(kept, key=lambda finding: not finding.error))
 
 
 def unseen(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Unseen, ...]:

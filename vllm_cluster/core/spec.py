@@ -16,6 +16,7 @@ FORMAT = 2
 
 LABEL = "io.vcluster."
 CLUSTER = LABEL + "cluster"
+ID = LABEL + "id"
 NODE = LABEL + "node"
 ROLE = LABEL + "role"
 SPEC = LABEL + "spec"
@@ -75,6 +76,7 @@ class ContainerSpec:
     privileged: bool = False
     program: str = ""
     secrets: tuple[tuple[str, str], ...] = ()
+    cluster_id: str = ""
 
     @property
     def name(self) -> str:
@@ -100,6 +102,7 @@ class ContainerSpec:
         """The labels by which any laptop finds this container again and knows what it is."""
         return {
             CLUSTER: self.cluster,
+            ID: self.cluster_id,
             NODE: self.host,
             ROLE: self.role,
             HEAD_ADDRESS: self.head_address,

@@ -7,15 +7,16 @@ from contextlib import contextmanager, suppress
 from secrets import token_hex
 
 from vllm_cluster.core.errors import HostError
+from vllm_cluster.core.identity import Owner
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.output import Ended
 from vllm_cluster.docker.spec import probe_body
 from vllm_cluster.transport.base import Deadline
 
 
-def run_once(engine: EngineClient, cluster: str, purpose: str, image: str, *, script: str, deadline: Deadline) -> Ended:
+def run_once(engine: EngineClient, owner: Owner, purpose: str, image: str, *, script: str, deadline: Deadline) -> Ended:
     """What the script printed and how it ended, in a throwaway container without network."""
-    with passing(engine, cluster, purpose, probe_body(cluster, image, script)) as name:
+    with passing(engine, owner.cluster, purpose, probe_body(owner, image, script)) as name:
         engine.start(name)
         return Ended(engine.wait(name, deadline), engine.logs(name))
 
@@ -35,5 +36,5 @@ def passing(engine: EngineClient, cluster: str, purpose: str, body: Mapping[str,
 
 
 def passing_name(cluster: str, purpose: str) -> str:
-    """A name that nobody has: whoever else's container is called almost like it stays. Labels tell that it is ours."""
+    """A name that no other container has; `core.identity` knows it again."""
     return f"vcluster-{cluster}-{purpose}-{token_hex(4)}"

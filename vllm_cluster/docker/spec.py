@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, ContainerSpec, Mount
+from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, Mount
 
 # Docker's own grace is 10 s; vLLM and Ray need longer to end in order.
 STOP_SECONDS = 30
@@ -36,7 +37,7 @@ def _host_config(spec: ContainerSpec) -> dict[str, Any]:
         "RestartPolicy": {"Name": "unless-stopped"},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "50m", "max-file": "3"}},
         "Binds": [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in spec.mounts if not _volume(m)],
-        "Mounts": [_labelled(m, spec.cluster) for m in spec.mounts if _volume(m)],
+        "Mounts": [_labelled(m, _owner(spec)) for m in spec.mounts if _volume(m)],
         "Devices": [
             {"PathOnHost": device, "PathInContainer": device, "CgroupPermissions": "rw"} for device in spec.devices
         ],
@@ -52,9 +53,13 @@ def _volume(mount: Mount) -> bool:
     return not mount.source.startswith("/")
 
 
-def _labelled(mount: Mount, cluster: str) -> dict[str, Any]:
+def _owner(spec: ContainerSpec) -> Owner:
+    return Owner(spec.cluster, spec.cluster_id)
+
+
+def _labelled(mount: Mount, owner: Owner) -> dict[str, Any]:
     """A volume that is ours also where Docker makes it, since it was gone: else nobody would ever remove it."""
-    options = {"Labels": {CLUSTER: cluster}}
+    options = {"Labels": owner.labels}
     place = {"Type": "volume", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
     return {**place, "VolumeOptions": options}
 
@@ -67,14 +72,14 @@ def _device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
     return [{"Driver": "nvidia", "DeviceIDs": list(spec.gpus.ids), "Capabilities": [["gpu"]]}]
 
 
-def idle_body(cluster: str, image: str, volume: Mount) -> dict[str, Any]:
+def idle_body(owner: Owner, image: str, volume: Mount) -> dict[str, Any]:
     """The body for a container that never starts: a door through which files get into a volume."""
     return {
         "Image": image,
         "Entrypoint": ["true"],
         "Cmd": [],
-        "Labels": {CLUSTER: cluster},
-        "HostConfig": {"NetworkMode": "none", "Mounts": [_labelled(volume, cluster)]},
+        "Labels": owner.labels,
+        "HostConfig": {"NetworkMode": "none", "Mounts": [_labelled(volume, owner)]},
     }
 
 
@@ -86,16 +91,16 @@ def trial_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
     body = node_body(spec, image, "")
     kept = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}, "Mounts": []}
     open_input = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-    start = {"Entrypoint": ["python3"], "Cmd": ["-u", "-c", script], "Labels": {CLUSTER: spec.cluster}}
+    start = {"Entrypoint": ["python3"], "Cmd": ["-u", "-c", script], "Labels": _owner(spec).labels}
     return {**body, **open_input, **start, "HostConfig": {**body["HostConfig"], **kept}}
 
 
-def probe_body(cluster: str, image: str, script: str) -> dict[str, Any]:
+def probe_body(owner: Owner, image: str, script: str) -> dict[str, Any]:
     """The body for a container that runs a Python script of ours once, without network, and ends."""
     return {
         "Image": image,
         "Entrypoint": ["python3"],
         "Cmd": ["-c", script],
-        "Labels": {CLUSTER: cluster},
+        "Labels": owner.labels,
         "HostConfig": {"NetworkMode": "none"},
     }

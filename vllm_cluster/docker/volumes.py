@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from vllm_cluster.core.errors import HostError
+from vllm_cluster.core.spec import ID
 from vllm_cluster.docker.calls import Call, Calls, NotFound, path
 
 # Docker adds up the files of every volume.
@@ -20,9 +21,9 @@ class Volumes:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def labelled(self, label: str) -> tuple[str, ...]:
-        """The names of the volumes that have the label."""
-        return tuple(str(row["Name"]) for row in self._listed({"label": [label]}))
+    def labelled(self, label: str) -> Mapping[str, Mapping[str, str]]:
+        """The volumes that have the label: their labels by name."""
+        return {str(row["Name"]): row.get("Labels") or {} for row in self._listed({"label": [label]})}
 
     def _listed(self, filters: Mapping[str, object]) -> list[Mapping[str, Any]]:
         call = Call("list volumes", "GET", "/volumes", {"filters": json.dumps(filters)})
@@ -37,7 +38,8 @@ class Volumes:
         has = self._created(name, labels)
         if not has and self.remove_blank([name]):
             has = self._created(name, labels)
-        if any(has.get(key) != value for key, value in labels.items()):
+        # Earlier versions gave a volume no id.
+        if any(has.get(key, value if has and key == ID else None) != value for key, value in labels.items()):
             hint = (
                 f"on {self._calls.host}: docker volume rm {name}, if nobody needs it; or give the cluster another name"
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from vllm_cluster.inventory.words import shown
 
 CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+ID_PATTERN = r"^[0-9a-f]{16}$"
 HOST_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$"
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 SECRET_PATTERN = r"^(env|file|cmd):.+$"  # noqa: S105 - the grammar of a reference, not a secret
@@ -39,6 +40,13 @@ def cluster_name(text: str) -> str:
     """The cluster's name: it becomes part of container names."""
     if not re.fullmatch(CLUSTER_PATTERN[1:-1], text):
         raise ValueError(f"{shown(text)} is no cluster name: use a-z, 0-9 and -, at most 32, no - at the ends")
+    return text
+
+
+def cluster_id(text: str) -> str:
+    """The id that a cluster got at its first `up`."""
+    if not re.fullmatch(ID_PATTERN[1:-1], text):
+        raise ValueError(f"{shown(text)} is not an id: `vcluster status` shows the 16 hexadecimal digits of one")
     return text
 
 

@@ -199,6 +199,12 @@ class Inventory(_Section):
         examples=["lab"],
         json_schema_extra={"pattern": grammar.CLUSTER_PATTERN},
     )
+    id: Annotated[str, AfterValidator(grammar.cluster_id)] | None = Field(
+        None,
+        description="The cluster's id, as `vcluster status` shows it; only needed where its head was lost or replaced.",
+        examples=["0123456789abcdef"],
+        json_schema_extra={"pattern": grammar.ID_PATTERN},
+    )
     head: str | None = Field(
         None, description="Host that runs Ray's head and the endpoint; absent: the first host.", examples=["gpu1"]
     )

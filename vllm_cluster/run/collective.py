@@ -13,6 +13,7 @@ from vllm_cluster.core.allreduce import Pair, Row, Trial
 from vllm_cluster.core.desired import Inputs, desired, gpu_count, hcas
 from vllm_cluster.core.errors import HostError, VclusterError
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.images import engine_name, find
 from vllm_cluster.core.preflight import Finding
 from vllm_cluster.core.spec import ContainerSpec
@@ -62,8 +63,9 @@ class Report:
 def collective(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> Report:
     """Try it, in at most `SECONDS`. Leaves nothing; hosts on which it cannot be tried are findings."""
     began, deadline = time.monotonic(), Deadline.after(SECONDS - CLEARING_SECONDS)
+    inputs = Inputs("", {"ray-token": "none"}, our_id(inventory, facts) or "")
     # Only the secrets' paths depend on their ids, and no rank reads a secret here.
-    specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, Inputs("", {"ray-token": "none"}))}
+    specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, inputs)}
     if any(container.state == "running" for host in facts.values() for container in host.containers):
         emit(Event("warning", "the cluster is up: this shares its GPUs for a moment, and slows down what is served"))
     emit(Event("progress", f"starting {sum(spec.gpu_count for spec in specs.values())} ranks on {len(specs)} hosts"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
+from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
 from vllm_cluster.core.plan import (
     CreateNode,
@@ -20,7 +21,7 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, SPEC, ContainerSpec, Mount
+from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, Mount
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.once import passing, run_once
@@ -142,7 +143,8 @@ class Execution:
 
     def _probe(self, engine: EngineClient, image: str, base: str) -> ray_layer.Inside:
         deadline = self.fleet.runtime.after(PROBE_SECONDS)
-        ended = run_once(engine, self.plan.cluster, "probe", base, script=ray_layer.PROBE, deadline=deadline)
+        owner = Owner(self.plan.cluster, self.plan.id)
+        ended = run_once(engine, owner, "probe", base, script=ray_layer.PROBE, deadline=deadline)
         try:
             inside = ray_layer.parse_probe(ended.output)
         except ValueError:
@@ -188,12 +190,12 @@ class Execution:
             raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="run up again")
         base = str(config["Id"])
         image = engine_name(base, spec.ray)
-        owner = {CLUSTER: spec.cluster}
-        engine.volumes.create(spec.state_volume, owner)
+        owner = Owner(spec.cluster, spec.cluster_id)
+        engine.volumes.create(spec.state_volume, owner.labels)
         # Emptied by making it anew: what an earlier container was given is not kept. Made first to tell whose it is.
-        engine.volumes.create(spec.secrets_volume, owner)
+        engine.volumes.create(spec.secrets_volume, owner.labels)
         engine.volumes.remove(spec.secrets_volume)
-        engine.volumes.create(spec.secrets_volume, owner)
+        engine.volumes.create(spec.secrets_volume, owner.labels)
         self._put_secrets(engine, spec, image)
         container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
         engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})
@@ -211,6 +213,6 @@ class Execution:
 
     def _put_secrets(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
         # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
-        body = idle_body(spec.cluster, image, Mount(spec.secrets_volume, SECRETS_FOLDER))
+        body = idle_body(Owner(spec.cluster, spec.cluster_id), image, Mount(spec.secrets_volume, SECRETS_FOLDER))
         with passing(engine, spec.cluster, "door", body) as door:
             engine.put_files(door, SECRETS_FOLDER, self.secrets.files(dict(spec.secrets)))

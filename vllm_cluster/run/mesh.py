@@ -12,10 +12,10 @@ from typing import Any
 from vllm_cluster.core.desired import interface
 from vllm_cluster.core.errors import HostError, VclusterError
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import Owner, our_id
 from vllm_cluster.core.images import find
 from vllm_cluster.core.links import EPHEMERAL, Place, Way, links, ports_of, way
 from vllm_cluster.core.preflight import Finding, Unseen
-from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.docker.once import passing_name
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
@@ -43,9 +43,12 @@ def mesh(
     count = len(facts) * (len(facts) - 1)
     emit(Event("progress", f"looking at {count} links between {len(facts)} hosts", data={"links": count}))
     probes: dict[str, Lines] = {}
+    identity = our_id(inventory, facts)
 
     def start(link: Link) -> dict[str, Any]:
-        probes[link.name] = Lines(link.name, link.transport.open_stream(_argv(inventory, facts[link.name]), _soon()))
+        probes[link.name] = Lines(
+            link.name, link.transport.open_stream(_argv(inventory, facts[link.name], identity), _soon())
+        )
         return _open(probes[link.name], inventory, run)
 
     try:
@@ -78,14 +81,15 @@ def _soon() -> Deadline:
     return Deadline.after(OPEN_SECONDS)
 
 
-def _argv(inventory: Inventory, facts: HostFacts) -> list[str]:
+def _argv(inventory: Inventory, facts: HostFacts, identity: str | None) -> list[str]:
     program = files("vllm_cluster.node").joinpath("probe.py").read_text()
     image = None if facts.engine.problem else find(inventory.image, facts.images)
     if image is None:
         return ["sh", "-c", _HOSTS_OWN, "probe", program]
-    name, label = passing_name(inventory.cluster, "links"), f"{CLUSTER}={inventory.cluster}"
+    name, labels = passing_name(inventory.cluster, "links"), Owner(inventory.cluster, identity).labels.items()
     argv = ["docker", "run", "--rm", "--interactive", "--init", "--pull", "never", "--log-driver", "none"]
-    argv += ["--network", "host", "--cap-drop", "ALL", "--name", name, "--label", label]
+    argv += ["--network", "host", "--cap-drop", "ALL", "--name", name]
+    argv += [word for key, value in labels for word in ("--label", f"{key}={value}")]
     return [*argv, "--entrypoint", "python3", image.id, "-u", "-c", program]
 
 

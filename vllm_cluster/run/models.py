@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from vllm_cluster.core.errors import CommandFailed, TimedOut
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import Owner, node_name, our_id
 from vllm_cluster.core.images import find
 from vllm_cluster.docker.once import run_once
 from vllm_cluster.fit.shape import Shape, shape
@@ -54,13 +55,14 @@ def supports_stages(head: Link, facts: HostFacts, inventory: Inventory, architec
     if image is None or not architecture.isidentifier():
         return None
     script, deadline = _CLASS.format(architecture=architecture), head.runtime.after(CLASS_SECONDS)
-    node = f"vcluster-{inventory.cluster}"
+    node = node_name(inventory.cluster)
+    owner = Owner(inventory.cluster, our_id(inventory, {head.name: facts}))
     try:
         if any(container.name == node and container.state == "running" for container in facts.containers):
             # A container beside it would be taken for a leftover by an `up` or a `serve` at the same time.
             ended = head.engine.exec(node, ["timeout", f"{CLASS_SECONDS:.0f}", "python3", "-c", script], deadline)
         else:
-            ended = run_once(head.engine, inventory.cluster, "fit", image.id, script=script, deadline=deadline)
+            ended = run_once(head.engine, owner, "fit", image.id, script=script, deadline=deadline)
         lines = [json.loads(line) for line in ended.output.splitlines() if line.startswith('{"supports_pp"')]
     except (CommandFailed, TimedOut, ValueError):
         return None

@@ -11,6 +11,7 @@ from vllm_cluster.core import parse
 from vllm_cluster.core.details import ImageDetails
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.inventory.model import Inventory
@@ -43,15 +44,18 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False) -> HostFact
     if engine_problem(facts):
         return facts
     engine = link.open_engine(facts.engine.api_version)
+    every = engine.containers(None if deep else CLUSTER)
+    facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
+    # What a cluster left says whose it was; where a node is, the node says it.
+    left = not node_of(inventory.cluster, facts)
+    volumes = engine.volumes.labelled(f"{CLUSTER}={inventory.cluster}") if left else {}
+    facts = replace(facts, volumes=volumes, images=engine.images())
     if facts.details is None:
-        return replace(facts, containers=engine.containers(CLUSTER), images=engine.images())
-    every = engine.containers(None)
+        return facts
     return replace(
         facts,
-        containers=tuple(container for container in every if CLUSTER in container.labels),
         # Whatever others wrote into their labels is theirs.
         strangers=tuple(replace(container, labels={}) for container in every if CLUSTER not in container.labels),
-        images=engine.images(),
         details=replace(facts.details, image=_image(engine.image_config(inventory.image))),
     )
 

@@ -29,6 +29,21 @@ def test_hosts_by_flags(tmp_path: Path) -> None:
     assert {name: host.address for name, host in words.hosts.items()} == {"gpu1": "10.0.0.11", "gpu2": "10.0.0.12"}
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"), [("lab", "lab"), ("My Cluster_2", "my-cluster-2"), ("x" * 40, "x" * 32), ("-a.b-", "a-b")]
+)
+def test_the_clusters_name_is_that_of_the_folder(tmp_path: Path, folder: str, name: str) -> None:
+    (tmp_path / folder).mkdir()
+    assert init(tmp_path / folder, "--host", "gpu1=10.0.0.11").returncode == 0
+    assert load(tmp_path / folder / "inventory.yaml", cwd=tmp_path).cluster == name
+
+
+def test_a_folder_that_gives_no_name_needs_the_option(tmp_path: Path) -> None:
+    (tmp_path / "日本").mkdir()
+    refused = init(tmp_path / "日本", "--host", "gpu1=10.0.0.11")
+    assert (refused.returncode, "--cluster NAME" in refused.stderr) == (2, True)
+
+
 def test_hosts_of_ssh_config(tmp_path: Path) -> None:
     (tmp_path / "more").write_text("Host gpu2\n  HostName 192.0.2.2\n")
     config = tmp_path / ".ssh" / "config"

@@ -85,7 +85,7 @@ def test_a_tag_that_moved_means_another_container() -> None:
 
 def test_what_an_interrupted_run_left_is_removed() -> None:
     specs, facts = world.converged(world.inventory())
-    left = world.running(specs[1], name="vcluster-lab-door", id="left", state="created")
+    left = world.running(specs[1], name="vcluster-lab-door-01234567", id="left", state="created")
     facts["gpu2"] = replace(facts["gpu2"], containers=(*facts["gpu2"].containers, left))
     assert kinds(diff(specs, facts)) == [("remove", "gpu2")]
 

@@ -50,7 +50,7 @@ def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, e
 @pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "3"}])
 def test_containers_that_are_not_ours_to_change_stop_everything(labels: dict[str, str]) -> None:
     specs, facts = world.converged(world.inventory())
-    stranger = replace(world.running(specs[1]), name="vcluster-other", labels=labels)
+    stranger = replace(world.running(specs[1]), name=f"vcluster-{labels['io.vcluster.cluster']}", labels=labels)
     facts["gpu2"] = replace(facts["gpu2"], containers=(stranger,))
     assert [f.code for f in preflight(world.inventory(), facts)] in (["other-cluster"], ["newer"])
 

@@ -27,10 +27,10 @@ def test_a_guard_that_refuses_lets_no_changing_call_out() -> None:
             engine.volumes.create("some", {})
         with pytest.raises(HostError, match="the lease is lost"):
             engine.put_files("some", "/", {"file": (b"", 0o600)})
-        assert engine.volumes.labelled("some") == ()
+        assert engine.volumes.labelled("some") == {}
         engine.guard = None
         engine.volumes.create("some", {"some": "label"})
-        assert engine.volumes.labelled("some") == ("some",)
+        assert engine.volumes.labelled("some") == {"some": {"some": "label"}}
     assert [call.what for call in world.script.calls if call.changes] == ["POST /volumes/create"]
 
 

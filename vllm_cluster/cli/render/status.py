@@ -15,6 +15,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
     return {
         "v": 1,
         "cluster": status.cluster,
+        "id": status.id,
         "up": status.up,
         "hosts": [asdict(host) for host in status.hosts],
         "serving": asdict(serving) if serving else None,
@@ -37,8 +38,9 @@ def show_status(status: ClusterStatus, *, color: str) -> None:
         cells = [host.host, host.address, host.role, host.state, host.container, f"{host.counted}/{host.gpus}"]
         table.add_row(*(Text(plain(cell)) for cell in cells), Text(plain(host.problem)), style="" if good else "yellow")
     console.print(table)
+    known = f" (id {status.id})" if status.id else ""
     counted, total = sum(h.counted for h in status.hosts), sum(h.gpus for h in status.hosts)
-    console.print(Text(f"{status.cluster} is {'up' if status.up else 'not up'}: {counted}/{total} GPUs"))
+    console.print(Text(f"{status.cluster} is {'up' if status.up else 'not up'}: {counted}/{total} GPUs{known}"))
     serving = status.head.serve if status.head else None
     if serving is None:
         console.print("nothing is served")

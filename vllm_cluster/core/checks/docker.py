@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from vllm_cluster.core import identity
 from vllm_cluster.core.desired import found_gpus
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding, each_host, has_node
 from vllm_cluster.core.images import find
-from vllm_cluster.core.spec import CLUSTER, FORMAT, FORMAT_LABEL, HEAD_ADDRESS, VERSION
+from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION
 from vllm_cluster.inventory.model import Host, Inventory
 
 OLDEST_DOCKER = "20.10"
@@ -40,23 +41,19 @@ def engine_problem(facts: HostFacts) -> Finding | None:
     return None
 
 
-@each_host
-def foreign(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """Containers of other clusters of ours."""
-    addresses = {entry.address for entry in inventory.hosts.values()}
-    for container in facts.containers:
-        labels = container.labels
-        cluster, head = labels.get(CLUSTER), labels.get(HEAD_ADDRESS)
-        if cluster != inventory.cluster:
-            text = f"it already belongs to the cluster {cluster}"
-            fix = "run vcluster down with that cluster's inventory, or take the host out of this one"
-            yield Finding("other-cluster", host.name, text, fix)
-        elif _newer(labels.get(FORMAT_LABEL)):
-            text = f"its container was made by a newer vcluster ({labels.get(VERSION)})"
-            yield Finding("newer", host.name, text, "upgrade vcluster on this machine")
-        elif head not in addresses and head is not None:
-            text = f"it belongs to a cluster of the same name, {cluster}, whose head is {head}"
-            yield Finding("other-cluster", host.name, text, "give this cluster another name, or use that inventory")
+def foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Nodes and volumes of other clusters, and a node of this one that a newer version made."""
+    for other in identity.foreign(inventory, facts):
+        same = other.cluster == inventory.cluster
+        fix = "use that cluster's inventory, or take the host out of this one"
+        mine = f"; or, if that cluster is yours, set id: {other.id}" if other.id else ""
+        fix = f"{fix}, or give this cluster another name (cluster:){mine}" if same else fix
+        yield Finding("other-cluster", other.host, other.text, fix)
+    for name, entry in facts.items():
+        node = identity.node_of(inventory.cluster, entry)
+        if node and _newer(node.labels.get(FORMAT_LABEL)):
+            text = f"its container was made by a newer vcluster ({node.labels.get(VERSION)})"
+            yield Finding("newer", name, text, "upgrade vcluster on this machine")
 
 
 def _newer(label: str | None) -> bool:

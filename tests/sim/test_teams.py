@@ -1,0 +1,168 @@
+"""Two teams share hosts and call their clusters alike: each verb of one changes nothing of the other."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from tests.support.figures import record
+from tests.support.sim import lab, make
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import Box, World, identity
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.spec import HEAD_ADDRESS, ID
+from vllm_cluster.inventory.model import Inventory
+
+VERBS = {
+    "up": lab.do_up,
+    "plan": lab.do_plan,
+    "serve": lab.do_serve,
+    "stop": lab.do_stop,
+    "down": lab.do_down,
+    "status": lab.do_status,
+}
+
+
+def inventory(*numbers: int, **words: Any) -> Inventory:
+    """An inventory of some of the hosts, the first of them its head."""
+    hosts = {f"gpu{n}": {"address": f"10.0.0.{n}"} for n in numbers}
+    return make.inventory(1).model_validate(
+        {"version": 1, "cluster": "lab", "image": make.IMAGE, "model_cache": "/models", "hosts": hosts, **words}
+    )
+
+
+def everything(world: World) -> bytes:
+    """Containers, files and volumes of all hosts."""
+    return pickle.dumps([(m.name, m.boxes, m.volumes) for m in world.machines.values()])
+
+
+def team_a(world: World, *, landed: bool) -> None:
+    """Team A's cluster on gpu1 (head) and gpu2, serving."""
+    for verb in (lab.do_up, lab.do_serve):
+        assert lab.run(world, inventory(1, 2), verb).error is None
+    for _, box in world.nodes() if landed else ():
+        del box.labels[ID]
+
+
+def code(outcome: Outcome) -> int:
+    """The exit code."""
+    return outcome.error.exit_code if isinstance(outcome.error, VclusterError) else 0
+
+
+@pytest.mark.promise("P32", "P20")
+@pytest.mark.parametrize("made_by", ["this version", "the version before ids"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_another_teams_cluster_of_the_same_name(verb: str, made_by: str) -> None:
+    """Team B: the same name, gpu3 (head) and gpu2, which is team A's worker; nothing of B is up yet."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        team_a(world, landed=made_by != "this version")
+        before = everything(world)
+        outcome = lab.run(world, inventory(3, 2), VERBS[verb])
+        assert outcome.script.changing == [], outcome.story()
+        assert everything(world) == before
+        assert code(outcome) == (0 if verb in ("status", "stop") else 3), outcome.story()
+        if verb == "status":
+            assert [row.state for row in outcome.value.hosts] == ["absent", "foreign"]
+        elif verb != "stop":
+            assert "gpu2: vcluster-lab belongs to another cluster, lab" in str(outcome.error)
+        assert lab.run(world, inventory(1, 2), lab.do_status).value.up
+    record("P32", f"sim: {verb} of a second team, made by {made_by}", "0 changing calls; named, exit 3", True)
+
+
+@pytest.mark.promise("P32")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_team_that_is_up_takes_in_anothers_host(verb: str) -> None:
+    """Team B is up on gpu3 alone and adds team A's worker, then team A's head, to its inventory."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        team_a(world, landed=False)
+        assert lab.run(world, inventory(3), lab.do_up).error is None
+        for wider in (inventory(3, 2), inventory(3, 1, 2)):
+            before = everything(world)
+            outcome = lab.run(world, wider, VERBS[verb])
+            assert outcome.script.changing == [], outcome.story()
+            assert everything(world) == before
+            assert code(outcome) == (0 if verb in ("status", "stop") else 3), outcome.story()
+    record("P32", f"sim: {verb} of a team that takes in another's hosts", "0 changing calls", True)
+
+
+@pytest.mark.promise("P32")
+def test_an_id_in_the_inventory_takes_over_a_cluster_whose_head_was_lost() -> None:
+    """The head's address is another one now: without the id it is foreign, with it it is ours."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        team_a(world, landed=False)
+        known = world.machines["gpu2"].box("vcluster-lab")
+        assert known
+        assert code(lab.run(world, inventory(3, 2), lab.do_up)) == 3
+        mine = inventory(3, 2, id=known.labels[ID])
+        assert lab.run(world, mine, lab.do_up).error is None
+        node = world.machines["gpu2"].box("vcluster-lab")
+        assert node and (node.labels[HEAD_ADDRESS], node.labels[ID]) == ("10.0.0.3", known.labels[ID])
+        pinned = inventory(1, 2, id="f" * 16)
+        before = everything(world)
+        assert code(lab.run(world, pinned, lab.do_down)) == 3
+        assert everything(world) == before
+    record("P32", "sim: an id in the inventory", "takes over what bears it, and nothing else", True)
+
+
+@pytest.mark.promise("P32", "P20")
+@pytest.mark.parametrize("name", ["experiment", "vcluster-lab2", "vcluster-lab-copy", "vcluster-lab-door"])
+def test_labels_that_a_committed_image_passed_on(name: str) -> None:
+    """`docker commit` of a node, and a container run from that image: our labels under another name."""
+    world, words = make.world((2, 2)), inventory(1, 2)
+    with lab.inside(world):
+        team_a(world, landed=False)
+        machine = world.machines["gpu2"]
+        node = machine.box("vcluster-lab")
+        assert node
+        body = {"Image": node.image, "Labels": dict(node.labels), "Entrypoint": ["sleep"], "Cmd": []}
+        copy = Box(identity(name), name, node.image, body, state="running")
+        machine.boxes[copy.id] = copy
+        again = lab.run(world, words, lab.do_up)
+        assert (again.error, again.operations) == (None, []), again.story()
+        assert lab.run(world, words, lab.do_down).error is None
+        assert [box.name for box in machine.boxes.values()] == [name]
+    record("P32", f"sim: a container {name} with a node's labels (docker commit)", "up and down leave it", True)
+
+
+@pytest.mark.promise("P32")
+@pytest.mark.parametrize("verb", ["up", "plan"])
+def test_the_cause_comes_without_remedies_that_would_stop_the_other_cluster(verb: str) -> None:
+    """A wrong `cluster:`: every port is taken by the cluster that is there, which alone is named."""
+    world = make.world((2, 2))
+    with lab.inside(world):
+        team_a(world, landed=False)
+        outcome = lab.run(world, inventory(1, 2, cluster="prod"), VERBS[verb])
+        assert code(outcome) == 3
+        lines = str(outcome.error).splitlines()
+        assert len(lines) == 2, lines
+        assert all("vcluster-lab belongs to another cluster, lab" in line for line in lines)
+        down = lab.run(world, inventory(1, 2, cluster="prod"), lab.do_down)
+        assert (down.error, down.script.changing) == (None, [])
+        said = down.events[-1].text
+        assert (
+            said
+            == "no cluster prod is on these hosts: nothing was removed; other clusters there: lab on gpu1, lab on gpu2"
+        )
+    record("P32", f"sim: {verb} with a wrong cluster name", "one line a host, of the cluster that is there", True)
+
+
+@pytest.mark.promise("P32")
+def test_a_volume_of_another_cluster_is_not_used() -> None:
+    world, words = make.world((2, 2)), inventory(1, 2)
+    with lab.inside(world):
+        team_a(world, landed=False)
+        machine = world.machines["gpu2"]
+        machine.boxes.clear()
+        machine.volumes["vcluster-lab-state"].labels[ID] = "f" * 16
+        before = everything(world)
+        for verb in (lab.do_up, lab.do_down):
+            outcome = lab.run(world, words, verb)
+            assert (code(outcome), outcome.script.changing) == (3, []), outcome.story()
+            assert "the volume vcluster-lab-state belongs to another cluster" in str(outcome.error)
+        assert everything(world) == before
+    record("P32", "sim: a volume of our name with another id", "exit 3, 0 changing calls", True)
