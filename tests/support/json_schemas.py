@@ -88,6 +88,7 @@ def schemas() -> dict[str, Schema]:
             {
                 "v": VERSION,
                 "cluster": TEXT,
+                "id": maybe(TEXT),
                 "up": YES,
                 "hosts": rows(fields(HostStatus)),
                 "serving": maybe(fields(ServeStatus)),
@@ -120,7 +121,7 @@ def _plan() -> Schema:
         more |= {"docker_create": TEXT} if kind is plan.CreateNode else {}
         operations.append(fields(kind, **more))
     stage = keys({"title": TEXT, "operations": rows({"anyOf": operations}), "barrier": TEXT})
-    return keys({"cluster": TEXT, "empty": YES, "gpus": by_name(COUNT), "stages": rows(stage)})
+    return keys({"cluster": TEXT, "id": TEXT, "empty": YES, "gpus": by_name(COUNT), "stages": rows(stage)})
 
 
 def _fit() -> Schema:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from enum import IntEnum
+from enum import StrEnum
 from typing import Any
 
 from vllm_cluster.core.spec import ContainerSpec, GpuRequest, Mount
@@ -16,12 +16,12 @@ CHANGED = "changed"
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 
 
-class Effect(IntEnum):
+class Effect(StrEnum):
     """What a difference costs: nothing, a restart of the container, or another container."""
 
-    SAME = 0
-    RESTART = 1
-    RECREATE = 2
+    SAME = "same"
+    RESTART = "restart"
+    RECREATE = "recreate"
 
 
 # What each field of the spec costs to change.
@@ -75,7 +75,7 @@ class Change:
     @property
     def effect(self) -> Effect:
         """The strongest effect of its fields."""
-        return max((field.effect for field in self.fields), default=Effect.SAME)
+        return max((field.effect for field in self.fields), default=Effect.SAME, key=list(Effect).index)
 
     @property
     def text(self) -> str:
