@@ -18,8 +18,6 @@ from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.docker.wire import Guard, OpenStream
 from vllm_cluster.transport.base import Stream, Transport
 
-# The API of Docker 20.10, the oldest that device requests and our filters were seen with.
-OLDEST_API = (1, 41)
 # The newest that these calls were tried with; Docker speaks older dialects down to its own minimum.
 NEWEST_API = (1, 47)
 
@@ -130,11 +128,6 @@ class EngineClient:
         """Give an image another name."""
         query = {"repo": repository, "tag": tag}
         self._calls.do(Call(f"tag {repository}:{tag}", "POST", path("images", image_id, "tag"), query))
-
-    def remove_image(self, reference: str) -> None:
-        """Remove an image's name, and the image with its last name; no error where it is not there."""
-        with suppress(NotFound):
-            self._calls.do(Call(f"remove image {reference}", "DELETE", path("images", reference)))
 
     def create(self, name: str, body: Mapping[str, Any]) -> str:
         """Create a container from an Engine API body; returns its id."""

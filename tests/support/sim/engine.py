@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.sim.world import Box, Machine, Picture, Volume, World, identity
+from tests.support.sim import shell
+from tests.support.sim.world import Box, File, Machine, Picture, Volume, World, identity
 from vllm_cluster.actions.consent import LOAD
 
 
@@ -110,12 +111,25 @@ class FakeEngine:
             raise Refused(404, f"No such container: {reference}")
         return box
 
+    def exec(self, reference: str) -> dict[str, Any]:
+        """The command in a container that has this id."""
+        if reference not in self.machine.execs:
+            raise Refused(404, f"No such exec instance: {reference}")
+        return self.machine.execs[reference]
+
     def picture(self, reference: str) -> Picture:
         """The image of that name or id."""
         picture = self.machine.picture(reference)
         if picture is None:
-            raise Refused(404, f"No such image: {reference}")
+            tagged = ":" in reference.rsplit("/", maxsplit=1)[-1]
+            raise Refused(404, f"No such image: {reference if tagged else reference + ':latest'}")
         return picture
+
+
+def _named(request: Request, name: str) -> bool:
+    """Whether a name has one of the wanted parts in it."""
+    parts = json.loads(request.query.get("filters", "{}")).get("name", [])
+    return not parts or any(part in name for part in parts)
 
 
 def _labelled(request: Request, labels: dict[str, str]) -> bool:
@@ -132,6 +146,7 @@ def _list(engine: FakeEngine, request: Request, _: str) -> Answer:
     return reply(
         [
             {"Id": b.id, "Names": [f"/{b.name}"], "State": b.state, "ImageID": b.image, "Labels": b.labels}
+            | {"Image": b.body["Image"]}
             for b in engine.machine.boxes.values()
             if _labelled(request, b.labels) and (every or b.state == "running")
         ]
@@ -217,27 +232,41 @@ def _wait(engine: FakeEngine, request: Request, reference: str) -> Answer:
 
 
 @route("GET", "/containers/*/logs")
-def _logs(engine: FakeEngine, _: Request, reference: str) -> Answer:
-    return Answer(200, framed(engine.box(reference).log.encode()), {"Content-Type": "application/octet-stream"})
+def _logs(engine: FakeEngine, request: Request, reference: str) -> Answer:
+    box = engine.box(reference)
+    rows = [(stream, row) for stream, text in ((1, box.log), (2, box.errors)) for row in text.splitlines(keepends=True)]
+    tail = request.query.get("tail", "all")
+    shown = rows if tail == "all" else rows[len(rows) - min(len(rows), int(tail)) :]
+    data = b"".join(framed(row.encode(), stream) for stream, row in shown)
+    return Answer(200, data, {"Content-Type": "application/octet-stream"})
 
 
-def framed(data: bytes) -> bytes:
+def framed(data: bytes, stream: int = 1) -> bytes:
     """Output as Docker frames it."""
-    return struct.pack(">BxxxL", 1, len(data)) + data if data else b""
+    return struct.pack(">BxxxL", stream, len(data)) + data if data else b""
 
 
 @route("GET", "/containers/*/archive")
 def _get_archive(engine: FakeEngine, request: Request, reference: str) -> Answer:
     box, path = engine.box(reference), request.query["path"]
-    content = engine.machine.read(box, path)
-    if content is None:
+    content, below = engine.machine.read(box, path), engine.machine.below(box, path)
+    if content is None and below is None:
         raise Refused(404, f"Could not find the file {path} in container {reference}")
-    archive = io.BytesIO()
+    name, archive = path.rsplit("/", maxsplit=1)[-1], io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        entry = tarfile.TarInfo(path.rsplit("/", maxsplit=1)[-1])
-        entry.size = len(content)
-        tar.addfile(entry, io.BytesIO(content))
-    stat = base64.b64encode(json.dumps({"name": entry.name, "size": entry.size, "mode": 0o600}).encode()).decode()
+        if content is None:
+            folder = tarfile.TarInfo(name)
+            folder.type = tarfile.DIRTYPE
+            tar.addfile(folder)
+        for file, data in (below or {}).items() if content is None else [("", content)]:
+            entry = tarfile.TarInfo(f"{name}/{file}".rstrip("/"))
+            entry.mode, entry.linkname = (data.mode, data.link) if isinstance(data, File) else (0o644, "")
+            entry.type = tarfile.SYMTYPE if entry.linkname else tarfile.REGTYPE
+            entry.size = 0 if entry.linkname else len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    link = content.link if isinstance(content, File) else ""
+    said = {"name": name, "size": len(content or b""), "mode": 0o600, "linkTarget": link}
+    stat = base64.b64encode(json.dumps(said).encode()).decode()
     return Answer(200, archive.getvalue(), {"X-Docker-Container-Path-Stat": stat, "Content-Type": "application/x-tar"})
 
 
@@ -246,13 +275,17 @@ def _put_archive(engine: FakeEngine, request: Request, reference: str) -> Answer
     box, folder = engine.box(reference), request.query["path"].rstrip("/")
     if box.state == "removing":
         raise Refused(409, "container is marked for removal")
+    if engine.machine.below(box, folder or "/") is None:
+        raise Refused(404, f"Could not find the file {folder} in container {reference}")
     if engine.machine.place(box, folder or "/")[2]:
-        raise Refused(403, "mounted volume is marked read-only")
+        raise Refused(500, "mounted volume is marked read-only")
     with tarfile.open(fileobj=io.BytesIO(request.body)) as tar:
         for member in tar:
-            content = tar.extractfile(member)
+            content = tar.extractfile(member) if member.isfile() else None
+            file = File(content.read() if content else b"")
+            file.mode, file.link = member.mode, member.linkname
             files, inside, _ = engine.machine.place(box, f"{folder}/{member.name.lstrip('/')}")
-            files[inside] = content.read() if content else b""
+            files[inside] = file
     return Answer(200)
 
 
@@ -268,9 +301,12 @@ def _exec(engine: FakeEngine, request: Request, reference: str) -> Answer:
 
 @route("POST", "/exec/*/start")
 def _exec_start(engine: FakeEngine, _: Request, reference: str) -> Answer:
-    run = engine.machine.execs[reference]
+    run = engine.exec(reference)
     argv: list[str] = run["argv"]
     run["code"] = 0
+    if argv[:2] == ["/bin/sh", "-c"]:
+        out, errors, run["code"] = shell.run(argv[2])
+        return Answer(200, framed(out.encode()) + framed(errors.encode(), 2), raw=True)
     if argv[2:4] == ["sh", "-c"] and argv[5] == "audit":
         files, inside, _read_only = engine.machine.place(run["box"], argv[7])
         files[inside] = files.get(inside, b"") + argv[6].encode() + b"\n"
@@ -284,7 +320,7 @@ def _exec_start(engine: FakeEngine, _: Request, reference: str) -> Answer:
 
 @route("GET", "/exec/*/json")
 def _exec_inspect(engine: FakeEngine, _: Request, reference: str) -> Answer:
-    return reply({"ExitCode": engine.machine.execs[reference]["code"], "Running": False})
+    return reply({"ExitCode": engine.exec(reference)["code"], "Running": False})
 
 
 # ---- images
@@ -309,6 +345,9 @@ def _image(engine: FakeEngine, _: Request, reference: str) -> Answer:
 @route("POST", "/images/create")
 def _pull(engine: FakeEngine, request: Request, _: str) -> Answer:
     name = f"{request.query['fromImage']}:{request.query.get('tag', 'latest')}"
+    registry, slash, _path = name.partition("/")
+    if slash and (":" in registry or "." in registry):
+        raise Refused(500, f'Get "https://{registry}/v2/": dial tcp: connect: connection refused')
     found = engine.world.registry.get(name)
     if found is None:
         text = f"pull access denied for {name}, repository does not exist or may require 'docker login'"
@@ -340,11 +379,16 @@ def name_image(machine: Machine, picture: Picture, name: str) -> None:
 @route("POST", "/build")
 def _build(engine: FakeEngine, request: Request, _: str) -> Answer:
     arguments = json.loads(request.query["buildargs"])
-    base = engine.picture(arguments["BASE"])
     with tarfile.open(fileobj=io.BytesIO(request.body)) as tar:
-        recipe = "Dockerfile" in tar.getnames()
-    if not recipe:
-        raise Refused(400, "Cannot locate specified Dockerfile: Dockerfile")
+        recipe = tar.extractfile("Dockerfile") if "Dockerfile" in tar.getnames() else None
+        lines = recipe.read().decode().splitlines() if recipe else None
+    if lines is None:
+        raise Refused(500, "Cannot locate specified Dockerfile: Dockerfile")
+    base = engine.machine.picture(arguments["BASE"])
+    if base is None:
+        return _broken(f"pull access denied for {arguments['BASE']}, repository does not exist")
+    for code in (line.removeprefix("RUN exit ") for line in lines if line.startswith("RUN exit ")):
+        return _broken(f"The command '/bin/sh -c exit {code}' returned a non-zero code: {code}", code=int(code))
     have = {**base.have, "ray": arguments["RAY"]}
     made = Picture(f"sha256:{identity('built', base.id, arguments['RAY'])}", [], have)
     made.labels = json.loads(request.query["labels"])
@@ -353,12 +397,18 @@ def _build(engine: FakeEngine, request: Request, _: str) -> Answer:
     return Answer(200, chunks=[json.dumps(row).encode() + b"\r\n" for row in rows])
 
 
+def _broken(reason: str, **detail: int) -> Answer:
+    """A build that fails after it has begun."""
+    rows = [{"stream": "Step 1/3\n"}, {"errorDetail": {**detail, "message": reason}, "error": reason}]
+    return Answer(200, chunks=[json.dumps(row).encode() + b"\r\n" for row in rows])
+
+
 # ---- volumes
 
 
 @route("GET", "/volumes")
 def _volumes(engine: FakeEngine, request: Request, _: str) -> Answer:
-    found = [v for v in engine.machine.volumes.values() if _labelled(request, v.labels)]
+    found = [v for v in engine.machine.volumes.values() if _labelled(request, v.labels) and _named(request, v.name)]
     return reply({"Volumes": [{"Name": v.name, "Labels": v.labels} for v in found], "Warnings": []})
 
 

@@ -6,6 +6,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from tests.support.sim import shell
+
 if TYPE_CHECKING:
     from tests.support.sim.world import Box, Machine, World
 
@@ -24,6 +26,11 @@ def begin(world: World, machine: Machine, box: Box) -> None:
         inside = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.35", "have": have}
         box.log += "some banner of the image\n" + json.dumps(inside) + "\n"
         box.state, box.exit_code = "exited", 0
+    elif box.argv[:2] == ["/bin/sh", "-c"]:
+        out, errors, code = shell.run(box.argv[2])
+        box.log, box.errors = box.log + out, box.errors + errors
+        if code is not None:
+            box.state, box.exit_code = "exited", code
     elif NODE_PROGRAM in box.argv:
         problem = _cannot_run(machine, box, have)
         if problem:

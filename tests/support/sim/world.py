@@ -17,6 +17,13 @@ from vllm_cluster.run.runtime import Runtime
 Files = dict[str, bytes]
 
 
+class File(bytes):
+    """A file that came in an archive: its mode, and where it points to if it is a link."""
+
+    mode = 0o644
+    link = ""
+
+
 def identity(*words: object) -> str:
     """A 64-digit id, the same for the same words."""
     return hashlib.sha256("|".join(map(str, words)).encode()).hexdigest()
@@ -53,6 +60,7 @@ class Box:
     exit_code: int = 0
     files: Files = field(default_factory=dict)
     log: str = ""
+    errors: str = ""
     started: float = 0.0
     born: int = 0
     life: dict[str, Any] = field(default_factory=dict)
@@ -154,6 +162,13 @@ class Machine:
         """A file as the container sees it."""
         files, inside, _ = self.place(box, path)
         return files.get(inside)
+
+    def below(self, box: Box, path: str) -> dict[str, bytes] | None:
+        """The files below a folder as the container sees it, by their path in it; None where there is no folder."""
+        files, inside, _ = self.place(box, path)
+        start = f"{inside}/" if inside else ""
+        found = {name.removeprefix(start): content for name, content in files.items() if name.startswith(start)}
+        return found if found or not inside else None
 
     def foreign(self) -> str:
         """Everything that is not the cluster's own, nor an image with vLLM, as text."""
