@@ -19,16 +19,15 @@ from vllm_cluster.transport.base import Deadline
 
 pytestmark = pytest.mark.promise("P40")
 
-IMAGE = f"{REPOSITORY}:base"
 NOWHERE = "contract-there-is-no-such-thing"
 
 
 @pytest.fixture(scope="module", params=["fake", "real"])
 def shared(request: pytest.FixtureRequest) -> Iterator[Docker]:
     """Each Docker in turn."""
-    docker = docker_api.fake(IMAGE) if request.param == "fake" else docker_api.real(IMAGE)
+    docker = docker_api.fake() if request.param == "fake" else docker_api.real()
     yield docker
-    docker.ask("DELETE", f"/images/{IMAGE}")
+    docker.remove_image()
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_containers_are_listed_by_label(docker: Docker) -> None:
         assert row["Names"] == [f"/{docker.name('one')}"]
         assert row["Labels"] == docker.labels
         assert row["ImageID"].startswith("sha256:")
-        assert (row["Image"], row["State"], mine[running]["State"]) == (IMAGE, "created", "running")
+        assert (row["Image"], row["State"], mine[running]["State"]) == (docker.image, "created", "running")
     filters = json.dumps({"label": [f"{LABEL}={docker.label}"]})
     assert [row["Id"] for row in docker.ask("GET", "/containers/json", filters=filters).json] == [running]
     filters = json.dumps({"label": [f"{LABEL}=other"]})
@@ -79,7 +78,7 @@ def test_a_container_is_found_by_name_by_id_and_by_the_beginning_of_an_id(docker
         assert {"Status": "created", "ExitCode": 0, "OOMKilled": False}.items() <= info.json["State"].items()
         assert info.json["State"]["StartedAt"] == "0001-01-01T00:00:00Z"
         config = info.json["Config"]
-        assert (config["Labels"], config["Image"], config["Tty"]) == (docker.labels, IMAGE, False)
+        assert (config["Labels"], config["Image"], config["Tty"]) == (docker.labels, docker.image, False)
         assert config["Entrypoint"] + config["Cmd"] == ["/bin/sh", "-c", "exit 0"]
         assert "A=1" in config["Env"]
     assert NOWHERE in refused(docker.ask("GET", f"/containers/{NOWHERE}/json"), 404)
@@ -88,7 +87,7 @@ def test_a_container_is_found_by_name_by_id_and_by_the_beginning_of_an_id(docker
 
 def test_a_name_is_given_once(docker: Docker) -> None:
     made = docker.create("one", "exit 0")
-    body = {"Image": IMAGE, "Cmd": ["/bin/sh"], "Labels": docker.labels}
+    body = {"Image": docker.image, "Cmd": ["/bin/sh"], "Labels": docker.labels}
     reason = refused(docker.ask("POST", "/containers/create", json_body=body, name=docker.name("one")), 409)
     assert reason.startswith(f'Conflict. The container name "/{docker.name("one")}" is already in use by container')
     assert made in reason
@@ -241,13 +240,13 @@ def test_no_command_where_nothing_runs(docker: Docker) -> None:
 
 def test_images_by_name_and_id(docker: Docker) -> None:
     rows = docker.ask("GET", "/images/json")
-    (row,) = [row for row in rows.json if IMAGE in (row["RepoTags"] or ())]
+    (row,) = [row for row in rows.json if docker.image in (row["RepoTags"] or ())]
     assert (rows.status, row["Id"][:7]) == (200, "sha256:")
     assert set(row) >= {"Labels", "RepoDigests"}
-    for reference in (IMAGE, row["Id"]):
+    for reference in (docker.image, row["Id"]):
         info = docker.ask("GET", f"/images/{reference}/json")
         assert (info.status, info.json["Id"]) == (200, row["Id"])
-        assert IMAGE in info.json["RepoTags"]
+        assert docker.image in info.json["RepoTags"]
         assert "Labels" in info.json["Config"]
     reason = refused(docker.ask("GET", f"/images/{NOWHERE}/json"), 404)
     assert reason.endswith(f"No such image: {NOWHERE}:latest")
@@ -257,10 +256,10 @@ def test_images_by_name_and_id(docker: Docker) -> None:
 def test_an_image_gets_another_name(docker: Docker) -> None:
     tag = docker.label
     for _ in range(2):
-        answer = docker.ask("POST", f"/images/{IMAGE}/tag", repo=REPOSITORY, tag=tag)
+        answer = docker.ask("POST", f"/images/{docker.image}/tag", repo=REPOSITORY, tag=tag)
         assert (answer.status, answer.body) == (201, b"")
-    docker.client.tag(IMAGE, REPOSITORY, tag)
-    assert docker.client.image_config(f"{REPOSITORY}:{tag}") == docker.client.image_config(IMAGE)
+    docker.client.tag(docker.image, REPOSITORY, tag)
+    assert docker.client.image_config(f"{REPOSITORY}:{tag}") == docker.client.image_config(docker.image)
     assert NOWHERE in refused(docker.ask("POST", f"/images/{NOWHERE}/tag", repo=REPOSITORY, tag=tag), 404)
 
 
@@ -269,8 +268,8 @@ def recipe(*lines: str) -> bytes:
     return packed(("Dockerfile", "\n".join(lines).encode() + b"\n"))
 
 
-def build(docker: Docker, context: bytes, base: str = IMAGE) -> docker_api.Answer:
-    arguments = json.dumps({"BASE": base, "RAY": "2.56.1"})
+def build(docker: Docker, context: bytes, base: str | None = None) -> docker_api.Answer:
+    arguments = json.dumps({"BASE": base or docker.image, "RAY": "2.56.1"})
     more: dict[str, Any] = {"buildargs": arguments, "labels": json.dumps(docker.labels), "networkmode": "none"}
     return docker.ask("POST", "/build", context, t=f"{REPOSITORY}:{docker.label}", rm=1, forcerm=1, **more)
 
@@ -293,7 +292,7 @@ def test_a_build_that_fails_says_so_inside_the_stream(docker: Docker) -> None:
     assert answer.status == 200
     assert answer.lines[-1] == {"errorDetail": {"code": 3, "message": reason}, "error": reason}
     with pytest.raises(CommandFailed, match=r"cannot build .*returned a non-zero code: 3"):
-        docker.client.build(context, f"{REPOSITORY}:{docker.label}", {"BASE": IMAGE}, {}, Deadline.after(30))
+        docker.client.build(context, f"{REPOSITORY}:{docker.label}", {"BASE": docker.image}, {}, Deadline.after(30))
     answer = build(docker, recipe("ARG BASE", "FROM ${BASE}"), f"localhost:1/{NOWHERE}:1")
     assert answer.status == 200
     assert set(answer.lines[-1]) == {"error", "errorDetail"}

@@ -131,6 +131,18 @@ class Docker:
             self.ask("DELETE", f"/volumes/{row['Name']}")
         self.ask("DELETE", f"/images/{REPOSITORY}:{self.label}")
 
+    def remove_image(self) -> None:
+        """Remove the image, after what failed builds have left of it."""
+        base = self.ask("GET", f"/images/{self.image}/json").json["Id"]
+        for row in self.ask("GET", "/images/json", all=1).json:
+            if row.get("ParentId") == base:
+                self.ask("DELETE", f"/images/{row['Id']}")
+        self.ask("DELETE", f"/images/{self.image}")
+
+
+def _fresh() -> str:
+    return f"{REPOSITORY}:{secrets.token_hex(4)}"
+
 
 def tree(programs: Iterable[str]) -> bytes:
     """Programs of this machine and the libraries that they load, as a tar archive."""
@@ -145,15 +157,17 @@ def tree(programs: Iterable[str]) -> bytes:
     return archive.getvalue()
 
 
-def real(image: str) -> Docker:
-    """This machine's Docker, with the image imported."""
+def real() -> Docker:
+    """This machine's Docker, with an image imported."""
+    image = _fresh()
     argv = ["docker", "import", "-", image]
     subprocess.run(argv, input=tree(PROGRAMS), check=True, stdout=subprocess.DEVNULL)
     return Docker("real", LocalTransport(Target("gpu1", "local")), image)
 
 
-def fake(image: str) -> Docker:
-    """A fake Docker with an image of that name."""
+def fake() -> Docker:
+    """A fake Docker with an image of such a name."""
+    image = _fresh()
     world = make.world((2,))
     machine = world.machines["gpu1"]
     there = Picture(f"sha256:{identity('contract')}", [image], {})
