@@ -286,3 +286,77 @@ def test_ssh_config_is_read_without_the_ssh_command(
     monkeypatch.setenv("PATH", str(tmp_path))
     works(connect(client.target("h"), "fabric"))
     works(connect(client.target("j"), "fabric"))
+
+
+@pytest.mark.promise("P39")
+def test_too_many_keys_are_told_with_the_way_to_offer_one(
+    *, kind: Kind, client: Client, agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        key = keygen(tmp_path / f"k{n}")
+        subprocess.run(["ssh-add", "-q", key], check=True, env={**os.environ, "SSH_AUTH_SOCK": str(agent)})
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+    server = Sshd(tmp_path / "sshd", client.key, options=("MaxAuthTries 2",)).start()
+    try:
+        client.key = tmp_path / "none"
+        client.add("h", server, "IdentitiesOnly no")
+        error = failure(client.target("h"), kind)
+    finally:
+        server.stop()
+    assert isinstance(error, AuthRefused)
+    assert "after too many keys (MaxAuthTries)" in error.message
+    assert error.hint and "for h: IdentityFile KEY and IdentitiesOnly yes" in error.hint
+    assert "ssh-copy-id" not in error.hint
+
+
+@pytest.mark.promise("P39")
+def test_a_second_factor_is_told_as_one(kind: Kind, client: Client, tmp_path: Path) -> None:
+    options = ("PasswordAuthentication yes", "AuthenticationMethods publickey,password")
+    server = Sshd(tmp_path / "sshd", client.key, options=options).start()
+    try:
+        client.add("h", server)
+        error = failure(client.target("h"), kind)
+    finally:
+        server.stop()
+    assert isinstance(error, AuthRefused)
+    assert "it took a key and wants password besides" in error.message
+    assert error.hint and f"Match User {USER}, AuthenticationMethods publickey" in error.hint
+
+
+@pytest.mark.promise("P39")
+def test_a_server_without_sessions_is_told_as_one(kind: Kind, client: Client, tmp_path: Path) -> None:
+    server = Sshd(tmp_path / "sshd", client.key, options=("MaxSessions 0",)).start()
+    transport = make(client.target("h"), kind)
+    try:
+        client.add("h", server)
+        with pytest.raises(Unreachable, match="opens no more sessions") as caught:
+            transport.connect(Deadline.after(20))
+            transport.run(["true"], Deadline.after(5))
+    finally:
+        transport.close()
+        server.stop()
+    assert caught.value.hint and "MaxSessions" in caught.value.hint
+
+
+def test_a_lost_connection_is_not_explained_by_statistics(client: Client, server: Sshd, connect: Connect) -> None:
+    client.add("h", server)
+    transport = connect(client.target("h"), "openssh")
+    until = time.monotonic() + 10
+    server.drop_connections()
+    while time.monotonic() < until:
+        with pytest.raises(VclusterError) as caught:
+            transport.run(["true"], Deadline.after(5))
+        if isinstance(caught.value, Unreachable):
+            break
+    assert "was lost earlier: " in caught.value.message
+    assert not set(caught.value.message.split()) & {"Bytes", "Transferred:", "Authenticated"}, caught.value.message
+
+
+def test_fabric_needs_no_ssh_command(
+    client: Client, shared_server: Sshd, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.add("h", shared_server)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    works(connect(client.target("h"), "fabric"))
+    with pytest.raises(UsageError, match="the ssh command is not installed here"):
+        connect(client.target("h"), "openssh")

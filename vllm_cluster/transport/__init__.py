@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from vllm_cluster.transport.sshconfig import NoSshCommand, Resolved, resolve, ss
 Kind = Literal["fabric", "openssh", "local"]
 
 
-def locate(target: Target, kind: Kind, processes: Callable[..., Any]) -> Resolved:
+def locate(target: Target, kind: Kind, processes: Callable[..., Any] = subprocess.run) -> Resolved:
     """Where ssh_config sends a host; asked of ssh, or read by paramiko where fabric carries and there is no ssh."""
 
     def words(asked: Target) -> Mapping[str, list[str]]:

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import IO, cast
 
-from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, Deadline, Result
+from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Deadline, Result
 
-TAIL = 8_192
 CHUNK = 65_536
 GRACE_SECONDS = 1.0
 
@@ -215,4 +214,4 @@ class ProcessStream:
         with open(errors, "rb", buffering=0) as pipe:
             while data := pipe.read(4096):
                 self._tail += data
-                del self._tail[:-TAIL]
+                del self._tail[:-MAX_TAIL]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vllm_cluster.core.errors import CommandFailed, UsageError
-from vllm_cluster.transport.base import MAX_OUTPUT, Result
+from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, Result
 
 if TYPE_CHECKING:
     from vllm_cluster.transport.base import Deadline, Transport
@@ -51,6 +51,10 @@ class Command:
 
     first: bytes
     mark: bytes
+
+    def hopeless(self, greeting: bytes) -> bool:
+        """Whether the command will never begin: too much came before it, or only its own text comes back."""
+        return len(greeting) > MAX_GREETING or self.first in greeting
 
     def started(self, result: Result) -> bool:
         """Whether the command itself began, and not only the login shell."""

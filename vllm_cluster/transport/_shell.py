@@ -6,11 +6,10 @@ import contextlib
 import re
 import shlex
 from collections.abc import Callable
-from pathlib import PurePosixPath
 
 from vllm_cluster.core.errors import HostError, ShellUnusable, UsageError
 from vllm_cluster.transport._remote import Command
-from vllm_cluster.transport.base import MAX_GREETING, Deadline, Result, Stream, Target
+from vllm_cluster.transport.base import MAX_TAIL, Deadline, Result, Stream, Target
 from vllm_cluster.transport.sshconfig import ssh_options
 
 GREETING_SECONDS = 30.0
@@ -58,8 +57,12 @@ class MarkedStream:
 
     def stderr_tail(self) -> str:
         """The last lines that the command wrote to standard error."""
-        said = self._stream.stderr_tail().encode("utf-8", "surrogateescape") + b"\n"
-        return self._command.own_stderr(said).decode("utf-8", "replace").strip()
+        said, mark = self._stream.stderr_tail(), self._command.mark.decode().strip()
+        greeting, found, own = said.partition(mark)
+        if found:
+            return own.strip()
+        # Either a long error has pushed the mark out, or nothing but the greeting has come yet.
+        return greeting if len(said) > MAX_TAIL // 2 or not self._begun else ""
 
     def close(self) -> None:
         """End the stream; may be called twice."""
@@ -73,22 +76,23 @@ class MarkedStream:
             greeting += data
             if self._closed:
                 return b""
-            if not data or len(greeting) > MAX_GREETING or not limit.left():
+            if not data or self._command.hopeless(bytes(greeting)) or not limit.left():
                 raise self._refused(bytes(greeting), self._stream.stderr_tail().encode("utf-8", "replace"))
         return bytes(greeting.partition(self._command.mark)[2])
 
 
-def refusal(target: Target, out: bytes, err: bytes, ask: Callable[[], Result | None]) -> ShellUnusable:
-    """Why no command began, from what was printed instead; `ask` runs `ASK` on the host."""
-    said = _shown(err) or _shown(out)
+def refusal(target: Target, where: str, out: bytes, err: bytes, ask: Callable[[], Result | None]) -> ShellUnusable:
+    """Why no command began at USER@HOST:PORT, from what was printed instead; `ask` runs `ASK` there."""
+    said = _shown(err + b"\n" + out)
     printed = f": it printed {said!r}" if said else ""
     by_hand = shlex.join(["ssh", *ssh_options(target), target.destination, "echo ok"])
-    other = "use another user on the host (hosts.NAME.ssh.user), or give this one a usual shell: sudo chsh -s /bin/bash"
+    user = shlex.quote(where.rpartition("@")[0])
+    other = f"set hosts.{target.name}.ssh.user to one who runs commands, or on the host: sudo chsh -s /bin/bash {user}"
     if _RESTRICTED.search(said):
         return ShellUnusable(target.name, f"login shell: it is restricted{printed}", hint=other)
     if _NO_LOGIN.search(said):
         return ShellUnusable(target.name, f"login shell: this account runs no commands{printed}", hint=other)
-    if shell := _shell(ask):
+    if shell := _name_of_shell(ask):
         return ShellUnusable(
             target.name,
             f"login shell: {shell} reads the input of a command before the command starts{printed}",
@@ -104,13 +108,13 @@ def refusal(target: Target, out: bytes, err: bytes, ask: Callable[[], Result | N
 
 def guard(shell: str) -> str:
     """The line that keeps a shell's start-up file from running for a command."""
-    file, line = _GUARDS.get(
-        PurePosixPath(shell).name, ("the shell's start-up file", "an end where it has no terminal")
-    )
+    # The end of the name: Debian's csh is bsd-csh.
+    file, line = next((words for name, words in _GUARDS.items() if shell.endswith(name)), _ANY)
     return f"make this the first line of {file} on the host: {line}"
 
 
-def _shell(ask: Callable[[], Result | None]) -> str:
+def _name_of_shell(ask: Callable[[], Result | None]) -> str:
+    """The login shell of a host where a command runs that needs no input; empty where none does."""
     with contextlib.suppress(HostError, UsageError, OSError):
         if (result := ask()) and (found := _ANSWER.search(result.stdout)):
             return found[1].decode("utf-8", "replace")
@@ -118,6 +122,6 @@ def _shell(ask: Callable[[], Result | None]) -> str:
 
 
 def _shown(said: bytes) -> str:
-    """The last lines of an answer, in short; what is no text is left out."""
+    """The first lines of an answer, in short; what is no text is left out."""
     text = " / ".join(line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip())
-    return "".join(char for char in text if char.isprintable())[-200:]
+    return "".join(char for char in text if char.isprintable())[:200]

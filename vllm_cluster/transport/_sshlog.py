@@ -23,8 +23,9 @@ _NO_COMMON = re.compile(r"(no matching .+)|(Bad remote protocol version.*)|(bann
 _PROXY = re.compile(r"(stdio forwarding failed|open failed: .+|administratively prohibited.*)")
 
 
-# What ssh counts at its end, which explains nothing.
-_STATISTICS = re.compile(r"Transferred: |Bytes per second: |Connection to \S+ closed\.$")
+# What ssh says of connections that are well, and what it counts at their end: it explains nothing.
+_STATISTICS = re.compile(r"Authenticated to |Transferred: |Bytes per second: |Connection to \S+ closed\.$")
+_NO_SESSION = re.compile(r"^channel \d+: open failed: ", re.M)
 _LET_IN = re.compile(r"^Authenticated to |debug1: Entering interactive session", re.M)
 
 
@@ -37,6 +38,11 @@ def words(log: str) -> list[str]:
 def let_in(log: str) -> bool:
     """Whether the login was over when ssh ended."""
     return bool(_LET_IN.search(log))
+
+
+def no_session(log: str) -> bool:
+    """Whether the server let the user in and opened no session."""
+    return bool(_NO_SESSION.search("\n".join(words(log))))
 
 
 def explain(log: str, at: Resolved, seconds: float) -> Unreachable:
@@ -67,12 +73,15 @@ def _login_refused(log: str, said: str, at: Resolved) -> Unreachable | None:
     offered = [found.strip() for found in _OFFERED.findall(log)]
     skipped = [f"{found[1]} ({found[2]})" for found in _PASSPHRASE.finditer(said) if found[1]]
     if "Too many authentication failures" in said:
-        return reasons.auth_refused(at, "it closed the connection after too many keys", offered, skipped)
+        return reasons.too_many_keys(at, offered, skipped)
     if found := _DENIED.search(said):
         user, _, host = found[1].rpartition("@")
         refused = next((hop for hop in _chain(at) if hop.user == user and hop.host == host), at)
-        takes = "" if "publickey" in found[2] else f", it accepts only {found[2]}"
-        return reasons.auth_refused(refused, f"it refused every key{takes}", offered, skipped)
+        if "with partial success" in said:
+            return reasons.second_factor(refused, found[2].replace(",", ", "), offered, skipped)
+        if "publickey" not in found[2]:
+            return reasons.no_keys(refused, found[2].replace(",", ", "))
+        return reasons.auth_refused(refused, "it refused every key", offered, skipped)
     return None
 
 

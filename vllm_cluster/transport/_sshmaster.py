@@ -14,11 +14,13 @@ from pathlib import Path
 
 from vllm_cluster.core.errors import HostError, UsageError
 from vllm_cluster.transport import _process, _remote, _shell, _sshlog, reasons
-from vllm_cluster.transport.base import MAX_GREETING, Deadline, Target
+from vllm_cluster.transport.base import Deadline, Result, Target
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import Resolved, ssh_options
 
 STEP_SECONDS = 10.0
+# For the first command to begin, before the host is asked why it has not.
+PATIENCE_SECONDS = 4.0
 # ssh listens under a temporary name, 17 characters longer, and no socket's name may pass 104 (macOS).
 MAX_SOCKET_PATH = 85
 _OPTIONS = (
@@ -100,29 +102,45 @@ class Master:
         with contextlib.suppress(BrokenPipeError):
             os.write(stdin.fileno(), command.first)
         limit, greeting = deadline.sooner(2 * STEP_SECONDS), b""
+        patience = limit.sooner(PATIENCE_SECONDS)
         poll = select.poll()
         poll.register(stdout, select.POLLIN)
         started = limit.left()
         while command.mark not in greeting:
-            if not poll.poll(limit.left() * 1000):
-                if not limit.left():
+            if not poll.poll(patience.left() * 1000):
+                if not limit.left() or (self._another_ends() and not poll.poll(0)):
                     raise self._failure(greeting, started)
+                patience = limit
                 continue
             data = os.read(stdout.fileno(), 1 << 16)
             greeting += data
-            if not data or len(greeting) > MAX_GREETING:
+            if not data or command.hopeless(greeting):
                 raise self._failure(greeting, STEP_SECONDS)
 
     def _failure(self, greeting: bytes, seconds: float) -> HostError:
         """Why there is no connection, or no use of it."""
+        assert self._process.stdin is not None  # noqa: S101 - it was asked for above
+        self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_process.GRACE_SECONDS)
         log = self._read_log()
+        if _sshlog.let_in(log) and _sshlog.no_session(log):
+            return reasons.no_session(self.resolved.name, self.resolved.where)
         if _sshlog.let_in(log):
             said = "\n".join(_sshlog.words(log)).encode("utf-8", "replace")
-            argv, deadline = [*self._alone, "--", self._target.destination, _shell.ASK], Deadline.after(STEP_SECONDS)
-            return _shell.refusal(self._target, greeting, said, lambda: _process.run(argv, b"", deadline))
+            return _shell.refusal(self._target, self.resolved.where, greeting, said, self._ask)
         return _sshlog.explain(log, self.resolved, seconds)
+
+    def _another_ends(self) -> bool:
+        """Whether a later session without input ends on the host: then no slow host keeps ours from beginning."""
+        if not _sshlog.let_in(self._read_log()):
+            return False
+        result = self._ask()
+        return result is not None and result.returncode != 255
+
+    def _ask(self) -> Result | None:
+        argv = [*self._alone, "--", self._target.destination, _shell.ASK]
+        return _process.run(argv, b"", Deadline.after(_shell.ASK_SECONDS))
 
     def _read_log(self) -> str:
         try:

@@ -15,6 +15,8 @@ MAX_STREAMS = 4
 MAX_COMMANDS = 4
 # What is kept of each output of a command: a host must not fill our memory.
 MAX_OUTPUT = 8 << 20
+# What is kept of a stream's standard error, for error messages.
+MAX_TAIL = 8_192
 # A login shell that prints more than this before a command is not listened to any longer.
 MAX_GREETING = 1 << 20
 

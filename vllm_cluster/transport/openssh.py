@@ -50,7 +50,8 @@ class OpenSshTransport:
             if self._master is not None and self._master.alive():
                 return
             self._close()
-            self._master = open_master(self._target, self._endpoint or resolve(self._target), self._jumps, deadline)
+            endpoint = self._endpoint or resolve(self._target)
+            self._master = open_master(self._target, endpoint, self._jumps, deadline)
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""
@@ -136,7 +137,7 @@ class OpenSshTransport:
             self._count()
             return _process.run(shared(master.socket, _shell.ASK), b"", Deadline.after(_shell.ASK_SECONDS))
 
-        return _shell.refusal(self._target, out, err, ask)
+        return _shell.refusal(self._target, master.resolved.where, out, err, ask)
 
     def _standing(self) -> Master:
         master = self._master

@@ -55,13 +55,38 @@ def revoked_key(at: Resolved, shown: str, line: str) -> HostKeyRejected:
     )
 
 
-def auth_refused(at: Resolved, why: str, offered: list[str], skipped: list[str]) -> AuthRefused:
+def too_many_keys(at: Resolved, offered: list[str], skipped: list[str]) -> AuthRefused:
+    """The host ended the login before the right key was offered."""
+    hint = (
+        f"offer one key alone: in ssh_config, for {at.destination}: IdentityFile KEY and IdentitiesOnly yes; "
+        "or take the others out of the agent: ssh-add -D"
+    )
+    return auth_refused(at, "it closed the connection after too many keys (MaxAuthTries)", offered, skipped, hint)
+
+
+def second_factor(at: Resolved, methods: str, offered: list[str], skipped: list[str]) -> AuthRefused:
+    """The host took a key and wants more, which no program can give."""
+    hint = f"let a key be enough, in its sshd_config: Match User {at.user}, AuthenticationMethods publickey"
+    return auth_refused(at, f"it took a key and wants {methods} besides", offered, skipped, hint)
+
+
+def no_keys(at: Resolved, methods: str) -> AuthRefused:
+    """The host takes no keys at all."""
+    return auth_refused(
+        at, f"it accepts only {methods}, no keys", [], [], "set PubkeyAuthentication yes in its sshd_config"
+    )
+
+
+def auth_refused(
+    at: Resolved, why: str, offered: list[str], skipped: list[str], hint: str | None = None
+) -> AuthRefused:
     """The host answered and let nobody in."""
     also = f"; left out: {', '.join(skipped)}" if skipped else ""
     return AuthRefused(
         at.name,
         f"{at.where} refused the login: {why}; offered: {', '.join(offered) or 'nothing'}{also}",
-        hint=f"put your public key there (ssh-copy-id {_by_hand(at)}), or give the right user and key for {at.name}; "
+        hint=hint
+        or f"put your public key there (ssh-copy-id {_by_hand(at)}), or give the right user and key for {at.name}; "
         "hardware keys and Kerberos need the openssh transport",
     )
 

@@ -237,6 +237,12 @@ def _expand(text: str, destination: str, host: str, port: int, user: str) -> str
     return _TOKEN.sub(lambda found: values.get(found[1], found[0]), text)
 
 
+def included(word: str) -> list[Path]:
+    """The files that a word of Include names; relative ones lie in ~/.ssh, wherever the including file is."""
+    wanted = str(Path("~/.ssh").expanduser() / Path(word).expanduser())
+    return [Path(path) for path in sorted(glob.glob(wanted))]  # noqa: PTH207 - Path.glob takes no absolute pattern
+
+
 def _host_names(file: Path, seen: tuple[Path, ...]) -> Iterator[str]:
     if file in seen or len(seen) > 16:
         return
@@ -251,7 +257,5 @@ def _host_names(file: Path, seen: tuple[Path, ...]) -> Iterator[str]:
             yield from words
         elif key.lower() == "include":
             for word in words:
-                # ssh looks for relative names in ~/.ssh, wherever the including file is.
-                wanted = str(Path("~/.ssh").expanduser() / Path(word).expanduser())
-                for path in sorted(glob.glob(wanted)):  # noqa: PTH207 - Path.glob takes no absolute pattern
-                    yield from _host_names(Path(path), (*seen, file))
+                for path in included(word):
+                    yield from _host_names(path, (*seen, file))

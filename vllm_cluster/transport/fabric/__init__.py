@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,15 +10,14 @@ from collections.abc import Iterator, Sequence
 import paramiko
 
 from vllm_cluster.core.errors import Lost, ShellUnusable, TimedOut, Unreachable
-from vllm_cluster.transport import _remote, _shell, reasons
+from vllm_cluster.transport import _remote, _shell, locate, reasons
 from vllm_cluster.transport._forward import LoopbackForward
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
-from vllm_cluster.transport.fabric.config import parsed_words
 from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_hop
 from vllm_cluster.transport.fabric.stream import ChannelStream, Link, collect
 from vllm_cluster.transport.fabric.wire import BROKEN
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import Resolved, check, resolve, ssh_words
+from vllm_cluster.transport.sshconfig import Resolved, check
 
 _RETRY_SECONDS = 0.1
 
@@ -56,7 +54,7 @@ class FabricTransport:
                 return
             self._close()
             if self._endpoint is None:
-                self._endpoint = resolve(self._target, ssh_words if shutil.which("ssh") else parsed_words)
+                self._endpoint = locate(self._target, "fabric")
             self._hop = open_hop(self._endpoint, self._jumps, deadline)
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
@@ -175,7 +173,7 @@ class FabricTransport:
             deadline, doing = Deadline.after(_shell.ASK_SECONDS), "asking for the login shell"
             return self._talk(link, _shell.ASK, b"", deadline, doing)
 
-        return _shell.refusal(self._target, out, err, ask)
+        return _shell.refusal(self._target, link.where, out, err, ask)
 
     def _no_exit_code(self, link: Link, channel: paramiko.Channel, doing: str) -> Lost | Unreachable:
         if link.alive and not channel.event_ready:

@@ -68,7 +68,7 @@ class Credentials:
             transport.auth_none(self._resolved.user)
         except paramiko.BadAuthenticationType as refusal:
             if "publickey" not in refusal.allowed_types:
-                raise self._refused(f"it accepts only {', '.join(refusal.allowed_types)}, no keys") from None
+                raise reasons.no_keys(self._resolved, ", ".join(refusal.allowed_types)) from None
             return False
         return True
 
@@ -79,7 +79,7 @@ class Credentials:
                 more = transport.auth_publickey(self._resolved.user, key)
             except paramiko.AuthenticationException as refusal:
                 if not transport.is_active():
-                    raise self._refused("it closed the connection after too many keys") from None
+                    raise reasons.too_many_keys(self._resolved, self._offered, self._skipped) from None
                 if "timeout" in str(refusal).lower():
                     raise self._refused("it did not answer in time") from None
                 continue
@@ -89,7 +89,7 @@ class Credentials:
                 self._skipped.append(f"{name} ({error})")
                 continue
             if more:
-                raise self._refused(f"it wants {', '.join(more)} besides the key")
+                raise reasons.second_factor(self._resolved, ", ".join(more), self._offered, self._skipped)
             return
         raise self._refused("it refused every key")
 

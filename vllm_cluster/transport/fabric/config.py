@@ -1,8 +1,9 @@
-"""paramiko's reading of ssh_config, for machines without the ssh command."""
+"""paramiko's reading of ssh_config, for machines without the ssh command; what it cannot read is refused."""
 
 from __future__ import annotations
 
 import getpass
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import paramiko
 
 from vllm_cluster.core.errors import UsageError
 from vllm_cluster.transport.base import Target
+from vllm_cluster.transport.sshconfig import included
 
 _DEFAULTS = {
     "identityfile": ["~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa"],
@@ -18,14 +20,34 @@ _DEFAULTS = {
 }
 
 
+# Files that Include names where ssh looks for them; Match may ask a command.
+_NEEDS_SSH = re.compile(r"\s*(include|match)[\s=]+(.*)", re.I)
+
+
+def _refuse_what_needs_ssh(file: Path, lines: list[str]) -> None:
+    for number, line in enumerate(lines, 1):
+        found = _NEEDS_SSH.match(line)
+        if found and (found[1].lower() == "match" or any(map(included, found[2].split()))):
+            raise UsageError(
+                f"{file}:{number}: {found[1]} needs the ssh command, which is not installed here",
+                hint="install the OpenSSH client",
+            )
+
+
 def parsed_words(target: Target) -> dict[str, list[str]]:
-    """The options for a host in the form of `ssh_words`; Include is not followed."""
+    """The options for a host in the form of `ssh_words`.
+
+    Raises:
+        UsageError: ssh_config holds what only ssh can read.
+    """
     config = paramiko.SSHConfig()
     files = [target.config] if target.config else [Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")]
     for file in files:
         if target.config or file.is_file():
             try:
-                config.parse(file.read_text("utf-8").splitlines(keepends=True))
+                lines = file.read_text("utf-8").splitlines(keepends=True)
+                _refuse_what_needs_ssh(file, lines)
+                config.parse(lines)
             except (OSError, paramiko.ConfigParseError) as error:
                 raise UsageError(f"{target.name}: cannot read {file}: {error}") from None
     user, _, host = target.destination.rpartition("@")

@@ -11,12 +11,11 @@ from collections.abc import Callable
 import paramiko
 
 from vllm_cluster.core.errors import Lost
-from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, Deadline, Result
+from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Deadline, Result
 from vllm_cluster.transport.fabric.wire import BROKEN, Session, Wire
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
-TAIL = 8_192
 _BREATH = 0.25
 
 
@@ -129,7 +128,7 @@ class ChannelStream:
         with self._tail_lock:
             while self._channel.recv_stderr_ready():
                 self._tail += self._channel.recv_stderr(PACKET)
-                del self._tail[:-TAIL]
+                del self._tail[:-MAX_TAIL]
 
     def _broken(self) -> Exception:
         if not self._link.alive:
