@@ -18,6 +18,7 @@ from vllm_cluster.cli.session import Session
 from vllm_cluster.core.errors import InventoryError, Locked, PreflightFailed, VclusterError
 from vllm_cluster.core.spec import CLUSTER, FORMAT_LABEL, VERSION
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.execute import PULL_SECONDS
 
 
 def node(world: World, host: str) -> Box:
@@ -43,7 +44,7 @@ def test_no_call_is_without_an_end(fault: Fault, words: str) -> None:
         # Only the line of history may be missed without an error: what it is about has been done.
         warned = any("has no line for this up" in event.text for event in broken.events if event.kind == "warning")
         assert broken.error is not None or (words == "/exec/" and warned), broken.story()
-        assert broken.seconds < 3700, "it waited longer than any deadline"
+        assert broken.seconds < PULL_SECONDS + 100, "it waited longer than any deadline"
         world.settle()
         assert lab.run(world, inventory, lab.do_up).error is None
         oracle.converged(world, inventory)

@@ -28,6 +28,17 @@ def _untagged(name: str) -> str:
     return head + separator + last.partition(":")[0]
 
 
+def registry(reference: str) -> str:
+    """The registry that a reference names, empty for the default one.
+
+    >>> registry("localhost:5000/team/vllm:1"), registry("vllm/vllm-openai")
+    ('localhost:5000', '')
+    """
+    first, slash, _ = reference.partition("/")
+    named = slash and ("." in first or ":" in first or first == "localhost")
+    return first if named and first not in ("docker.io", "index.docker.io") else ""
+
+
 def find(reference: str, images: Iterable[Image]) -> Image | None:
     """The host's image of that name, id or digest."""
     wanted = canonical(reference)

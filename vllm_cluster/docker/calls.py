@@ -43,7 +43,6 @@ class Call:
     json: Mapping[str, object] | None = None
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    hint: str | None = None
 
     @property
     def content(self) -> bytes:
@@ -87,7 +86,7 @@ class Reply:
             reason = _reason(self.read(MAX_REFUSAL))
             text = f"{call.what}: Docker says: {reason or response.reason}"
             refusal = NotFound if status == http.HTTPStatus.NOT_FOUND else CommandFailed
-            raise refusal(self._host, text, exit_code=status, stderr=reason, hint=call.hint)
+            raise refusal(self._host, text, exit_code=status, stderr=reason)
 
     def read(self, limit: int) -> bytes:
         """The first `limit` bytes; what comes behind them is not waited for."""

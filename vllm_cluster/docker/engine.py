@@ -96,17 +96,13 @@ class EngineClient:
             return None
 
     def pull(self, reference: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
-        """Pull an image, telling the bytes as they come."""
-        hint = f"check the name, log in on {self.host}, or load the image there: docker save | ssh docker load"
+        """Pull an image that needs no login, telling the bytes as they come."""
         repository, tag = _parts(reference)
         query = {"fromImage": repository, "tag": tag}
-        with self._calls.stream(
-            Call(f"pull {reference}", "POST", "/images/create", query, hint=hint), deadline
-        ) as reply:
+        with self._calls.stream(Call(f"pull {reference}", "POST", "/images/create", query), deadline) as reply:
             problem = pulled(reply.messages(), reference, progress)
         if problem:
-            text = f"cannot pull {reference}: {problem}"
-            raise CommandFailed(self.host, text, exit_code=1, stderr=problem, hint=hint)
+            raise CommandFailed(self.host, f"cannot pull {reference}: {problem}", exit_code=1, stderr=problem)
 
     def build(
         self, context: bytes, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], deadline: Deadline

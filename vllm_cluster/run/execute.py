@@ -30,10 +30,14 @@ from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.pull import pull
 from vllm_cluster.run.secrets import Secrets
 
-PULL_SECONDS = 3600.0
+# 20 GB at 25 Mbit/s.
+PULL_SECONDS = 7200.0
 BUILD_SECONDS = 900.0
+# The wheels are sent within the build; bytes a second.
+MIN_UPLOAD = 256 << 10
 PROBE_SECONDS = 120.0
 
 
@@ -116,11 +120,8 @@ class Execution:
         engine = link.engine
         config = engine.image_config(operation.image)
         if config is None:
-            engine.pull(
-                operation.image,
-                link.runtime.after(PULL_SECONDS),
-                lambda text: self.emit(Event("progress", text, link.name)),
-            )
+            deadline = link.runtime.after(PULL_SECONDS)
+            pull(link, operation.image, deadline, lambda text: self.emit(Event("progress", text, link.name)))
             config = engine.image_config(operation.image)
         if config is None:
             raise CommandFailed(link.name, f"{operation.image} was pulled and is not there", exit_code=1, stderr="")
@@ -139,7 +140,8 @@ class Execution:
         context = self._context(inside, operation.ray)
         self.emit(Event("progress", f"sending {len(context) / 1e6:.0f} MB of wheels, building {name}", link.name))
         arguments = {"BASE": base, "RAY": operation.ray}
-        engine.build(context, name, arguments, {BASE_IMAGE: base}, link.runtime.after(BUILD_SECONDS))
+        deadline = link.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
+        engine.build(context, name, arguments, {BASE_IMAGE: base}, deadline)
 
     def _probe(self, engine: EngineClient, image: str, base: str) -> ray_layer.Inside:
         deadline = self.fleet.runtime.after(PROBE_SECONDS)

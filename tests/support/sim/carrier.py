@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.support.sim.engine import Answer, FakeEngine, Request, reply
+from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch, reply
 from tests.support.sim.facts import told
 from tests.support.sim.faults import Fault, Killed, StillWaiting
 from tests.support.sim.world import Lock, World
@@ -65,15 +65,18 @@ class FakeTransport:
         self.round_trips += 1
         self._alive()
         docker = tuple(argv) == DIAL
-        what = "dial docker" if docker else "lease"
+        pull = list(argv[:2]) == ["docker", "pull"]
+        what = "dial docker" if docker else "docker pull" if pull else "lease"
         # Whoever gets the lease changes a lock file; that is for all to see, but nothing of a cluster.
-        fault = self.script.ask(self._name, what, False)
+        fault = self.script.ask(self._name, what, pull)
         self.stumble(fault, what, deadline)
         if fault in (Fault.LOST, Fault.LOST_AFTER):
             raise self.lose("the connection broke")
         stream: _Stream
         if docker:
             stream = EngineStream(self, self._world, ended=fault is not None)
+        elif pull:
+            stream = _PullStream(self, self._world, argv[2], fault)
         elif argv[:3] == ["sh", "-c", LEASE]:
             stream = _LeaseStream(self, self._world, argv[4], argv[5], float(argv[6]))
         else:
@@ -228,6 +231,27 @@ class _LeaseStream(_Stream):
         # Behind a black hole the other side hears of nothing.
         if self._mine and self.transport.machine.reachable:
             del self._locks[self._file]
+
+
+class _PullStream(_Stream):
+    """`docker pull`, with the login that the host has."""
+
+    def __init__(self, transport: FakeTransport, world: World, image: str, fault: Fault | None) -> None:
+        super().__init__(transport, world)
+        self.ended, self._said = True, ""
+        if fault is not None and not fault.happens:
+            self._said = "Cannot connect to the Docker daemon"
+            return
+        try:
+            fetch(world, transport.machine, image, logged_in=transport.machine.logged_in)
+        except Refused as error:
+            self._said = f"Using default tag: latest\nError response from daemon: {error}"
+        else:
+            self.out += b"layer: Pulling fs layer\nlayer: Download complete\nlayer: Pull complete\n"
+
+    def stderr_tail(self) -> str:
+        """What docker says of a failure."""
+        return self._said
 
 
 class EngineStream(_Stream):

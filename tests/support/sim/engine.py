@@ -345,22 +345,27 @@ def _image(engine: FakeEngine, _: Request, reference: str) -> Answer:
 @route("POST", "/images/create")
 def _pull(engine: FakeEngine, request: Request, _: str) -> Answer:
     name = f"{request.query['fromImage']}:{request.query.get('tag', 'latest')}"
-    registry, slash, _path = name.partition("/")
-    if slash and (":" in registry or "." in registry):
-        raise Refused(500, f'Get "https://{registry}/v2/": dial tcp: connect: connection refused')
-    found = engine.world.registry.get(name)
-    if found is None:
-        text = f"pull access denied for {name}, repository does not exist or may require 'docker login'"
-        raise Refused(404, text)
-    for picture in engine.machine.images.values():
-        picture.tags = [tag for tag in picture.tags if tag != name]
-    there = engine.machine.images.setdefault(found.id, Picture(found.id, [], dict(found.have), dict(found.labels)))
-    there.tags.append(name)
+    fetch(engine.world, engine.machine, name, logged_in=False)
     rows = [
         {"status": "Downloading", "id": "layer", "progressDetail": {"current": 1, "total": 2}},
         {"status": f"Status: Downloaded newer image for {name}"},
     ]
     return Answer(200, chunks=[json.dumps(row).encode() + b"\r\n" for row in rows])
+
+
+def fetch(world: World, machine: Machine, name: str, *, logged_in: bool) -> None:
+    """Bring an image from the registry to a host; a private one for those who are logged in."""
+    registry, slash, _path = name.partition("/")
+    if slash and (":" in registry or "." in registry):
+        raise Refused(500, f'Get "https://{registry}/v2/": dial tcp: connect: connection refused')
+    found = world.registry.get(name)
+    if found is None or (world.private and not logged_in):
+        text = f"pull access denied for {name}, repository does not exist or may require 'docker login'"
+        raise Refused(404, text)
+    for picture in machine.images.values():
+        picture.tags = [tag for tag in picture.tags if tag != name]
+    there = machine.images.setdefault(found.id, Picture(found.id, [], dict(found.have), dict(found.labels)))
+    there.tags.append(name)
 
 
 @route("POST", "/images/*/tag")

@@ -127,6 +127,7 @@ class Machine:
     api: str = "1.47"
     nic: str = "eth1"
     reachable: bool = True
+    logged_in: bool = False
     boxes: dict[str, Box] = field(default_factory=dict)
     volumes: dict[str, Volume] = field(default_factory=dict)
     images: dict[str, Picture] = field(default_factory=dict)
@@ -191,6 +192,7 @@ class World:
         self.clock.passed = self.pass_time
         self.machines = {machine.name: machine for machine in machines}
         self.registry = registry
+        self.private = False
         self.script = Script()
         self.beats: list[Beat] = []
         self.beating = False

@@ -1,0 +1,65 @@
+"""A private image: the host's own login is used, and where there is none the error says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.sim import lab, make, oracle
+from tests.support.sim.faults import Fault, Script
+from tests.support.sim.world import World
+from vllm_cluster.core.errors import CommandFailed, Lost, VclusterError
+
+pytestmark = pytest.mark.promise("P31")
+
+
+def private(logged_in: bool) -> World:
+    world = make.world((2,), present=False)
+    world.private = True
+    world.machines["gpu1"].logged_in = logged_in
+    return world
+
+
+def test_the_login_of_the_host_is_used() -> None:
+    world, inventory = private(logged_in=True), make.inventory(1)
+    with lab.inside(world):
+        outcome = lab.run(world, inventory, lab.do_up)
+        assert outcome.error is None, outcome.story()
+        oracle.converged(world, inventory)
+    told = [event.text for event in outcome.events if event.kind == "progress"]
+    assert f"pulling {make.IMAGE}: 1 of 1 layers" in told
+
+
+def test_without_a_login_the_error_names_the_command() -> None:
+    world, inventory = private(logged_in=False), make.inventory(1)
+    with lab.inside(world):
+        error = lab.run(world, inventory, lab.do_up).error
+    assert isinstance(error, CommandFailed)
+    assert f"cannot pull {make.IMAGE}: Error response from daemon: pull access denied" in error.message
+    assert str(error.hint).startswith(
+        "Check the name. If the image is private, run on gpu1: docker login\n"
+        f"Or copy it there: docker save {make.IMAGE} | ssh gpu1 docker load"
+    )
+
+
+def test_a_public_image_is_pulled_by_the_api_alone() -> None:
+    world, inventory = make.world((2,), present=False), make.inventory(1)
+    with lab.inside(world):
+        outcome = lab.run(world, inventory, lab.do_up)
+    assert outcome.error is None
+    assert not [call for call in outcome.script.calls if call.what == "docker pull"]
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST, Fault.ERROR, Fault.SILENT, Fault.KILLED])
+def test_a_pull_that_breaks_off_is_made_good_by_the_next(fault: Fault) -> None:
+    world, inventory = private(logged_in=True), make.inventory(1)
+    script = Script()
+    script.by_words = lambda call: fault if call.what == "docker pull" and not script.met else None
+    with lab.inside(world):
+        broken = lab.run(world, inventory, lab.do_up, script)
+        assert broken.error is not None, "the fault was not met"
+        if isinstance(broken.error, VclusterError):
+            assert "gpu1" in str(broken.error)
+        assert not (fault is Fault.LOST and not isinstance(broken.error, Lost))
+        world.settle()
+        assert lab.run(world, inventory, lab.do_up).error is None
+        oracle.converged(world, inventory)

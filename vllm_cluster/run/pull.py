@@ -1,0 +1,92 @@
+"""An image for a host: by Docker's API, which tells the bytes, else by the host's own `docker pull` and its login."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from vllm_cluster.clock import Deadline
+from vllm_cluster.core.errors import CommandFailed, TimedOut
+from vllm_cluster.core.images import registry
+from vllm_cluster.run.fleet import Link
+from vllm_cluster.transport.base import Stream
+
+MAX_LINE = 4096
+# An image has at most 127 layers.
+MAX_LAYERS = 1000
+PIECE = 32 << 10
+
+
+def pull(link: Link, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
+    """Pull an image. Nothing of the laptop's logins takes part: a private image needs `docker login` on the host.
+
+    Raises:
+        CommandFailed: with what would help.
+    """
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        progress(text)
+
+    try:
+        link.engine.pull(image, deadline, tell)
+    except CommandFailed as error:
+        # What broke off in the middle is not a matter of logins, and would break off there again.
+        if told:
+            raise
+        _pull_on_host(link, image, deadline, progress, error)
+
+
+def _pull_on_host(
+    link: Link, image: str, deadline: Deadline, progress: Callable[[str], None], refusal: CommandFailed
+) -> None:
+    """Docker's API knows no login of the host; its docker command does, and its credential helpers."""
+    if link.engine.guard:
+        link.engine.guard()
+    stream = link.transport.open_stream(["docker", "pull", image], deadline)
+    try:
+        _follow(stream, image, deadline, progress)
+    except TimeoutError as error:
+        raise TimedOut(link.name, f"pull {image}: docker pull did not end in time") from error
+    finally:
+        stream.close()
+    if link.engine.image_config(image) is None:
+        reason = stream.stderr_tail().strip().rpartition("\n")[2] or refusal.stderr
+        where = registry(image)
+        login = f"docker login {where}" if where else "docker login"
+        hint = (
+            f"Check the name. If the image is private, run on {link.name}: {login}\n"
+            f"Or copy it there: docker save {image} | ssh {link.name} docker load"
+        )
+        raise CommandFailed(link.name, f"cannot pull {image}: {reason}", exit_code=1, stderr=reason, hint=hint)
+
+
+def _follow(stream: Stream, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
+    """Tell how many layers are there, until the command ends."""
+    layers: dict[str, bool] = {}
+    shown = ""
+    for line in _lines(stream, deadline):
+        layer, _, status = line.partition(": ")
+        if status in ("Pulling fs layer", "Already exists", "Pull complete"):
+            if layer in layers or len(layers) < MAX_LAYERS:
+                layers[layer] = status != "Pulling fs layer"
+            text = f"pulling {image}: {sum(layers.values())} of {len(layers)} layers"
+            if text != shown:
+                progress(text)
+            shown = text
+
+
+def _lines(stream: Stream, deadline: Deadline) -> Iterator[str]:
+    """The lines of an output; of a long one its end."""
+    rest = b""
+    while True:
+        left = deadline.left()
+        if not left:
+            raise TimeoutError
+        stream.settimeout(left)
+        piece = stream.recv(PIECE)
+        *lines, rest = (rest + piece).split(b"\n")
+        rest = rest[-MAX_LINE:]
+        yield from (line[-MAX_LINE:].decode("utf-8", "replace").strip() for line in lines)
+        if not piece:
+            return
