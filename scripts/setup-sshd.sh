@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The contract tests talk to a real sshd, which they start themselves, and to every login shell: this only sees that
-# the programs are there.
+# The contract tests talk to a real sshd and a real image registry, which they start themselves, and to every login
+# shell: this only sees that the programs are there.
 set -euo pipefail
-there() { [ -x /usr/sbin/sshd ] && command -v dash bash zsh fish tcsh bsd-csh; }
-if [ "$(there | wc -l)" = 6 ]; then exit 0; fi
+there() { [ -x /usr/sbin/sshd ] && command -v dash bash zsh fish tcsh bsd-csh docker-registry; }
+if [ "$(there | wc -l)" = 7 ]; then exit 0; fi
 sudo=""
 [ "$(id -u)" = 0 ] || sudo=sudo
 if ! command -v apt-get >/dev/null; then
-  echo "install an SSH server (openssh-server), which the tests start on loopback, and dash, bash, zsh, fish, tcsh, csh" >&2
+  echo "install an SSH server (openssh-server), which the tests start on loopback, an image registry (docker-registry), and dash, bash, zsh, fish, tcsh, csh" >&2
   exit 3
 fi
 # Debian starts a service when it installs one; the tests want only the program.
@@ -20,5 +20,5 @@ if [ ! -e "$policy" ]; then
 fi
 $sudo apt-get update -qq
 $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-  openssh-server dash bash zsh fish tcsh csh >/dev/null
+  openssh-server docker-registry dash bash zsh fish tcsh csh >/dev/null
 [ -z "$made" ] || $sudo rm -f "$policy"

@@ -162,7 +162,12 @@ def real() -> Docker:
     image = _fresh()
     argv = ["docker", "import", "-", image]
     subprocess.run(argv, input=tree(PROGRAMS), check=True, stdout=subprocess.DEVNULL)
-    return Docker("real", LocalTransport(Target("gpu1", "local")), image)
+    return Docker("real", here(), image)
+
+
+def here() -> Transport:
+    """This machine as a host."""
+    return LocalTransport(Target("gpu1", "local"))
 
 
 def fake() -> Docker:
