@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vllm_cluster.core.desired import found_gpus
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.errors import ShellUnusable, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import foreign, node_of, our_id
 from vllm_cluster.core.preflight import engine_problem
@@ -85,8 +85,11 @@ def ray_status(inventory: Inventory, emit: Emit) -> str:
 
 def _look(inventory: Inventory, link: Link) -> _Row:
     # Connected here and not all at first: a host that hangs at its login holds up no other.
-    link.connect()
-    facts = observe(inventory, link)
+    try:
+        link.connect()
+        facts = observe(inventory, link)
+    except ShellUnusable as error:
+        return _Row("shell", "", "", 0, None, f"{error.detail}; {error.hint}")
     gpus = inventory.hosts[link.name].gpus or found_gpus(facts, inventory.accelerator)
     problem = engine_problem(facts)
     if problem:

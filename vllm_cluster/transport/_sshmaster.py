@@ -6,14 +6,13 @@ import contextlib
 import os
 import select
 import shlex
-import shutil
 import subprocess
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_cluster.core.errors import HostError, UsageError
+from vllm_cluster.core.errors import HostError
 from vllm_cluster.transport import _process, _remote, _shell, _sshlog, reasons
+from vllm_cluster.transport._sshfolder import Folder
 from vllm_cluster.transport.base import Deadline, Result, Target
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import Resolved, ssh_options
@@ -21,8 +20,6 @@ from vllm_cluster.transport.sshconfig import Resolved, ssh_options
 STEP_SECONDS = 10.0
 # For the first command to begin, before the host is asked why it has not.
 PATIENCE_SECONDS = 4.0
-# ssh listens under a temporary name, 17 characters longer, and no socket's name may pass 104 (macOS).
-MAX_SOCKET_PATH = 85
 _OPTIONS = (
     "BatchMode=yes",
     "ClearAllForwardings=yes",
@@ -48,9 +45,9 @@ class Master:
 
     def __init__(self, target: Target, resolved: Resolved, through: Master | None, deadline: Deadline) -> None:
         self.resolved = resolved
-        self._folder = _short_folder()
-        self.socket = self._folder / "m"
-        self._log = self._folder / "log"
+        self._folder = Folder()
+        self.socket = self._folder.path / "m"
+        self._log = self._folder.path / "log"
         options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through)]
         self._target = target
         self._alone: list[bytes | str] = ["ssh", *options]
@@ -67,7 +64,7 @@ class Master:
                     env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
                 )
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             raise
         try:
             self._wait(deadline)
@@ -93,7 +90,7 @@ class Master:
     def close(self) -> None:
         """End it; may be called twice."""
         _process.stop(self._process)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def _wait(self, deadline: Deadline) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -175,13 +172,3 @@ def _options(resolved: Resolved, through: Master | None) -> list[str]:
         words = map(str, client(through.socket))
         options.append(f"ProxyCommand={shlex.join(words).replace('%', '%%')} -W '[%h]:%p' -- shared")
     return [word for option in options for word in ("-o", option)]
-
-
-def _short_folder() -> Path:
-    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108 - the folder made in it is private
-        with contextlib.suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix="vc-", dir=parent))
-            if len(os.fsencode(folder)) + 2 <= MAX_SOCKET_PATH:
-                return folder
-            folder.rmdir()
-    raise UsageError("there is no folder for ssh's socket with a short enough name", hint="set TMPDIR to a short path")
