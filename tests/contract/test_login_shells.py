@@ -11,10 +11,14 @@ from secrets import token_hex
 
 import pytest
 
+from tests.support import world
 from tests.support.carriers import REMOTE, Client
 from tests.support.figures import tallied
 from tests.support.login_shells import SHELLS, STARTUP, forced, login_shell
 from tests.support.sshd import Sshd
+from vllm_cluster.actions.down import down
+from vllm_cluster.actions.status import status
+from vllm_cluster.actions.up import up
 from vllm_cluster.core import parse
 from vllm_cluster.core.errors import HostError, Locked, ShellUnusable
 from vllm_cluster.run.fleet import Link
@@ -175,3 +179,19 @@ def test_a_start_up_file_that_becomes_another_shell_is_named(
     error = refused(connect, client.target("h"), kind, first_words)
     assert error.hint and f"ssh -F {client.config} h 'echo ok'" in error.hint
     assert "start-up files" in error.hint
+
+
+def test_every_verb_names_the_shell(kind: Kind, client: Client, tmp_path: Path, started: list[Sshd]) -> None:
+    started.append(forced(tmp_path / "sshd", client.key, "exec /usr/sbin/nologin"))
+    client.add("gpu1", started[0])
+    inventory = world.inventory(1, ssh={"config": str(client.config), "transport": kind})
+    (row,) = status(inventory, lambda _: None).hosts
+    assert (row.state, row.gpus) == ("shell", 0)
+    assert "this account runs no commands" in row.problem and "sudo chsh -s /bin/bash" in row.problem
+    for call in (
+        lambda: up(inventory, lambda _: None, confirm=lambda _: True, cache=tmp_path),
+        lambda: down(inventory, lambda _: None, confirm=lambda _: True),
+    ):
+        with pytest.raises(ShellUnusable) as caught:
+            call()
+        assert caught.value.exit_code == 3

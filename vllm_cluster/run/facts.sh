@@ -96,6 +96,9 @@ section dockerinfo
 wanted='{"Root":{{json .DockerRootDir}},"Runtimes":{{json .Runtimes}},"CgroupDriver":{{json .CgroupDriver}},"CgroupVersion":{{json .CgroupVersion}},"SecurityOptions":{{json .SecurityOptions}}}'
 info=$(limit 20 docker info --format "$wanted" 2>&1 | tail -n 5)
 printf '%s\n' "$info"
+case $info in
+  *"permission denied"*) limit 10 sudo -n docker version >/dev/null 2>&1 </dev/null && echo "sudo docker answers" ;;
+esac
 root=$(printf '%s\n' "$info" | sed -n 's/^{"Root":"\([^"]*\)".*/\1/p')
 section disks
 for path in "${root:-/var/lib/docker}" "${1:-/}" /tmp; do

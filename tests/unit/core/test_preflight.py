@@ -81,6 +81,7 @@ def test_a_host_that_was_asked_later_is_no_later() -> None:
         (Engine(problem="sh: 1: docker: not found"), "docker-missing"),
         (Engine(problem="timeout: failed to run command 'docker': No such file or directory"), "docker-missing"),
         (Engine(problem="permission denied while trying to connect to the Docker daemon socket"), "docker-forbidden"),
+        (Engine(problem="permission denied while trying to connect\nsudo docker answers"), "docker-forbidden"),
         (Engine(problem="Cannot connect to the Docker daemon. Is the docker daemon running?"), "docker-stopped"),
         (Engine(version="19.03.8", api_version="1.40"), "docker-old"),
     ],

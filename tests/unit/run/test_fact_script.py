@@ -10,7 +10,7 @@ import pytest
 from tests.support import tree, world
 from vllm_cluster.core import parse
 from vllm_cluster.core.details import Gid, GpuProcess, Links
-from vllm_cluster.core.preflight import examine, unseen
+from vllm_cluster.core.preflight import engine_problem, examine, unseen
 
 SHELLS = ["sh", "bash --posix"]
 
@@ -105,6 +105,21 @@ def test_a_driver_that_says_why(tmp_path: Path, script: str, count: int, said: s
     inventory = world.inventory(1, entries={"gpu1": {"gpus": 2}})
     (found,) = [one for one in examine(inventory, {"gpu1": host}) if one.code == "gpus-fewer"]
     assert found.text.endswith(f"(by nvidia-smi){': ' if said else ''}{said}")
+
+
+@pytest.mark.promise("P39")
+@pytest.mark.parametrize("sudo", ['[ "$1 $2 $3" = "-n docker version" ]', "exit 1", None])
+def test_docker_that_answers_to_sudo_alone_is_told_as_that(tmp_path: Path, sudo: str | None) -> None:
+    machine = tree.full(tmp_path)
+    machine.tool("docker", "echo 'permission denied while trying to connect to the Docker daemon socket' >&2; exit 1")
+    if sudo:
+        machine.tool("sudo", sudo)
+    found = engine_problem(machine.facts())
+    assert found is not None
+    assert found.code == "docker-forbidden"
+    assert found.fix == "on gpu1: sudo usermod -aG docker $USER, then log in again"
+    only = "this user may use Docker only with sudo"
+    assert found.text == (only if sudo and "version" in sudo else "this user may not use Docker")
 
 
 def test_a_file_made_at_start_outranks_one_that_is_stale(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ OLDEST_DOCKER = "20.10"
 LEAST_ROOM, GOOD_ROOM = 10e9, 40e9
 # With less a container cannot even be made; with little, logs and a Ray layer fill it soon.
 NO_ROOM, LITTLE_ROOM = 64e6, 2e9
+# What the fact script says where Docker refuses the user and answers to `sudo -n docker`.
+SUDO = "sudo docker answers"
 # Before 1.18 a `systemctl daemon-reload` took the GPUs out of running containers.
 SAFE_TOOLKIT = (1, 18)
 # What other ways of starting vLLM and Ray over several hosts call their containers.
@@ -30,8 +32,9 @@ def engine_problem(facts: HostFacts) -> Finding | None:
     if "not found" in said or "No such file" in said:
         return Finding("docker-missing", facts.host, "Docker is not installed", "install it: docs.docker.com/engine")
     if "permission denied" in said:
+        text = f"this user may {'use Docker only with sudo' if SUDO in said.splitlines() else 'not use Docker'}"
         fix = f"on {facts.host}: sudo usermod -aG docker $USER, then log in again"
-        return Finding("docker-forbidden", facts.host, "this user may not use Docker", fix)
+        return Finding("docker-forbidden", facts.host, text, fix)
     if said:
         fix = f"on {facts.host}: sudo systemctl start docker"
         return Finding("docker-stopped", facts.host, f"Docker does not answer: {said.splitlines()[-1]}", fix)
