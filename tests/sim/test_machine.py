@@ -26,7 +26,7 @@ from tests.support.sim.engine import name_image
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, Volume, ours
-from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.core.spec import CLUSTER, SECRET
 
 RUNS: Counter[str] = Counter()
 FAULTS = st.tuples(st.integers(0, 120), st.sampled_from(Fault), st.integers(0, 12))
@@ -142,9 +142,11 @@ class Cluster(RuleBasedStateMachine):
         machine, there = self._node(host)
         labels = {CLUSTER: "lab"}
         if what == "volume":
-            if "vcluster-lab-secrets" not in machine.volumes:
-                files = {"ray-token-000": b"old"}
-                machine.volumes["vcluster-lab-secrets"] = Volume("vcluster-lab-secrets", labels, files)
+            # Of a run that ended before it had made a node; one that runs was made after the old ones were removed.
+            if there is None:
+                name = "vcluster-lab-secrets-0123456789ab"
+                labels |= {f"{SECRET}ray-token": "000", f"{SECRET}api-key": "111"}
+                machine.volumes[name] = Volume(name, labels, {"ray-token-000": b"old"})
             return
         name = "vcluster-lab" if what == "half" else f"vcluster-lab-{what}-01234567"
         if machine.box(name) is None and not (what == "half" and there):

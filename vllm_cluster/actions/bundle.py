@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired, kept_secrets
+from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.errors import UsageError, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import our_id
+from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.preflight import engine_problem, preflight
 from vllm_cluster.explain.scan import scan
 from vllm_cluster.explain.verdict import verdict

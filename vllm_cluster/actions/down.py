@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
 from vllm_cluster.actions.survey import refuse
@@ -11,8 +12,9 @@ from vllm_cluster.core.checks.docker import foreign as foreign_findings
 from vllm_cluster.core.errors import HostError, VclusterError, together
 from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.identity import foreign, is_leftover, is_ours, is_volume_name, node_name, our_id
+from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import CLUSTER, volume_names
+from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link
@@ -49,6 +51,8 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         total = sum(removed.values())
     if failures:
         raise together(failures).among(inventory.hosts)
+    if inventory.api_key is None and "api-key" in kept_secrets(inventory, facts):
+        emit(Event("note", "its API key is removed with it: the next up makes a new one"))
     emit(Event("result", _result(inventory, facts, total), data={"removed": total}))
     return total
 
@@ -138,7 +142,7 @@ def _clear(ours: _Ours, link: Link, emit: Emit, still_ours: Callable[[], None]) 
         engine.volumes.remove(volume)
         removed += 1
     still_ours()
-    removed += engine.volumes.remove_blank(volume_names(ours.cluster))
+    removed += engine.volumes.remove_blank(node_name(ours.cluster), partial(is_volume_name, ours.cluster))
     left = [container.name for container in ours.containers(link)] + ours.volumes(link)
     if left:
         raise HostError(link.name, f"still there: {', '.join(left)}", hint="run vcluster down again")

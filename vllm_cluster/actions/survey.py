@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vllm_cluster.core.desired import Inputs, desired, kept_secrets
+from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.errors import InventoryError, PreflightFailed, VclusterError, together
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.identity import our_id
+from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.preflight import engine_problem, preflight
 from vllm_cluster.inventory.model import Inventory
@@ -20,7 +21,8 @@ from vllm_cluster.run.files import digest, node_files
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.run.secrets import Secrets, gather
+from vllm_cluster.run.secret_files import read_kept
+from vllm_cluster.run.secrets import Secrets, gather, gather_with_values
 
 # Of the id that a new cluster gets.
 ID_BYTES = 8
@@ -67,8 +69,10 @@ def facts_of(inventory: Inventory, fleet: Fleet) -> dict[str, HostFacts]:
     return facts
 
 
-def survey(inventory: Inventory, fleet: Fleet, emit: Emit) -> Survey:
+def survey(inventory: Inventory, fleet: Fleet, emit: Emit, *, locked: bool = False) -> Survey:
     """Observe all hosts and compare them with the inventory; changes nothing.
+
+    With the lease held it also reads the generated secrets from where they are, to give them to new nodes.
 
     Raises:
         PreflightFailed: something is wrong that must be mended first.
@@ -80,7 +84,10 @@ def survey(inventory: Inventory, fleet: Fleet, emit: Emit) -> Survey:
         if not finding.error:
             emit(Event("warning", f"{finding.text}; {finding.fix}", finding.host, {"code": finding.code}))
     refuse([finding for finding in findings if finding.error])
-    secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime)
+    if locked:
+        secrets = gather_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
+    else:
+        secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime)
     identity = our_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
     specs = desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity))
     return Survey(facts, diff(specs, facts), secrets)

@@ -6,22 +6,25 @@ from collections.abc import Callable
 
 from vllm_cluster.actions.survey import refuse
 from vllm_cluster.core.checks.docker import foreign
-from vllm_cluster.core.desired import SECRETS_FOLDER, kept_secrets
+from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.core.identity import node_of
+from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
-def key(inventory: Inventory) -> str:
+def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
     """The API key, from the head.
 
     Raises:
         PreflightFailed: the cluster has none, since it is not up.
     """
-    with Fleet(inventory) as fleet:
+    with Fleet(inventory, runtime) as fleet:
         return _key(inventory, _head(inventory, fleet))
 
 
@@ -55,9 +58,9 @@ def _key(inventory: Inventory, head: Link) -> str:
     facts = observe(inventory, head)
     refuse(list(foreign(inventory, {head.name: facts})))
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
-    if identity is None:
+    if identity is None or node_of(inventory.cluster, facts) is None:
         raise PreflightFailed(f"{head.name}: no node of {inventory.cluster} is there", hint="run vcluster up")
     content = head.engine.read_file(f"vcluster-{inventory.cluster}", f"{SECRETS_FOLDER}/api-key-{identity}")
     if content is None:
-        raise PreflightFailed(f"{head.name}: the API key is gone", hint="run vcluster down, then vcluster up")
+        raise PreflightFailed(f"{head.name}: the API key is gone", hint="run vcluster up")
     return content.decode()

@@ -8,16 +8,19 @@ from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
 from vllm_cluster.actions.explain import with_cause
 from vllm_cluster.actions.survey import Survey, connected, survey
 from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import await_gpus
-from vllm_cluster.run.events import Emit, Event, waiting
+from vllm_cluster.run.events import Emit, Event, Kind, waiting
 from vllm_cluster.run.execute import Execution
 from vllm_cluster.run.files import node_files
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster key"
 
 
 def plan(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Plan:
@@ -59,13 +62,22 @@ def _change(
         with Lease(head, inventory.cluster, "up") as lease:
             lease.acquire(wait, waiting(emit))
             # Others may have changed things until the lease was ours.
-            seen = survey(inventory, fleet, emit)
+            seen = survey(inventory, fleet, emit, locked=True)
             if consent.covers(stopped_by(seen.plan, seen.facts, fleet.links)):
                 emit(Event("plan", "", data={"plan": seen.plan}))
+                _announce(inventory, seen, emit)
                 Execution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache).run()
                 done = [operation.text for operation in seen.plan.operations()]
                 record(head, inventory.cluster, "up", done, emit)
                 return seen.plan
+
+
+def _announce(inventory: Inventory, seen: Survey, emit: Emit) -> None:
+    """Say so before a new API key is written: of a run that is killed after that, the next one finds the key."""
+    if "api-key" in seen.secrets.new:
+        # A cluster that is new has no clients yet.
+        kind: Kind = "warning" if our_id(inventory, seen.facts) else "note"
+        emit(Event(kind, NEW_KEY, data={"code": "new-api-key"}))
 
 
 def _summary(planned: Plan) -> str:

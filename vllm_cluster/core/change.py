@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -136,4 +137,6 @@ def _without_ids(text: str, spec: ContainerSpec) -> str:
 
 
 def _mount(mount: Mount) -> str:
-    return mount.source + (" (read-only)" if mount.read_only else "")
+    # A volume of secrets is named by what it holds; each of them has a line of its own.
+    source = re.sub(r"(?<=-secrets-)[0-9a-f]{12}$", "ID", mount.source)
+    return source + (" (read-only)" if mount.read_only else "")

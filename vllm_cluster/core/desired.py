@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_cluster.core.facts import Hca, HostFacts
-from vllm_cluster.core.spec import SECRET, ContainerSpec, GpuRequest, Mount, Role
+from vllm_cluster.core.spec import ContainerSpec, GpuRequest, Mount, Role, secrets_volume, state_volume
 from vllm_cluster.engine import ray
 from vllm_cluster.inventory.model import Host, Inventory
 
@@ -55,19 +55,6 @@ def hcas(host: Host, facts: HostFacts) -> tuple[Hca, ...]:
     return active if host.hcas is None else tuple(hca for hca in active if hca.device in host.hcas)
 
 
-def kept_secrets(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, str]:
-    """The ids of the secrets that the head holds now; one that never started, or is going, holds none for sure."""
-    head = facts.get(inventory.head_name)
-    for container in head.containers if head else ():
-        if container.name == f"vcluster-{inventory.cluster}" and container.state not in ("created", "dead", "removing"):
-            return {
-                label.removeprefix(SECRET): identity
-                for label, identity in container.labels.items()
-                if label.startswith(SECRET)
-            }
-    return {}
-
-
 def desired(inventory: Inventory, facts: Mapping[str, HostFacts], inputs: Inputs) -> tuple[ContainerSpec, ...]:
     """One container a host, the head first."""
     names = sorted(inventory.hosts, key=lambda name: name != inventory.head_name)
@@ -94,7 +81,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         gpu_count=count,
         command=("python3", NODE_PROGRAM, role, *waits_for, "--", *argv),
         environment=tuple(sorted(_environment(inventory, host, facts, secrets, head_address).items())),
-        mounts=_mounts(inventory),
+        mounts=_mounts(inventory, secrets),
         shm_size=inventory.shm_size,
         gpus=_gpu_request(facts, count) if inventory.accelerator == "nvidia" else None,
         devices=_devices(ports),
@@ -135,10 +122,10 @@ def _environment(
     return values
 
 
-def _mounts(inventory: Inventory) -> tuple[Mount, ...]:
+def _mounts(inventory: Inventory, secrets: Mapping[str, str]) -> tuple[Mount, ...]:
     return (
-        Mount(f"vcluster-{inventory.cluster}-state", STATE_FOLDER),
-        Mount(f"vcluster-{inventory.cluster}-secrets", SECRETS_FOLDER, read_only=True),
+        Mount(state_volume(inventory.cluster), STATE_FOLDER),
+        Mount(secrets_volume(inventory.cluster, secrets), SECRETS_FOLDER, read_only=True),
         # The same path inside and outside, so that a path in a command means one thing.
         Mount(inventory.model_cache, inventory.model_cache),
         *(Mount(volume.source, volume.target, volume.read_only) for volume in inventory.volumes),

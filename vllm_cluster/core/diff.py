@@ -19,7 +19,7 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, VERSION, ContainerSpec, stored_spec
+from vllm_cluster.core.spec import BASE_IMAGE, NO_SECRETS, VERSION, ContainerSpec, stored_spec
 
 
 def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts]) -> Plan:
@@ -63,6 +63,8 @@ def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
         return _Reason("an earlier run broke off before it started")
     if container.state in ("dead", "removing"):
         return _Reason(f"Docker calls it {container.state}")
+    if container.state == "restarting" and f"({NO_SECRETS})" in container.status:
+        return _Reason("its secret files are gone")
     current = stored_spec(container.labels)
     if current is None:
         return _Reason(f"made by an earlier version of vcluster ({container.labels.get(VERSION, 'unknown')})")

@@ -88,7 +88,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Container:
-    """A container as the engine lists it."""
+    """A container as Docker lists it; `status` is its state in Docker's words: Restarting (78) 5 seconds ago."""
 
     id: str
     name: str
@@ -96,6 +96,7 @@ class Container:
     image_id: str
     labels: Mapping[str, str]
     image: str = ""
+    status: str = ""
 
 
 @dataclass(frozen=True)

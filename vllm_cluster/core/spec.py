@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -27,10 +28,19 @@ VERSION = LABEL + "version"
 FORMAT_LABEL = LABEL + "format"
 SECRET = LABEL + "secret."
 
+# The node program ends so where a file of its secrets is not there (EX_CONFIG); only another container can help.
+NO_SECRETS = 78
 
-def volume_names(cluster: str) -> tuple[str, str]:
-    """The volumes of a node: of its state, and of its secrets."""
-    return f"vcluster-{cluster}-state", f"vcluster-{cluster}-secrets"
+
+def state_volume(cluster: str) -> str:
+    """The volume that outlives a node: what to serve, status, logs, audit."""
+    return f"vcluster-{cluster}-state"
+
+
+def secrets_volume(cluster: str, ids: Mapping[str, str]) -> str:
+    """The volume of these secrets. Other secrets are in another volume: a mount and the ids beside it always agree."""
+    held = hashlib.sha256(json.dumps(sorted(ids.items())).encode()).hexdigest()[:12]
+    return f"vcluster-{cluster}-secrets-{held}"
 
 
 @dataclass(frozen=True)
@@ -86,12 +96,12 @@ class ContainerSpec:
     @property
     def state_volume(self) -> str:
         """The volume that outlives the container: what to serve, status, logs, audit."""
-        return volume_names(self.cluster)[0]
+        return state_volume(self.cluster)
 
     @property
     def secrets_volume(self) -> str:
         """The volume that holds the secrets, mounted read-only."""
-        return volume_names(self.cluster)[1]
+        return secrets_volume(self.cluster, dict(self.secrets))
 
     @property
     def document(self) -> str:

@@ -211,6 +211,7 @@ def _containers(rows: Any) -> tuple[Container, ...]:
             row["ImageID"],
             row.get("Labels") or {},
             str(row.get("Image", "")),
+            str(row.get("Status", "")),
         )
         for row in _list(rows)
     )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
 from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
@@ -21,16 +20,17 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, Mount
+from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.once import passing, run_once
-from vllm_cluster.docker.spec import idle_body, node_body
+from vllm_cluster.docker.once import run_once
+from vllm_cluster.docker.spec import node_body
 from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.pull import pull
+from vllm_cluster.run.secret_files import provide, remove_unused
 from vllm_cluster.run.secrets import Secrets
 
 # 20 GB at 25 Mbit/s.
@@ -53,6 +53,7 @@ class Execution:
     files: Mapping[str, bytes]
     cache: Path
     _contexts: dict[ray_layer.Inside, bytes] = field(default_factory=dict)
+    _with_secrets: set[str] = field(default_factory=set)
     _downloading: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
@@ -61,12 +62,11 @@ class Execution:
         Raises:
             FleetError, HostError: operations failed; those of other hosts in the same stage were finished.
         """
-        if any(isinstance(operation, CreateNode) for operation in self.plan.operations()):
-            self.secrets.complete(self.fleet.links[self.plan.head].engine, f"vcluster-{self.plan.cluster}")
         stages = list(self.plan.stages)
         if stages and stages[0].title == "images":
             self._stage(stages.pop(0))
         self._same_image()
+        self._write_secrets()
         for stage in stages:
             self._stage(stage)
 
@@ -186,21 +186,34 @@ class Execution:
                 text = f"{image} is {image_id[:19]} here and {common[:19]} on the other hosts"
                 raise HostError(host, text, hint=f"docker pull {image} on every host, or pin a digest")
 
+    def _write_secrets(self) -> None:
+        """Before anything is removed: whatever happens then, what was generated is still on the head."""
+        specs = {op.host: op.spec for op in self.plan.operations() if isinstance(op, CreateNode)}
+
+        def write(link: Link) -> None:
+            self.lease.check()
+            spec = specs[link.name]
+            config = link.engine.image_config(spec.image)
+            if config and provide(link.engine, spec, engine_name(str(config["Id"]), spec.ray), self.secrets):
+                self._with_secrets.add(link.name)
+
+        _, failures = self.fleet.each(write, specs)
+        if failures:
+            raise together(failures)
+
     def _create(self, engine: EngineClient, spec: ContainerSpec) -> None:
         config = engine.image_config(spec.image)
         if config is None:
             raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="run up again")
         base = str(config["Id"])
         image = engine_name(base, spec.ray)
-        owner = Owner(spec.cluster, spec.cluster_id)
-        engine.volumes.create(spec.state_volume, owner.labels)
-        # Emptied by making it anew: what an earlier container was given is not kept. Made first to tell whose it is.
-        engine.volumes.create(spec.secrets_volume, owner.labels)
-        engine.volumes.remove(spec.secrets_volume)
-        engine.volumes.create(spec.secrets_volume, owner.labels)
-        self._put_secrets(engine, spec, image)
+        engine.volumes.create(spec.state_volume, Owner(spec.cluster, spec.cluster_id).labels)
+        if engine.host not in self._with_secrets:
+            provide(engine, spec, image, self.secrets)
         container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
         engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})
+        # Before the start: a node that runs counts as done, and nothing would come back for these.
+        remove_unused(engine, spec)
         engine.start(container)
 
     def _create_or_adopt(self, engine: EngineClient, spec: ContainerSpec, body: Mapping[str, object]) -> str:
@@ -212,9 +225,3 @@ class Execution:
             if there and there["Config"]["Labels"].get(SPEC) == spec.document:
                 return str(there["Id"])
             raise
-
-    def _put_secrets(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
-        # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
-        body = idle_body(Owner(spec.cluster, spec.cluster_id), image, Mount(spec.secrets_volume, SECRETS_FOLDER))
-        with passing(engine, spec.cluster, "door", body) as door:
-            engine.put_files(door, SECRETS_FOLDER, self.secrets.files(dict(spec.secrets)))

@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_cluster.core.desired import SECRETS_FOLDER
-from vllm_cluster.core.errors import HostError
-from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.inventory.model import Inventory, SecretRef
 from vllm_cluster.inventory.secrets import read_secret
 
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
 
 # Made by vcluster where nobody gives them, and kept for as long as the head's container is there.
 GENERATED = ("ray-token", "api-key")
+KEY_BYTES = 32
 
 
 @dataclass
@@ -28,23 +26,7 @@ class Secrets:
 
     ids: dict[str, str]
     values: dict[str, str] = field(repr=False)
-
-    def complete(self, head: EngineClient, container: str) -> None:
-        """Fetch the kept values from the head, so that a new node can be given them.
-
-        Raises:
-            HostError: the head does not hold one of them.
-        """
-        for name, identity in self.ids.items():
-            if name not in self.values:
-                content = head.read_file(container, f"{SECRETS_FOLDER}/{name}-{identity}")
-                if content is None:
-                    raise HostError(
-                        head.host,
-                        f"the head holds no {name.replace('-', ' ')} any more",
-                        hint="vcluster down, then vcluster up: that makes new ones",
-                    )
-                self.values[name] = content.decode()
+    new: frozenset[str] = frozenset()
 
     def files(self, names: Mapping[str, str]) -> dict[str, tuple[bytes, int]]:
         """The secret files for a container, by file name: content and mode."""
@@ -52,18 +34,20 @@ class Secrets:
 
 
 def gather(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime) -> Secrets:
-    """The secrets that the cluster shall have: given by reference, else kept, else new."""
+    """The secrets that the cluster shall have: given by reference, else kept (ids by name), else new."""
     values = read(inventory, references(inventory), runtime)
+    made = {name: runtime.token(KEY_BYTES) for name in GENERATED if name not in values and name not in kept}
+    values |= made
     ids = {name: runtime.secret_id(inventory.cluster, name, value) for name, value in values.items()}
-    for name in GENERATED:
-        if name in ids:
-            continue
-        if name in kept:
-            ids[name] = kept[name]
-        else:
-            values[name] = runtime.token(32)
-            ids[name] = runtime.secret_id(inventory.cluster, name, values[name])
-    return Secrets(ids, values)
+    ids |= {name: kept[name] for name in GENERATED if name not in ids}
+    return Secrets(ids, values, frozenset(made))
+
+
+def gather_with_values(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime) -> Secrets:
+    """The same from the kept values by name, ready to be written."""
+    ids = {name: runtime.secret_id(inventory.cluster, name, value) for name, value in kept.items()}
+    found = gather(inventory, ids, runtime)
+    return Secrets(found.ids, {**kept, **found.values}, found.new)
 
 
 def references(inventory: Inventory) -> dict[str, SecretRef]:

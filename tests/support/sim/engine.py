@@ -145,8 +145,15 @@ def _list(engine: FakeEngine, request: Request, _: str) -> Answer:
     every = request.query.get("all") in ("1", "true")
     return reply(
         [
-            {"Id": b.id, "Names": [f"/{b.name}"], "State": b.state, "ImageID": b.image, "Labels": b.labels}
-            | {"Image": b.body["Image"]}
+            {
+                "Id": b.id,
+                "Names": [f"/{b.name}"],
+                "State": b.state,
+                "Status": f"Restarting ({b.exit_code}) 1 second ago" if b.state == "restarting" else b.state,
+                "Image": b.body["Image"],
+                "ImageID": b.image,
+                "Labels": b.labels,
+            }
             for b in engine.machine.boxes.values()
             if _labelled(request, b.labels) and (every or b.state == "running")
         ]

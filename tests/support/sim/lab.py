@@ -183,6 +183,7 @@ def run(world: World, inventory: Inventory, verb: Verb, script: Script | None = 
 
     def emit(event: Event) -> None:
         outcome.events.append(event)
+        world.new_keys += event.data.get("code") == "new-api-key"
 
     try:
         assert world.runtime, "not inside the world"

@@ -15,6 +15,7 @@ STATE = "/var/lib/vcluster"
 NODE_PROGRAM = "/opt/vcluster/node.py"
 # Seconds: Ray's start, how long a dead node stays in the list, how long a raylet waits for a head that has gone.
 RAY_START, GHOST, FOLLOW = 0.3, 0.5, 0.5
+NO_SECRETS, NO_TOKEN = 78, "the Ray token file is not there"
 PHASES = (("starting", 0.3), ("loading", 0.3), ("probing", 0.3))
 
 
@@ -35,7 +36,7 @@ def begin(world: World, machine: Machine, box: Box) -> None:
         problem = _cannot_run(machine, box, have)
         if problem:
             box.log += problem + "\n"
-            box.state, box.exit_code = "restarting", 2
+            box.state, box.exit_code = "restarting", NO_SECRETS if problem == NO_TOKEN else 2
         else:
             box.life = {"due": world.clock.now + RAY_START, "state": "starting", "restarts": 0, "error": None}
             say(world, machine, box)
@@ -47,7 +48,7 @@ def _cannot_run(machine: Machine, box: Box, have: dict[str, str]) -> str:
     if "ray" not in have:
         return "exec: ray: not found"
     token = machine.read(box, box.environment["RAY_AUTH_TOKEN_PATH"])
-    return "" if token else "the Ray token file is not there"
+    return "" if token else NO_TOKEN
 
 
 def flag(box: Box, name: str) -> str:

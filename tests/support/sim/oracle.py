@@ -6,9 +6,10 @@ import re
 
 from tests.support.sim import lab, life
 from tests.support.sim.lab import Outcome
-from tests.support.sim.world import World, ours
+from tests.support.sim.world import Box, World, ours
 from vllm_cluster.core.images import engine_name
-from vllm_cluster.core.spec import BASE_IMAGE
+from vllm_cluster.core.kept import secret_ids
+from vllm_cluster.core.spec import BASE_IMAGE, secrets_volume
 from vllm_cluster.inventory.model import Inventory
 
 
@@ -35,17 +36,31 @@ def converged(world: World, inventory: Inventory) -> None:
         assert node.body["HostConfig"]["ShmSize"] == inventory.shm_size
         assert int(life.flag(node, "num-gpus")) == gpus[host.address]
         volumes = {v.name for v in machine.volumes.values() if ours(v) or v.name in ("vcluster-lab-state",)}
-        assert volumes == {"vcluster-lab-state", "vcluster-lab-secrets"}, f"{name}: {volumes}"
-        secrets = set(machine.volumes["vcluster-lab-secrets"].files)
+        holds = secrets_volume("lab", secret_ids(node.labels))
+        assert volumes == {"vcluster-lab-state", holds}, f"{name}: {volumes}"
+        mounted = [source for source, _ in node.binds.values() if "-secrets" in source]
+        assert mounted == [holds], f"{name}: mounts {mounted}, its labels mean {holds}"
+        labels = machine.volumes[holds].labels
+        assert secret_ids(labels) == secret_ids(node.labels), f"{name}: the volume's labels are {labels}"
+        secrets = set(machine.volumes[holds].files)
         wanted = {"ray-token", "api-key"} if name == inventory.head_name else {"ray-token"}
         assert {file.rsplit("-", 1)[0] for file in secrets} == wanted, f"{name}: {secrets}"
         assert len(secrets) == len(wanted), f"{name}: old secrets are kept: {secrets}"
         assert life.token(machine, node), f"{name}: no token"
     head = world.machines[inventory.head_name].box("vcluster-lab")
     assert head and life.members(head) == gpus, f"Ray has {life.members(head) if head else None}, not {gpus}"
+    _same_key(world, inventory, head)
     bases = {box.labels[BASE_IMAGE] for _, box in world.nodes()}
     assert len(bases) == 1, f"nodes of different images: {bases}"
     nobody_holds(world)
+
+
+def _same_key(world: World, inventory: Inventory, head: Box) -> None:
+    """Clients keep the key that they have, or are told of another one."""
+    found = world.machines[inventory.head_name].read(head, head.environment["VCLUSTER_API_KEY_FILE"])
+    if world.api_key not in (None, found) and inventory.api_key is None:
+        assert world.new_keys, "the API key changed in silence"
+    world.api_key, world.new_keys = found, 0
 
 
 def nobody_holds(world: World) -> None:

@@ -201,6 +201,9 @@ class World:
         self.requests: int | None = 0
         self.runtime: Runtime | None = None
         self.order: Callable[[list[Any]], list[Any]] = list
+        # What clients know, and how often they were told since that there is another.
+        self.api_key: bytes | None = None
+        self.new_keys = 0
 
     def next_id(self, *words: object) -> str:
         """A fresh id."""

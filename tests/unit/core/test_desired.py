@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from tests.support import world
-from vllm_cluster.core.desired import desired, kept_secrets
+from vllm_cluster.core.desired import SECRETS_FOLDER, desired
 from vllm_cluster.core.facts import Engine, Hca, Nic
+from vllm_cluster.core.identity import is_volume_name
+from vllm_cluster.core.kept import kept_secrets
+from vllm_cluster.core.spec import CLUSTER, ID, SECRET, secrets_volume
 
 ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
@@ -54,5 +57,29 @@ def test_secrets_are_kept_from_a_head_that_has_started() -> None:
     words = world.inventory()
     specs, facts = world.converged(words)
     assert kept_secrets(words, facts) == {"ray-token": "11", "api-key": "22"}
+    # Its secrets were written before its container was made.
     never_started = world.hosts(gpu1={"containers": (world.running(specs[0], state="created"),)})
-    assert kept_secrets(words, never_started) == {}
+    assert kept_secrets(words, never_started) == {"ray-token": "11", "api-key": "22"}
+
+
+def test_secrets_are_kept_where_volumes_are_all_that_is_left() -> None:
+    words = world.inventory()
+    labels = {CLUSTER: "lab", ID: "1d", f"{SECRET}ray-token": "11", f"{SECRET}api-key": "22"}
+    volumes = {"vcluster-lab-state": {CLUSTER: "lab", ID: "1d"}, secrets_volume("lab", {"x": "y"}): labels}
+    for facts in (world.hosts(gpu1={"volumes": volumes}), world.hosts(gpu2={"volumes": volumes})):
+        assert kept_secrets(words, facts) == {"ray-token": "11", "api-key": "22"}
+    other = {"vcluster-lab-state": {CLUSTER: "lab", ID: "2e"}}
+    facts = world.hosts(gpu1={"volumes": other}, gpu2={"volumes": volumes})
+    assert kept_secrets(words, facts) == {}
+
+
+def test_a_volume_of_secrets_is_named_by_what_it_holds() -> None:
+    names = [secrets_volume("lab", ids) for ids in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {"a": "1"}, {"a": "2"})]
+    assert names[0] == names[1]
+    assert len(set(names)) == 3
+    assert all(is_volume_name("lab", name) for name in names)
+    head, worker = desired(words := world.inventory(), world.hosts(), world.INPUTS)
+    for spec in (head, worker):
+        mounted = next(mount for mount in spec.mounts if mount.target == SECRETS_FOLDER)
+        assert mounted.source == spec.secrets_volume == secrets_volume(words.cluster, dict(spec.secrets))
+        assert mounted.read_only

@@ -59,7 +59,7 @@ USES: dict[str, Use] = {
     "exec": exec_,
     "labelled": lambda docker: docker.volumes.labelled("some"),
     "create volume": lambda docker: docker.volumes.create("some", {"some": "label"}),
-    "remove_blank": lambda docker: docker.volumes.remove_blank(["some"]),
+    "remove_blank": lambda docker: docker.volumes.remove_blank("some", "some".__eq__),
 }
 
 

@@ -1,0 +1,147 @@
+"""Generated secrets outlive the containers that use them; what holds secrets is never emptied, and never disagrees."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.figures import record
+from tests.support.sim import lab, make, oracle
+from tests.support.sim.faults import Fault, Script
+from tests.support.sim.world import Volume, World, ours
+from vllm_cluster.actions import tunnel
+from vllm_cluster.core.kept import secret_ids
+from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.inventory.model import Inventory
+
+
+def key(world: World, inventory: Inventory) -> str:
+    """What `vcluster key` prints."""
+    found = lab.run(world, inventory, lambda i, _, runtime: tunnel.key(i, runtime=runtime))
+    assert found.error is None, found.error
+    return str(found.value)
+
+
+def told(outcome: lab.Outcome) -> list[str]:
+    """How a run announced a new key."""
+    return [event.kind for event in outcome.events if event.data.get("code") == "new-api-key"]
+
+
+@pytest.mark.promise("P1", "P33")
+def test_the_key_survives_a_recreation_that_is_killed_anywhere() -> None:
+    before, after = make.inventory(2), make.inventory(2, environment={"A": "1"})
+    points = kills = 0
+    while True:
+        world = make.world()
+        with lab.inside(world):
+            assert told(lab.run(world, before, lab.do_up)) == ["note"]
+            had = key(world, before)
+            crash = Script({points: Fault.KILLED_AFTER if points % 2 else Fault.KILLED}, spare=points % 5)
+            cut = lab.run(world, after, lab.do_up, crash)
+            if cut.error is None:
+                break
+            kills += 1
+            world.clock.sleep(20)
+            healed = lab.run(world, after, lab.do_up)
+            assert healed.error is None, f"{points}: {cut.story()}\n{healed.story()}"
+            assert told(cut) + told(healed) == []
+            assert key(world, after) == had, f"{points}: {cut.story()}"
+            oracle.converged(world, after)
+        points += 1
+    assert kills > 60
+    record(
+        "P1", "sim: up killed at each call while the nodes are recreated", f"{kills} of {kills} keep the API key", True
+    )
+
+
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("gone", [("gpu1",), ("gpu2",), ("gpu1", "gpu2")])
+def test_the_key_survives_docker_rm(gone: tuple[str, ...]) -> None:
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        lab.run(world, inventory, lab.do_up)
+        had = key(world, inventory)
+        for name in gone:
+            machine = world.machines[name]
+            machine.boxes = {i: box for i, box in machine.boxes.items() if not ours(box)}
+        outcome = lab.run(world, inventory, lab.do_up)
+        assert outcome.error is None, outcome.error
+        assert told(outcome) == []
+        assert key(world, inventory) == had
+        oracle.converged(world, inventory)
+
+
+@pytest.mark.promise("P33")
+def test_the_key_moves_with_the_head() -> None:
+    world, inventory, moved = make.world(), make.inventory(2), make.inventory(2, head="gpu2")
+    with lab.inside(world):
+        lab.run(world, inventory, lab.do_up)
+        had = key(world, inventory)
+        for now in (moved, inventory):
+            outcome = lab.run(world, now, lab.do_up)
+            assert outcome.error is None, outcome.error
+            assert told(outcome) == []
+            assert key(world, now) == had
+            oracle.converged(world, now)
+
+
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("lost", ["cut off", "gone"])
+def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
+    """The container was removed and the file on the volume is not what its name says."""
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        lab.run(world, inventory, lab.do_up)
+        had = key(world, inventory)
+        head = world.machines["gpu1"]
+        head.boxes = {i: box for i, box in head.boxes.items() if not ours(box)}
+        volume = next(volume for name, volume in head.volumes.items() if "-secrets-" in name)
+        files = {name: content for name, content in volume.files.items() if not name.startswith("api-key")}
+        volume.files = (
+            files if lost == "gone" else {**volume.files, **{n: b"x" for n in volume.files if n not in files}}
+        )
+        outcome = lab.run(world, inventory, lab.do_up)
+        assert outcome.error is None, outcome.error
+        assert told(outcome) == ["warning"]
+        assert key(world, inventory) != had
+        oracle.converged(world, inventory)
+        removed = lab.run(world, inventory, lab.do_down)
+        assert "API key is removed" in " ".join(event.text for event in removed.events)
+        assert told(lab.run(world, inventory, lab.do_up)) == ["note"]
+
+
+def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
+    """Docker made its volume anew, empty and without the labels of what it should hold."""
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        lab.run(world, inventory, lab.do_up)
+        for name, kept in (("gpu2", True), ("gpu1", False)):
+            machine = world.machines[name]
+            node = machine.box("vcluster-lab")
+            assert node
+            had = key(world, inventory)
+            volume = next(name for name in machine.volumes if "-secrets-" in name)
+            machine.volumes[volume] = Volume(volume, {CLUSTER: "lab"})
+            world.stop(machine, node)
+            world.start(machine, node)
+            planned = lab.run(world, inventory, lab.do_plan).value
+            assert "its secret files are gone" in "".join(operation.text for operation in planned.operations())
+            outcome = lab.run(world, inventory, lab.do_up)
+            assert outcome.error is None, outcome.story()
+            oracle.converged(world, inventory)
+            assert (key(world, inventory) == had) is kept
+            assert told(outcome) == ([] if kept else ["warning"])
+
+
+def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, inventory = make.world(), make.inventory(2, api_key="env:KEY")
+    head = world.machines["gpu1"]
+    for value in ("first-key", "second-key"):
+        monkeypatch.setenv("KEY", value)
+        head.volumes["vcluster-lab-secrets"] = Volume("vcluster-lab-secrets", {}, {"file": b"precious"})
+        with lab.inside(world):
+            outcome = lab.run(world, inventory, lab.do_up)
+            assert outcome.error is None, outcome.error
+            assert key(world, inventory) == value
+        held = [volume for name, volume in head.volumes.items() if "-secrets-" in name]
+        assert [secret_ids(volume.labels).keys() for volume in held] == [{"ray-token", "api-key"}]
+        assert head.volumes["vcluster-lab-secrets"].files == {"file": b"precious"}

@@ -1,0 +1,47 @@
+"""Where a cluster's secrets are now: a generated one lives as long as any node or volume that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import is_ours, is_volume_name, node_of, our_id
+from vllm_cluster.core.spec import SECRET, secrets_volume
+from vllm_cluster.inventory.model import Inventory
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A node, or a volume without one, that holds secrets: their ids by name, and the volume that has the files."""
+
+    host: str
+    ids: Mapping[str, str]
+    volume: str
+    has_node: bool
+
+
+def holders(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Holder]:
+    """Every holder on the hosts of the inventory: the head first, then other hosts, since the head may be moving."""
+    identity = our_id(inventory, facts)
+    for host in sorted(facts, key=lambda name: name != inventory.head_name):
+        node = node_of(inventory.cluster, facts[host])
+        if node and is_ours(inventory, identity, node.labels):
+            ids = secret_ids(node.labels)
+            yield Holder(host, ids, secrets_volume(inventory.cluster, ids), has_node=True)
+        for volume, labels in sorted(facts[host].volumes.items()):
+            if is_volume_name(inventory.cluster, volume) and is_ours(inventory, identity, labels):
+                yield Holder(host, secret_ids(labels), volume, has_node=False)
+
+
+def kept_secrets(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, str]:
+    """The ids of the secrets that the cluster has now, by name, as labels have them: the files may be gone."""
+    found: dict[str, str] = {}
+    for holder in holders(inventory, facts):
+        found = {**holder.ids, **found}
+    return found
+
+
+def secret_ids(labels: Mapping[str, str]) -> dict[str, str]:
+    """The ids of secrets, by name, that labels of a node or of a volume name."""
+    return {label.removeprefix(SECRET): value for label, value in labels.items() if label.startswith(SECRET)}

@@ -1,0 +1,98 @@
+"""The volumes of secrets on a host: each is named by what it holds, so none that is in use is ever emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from vllm_cluster.core.desired import SECRETS_FOLDER
+from vllm_cluster.core.errors import CommandFailed
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import Owner, is_volume_name, node_name
+from vllm_cluster.core.kept import Holder, holders
+from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount
+from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.docker.once import passing
+from vllm_cluster.docker.spec import idle_body
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.secrets import GENERATED, Secrets
+
+CONFLICT = 409
+
+
+def provide(engine: EngineClient, spec: ContainerSpec, image: str, secrets: Secrets) -> bool:
+    """Write a node's secrets into their volume, again where they are there; whether that could be done.
+
+    The labels say what the volume holds. Docker makes a volume without them for a container whose own was removed
+    meanwhile: it is empty, and makes room unless that container still has it.
+    """
+    owner, ids = Owner(spec.cluster, spec.cluster_id), dict(spec.secrets)
+    labels = {SECRET + name: identity for name, identity in ids.items()}
+    has = engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").get(spec.secrets_volume)
+    if has is not None and not labels.items() <= has.items() and _in_use(engine, spec.secrets_volume):
+        return False
+    engine.volumes.create(spec.secrets_volume, {**owner.labels, **labels})
+    # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
+    body = idle_body(owner, image, Mount(spec.secrets_volume, SECRETS_FOLDER))
+    with passing(engine, spec.cluster, "door", body) as door:
+        engine.put_files(door, SECRETS_FOLDER, secrets.files(ids))
+    return True
+
+
+def remove_unused(engine: EngineClient, spec: ContainerSpec) -> None:
+    """Remove what earlier nodes of this cluster were given, where no container uses it, and what Docker half made."""
+    engine.volumes.remove_blank(node_name(spec.cluster), partial(is_volume_name, spec.cluster))
+    for name, labels in engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").items():
+        ours = is_volume_name(spec.cluster, name) and labels.get(ID, spec.cluster_id) == spec.cluster_id
+        if ours and name not in (spec.state_volume, spec.secrets_volume):
+            _in_use(engine, name)
+
+
+def read_kept(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> dict[str, str]:
+    """The values of the generated secrets that are still there, on the head or where it was before; needs the lease."""
+    found: dict[str, str] = {}
+    for holder in holders(inventory, facts):
+        wanted = {name: holder.ids[name] for name in GENERATED if name in holder.ids and name not in found}
+        if wanted:
+            images = [image.id for image in facts[holder.host].images]
+            read = _read(fleet.links[holder.host].engine, inventory.cluster, holder, wanted, images)
+            # A file that was cut off while it was written is not what its name says.
+            identify = fleet.runtime.secret_id
+            found |= {
+                name: value for name, value in read.items() if identify(inventory.cluster, name, value) == wanted[name]
+            }
+    return found
+
+
+def _read(
+    engine: EngineClient, cluster: str, holder: Holder, wanted: Mapping[str, str], images: list[str]
+) -> dict[str, str]:
+    if holder.has_node:
+        found = _files(engine, node_name(cluster), wanted)
+        if len(found) == len(wanted):
+            return found
+    there = engine.volumes.labelled(f"{CLUSTER}={cluster}").get(holder.volume)
+    if there is None or not images:
+        return {}
+    body = idle_body(Owner(cluster, there.get(ID)), images[0], Mount(holder.volume, SECRETS_FOLDER))
+    with passing(engine, cluster, "door", body) as door:
+        return _files(engine, door, wanted)
+
+
+def _files(engine: EngineClient, container: str, wanted: Mapping[str, str]) -> dict[str, str]:
+    contents = {
+        name: engine.read_file(container, f"{SECRETS_FOLDER}/{name}-{identity}") for name, identity in wanted.items()
+    }
+    return {name: content.decode("utf-8", "replace") for name, content in contents.items() if content}
+
+
+def _in_use(engine: EngineClient, volume: str) -> bool:
+    """Remove a volume; whether that cannot be, since a container uses it."""
+    try:
+        engine.volumes.remove(volume)
+    except CommandFailed as error:
+        if error.returncode != CONFLICT:
+            raise
+        return True
+    return False
