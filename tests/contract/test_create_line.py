@@ -42,9 +42,10 @@ def empty_image() -> Iterator[None]:
 def spec() -> Iterator[ContainerSpec]:
     """A head's container, which is removed with its volumes."""
     words = world.inventory(cluster=CLUSTER, image=IMAGE, model_cache="/tmp", environment={"NOTE": "a 'b' $c,d\n"})
-    yield desired(words, world.hosts(), world.INPUTS)[0]
+    head = desired(words, world.hosts(), world.INPUTS)[0]
+    yield head
     docker("rm", "-f", f"vcluster-{CLUSTER}")
-    docker("volume", "rm", "-f", f"vcluster-{CLUSTER}-state", f"vcluster-{CLUSTER}-secrets")
+    docker("volume", "rm", "-f", head.state_volume, head.secrets_volume)
 
 
 def made(spec: ContainerSpec) -> Any:

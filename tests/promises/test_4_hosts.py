@@ -77,7 +77,7 @@ MOST_KILLS = 25
 
 def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
     """What an engine leaves that dies while a volume is made; one with something in it is somebody's."""
-    blank = "docker volume create vcluster-sandbox-state; docker volume create vcluster-sandbox-secrets"
+    blank = "docker volume create vcluster-sandbox-state; docker volume create vcluster-sandbox-secrets-0123456789ab"
     data = names.Sandbox(sandbox.folder).data("gpu2")
     theirs = f"{data}/docker/volumes/vcluster-sandbox-state/_data/theirs"
     sandbox.vcluster("down", "--yes").ok()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -14,14 +15,17 @@ from tests.support.attack import attack
 from tests.support.breaks import HOSTS
 from tests.support.canaries import forms
 from tests.support.hosts import Sandbox
-from tests.support.served import API_KEY, HF_TOKEN, serve, with_secrets
+from tests.support.served import API_KEY, HF_TOKEN, S3_KEY, serve, with_secrets
 from vllm_cluster.sandbox import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
 # Every file below these; of an image's layers only those that a container has written.
 PLACES = "/tmp /var/tmp /var/log /home /root /etc /run /models {root}/containers {root}/image {root}/volumes {upper}"
-SECRET_FILES = "/volumes/vcluster-sandbox-secrets/_data/"
+SECRET_FILES = "/volumes/vcluster-sandbox-secrets-"
+# A secret that Ray and vLLM are to have in their environment, which Linux shows to root and to them.
+VARIABLE = "SANDBOX_S3"
+ENVIRONS = f"cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -av '^{VARIABLE}=' | tr '\\n' '\\0'"
 # Loaded by every Python below this folder: stands for a bug where secrets are at hand.
 CRASH = """
 import vllm_cluster.docker.engine as engine
@@ -41,7 +45,7 @@ class Watch:
         self.seen: dict[str, bytes] = {}
         self.looks = 0
         self._over = threading.Event()
-        script = "while :; do cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null; sleep 0.1; done"
+        script = f"while :; do cat /proc/[0-9]*/cmdline; {ENVIRONS}; sleep 0.1; done 2>/dev/null"
         self._hosts = {
             host: subprocess.Popen(
                 ["docker", "exec", sandbox.container(host), "timeout", "1500", "sh", "-c", script],
@@ -139,10 +143,23 @@ def crashed(sandbox: Sandbox, folder: Path) -> dict[str, bytes]:
     return {"the output of a crash": (run.out + run.err).encode(), "crash.log": log.read_bytes()}
 
 
+def with_variable(sandbox: Sandbox) -> dict[str, set[str]]:
+    """The programs that have the secret variable with its value in their environment, host by host."""
+    look = f"""for e in /proc/[0-9]*/environ; do
+        printf '%s %s\\n' "$(tr '\\0' '\\n' <$e | grep -a '^{VARIABLE}=' | sha256sum)" "$(cat ${{e%environ}}comm)"
+    done 2>/dev/null"""
+    wanted = hashlib.sha256(f"{VARIABLE}={S3_KEY}\n".encode()).hexdigest()
+    found: dict[str, set[str]] = {}
+    for host in HOSTS:
+        told = [line.split() for line in sandbox.on(host, "sh", "-c", look, root=True).splitlines()]
+        found[host] = {" ".join(words[2:]) for words in told if words[0] == wanted}
+    return found
+
+
 @pytest.mark.deep
 def test_secrets_are_nowhere(sandbox: Sandbox, empty: dict[str, set[str]], tmp_path: Path) -> None:
     cluster = with_secrets(sandbox)
-    with attack("P13", "canaries of HF token, API key and Ray token, in 17 forms each, everywhere") as measured:
+    with attack("P13", "canaries of HF token, API key, S3 key and Ray token, in 17 forms each, everywhere") as measured:
         with watching(cluster) as watch:
             seen = crashed(cluster, tmp_path)
             up = cluster.vcluster("-vv", "up", "--yes", "--json").ok()
@@ -150,16 +167,21 @@ def test_secrets_are_nowhere(sandbox: Sandbox, empty: dict[str, set[str]], tmp_p
             serve(cluster)
             assert cluster.vcluster("key").ok().out.strip() == API_KEY
             seen |= asked(cluster)
+            given = with_variable(cluster)
         seen |= watch.seen
         ray = cluster.docker(
             "gpu1", "exec", "vcluster-sandbox", "sh", "-c", "cat /run/secrets/vcluster/ray-token-*"
         ).strip()
         assert len(ray) >= 32
-        secrets = [forms(secret) for secret in (HF_TOKEN, API_KEY, ray)]
+        secrets = [forms(secret) for secret in (HF_TOKEN, API_KEY, S3_KEY, ray)]
         hits = [name for name, text in seen.items() if any(form in text for every in secrets for form in every)]
         hits += stand(cluster, secrets)
         assert hits == []
         assert watch.looks > 20
+        # Where it is for use: Ray and the ranks, on both hosts.
+        for host, programs in given.items():
+            assert "raylet" in programs, (host, programs)
+            assert any(name.startswith(("ray::", "VLLM", "python")) for name in programs), (host, programs)
         texts, size = len(seen), sum(map(len, seen.values())) / 1e6
         measured.figure = (
             f"0 hits in {texts} texts ({size:.1f} MB), in {watch.looks} looks at command lines, "

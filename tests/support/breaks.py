@@ -25,7 +25,7 @@ FAST = (
 
 _LIST = """
 docker ps -a --format 'container {{.Names}}'
-docker volume ls --format 'volume {{.Name}}'
+docker volume ls --format 'volume {{.Name}}' | sed -E 's/(-secrets)-[0-9a-f]{12}$/\\1/'
 docker network ls --format 'network {{.Name}}'
 pgrep -u vcluster -a | sed 's/^[0-9]* /process /'
 find /tmp /var/tmp /home/vcluster /root -mindepth 1 -xdev | sed 's/^/file /'

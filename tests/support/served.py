@@ -13,14 +13,15 @@ from tests.support.hosts import Sandbox
 
 HF_TOKEN = "hf_CanaryÄ+/=0123456789 canary"  # awkward on purpose: every quoting changes it
 API_KEY = "sk-Canary+/=&0123456789~canary"
-SECRETS = "hf_token: env:SANDBOX_HF_TOKEN\napi_key: env:SANDBOX_API_KEY\n"
+S3_KEY = "S3Canary+/=0123456789abcdefghijklmnop"
+SECRETS = "hf_token: env:SANDBOX_HF_TOKEN\napi_key: env:SANDBOX_API_KEY\nsecrets: {SANDBOX_S3: env:SANDBOX_S3_KEY}\n"
 
 
 def with_secrets(sandbox: Sandbox) -> Sandbox:
     """The same hosts with one GPU each, which is served sooner, and secrets given by reference."""
     smaller = [(f"gpu{n}: {{", f"gpu{n}: {{gpus: 1, ") for n in (1, 2)]
     inventory = sandbox.rewrite(Path("secrets.yaml"), replace=smaller, add=SECRETS)
-    secrets = {"SANDBOX_HF_TOKEN": HF_TOKEN, "SANDBOX_API_KEY": API_KEY}
+    secrets = {"SANDBOX_HF_TOKEN": HF_TOKEN, "SANDBOX_API_KEY": API_KEY, "SANDBOX_S3_KEY": S3_KEY}
     return Sandbox(sandbox.folder, {**secrets, "VCLUSTER_INVENTORY": str(inventory)})
 
 

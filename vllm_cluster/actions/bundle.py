@@ -161,6 +161,7 @@ def _inventory(inventory: Inventory) -> dict[str, Any]:
     for name in ("hf_token", "api_key"):
         if name in content:
             content[name] = f"{content[name]['kind']}:{REDACTED}"
+    content["secrets"] = {name: f"{ref.kind}:{REDACTED}" for name, ref in inventory.secrets.items()}
     return content
 
 

@@ -28,6 +28,7 @@ from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.models import cached_shape
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.run.secrets import Reading
 
 POLL = 0.3
 STOP_SECONDS = 90.0
@@ -74,7 +75,7 @@ def serve(
     served = name or model
     vllm.check(model, served, extra)
     with connected(inventory, emit, runtime=runtime) as fleet:
-        seen = survey(inventory, fleet, emit)
+        seen = survey(inventory, fleet, emit, reading=Reading.NONE)
         if not seen.plan.empty:
             first = next(seen.plan.operations())
             raise PreflightFailed(f"the cluster is not up: {first.host}: {first.text}", hint="run vcluster up first")

@@ -22,7 +22,7 @@ from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secret_files import read_kept
-from vllm_cluster.run.secrets import Secrets, gather, gather_with_values
+from vllm_cluster.run.secrets import Reading, Secrets, gather, gather_with_values
 
 # Of the id that a new cluster gets.
 ID_BYTES = 8
@@ -69,7 +69,9 @@ def facts_of(inventory: Inventory, fleet: Fleet) -> dict[str, HostFacts]:
     return facts
 
 
-def survey(inventory: Inventory, fleet: Fleet, emit: Emit, *, locked: bool = False) -> Survey:
+def survey(
+    inventory: Inventory, fleet: Fleet, emit: Emit, *, locked: bool = False, reading: Reading = Reading.ALL
+) -> Survey:
     """Observe all hosts and compare them with the inventory; changes nothing.
 
     With the lease held it also reads the generated secrets from where they are, to give them to new nodes.
@@ -87,7 +89,9 @@ def survey(inventory: Inventory, fleet: Fleet, emit: Emit, *, locked: bool = Fal
     if locked:
         secrets = gather_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
     else:
-        secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime)
+        secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime, reading)
+    for problem in secrets.unread:
+        emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
     identity = our_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
     specs = desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity))
     return Survey(facts, diff(specs, facts), secrets)

@@ -19,6 +19,7 @@ from vllm_cluster.run.files import node_files
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.run.secrets import Reading
 
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster key"
 
@@ -26,7 +27,7 @@ NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster key"
 def plan(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Plan:
     """What `up` would do. Changes nothing."""
     with connected(inventory, emit, runtime=runtime) as fleet:
-        return survey(inventory, fleet, emit).plan
+        return survey(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE).plan
 
 
 def up(

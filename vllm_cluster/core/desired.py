@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from vllm_cluster.inventory.model import Host, Inventory
 CODE_FOLDER = "/opt/vcluster"
 STATE_FOLDER = "/var/lib/vcluster"
 SECRETS_FOLDER = "/run/secrets/vcluster"
+# Begins the names of secrets that become environment variables.
+VARIABLE = "env-"
 NODE_PROGRAM = f"{CODE_FOLDER}/node.py"
 
 
@@ -99,6 +102,7 @@ def _environment(
 ) -> dict[str, str]:
     nic = interface(host, facts)
     ports = hcas(host, facts)
+    variables = sorted((name, identity) for name, identity in secrets.items() if name.startswith(VARIABLE))
     values = {
         **inventory.environment,
         **ray.environment(
@@ -117,6 +121,9 @@ def _environment(
         values["NCCL_IB_HCA"] = "=" + ",".join(f"{port.device}:{port.port}" for port in ports)
     if "hf-token" in secrets:
         values["HF_TOKEN_PATH"] = f"{SECRETS_FOLDER}/hf-token-{secrets['hf-token']}"
+    if hidden := {name.removeprefix(VARIABLE): f"{SECRETS_FOLDER}/{name}-{identity}" for name, identity in variables}:
+        # The node program sets these: here docker inspect would show their values.
+        values["VCLUSTER_SECRET_ENVIRONMENT"] = json.dumps(hidden)
     if "api-key" in secrets:
         values["VCLUSTER_API_KEY_FILE"] = f"{SECRETS_FOLDER}/api-key-{secrets['api-key']}"
     return values

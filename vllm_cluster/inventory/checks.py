@@ -36,6 +36,7 @@ def check(document: Document) -> None:
     _twice(document, parts.hosts, "ssh", lambda host: ssh_key(host, parts.ssh))
     _ports(document, parts.ports)
     _volumes(document, parts.volumes, document.data.get("model_cache"))
+    _variables(document, document.data.get("environment"), document.data.get("secrets"))
 
 
 def ssh_key(host: Host, settings: SshSettings) -> Hashable:
@@ -134,3 +135,9 @@ def _volumes(document: Document, volumes: Mapping[int, Volume], model_cache: obj
         first = seen.setdefault(volume.target, f"volumes[{index}]")
         if first != f"volumes[{index}]":
             document.blame(("volumes", index), f"{shown(volume.target)} in the container is taken by {first}")
+
+
+def _variables(document: Document, environment: object, secrets: object) -> None:
+    if isinstance(environment, dict) and isinstance(secrets, dict):
+        for name in environment.keys() & secrets.keys():
+            document.blame(("secrets", name), "is under environment too: remove it there")

@@ -242,6 +242,14 @@ class Inventory(_Section):
         description="Where the endpoint's key is, in the same form; absent: one is made.",
         examples=["env:VLLM_API_KEY"],
     )
+    secrets: dict[
+        Annotated[str, AfterValidator(grammar.variable_name), AfterValidator(reserved.refuse_secret)], SecretRef
+    ] = Field(
+        {},
+        description="Environment variables of vLLM that are secrets, each with where its value is, in the same form.",
+        examples=["{AWS_SECRET_ACCESS_KEY: env:AWS_SECRET_ACCESS_KEY}"],
+        json_schema_extra={"propertyNames": {"pattern": grammar.VARIABLE_PATTERN}},
+    )
     ports: Ports = Field(Ports(), description="Ports on the hosts.")
     ssh: SshSettings = Field(SshSettings(), description="How every host is reached, unless it says otherwise.")
     privileged: StrictBool = Field(

@@ -22,6 +22,7 @@ def anchor(inventory: Inventory, base: Path, document: Document) -> Inventory:
             "hosts": hosts,
             "hf_token": ends.secret(inventory.hf_token, ("hf_token",)),
             "api_key": ends.secret(inventory.api_key, ("api_key",)),
+            "secrets": {name: ends.reference(ref, ("secrets", name)) for name, ref in inventory.secrets.items()},
         }
     )
 
@@ -39,7 +40,10 @@ class _Anchor:
         return ssh.model_copy(update={"identity": self.path(ssh.identity, (*loc, "identity"))})
 
     def secret(self, ref: SecretRef | None, loc: Loc) -> SecretRef | None:
-        if ref is None or ref.kind != "file":
+        return self.reference(ref, loc) if ref else None
+
+    def reference(self, ref: SecretRef, loc: Loc) -> SecretRef:
+        if ref.kind != "file":
             return ref
         return ref.model_copy(update={"value": str(self.path(Path(ref.value), loc))})
 

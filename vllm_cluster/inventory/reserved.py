@@ -19,6 +19,13 @@ _STEERED_BY = {
 _OURS = ("RAY_AUTH_", "RAY_USAGE_STATS_ENABLED", "VCLUSTER_", "VLLM_CONFIG_ROOT")
 # Where every container has its program, its state and its secrets, and the logs of Ray, which the node program clears.
 OUR_FOLDERS = ("/opt/vcluster", "/var/lib/vcluster", "/run/secrets/vcluster", "/tmp/ray")  # noqa: S108 (in the container)
+# What vcluster sets besides, to values that are no concern of an inventory.
+_SET_ANYWAY = frozenset(
+    (
+        *("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT", "PATH", "PYTHONPATH"),
+        *("VLLM_ENGINE_READY_TIMEOUT_S", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_LOGGING_COLOR"),
+    )
+)
 
 
 def refuse(name: str) -> str:
@@ -27,4 +34,12 @@ def refuse(name: str) -> str:
         raise ValueError(f"is set by vcluster on each host: remove it here and use {_STEERED_BY[name]}")
     if name.startswith(_OURS):
         raise ValueError("is set by vcluster on each host: remove it here")
+    return name
+
+
+def refuse_secret(name: str) -> str:
+    """Let the name of a secret variable pass unless vcluster, Ray or Python gives it its value."""
+    refuse(name)
+    if name in _SET_ANYWAY or name.startswith("RAY_"):
+        raise ValueError("is set by vcluster in every container: remove it here")
     return name

@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.node.attempt import Pace, refusal
-from vllm_cluster.node.process import Child, descendants, end, say
+from vllm_cluster.node.process import Child, descendants, end, missing_secrets, say, secret_environment
 from vllm_cluster.node.ray_nodes import ray_nodes
 from vllm_cluster.node.serving import Serving, write_whole
 
 PR_SET_CHILD_SUBREAPER = 36
 ERROR_LINES = 12
+# EX_CONFIG: only another container can help, and `vcluster up` makes one.
+NO_SECRETS = 78
 
 
 def state_folder() -> Path:
@@ -255,6 +257,11 @@ def keep(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int
     logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
     # Orphans of Ray and vLLM become our children: else nobody could find them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if gone := missing_secrets():
+        say("node", f"secret files are not there: {', '.join(gone)}; run vcluster up")
+        return NO_SECRETS
+    # Not in the container's own environment, which docker inspect shows.
+    os.environ.update(secret_environment())
     pace = Pace(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
     node = Node(role, command, head, pace)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,8 @@ from pathlib import Path
 KEPT_LINES = 40
 LONGEST_LINE = 16 * 1024
 SECRET_FILES = ("RAY_AUTH_TOKEN_PATH", "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
+# JSON: the variables that only processes below this one get, and the file with the value of each.
+HIDDEN_VARIABLES = "VCLUSTER_SECRET_ENVIRONMENT"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -41,10 +44,27 @@ def _clean(raw: bytes) -> str:
     return text if len(raw) <= LONGEST_LINE else f"{text} [cut]"
 
 
+def secret_files() -> dict[str, Path]:
+    """The files of secrets by the variable that names each, or that the node program sets to what the file holds."""
+    named = {name: Path(os.environ[name]) for name in SECRET_FILES if os.environ.get(name)}
+    more = json.loads(os.environ.get(HIDDEN_VARIABLES, "{}"))
+    return {**named, **{name: Path(path) for name, path in more.items()}}
+
+
+def missing_secrets() -> list[str]:
+    """The files of secrets that cannot be read."""
+    return [str(path) for path in secret_files().values() if not os.access(path, os.R_OK)]
+
+
+def secret_environment() -> dict[str, str]:
+    """The variables that Ray, vLLM and their ranks get with the values of secrets."""
+    return {name: path.read_text() for name, path in secret_files().items() if name not in SECRET_FILES}
+
+
 def secrets() -> tuple[str, ...]:
     """The values that no log may hold."""
-    files = [Path(os.environ[name]) for name in SECRET_FILES if os.environ.get(name)]
-    values = [file.read_text(errors="replace").strip() for file in files if os.access(file, os.R_OK)]
+    files = [path for path in secret_files().values() if os.access(path, os.R_OK)]
+    values = [file.read_text(errors="replace").strip() for file in files]
     return tuple(value for value in values if len(value) >= 8)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_cluster.core.desired import VARIABLE
+from vllm_cluster.core.errors import InventoryError
 from vllm_cluster.inventory.model import Inventory, SecretRef
 from vllm_cluster.inventory.secrets import read_secret
 
@@ -20,6 +23,18 @@ GENERATED = ("ray-token", "api-key")
 KEY_BYTES = 32
 
 
+# In the place of the id of a secret that is not read and that the cluster does not have.
+UNREAD = "unread"
+
+
+class Reading(Enum):
+    """Which references a verb reads: all; what can be read, the rest counts as unchanged; or none, as if unchanged."""
+
+    ALL = 0
+    WHAT_CAN_BE = 1
+    NONE = 2
+
+
 @dataclass
 class Secrets:
     """Ids by name, and those values that are known here; values never show in a repr."""
@@ -27,19 +42,40 @@ class Secrets:
     ids: dict[str, str]
     values: dict[str, str] = field(repr=False)
     new: frozenset[str] = frozenset()
+    unread: tuple[str, ...] = ()
 
     def files(self, names: Mapping[str, str]) -> dict[str, tuple[bytes, int]]:
         """The secret files for a container, by file name: content and mode."""
         return {f"{name}-{identity}": (self.values[name].encode(), 0o600) for name, identity in names.items()}
 
 
-def gather(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime) -> Secrets:
-    """The secrets that the cluster shall have: given by reference, else kept (ids by name), else new."""
-    values = read(inventory, references(inventory), runtime)
-    made = {name: runtime.token(KEY_BYTES) for name in GENERATED if name not in values and name not in kept}
-    values |= made
+def gather(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime, reading: Reading = Reading.ALL) -> Secrets:
+    """The secrets that the cluster shall have: given by reference, else kept (ids by name), else new.
+
+    Raises:
+        InventoryError: one that must be read cannot be.
+    """
+    wanted = references(inventory)
+    values: dict[str, str] = {}
+    unread: list[str] = []
+    for name, reference in wanted.items() if reading is not Reading.NONE else ():
+        try:
+            values |= read(inventory, {name: reference}, runtime)
+        except InventoryError as error:
+            if reading is Reading.ALL:
+                raise
+            unread.append(error.message)
+    found = _gathered(inventory, values, kept, runtime, wanted)
+    return replace(found, unread=tuple(unread))
+
+
+def _gathered(
+    inventory: Inventory, values: dict[str, str], kept: Mapping[str, str], runtime: Runtime, given: Collection[str]
+) -> Secrets:
+    made = {name: runtime.token(KEY_BYTES) for name in GENERATED if name not in {*kept, *given}}
+    values = {**values, **made}
     ids = {name: runtime.secret_id(inventory.cluster, name, value) for name, value in values.items()}
-    ids |= {name: kept[name] for name in GENERATED if name not in ids}
+    ids |= {name: kept.get(name, UNREAD) for name in (*GENERATED, *given) if name not in ids}
     return Secrets(ids, values, frozenset(made))
 
 
@@ -53,7 +89,8 @@ def gather_with_values(inventory: Inventory, kept: Mapping[str, str], runtime: R
 def references(inventory: Inventory) -> dict[str, SecretRef]:
     """Where the secrets are that the inventory refers to, by name."""
     named = {"hf-token": inventory.hf_token, "api-key": inventory.api_key}
-    return {name: reference for name, reference in named.items() if reference}
+    given = {name: reference for name, reference in named.items() if reference}
+    return {**given, **{VARIABLE + name: reference for name, reference in inventory.secrets.items()}}
 
 
 def read(inventory: Inventory, wanted: Mapping[str, SecretRef], runtime: Runtime) -> dict[str, str]:

@@ -96,7 +96,7 @@ class World:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("" if path.name == "__init__.py" else (FAKES / "nodes.py").read_text())
 
-    def start(self, role: str = "head", *ray: str) -> None:
+    def start(self, role: str = "head", *ray: str, **more: str) -> None:
         """Start the node program."""
         environment = {
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
@@ -108,6 +108,7 @@ class World:
             "VCLUSTER_API_KEY_FILE": str(self.folder / "key"),
             "VCLUSTER_STATE": str(self.state),
             "VCLUSTER_PACE": json.dumps(self.pace),
+            **more,
         }
         head = ["--head", f"{HEAD}:{self.gcs}"] if role == "worker" else []
         argv = [sys.executable, str(self.opt / "node.py"), role, *head, "--", "ray", "start", *ray, "--block"]

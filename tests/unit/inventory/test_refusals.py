@@ -62,6 +62,12 @@ ADDED = [
     ("hf_token: env:not a name\n", "10: hf_token: after env: comes the name of a variable"),
     ("hf_token: 'cmd:'\n", "10: hf_token: nothing that can be read stands after cmd:"),
     ('hf_token: "cmd:pass \'x"\n', "10: hf_token: the command after cmd: has a quote that does not end"),
+    ("secrets:\n  AWS_KEY: AKIAABCDEFGHIJKLMNOP\n", "11: secrets.AWS_KEY: looks like the token itself"),
+    ("secrets:\n  RAY_X: env:A\n", "11: secrets.RAY_X: is set by vcluster in every container"),
+    ("secrets:\n  HF_TOKEN: env:A\n", "11: secrets.HF_TOKEN: is set by vcluster on each host: remove it here and use"),
+    ("secrets:\n  a b: env:A\n", '11: secrets."a b": is no variable name'),
+    ("secrets:\n  A: env:B\nenvironment:\n  A: x\n", "11: secrets.A: is under environment too: remove it there"),
+    ("secrets:\n  A: file:~nobody-here/x\n", "11: secrets.A: begins with ~ of a user that this machine does not know"),
     ("hf_token: [env:A]\n", "10: hf_token: must be a mapping"),
 ]
 

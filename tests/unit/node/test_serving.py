@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.node.world import HEAD, KEY, TOKEN, WORKER, World, eventually, lives
+from vllm_cluster.core.spec import NO_SECRETS
 
 LOADING = [
     "(EngineCore pid=1) INFO Starting to load model org/model...\n",
@@ -298,3 +299,34 @@ def test_a_full_disk_is_outlived(world: World) -> None:
     eventually(lambda: "cannot write" in world.log.read_text(), "told")
     blocked.rmdir()
     world.phase("ready")
+
+
+@pytest.mark.promise("P13")
+def test_secret_variables_reach_ray_and_vllm_and_nothing_else(world: World) -> None:
+    """From files, as the container's own environment would show in docker inspect; a log that repeats one is masked."""
+    value = "s3-canary+/=0123456789"
+    file = world.folder / "env-AWS_SECRET_ACCESS_KEY-1a"
+    file.write_text(value)
+    world.plan({"lines": [f"INFO signing with {value}\n"]})
+    world.start(VCLUSTER_SECRET_ENVIRONMENT=json.dumps({"AWS_SECRET_ACCESS_KEY": str(file)}))
+    world.want("one")
+    world.phase("ready")
+    (attempt,) = world.attempts
+    assert attempt["environ"]["AWS_SECRET_ACCESS_KEY"] == value
+    assert f"AWS_SECRET_ACCESS_KEY={value}" in (world.fake / "ray.environ").read_text()
+    assert world.node
+    assert value.encode() not in Path(f"/proc/{world.node.pid}/environ").read_bytes()
+    logs = world.log.read_text() + (world.state / "serve.log").read_text() + (world.state / "status.json").read_text()
+    assert "signing with ***" in logs
+    assert value not in logs
+
+
+@pytest.mark.parametrize("gone", ["token", "env-A-1"])
+def test_without_the_file_of_a_secret_it_ends_and_names_it(world: World, gone: str) -> None:
+    paths = {"A": str(world.folder / "env-A-1")}
+    (world.folder / "env-A-1").write_text("value")
+    (world.folder / gone).unlink()
+    world.start("worker", VCLUSTER_SECRET_ENVIRONMENT=json.dumps(paths))
+    assert world.node
+    assert world.node.wait(30) == NO_SECRETS
+    assert f"secret files are not there: {world.folder / gone}; run vcluster up" in world.log.read_text()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import world
+from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired
+from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.core.facts import Hca
+from vllm_cluster.engine import vllm
 from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.run.secrets import Secrets, gather, identify
+from vllm_cluster.run.secrets import UNREAD, Reading, Secrets, gather, identify
+
+ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 
 
 def test_an_id_is_stable_and_belongs_to_one_cluster_and_name() -> None:
@@ -45,3 +53,58 @@ def test_what_is_given_wins_over_what_was_kept(monkeypatch: pytest.MonkeyPatch, 
 
 def test_values_do_not_show() -> None:
     assert "hunter2" not in repr(Secrets({"api-key": "11"}, {"api-key": "hunter2"}))
+
+
+REFERENCES: dict[str, Any] = {
+    "hf_token": "env:NOWHERE_HF",
+    "secrets": {"AWS_SECRET_ACCESS_KEY": "cmd:sh -c 'echo ran >&2; exit 3'"},
+}
+KEPT = {"ray-token": "11", "api-key": "22", "hf-token": "33", "env-AWS_SECRET_ACCESS_KEY": "44"}
+
+
+def test_up_needs_every_reference() -> None:
+    with pytest.raises(InventoryError, match="env:NOWHERE_HF"):
+        gather(world.inventory(**REFERENCES), KEPT, SYSTEM)
+
+
+def test_plan_takes_what_it_cannot_read_as_unchanged_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    words = world.inventory(**REFERENCES)
+    found = gather(words, KEPT, SYSTEM, Reading.WHAT_CAN_BE)
+    assert (found.ids, found.values) == (KEPT, {})
+    assert [problem.split(": ")[0] for problem in found.unread] == [
+        "env:NOWHERE_HF",
+        "cmd:sh -c 'echo ran >&2; exit 3'",
+    ]
+    assert "ran" in capfd.readouterr().err
+    assert gather(words, {}, SYSTEM, Reading.WHAT_CAN_BE).ids["hf-token"] == UNREAD
+
+
+def test_serve_reads_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    found = gather(world.inventory(**REFERENCES), KEPT, SYSTEM, Reading.NONE)
+    assert (found.ids, found.values, found.unread) == (KEPT, {}, ())
+    assert capfd.readouterr().err == ""
+
+
+def test_secret_variables_are_on_every_node_as_files_and_nowhere_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3", "canary-0123456789")
+    words = world.inventory(secrets={"AWS_SECRET_ACCESS_KEY": "env:S3"})
+    found = gather(words, {}, SYSTEM)
+    for spec in desired(words, world.hosts(), Inputs("program", found.ids)):
+        identity = found.ids["env-AWS_SECRET_ACCESS_KEY"]
+        file = f"env-AWS_SECRET_ACCESS_KEY-{identity}"
+        hidden = json.loads(dict(spec.environment)["VCLUSTER_SECRET_ENVIRONMENT"])
+        assert hidden == {"AWS_SECRET_ACCESS_KEY": f"{SECRETS_FOLDER}/{file}"}
+        assert found.files(dict(spec.secrets))[file] == (b"canary-0123456789", 0o600)
+        assert "canary" not in spec.document + json.dumps(spec.labels()) + repr(found)
+
+
+def test_no_secret_variable_is_one_that_is_set_anyway() -> None:
+    """Whatever a node or vLLM gets from us cannot be given as a secret."""
+    words = world.inventory(hf_token="env:X")
+    ids = {"ray-token": "1", "api-key": "2", "hf-token": "3", "env-A": "4"}
+    specs = desired(words, world.hosts(gpu1={"hcas": (ACTIVE,)}), Inputs("p", ids))
+    ours = {name for spec in specs for name, _ in spec.environment}
+    assert {"NCCL_IB_HCA", "RAY_AUTH_MODE", "HF_TOKEN_PATH"} <= ours
+    for name in ours | set(vllm.environment()) | {"PYTHONPATH", "PATH", "VLLM_API_KEY", "HF_TOKEN"}:
+        with pytest.raises(ValueError, match="is set by vcluster"):
+            world.inventory(secrets={name: "env:X"})
