@@ -50,6 +50,7 @@ class Master:
         self._log = self._folder.path / "log"
         options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through)]
         self._target = target
+        self._answer: Result | None = None
         self._alone: list[bytes | str] = ["ssh", *options]
         argv = [*self._alone, "-M", "-S", str(self.socket), "--", target.destination, _remote.LINE]
         try:
@@ -136,8 +137,10 @@ class Master:
         return result is not None and result.returncode != 255
 
     def _ask(self) -> Result | None:
-        argv = [*self._alone, "--", self._target.destination, _shell.ASK]
-        return _process.run(argv, b"", Deadline.after(_shell.ASK_SECONDS))
+        if self._answer is None:
+            argv = [*self._alone, "--", self._target.destination, _shell.ASK]
+            self._answer = _process.run(argv, b"", Deadline.after(_shell.ASK_SECONDS))
+        return self._answer
 
     def _read_log(self) -> str:
         try:

@@ -9,10 +9,18 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import paramiko
-from paramiko.common import cMSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST, cMSG_SERVICE_REQUEST
+from paramiko.common import (
+    cMSG_CHANNEL_CLOSE,
+    cMSG_CHANNEL_DATA,
+    cMSG_CHANNEL_EOF,
+    cMSG_CHANNEL_REQUEST,
+    cMSG_GLOBAL_REQUEST,
+    cMSG_SERVICE_REQUEST,
+)
 
 KEEPALIVE_SECONDS = 5.0
 SILENCE_SECONDS = 15.0
+_OF_A_CHANNEL = (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF, cMSG_CHANNEL_REQUEST)
 # What paramiko raises when a connection breaks.
 BROKEN = (OSError, EOFError, paramiko.SSHException)
 
@@ -99,8 +107,26 @@ class Session(paramiko.Transport):
             self.get_security_options().key_types = key_types
         sock.ask = self.ask_for_life
         self._login_begun = False
+        self._closed: set[bytes] = set()
+
+    def open_channel(self, *args: Any, **options: Any) -> paramiko.Channel:
+        """As paramiko's; the server may give the number of a closed channel to this one."""
+        channel = super().open_channel(*args, **options)
+        self._closed.discard(channel.remote_chanid.to_bytes(4, "big"))
+        return channel
+
+    def _behind_close(self, data: bytes) -> bool:
+        # paramiko sends what a thread has ready also after its other thread has closed the channel, and OpenSSH ends
+        # the whole connection for it. Called under paramiko's lock, so this sees the order in which they leave.
+        kind, number = data[:1], data[1:5]
+        if kind == cMSG_CHANNEL_CLOSE:
+            self._closed.add(number)
+            return False
+        return kind in _OF_A_CHANNEL and number in self._closed
 
     def _send_message(self, data: paramiko.Message) -> None:
+        if self._behind_close(data.asbytes()[:5]):
+            return
         # paramiko asks for the login anew with each key; servers made with Go or asyncssh hang up at the second time.
         if data.asbytes().startswith(cMSG_SERVICE_REQUEST):
             if self._login_begun:
