@@ -16,7 +16,7 @@ from tests.support.figures import FOLDER
 # Each keeps figures of its own promises. The first measure how much of the processor they take, and have it alone;
 # real hosts mostly wait, and leave time for those that are made up.
 MEASURED = ("tests/many", "tests/contract")
-REAL = ("tests/e2e/test_3_bad_input.py", "tests/promises")
+REAL = ("tests/e2e/test_bad_input.py", "tests/e2e/test_docs.py", "tests/promises")
 MADE_UP = ("tests/sim", "tests/property")
 # How many cases are made up: as many as the promises say, and for each course of events as minutes allow.
 DEEP = {"VCLUSTER_DEEP": "1", "VCLUSTER_SIM_EXAMPLES": "300"}

@@ -52,8 +52,8 @@ class Sandbox:
 
     @property
     def inventory(self) -> Path:
-        """The inventory that the sandbox wrote."""
-        return self.folder / "inventory.yaml"
+        """The one that its environment names, else the one that the sandbox wrote."""
+        return Path(self.environment.get("VCLUSTER_INVENTORY", self.folder / "inventory.yaml"))
 
     def vcluster(self, *argv: str, inventory: Path | None = None, seconds: float = 400, **environment: str) -> Run:
         """Run the program to its end."""
@@ -65,7 +65,7 @@ class Sandbox:
             timeout=seconds,
             check=False,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **where, **self.environment, **environment},
+            env={**os.environ, **self.environment, **where, **environment},
         )
         words = argv[: argv.index("--")] if "--" in argv else argv
         if "--json" in words:
@@ -81,7 +81,7 @@ class Sandbox:
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, **where, **self.environment},
+            env={**os.environ, **self.environment, **where},
         )
 
     def on(self, host: str, *argv: str, root: bool = False) -> str:
@@ -108,7 +108,7 @@ class Sandbox:
         return {host: found.strip() for host, found in ids.items() if found.strip()}
 
     def rewrite(self, path: Path, *, replace: Sequence[tuple[str, str]] = (), add: str = "") -> Path:
-        """The sandbox's inventory with words changed, as another file beside it."""
+        """Its inventory with words changed, as another file beside it."""
         text = self.inventory.read_text()
         for old, new in replace:
             assert old in text, f"{old!r} is not in the inventory"

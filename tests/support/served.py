@@ -14,7 +14,8 @@ from tests.support.hosts import Sandbox
 HF_TOKEN = "hf_CanaryÄ+/=0123456789 canary"  # awkward on purpose: every quoting changes it
 API_KEY = "sk-Canary+/=&0123456789~canary"
 S3_KEY = "S3Canary+/=0123456789abcdefghijklmnop"
-SECRETS = "hf_token: env:SANDBOX_HF_TOKEN\napi_key: env:SANDBOX_API_KEY\nsecrets: {SANDBOX_S3: env:SANDBOX_S3_KEY}\n"
+# The token is in the inventory of all tests.
+SECRETS = "api_key: env:SANDBOX_API_KEY\nsecrets: {SANDBOX_S3: env:SANDBOX_S3_KEY}\n"
 
 
 def with_secrets(sandbox: Sandbox) -> Sandbox:

@@ -29,14 +29,6 @@ FULL = r"""printf '#!/bin/sh\ncase "$*" in */docker) printf "\\nx 1 1 40000\\n" 
 LOOPBACK = "cp /etc/hosts /root/hosts; { echo 127.0.1.1 gpu2; grep -v gpu2 /root/hosts; } >/etc/hosts"
 
 
-@pytest.fixture(scope="module")
-def hosts(sandbox: Sandbox) -> Sandbox:
-    """The hosts with nothing of ours, on which all is well."""
-    sandbox.vcluster("down", "--yes").ok()
-    assert codes(check(sandbox)) <= {("ray-layer", host) for host in HOSTS}
-    return sandbox
-
-
 def check(sandbox: Sandbox, inventory: Path | None = None) -> Any:
     """The report, which must come soon and with the exit code that fits it."""
     began = time.monotonic()
@@ -57,10 +49,16 @@ def codes(report: Any, *, errors: bool = False) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.cluster("empty")
+def test_hosts_on_which_all_is_well(cluster: Sandbox) -> None:
+    assert codes(check(cluster)) == set()
+
+
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("script", "undo", "code", "error"),
     [
-        (LOOPBACK, "cat /root/hosts >/etc/hosts", "hostname-loopback", False),
+        (LOOPBACK, "cat /root/hosts >/etc/hosts; rm /root/hosts", "hostname-loopback", False),
         (f"docker create --name node-1234 {IMAGE}", "docker rm node-1234", "stale-container", False),
         (f"docker create --name ray-head {IMAGE}", "docker rm ray-head", "stale-container", False),
         (f"docker create --name vllm_node {IMAGE}", "docker rm vllm_node", "stale-container", False),
@@ -75,32 +73,35 @@ def codes(report: Any, *, errors: bool = False) -> set[tuple[str, str]]:
         ("mv /models/hub /models/away", "mv /models/away /models/hub", "model-absent", False),
     ],
 )
-def test_a_host_that_is_broken(hosts: Sandbox, script: str, undo: str, code: str, error: bool) -> None:
-    inventory = hosts.rewrite(Path("gpus.yaml"), replace=[("gpu2: {", "gpu2: {gpus: 2, ")])
-    with broken(hosts, "gpu2", script, undo):
-        report = check(hosts, inventory)
+def test_a_host_that_is_broken(cluster: Sandbox, script: str, undo: str, code: str, error: bool) -> None:
+    inventory = cluster.rewrite(Path("gpus.yaml"), replace=[("gpu2: {", "gpu2: {gpus: 2, ")])
+    with broken(cluster, "gpu2", script, undo):
+        report = check(cluster, inventory)
         assert codes(report) == {(code, "gpu2")}
         assert codes(report, errors=True) == ({(code, "gpu2")} if error else set())
         assert all(one["why"] and one["fix"] and one["rows"] for one in report["findings"])
 
 
-def test_an_interface_with_another_name(hosts: Sandbox) -> None:
-    inventory = hosts.rewrite(
+@pytest.mark.cluster("empty")
+def test_an_interface_with_another_name(cluster: Sandbox) -> None:
+    inventory = cluster.rewrite(
         Path("names.yaml"), replace=[(f"{host}: {{", f"{host}: {{interface: eth0, ") for host in HOSTS]
     )
-    assert codes(check(hosts, inventory)) == set()
-    with broken(hosts, "gpu2", RENAME.format("eth0", "enp9"), RENAME.format("enp9", "eth0")):
-        assert codes(check(hosts, inventory)) == {("interface", "gpu2")}
-        assert codes(check(hosts)) == set()
+    assert codes(check(cluster, inventory)) == set()
+    with broken(cluster, "gpu2", RENAME.format("eth0", "enp9"), RENAME.format("enp9", "eth0")):
+        assert codes(check(cluster, inventory)) == {("interface", "gpu2")}
+        assert codes(check(cluster)) == set()
 
 
-def test_too_little_room_for_the_image(hosts: Sandbox) -> None:
+@pytest.mark.cluster("empty")
+def test_too_little_room_for_the_image(cluster: Sandbox) -> None:
     """Below another file system Docker finds its images no more, so one must be pulled into what is free."""
-    with small_disk(hosts, "", "3g"):
-        report = check(hosts)
+    with small_disk(cluster, "", "3g"):
+        report = check(cluster)
     assert codes(report, errors=True) == {("room", "gpu2")}
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [
@@ -110,54 +111,57 @@ def test_too_little_room_for_the_image(hosts: Sandbox) -> None:
     ],
 )
 def test_an_inventory_that_asks_for_what_is_not_there(
-    hosts: Sandbox, old: str, new: str, found: set[tuple[str, str]]
+    cluster: Sandbox, old: str, new: str, found: set[tuple[str, str]]
 ) -> None:
-    assert codes(check(hosts, hosts.rewrite(Path("other.yaml"), replace=[(old, new)]))) == found
+    assert codes(check(cluster, cluster.rewrite(Path("other.yaml"), replace=[(old, new)]))) == found
 
 
-def test_one_name_for_two_images(hosts: Sandbox) -> None:
-    inventory = hosts.rewrite(Path("two.yaml"), replace=[(IMAGE, "sandbox/two:1")])
-    hosts.docker("gpu1", "tag", IMAGE, "sandbox/two:1")
-    root(hosts, "gpu2", "tar -c -C /etc hostname | docker import - sandbox/two:1")
+@pytest.mark.cluster("empty")
+def test_one_name_for_two_images(cluster: Sandbox) -> None:
+    inventory = cluster.rewrite(Path("two.yaml"), replace=[(IMAGE, "sandbox/two:1")])
+    cluster.docker("gpu1", "tag", IMAGE, "sandbox/two:1")
+    root(cluster, "gpu2", "tar -c -C /etc hostname | docker import - sandbox/two:1")
     try:
-        assert ("image-differs", "gpu2") in codes(check(hosts, inventory), errors=True)
+        assert ("image-differs", "gpu2") in codes(check(cluster, inventory), errors=True)
     finally:
         for host in HOSTS:
-            hosts.docker(host, "rmi", "sandbox/two:1")
+            cluster.docker(host, "rmi", "sandbox/two:1")
 
 
-def test_an_image_without_ray_is_told_before_up_mends_it(hosts: Sandbox) -> None:
-    with no_engine_image(hosts):
-        report = check(hosts)
+@pytest.mark.cluster("empty")
+def test_an_image_without_ray_is_told_before_up_mends_it(cluster: Sandbox) -> None:
+    with no_engine_image(cluster):
+        report = check(cluster)
     found = {(one["code"], one["host"], one["error"]) for one in report["findings"]}
     assert found == {("ray-layer", host, False) for host in HOSTS}
 
 
 @contextmanager
-def no_engine_image(hosts: Sandbox) -> Iterator[None]:
+def no_engine_image(cluster: Sandbox) -> Iterator[None]:
     """The hosts as before their first `up`."""
-    listed = {host: hosts.docker(host, "images", "-q", "--no-trunc", "vcluster-engine").split() for host in HOSTS}
+    listed = {host: cluster.docker(host, "images", "-q", "--no-trunc", "vcluster-engine").split() for host in HOSTS}
     named = {
-        host: hosts.docker(host, "images", "--format", "{{.Repository}}:{{.Tag}}", "vcluster-engine").split()
+        host: cluster.docker(host, "images", "--format", "{{.Repository}}:{{.Tag}}", "vcluster-engine").split()
         for host in HOSTS
     }
     try:
         for host, ids in listed.items():
             for number, image in enumerate(ids):
-                hosts.docker(host, "tag", image, f"sandbox/kept:{number}")
+                cluster.docker(host, "tag", image, f"sandbox/kept:{number}")
             if ids:
-                hosts.docker(host, "rmi", *named[host])
+                cluster.docker(host, "rmi", *named[host])
         yield
     finally:
         for host, ids in listed.items():
             for number, (image, name) in enumerate(zip(ids, named[host], strict=True)):
-                hosts.docker(host, "tag", image, name)
-                hosts.docker(host, "rmi", f"sandbox/kept:{number}")
+                cluster.docker(host, "tag", image, name)
+                cluster.docker(host, "rmi", f"sandbox/kept:{number}")
 
 
-def test_gpus_as_they_were_recorded(hosts: Sandbox, tmp_path: Path) -> None:
+@pytest.mark.cluster("empty")
+def test_gpus_as_they_were_recorded(cluster: Sandbox, tmp_path: Path) -> None:
     """What a host with two H200 printed, told by hosts that have Docker without any way to hand them out."""
-    inventory = hosts.rewrite(Path("nvidia.yaml"), replace=[("accelerator: cpu ", "accelerator: nvidia ")])
+    inventory = cluster.rewrite(Path("nvidia.yaml"), replace=[("accelerator: cpu ", "accelerator: nvidia ")])
     try:
         for host in HOSTS:
             (tmp_path / "smi.xml").write_text(SMI.replace("GPU-0000", f"GPU-{host}"))
@@ -171,44 +175,47 @@ esac
             )
             (tmp_path / "nvidia-smi").chmod(0o755)
             for name, folder in (("smi.xml", "/tmp"), ("nvidia-smi", "/usr/local/bin")):
-                put = ["docker", "cp", str(tmp_path / name), f"{hosts.container(host)}:{folder}/{name}"]
+                put = ["docker", "cp", str(tmp_path / name), f"{cluster.container(host)}:{folder}/{name}"]
                 subprocess.run(put, check=True, capture_output=True, timeout=60)
-        report = check(hosts, inventory)
+        report = check(cluster, inventory)
         assert codes(report, errors=True) == {("gpu-runtime", host) for host in HOSTS}
         # What comes after the document makes it no document, and then nothing is concluded from it.
         assert {(one["host"], one["what"]) for one in report["unseen"]} >= {
             (host, "the GPUs' health") for host in HOSTS
         }
-        root(hosts, "gpu1", "sed -i 's/head -c.*;;/;;/' /usr/local/bin/nvidia-smi")
-        facts = hosts.vcluster("facts", "gpu1", "--json", inventory=inventory).ok().json()["hosts"]
+        root(cluster, "gpu1", "sed -i 's/head -c.*;;/;;/' /usr/local/bin/nvidia-smi")
+        facts = cluster.vcluster("facts", "gpu1", "--json", inventory=inventory).ok().json()["hosts"]
         assert list(facts) == ["gpu1"]
         assert [gpu["fabric_state"] for gpu in facts["gpu1"]["details"]["health"]] == ["Completed"] * 2
         assert facts["gpu1"]["gpus"][0]["driver"] == "580.159.04"
     finally:
         for host in HOSTS:
-            root(hosts, host, "rm -f /usr/local/bin/nvidia-smi /tmp/smi.xml")
+            root(cluster, host, "rm -f /usr/local/bin/nvidia-smi /tmp/smi.xml")
 
 
-def test_people_read_the_same(hosts: Sandbox) -> None:
-    inventory = hosts.rewrite(Path("other.yaml"), replace=[("gpu2: {", "gpu2: {gpus: 8, ")])
-    run = hosts.vcluster("check", inventory=inventory)
+@pytest.mark.cluster("empty")
+def test_people_read_the_same(cluster: Sandbox) -> None:
+    inventory = cluster.rewrite(Path("other.yaml"), replace=[("gpu2: {", "gpu2: {gpus: 8, ")])
+    run = cluster.vcluster("check", inventory=inventory)
     assert run.code == 3
     assert "error gpus-fewer  gpu2: the inventory says 8 GPUs, the host has 2" in run.out
-    assert "\n  do:  set hosts.gpu2.gpus to 2" in run.out
+    assert "\n  do:  set cluster.gpu2.gpus to 2" in run.out
     assert "2 hosts checked in" in run.out.splitlines()[-1]
     assert "error" not in run.err
 
 
-def test_labels_of_others_are_theirs(hosts: Sandbox) -> None:
+@pytest.mark.cluster("empty")
+def test_labels_of_others_are_theirs(cluster: Sandbox) -> None:
     make = f"docker create --name theirs --label password=CANARY --env TOKEN=CANARY {IMAGE}"
-    with broken(hosts, "gpu1", make, "docker rm theirs"):
-        said = hosts.vcluster("facts", "gpu1", "--json").ok()
+    with broken(cluster, "gpu1", make, "docker rm theirs"):
+        said = cluster.vcluster("facts", "gpu1", "--json").ok()
     assert [entry["name"] for entry in said.json()["hosts"]["gpu1"]["strangers"]] == ["theirs"]
     assert "CANARY" not in said.out + said.err
 
 
-def test_facts_of_hosts(hosts: Sandbox) -> None:
-    found = json.loads(hosts.vcluster("facts", "--json").ok().out)["hosts"]
+@pytest.mark.cluster("empty")
+def test_facts_of_hosts(cluster: Sandbox) -> None:
+    found = json.loads(cluster.vcluster("facts", "--json").ok().out)["hosts"]
     for host in HOSTS:
         assert found[host]["engine"]["version"] and found[host]["slots"] == 2
         (cache,) = [entry for entry in found[host]["details"]["filesystems"] if entry["path"] == "/models"]
@@ -217,13 +224,13 @@ def test_facts_of_hosts(hosts: Sandbox) -> None:
         assert image["architecture"] == found[host]["engine"]["architecture"]
         assert image["id"].startswith("sha256:")
         assert found[host]["details"]["revisions"].keys() == {"sandbox--tiny-llama"}
-    assert "  docker " in hosts.vcluster("facts", "gpu2").ok().out
-    refused = hosts.vcluster("facts", "gpu3")
+    assert "  docker " in cluster.vcluster("facts", "gpu2").ok().out
+    refused = cluster.vcluster("facts", "gpu3")
     assert (refused.code, "no host gpu3" in refused.err) == (2, True)
 
 
-def test_a_cluster_that_is_up_is_well(hosts: Sandbox) -> None:
+@pytest.mark.cluster("up")
+def test_a_cluster_that_is_up_is_well(cluster: Sandbox) -> None:
     """Its own containers, ports and memory are no finding."""
-    hosts.vcluster("up", "--yes").ok()
-    report = check(hosts)
+    report = check(cluster)
     assert (report["findings"], report["ok"]) == ([], True)

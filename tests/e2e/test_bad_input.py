@@ -17,20 +17,6 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def cluster(sandbox: Sandbox) -> Sandbox:
-    """The cluster, up."""
-    sandbox.vcluster("up", "--yes").ok()
-    return sandbox
-
-
-@pytest.fixture
-def down(cluster: Sandbox) -> Sandbox:
-    """The hosts with nothing of ours, so that a refused `up` can be seen to have touched nothing."""
-    cluster.vcluster("down", "--yes").ok()
-    return cluster
-
-
 def untouched(cluster: Sandbox) -> bool:
     """Whether no host has anything of ours."""
     return cluster.nodes() == {}
@@ -41,6 +27,7 @@ def inventory(cluster: Sandbox, name: str, old: str, new: str) -> Path:
     return cluster.rewrite(Path(f"{name}.yaml"), replace=[(old, new)])
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("old", "new", "code", "message"),
     [
@@ -56,27 +43,28 @@ def inventory(cluster: Sandbox, name: str, old: str, new: str) -> Path:
         ("vllm-cpu:0.32.0", "vllm-cpu:9.9.9", 1, "gpu1: prepare image: pull vcluster-sandbox/vllm-cpu:9.9.9"),
     ],
 )
-def test_a_wrong_inventory(down: Sandbox, old: str, new: str, code: int, message: str) -> None:
-    refused = down.vcluster("up", inventory=inventory(down, "bad", old, new))
+def test_a_wrong_inventory(cluster: Sandbox, old: str, new: str, code: int, message: str) -> None:
+    refused = cluster.vcluster("up", inventory=inventory(cluster, "bad", old, new))
     assert (refused.code, message in refused.err) == (code, True), refused.err
     assert "Traceback" not in refused.err
-    assert untouched(down)
+    assert untouched(cluster)
 
 
-def test_a_wrong_host_key(down: Sandbox) -> None:
-    known = down.folder / "known_hosts"
+@pytest.mark.cluster("empty")
+def test_a_wrong_host_key(cluster: Sandbox) -> None:
+    known = cluster.folder / "known_hosts"
     right = known.read_text()
     lines = right.splitlines()
     first, second = lines[0].split(), lines[1].split()
     known.write_text(" ".join([first[0], *second[1:]]) + "\n" + lines[1] + "\n")
     try:
-        refused = down.vcluster("up")
+        refused = cluster.vcluster("up")
     finally:
         known.write_text(right)
     assert refused.code == 4
     assert "gpu1" in refused.err
     assert "known_hosts:1" in refused.err
-    assert untouched(down)
+    assert untouched(cluster)
 
 
 @contextmanager
@@ -99,6 +87,7 @@ case "$*" in *version*) echo "{\\"Version\\":\\"19.03.8\\",\\"ApiVersion\\":\\"1
 ' >/usr/local/bin/docker; chmod 755 /usr/local/bin/docker"""
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("script", "undo", "message"),
     [
@@ -109,36 +98,40 @@ case "$*" in *version*) echo "{\\"Version\\":\\"19.03.8\\",\\"ApiVersion\\":\\"1
         (LISTEN.format(6380), HANG_UP, "port 6380 is taken"),
     ],
 )
-def test_a_host_that_will_not_do(down: Sandbox, script: str, undo: str, message: str) -> None:
-    with root_does(down, "gpu2", script, undo), attack("P8", message) as measured:
-        refused = down.vcluster("up")
+def test_a_host_that_will_not_do(cluster: Sandbox, script: str, undo: str, message: str) -> None:
+    with root_does(cluster, "gpu2", script, undo), attack("P8", message) as measured:
+        refused = cluster.vcluster("up")
         assert (refused.code, f"gpu2: {message}" in refused.err) == (3, True), refused.err
         assert "do: gpu2:" in refused.err
         measured.figure = f"one finding with its fix after {measured.seconds:.1f} s, exit 3; nothing changed"
-    assert untouched(down)
+    assert untouched(cluster)
 
 
-def test_no_route_between_hosts(down: Sandbox) -> None:
-    head = next(host["address"] for host in down.vcluster("status", "--json").json()["hosts"] if host["host"] == "gpu1")
+@pytest.mark.cluster("empty")
+def test_no_route_between_hosts(cluster: Sandbox) -> None:
+    head = next(
+        host["address"] for host in cluster.vcluster("status", "--json").json()["hosts"] if host["host"] == "gpu1"
+    )
     route = f"route %s unreachable {head}/32"
-    with root_does(down, "gpu2", f"ip {route % 'add'}", f"ip {route % 'del'}"):
-        refused = down.vcluster("up")
+    with root_does(cluster, "gpu2", f"ip {route % 'add'}", f"ip {route % 'del'}"):
+        refused = cluster.vcluster("up")
     assert refused.code == 3
     assert f"gpu2: no route to gpu1 ({head})" in refused.err
-    assert untouched(down)
+    assert untouched(cluster)
 
 
-def test_a_firewall_between_hosts_is_named_by_the_worker(down: Sandbox) -> None:
+@pytest.mark.cluster("empty", leaves="up")
+def test_a_firewall_between_hosts_is_named_by_the_worker(cluster: Sandbox) -> None:
     rule = "OUTPUT -p tcp --dport 6379 -j DROP"
-    with root_does(down, "gpu2", f"iptables -I {rule}", f"iptables -D {rule}"):
-        failed = down.vcluster("up")
+    with root_does(cluster, "gpu2", f"iptables -I {rule}", f"iptables -D {rule}"):
+        failed = cluster.vcluster("up")
     assert failed.code == 1
     assert "gpu2: no connection to the head for 3" in failed.err
-    down.vcluster("up").ok()
+    cluster.vcluster("up").ok()
 
 
+@pytest.mark.cluster("up")
 def test_another_cluster_on_the_same_hosts(cluster: Sandbox) -> None:
-    cluster.vcluster("up", "--yes").ok()
     before = cluster.nodes()
     other = inventory(cluster, "other", "cluster: sandbox", "cluster: other")
     refused = cluster.vcluster("up", inventory=other)
@@ -148,6 +141,7 @@ def test_another_cluster_on_the_same_hosts(cluster: Sandbox) -> None:
     assert cluster.nodes() == before
 
 
+@pytest.mark.cluster("up", leaves="empty")
 def test_a_lease_that_somebody_holds(cluster: Sandbox) -> None:
     """The lock is a flock on the head; here a person holds it."""
     lock = "/tmp/vcluster-sandbox.lock"
@@ -168,11 +162,10 @@ def test_a_lease_that_somebody_holds(cluster: Sandbox) -> None:
     waited.communicate()
 
 
+@pytest.mark.cluster("up")
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["nobody/no-such-model"], 1, "nobody/no-such-model cannot be served"),
-        (["sandbox/tiny-llama", "--", "--no-such-flag"], 1, "no-such-flag"),
         (["sandbox/tiny-llama", "--", "--port", "9"], 2, "set ports.api in the inventory"),
         (["sandbox/tiny-llama", "--tp", "3"], 2, "choose one of 1, 2, 4"),
         (["sandbox/tiny-llama", "--tp", "3", "--pp", "1"], 3, "TP=3 does not divide its 4 attention heads"),
@@ -180,21 +173,22 @@ def test_a_lease_that_somebody_holds(cluster: Sandbox) -> None:
     ],
 )
 def test_what_cannot_be_served(cluster: Sandbox, argv: list[str], code: int, message: str) -> None:
-    cluster.vcluster("up", "--yes").ok()
     refused = cluster.vcluster("serve", *argv)
     assert (refused.code, message in refused.err) == (code, True), refused.err
     assert cluster.vcluster("status", "--json").ok().json()["up"] is True
 
 
-def test_serving_needs_a_cluster_and_a_port(down: Sandbox) -> None:
-    refused = down.vcluster("serve", "sandbox/tiny-llama")
+@pytest.mark.cluster("empty", leaves="up")
+def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
+    refused = cluster.vcluster("serve", "sandbox/tiny-llama")
     assert (refused.code, "run vcluster up first" in refused.err) == (3, True)
-    down.vcluster("up").ok()
-    with root_does(down, "gpu1", LISTEN.format(8000), HANG_UP):
-        taken = down.vcluster("serve", "sandbox/tiny-llama")
+    cluster.vcluster("up").ok()
+    with root_does(cluster, "gpu1", LISTEN.format(8000), HANG_UP):
+        taken = cluster.vcluster("serve", "sandbox/tiny-llama")
     assert (taken.code, "gpu1: port 8000 is taken" in taken.err) == (3, True)
 
 
+@pytest.mark.cluster("up")
 def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -204,8 +198,8 @@ def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
     assert "Traceback" not in refused.err
 
 
+@pytest.mark.cluster("up", leaves="empty")
 def test_down_names_the_hosts_it_could_not_reach(cluster: Sandbox) -> None:
-    cluster.vcluster("up", "--yes").ok()
     lost = inventory(cluster, "lost", "gpu2: {", "gpu2: {ssh: {port: 1}, ")
     partly = cluster.vcluster("down", "--yes", inventory=lost)
     assert (partly.code, "gpu2:" in partly.err) == (4, True)

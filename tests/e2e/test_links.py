@@ -32,13 +32,6 @@ def left(sandbox: Sandbox) -> str:
     return "".join(sandbox.on(host, "sh", "-c", script, root=True) for host in HOSTS)
 
 
-@pytest.fixture(scope="module")
-def empty(sandbox: Sandbox) -> Sandbox:
-    """Two hosts on which nothing of ours is."""
-    sandbox.vcluster("down", "--yes", "--wait", "30").ok()
-    return sandbox
-
-
 def found(sandbox: Sandbox, *options: str) -> tuple[Any, list[Any]]:
     """The report, which comes soon and leaves nothing on the hosts; and what it found of links."""
     began = time.monotonic()
@@ -69,10 +62,12 @@ def rules(sandbox: Sandbox, host: str, *words: str) -> Iterator[None]:
             sandbox.on(host, "sh", "-c", f"iptables -D {rule}", root=True)
 
 
-def test_sound_links_are_found_sound(empty: Sandbox) -> None:
-    assert found(empty)[1] == []
+@pytest.mark.cluster("empty")
+def test_sound_links_are_found_sound(cluster: Sandbox) -> None:
+    assert found(cluster)[1] == []
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("rule", "code", "host", "words"),
     [
@@ -89,38 +84,41 @@ def test_sound_links_are_found_sound(empty: Sandbox) -> None:
     ],
     ids=["a pinned port", "a range rejected", "ephemeral ports", "every port", "large packets"],
 )
-def test_what_is_closed_one_way_only(empty: Sandbox, rule: str, code: str, host: str, words: str) -> None:
+def test_what_is_closed_one_way_only(cluster: Sandbox, rule: str, code: str, host: str, words: str) -> None:
     """The rule stands on gpu1, for what comes from gpu2; the other way all is well."""
-    with rules(empty, "gpu1", f"INPUT -s {address(empty, 'gpu2')} {rule}"):
-        (one,) = found(empty)[1]
+    with rules(cluster, "gpu1", f"INPUT -s {address(cluster, 'gpu2')} {rule}"):
+        (one,) = found(cluster)[1]
     assert (one["code"], one["host"], one["error"]) == (code, host, True)
     assert one["text"].startswith("gpu2 → gpu1: ")
     assert words in one["text"]
 
 
-def test_interfaces_of_two_mtus_are_a_warning(empty: Sandbox) -> None:
-    empty.on("gpu1", "ip", "link", "set", "dev", "eth0", "mtu", "1400", root=True)
+@pytest.mark.cluster("empty")
+def test_interfaces_of_two_mtus_are_a_warning(cluster: Sandbox) -> None:
+    cluster.on("gpu1", "ip", "link", "set", "dev", "eth0", "mtu", "1400", root=True)
     try:
-        (one,) = found(empty)[1]
+        (one,) = found(cluster)[1]
     finally:
-        empty.on("gpu1", "ip", "link", "set", "dev", "eth0", "mtu", "1500", root=True)
+        cluster.on("gpu1", "ip", "link", "set", "dev", "eth0", "mtu", "1500", root=True)
     assert (one["code"], one["host"], one["error"]) == ("link-mtu-differs", "gpu2", False)
 
 
-def test_a_kernel_that_sends_from_another_address_is_a_warning(empty: Sandbox) -> None:
-    other, gpu1 = address(empty, "gpu2").rpartition(".")[0] + ".77", address(empty, "gpu1")
+@pytest.mark.cluster("empty")
+def test_a_kernel_that_sends_from_another_address_is_a_warning(cluster: Sandbox) -> None:
+    other, gpu1 = address(cluster, "gpu2").rpartition(".")[0] + ".77", address(cluster, "gpu1")
     made = f"ip addr add {other}/16 dev eth0 && ip route add {gpu1} dev eth0 src {other}"
-    empty.on("gpu2", "sh", "-c", made, root=True)
+    cluster.on("gpu2", "sh", "-c", made, root=True)
     try:
-        (one,) = found(empty)[1]
+        (one,) = found(cluster)[1]
     finally:
-        empty.on("gpu2", "sh", "-c", f"ip route del {gpu1} && ip addr del {other}/16 dev eth0", root=True)
+        cluster.on("gpu2", "sh", "-c", f"ip route del {gpu1} && ip addr del {other}/16 dev eth0", root=True)
     assert (one["code"], one["host"], one["error"]) == ("link-source", "gpu2", False)
     assert f"gpu1 sees it come from {other}" in one["text"]
 
 
-def test_the_collective_passes_with_figures(empty: Sandbox) -> None:
-    report, wrong = found(empty, "--deep")
+@pytest.mark.cluster("empty")
+def test_the_collective_passes_with_figures(cluster: Sandbox) -> None:
+    report, wrong = found(cluster, "--deep")
     assert wrong == []
     tried = report["collective"]
     assert [row["bytes"] for row in tried["rows"]] == [1 << 10, 64 << 10, 1 << 20, 16 << 20]
@@ -129,14 +127,15 @@ def test_the_collective_passes_with_figures(empty: Sandbox) -> None:
     assert (tried["transport"]["kinds"], tried["transport"]["interfaces"]) == (["TCP"], ["eth0"])
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize("moment", ["starting", "all-reduce of 1 KiB"])
-def test_a_link_that_turns_into_a_black_hole_is_named(empty: Sandbox, moment: str) -> None:
-    gpu2, began = address(empty, "gpu2"), time.monotonic()
+def test_a_link_that_turns_into_a_black_hole_is_named(cluster: Sandbox, moment: str) -> None:
+    gpu2, began = address(cluster, "gpu2"), time.monotonic()
     cut = (f"INPUT -s {gpu2} -j DROP", f"OUTPUT -d {gpu2} -j DROP")
-    with empty.start("check", "--deep") as process, ExitStack() as mended:
+    with cluster.start("check", "--deep") as process, ExitStack() as mended:
         for line in lines(process):
             if line.startswith(moment):
-                mended.enter_context(rules(empty, "gpu1", *cut))
+                mended.enter_context(rules(cluster, "gpu1", *cut))
                 break
         assert process.stdout
         for _ in lines(process):
@@ -145,27 +144,28 @@ def test_a_link_that_turns_into_a_black_hole_is_named(empty: Sandbox, moment: st
     assert time.monotonic() - began < 90
     assert process.returncode == 3
     assert re.search(r"^error collective-link  gpu\d: gpu1 ↔ gpu2: .*each alone works", told, re.MULTILINE), told
-    assert left(empty) == ""
+    assert left(cluster) == ""
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("options", "moment"), [([], "looking at "), (["--deep"], "4 ranks have found")], ids=["mesh", "collective"]
 )
-def test_nothing_stays_of_a_killed_controller(empty: Sandbox, options: list[str], moment: str) -> None:
+def test_nothing_stays_of_a_killed_controller(cluster: Sandbox, options: list[str], moment: str) -> None:
     # A closed port keeps the probes busy for seconds.
-    with rules(empty, "gpu1", f"INPUT -s {address(empty, 'gpu2')} -p tcp --dport 6379 -j DROP"):
-        with empty.start("check", *options) as process:
+    with rules(cluster, "gpu1", f"INPUT -s {address(cluster, 'gpu2')} -p tcp --dport 6379 -j DROP"):
+        with cluster.start("check", *options) as process:
             assert any(line.startswith(moment) for line in lines(process))
-            until(lambda: left(empty) != "", 30)
+            until(lambda: left(cluster) != "", 30)
             process.kill()
-        until(lambda: left(empty) == "", 30)
+        until(lambda: left(cluster) == "", 30)
 
 
-def test_ports_of_a_cluster_that_is_up_are_connected_to(empty: Sandbox) -> None:
+@pytest.mark.cluster("up")
+def test_ports_of_a_cluster_that_is_up_are_connected_to(cluster: Sandbox) -> None:
     """Ray listens where the probe would; nobody is disturbed."""
-    empty.vcluster("up", "--yes").ok()
-    nodes = empty.nodes()
-    report = empty.vcluster("check", "--json").ok().json()
+    nodes = cluster.nodes()
+    report = cluster.vcluster("check", "--json").ok().json()
     assert [one for one in report["findings"] if one["code"].startswith("link-")] == []
-    assert empty.nodes() == nodes
-    assert empty.vcluster("status", "--json").ok().json()["up"] is True
+    assert cluster.nodes() == nodes
+    assert cluster.vcluster("status", "--json").ok().json()["up"] is True

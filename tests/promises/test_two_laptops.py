@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.attack import attack
-from tests.support.breaks import Normal, settle, something_to_do, with_nodes
+from tests.support.breaks import settle, something_to_do, with_nodes
 from tests.support.controller import judge, operations, race
 from tests.support.hosts import Sandbox
 
@@ -15,9 +15,9 @@ Stand = dict[str, set[str]]
 TIMES = [pytest.param(3, marks=pytest.mark.short), pytest.param(200, marks=pytest.mark.deep)]
 
 
+@pytest.mark.cluster("up")
 @pytest.mark.parametrize("times", TIMES)
-def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: Normal, times: int) -> None:
-    sandbox.vcluster("up", "--yes").ok()
+def test_one_of_two_works(sandbox: Sandbox, empty: Stand, times: int) -> None:
     with attack("P11", f"two up 100 ms apart, {times} times, with little to do") as measured:
         for _ in range(times):
             with something_to_do(sandbox, 1.5):
@@ -26,18 +26,20 @@ def test_one_of_two_works(sandbox: Sandbox, empty: Stand, normal: Normal, times:
         measured.figure = f"{times} of {times}: one worked, the other exited 75 and named it"
 
 
+@pytest.mark.cluster("empty", leaves="up")
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.short), pytest.param(10, marks=pytest.mark.deep)])
-def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, normal: Normal, times: int) -> None:
+def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, times: int) -> None:
     with attack("P11", f"two up 100 ms apart on empty hosts, {times} times") as measured:
-        for _ in range(times):
-            sandbox.vcluster("down", "--yes").ok()
+        for number in range(times):
+            if number:
+                sandbox.vcluster("down", "--yes").ok()
             judge(race(sandbox))
             settle(sandbox, with_nodes(empty), 5)
         measured.figure = f"{times} of {times}: one worked, the other exited 75; one head, one worker"
 
 
-def test_the_other_may_wait(sandbox: Sandbox, normal: Normal) -> None:
-    sandbox.vcluster("up", "--yes").ok()
+@pytest.mark.cluster("up")
+def test_the_other_may_wait(sandbox: Sandbox) -> None:
     with something_to_do(sandbox, 3), attack("P11", "the second of two up says --wait 60") as measured:
         one, other = race(sandbox, "--wait", "60")
         assert (one.process.returncode, other.process.returncode) == (0, 0)

@@ -70,7 +70,7 @@ def nodes(sandbox: Sandbox) -> set[str]:
 
 
 @pytest.mark.deep
-def test_ray_without_its_token(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
+def test_ray_without_its_token(sandbox: Sandbox) -> None:
     cluster = serve(with_secrets(sandbox))
     head = addresses(cluster)["gpu1"]
     with attack("P30", "join, driver, client, jobs, dashboard: no token, a wrong one") as measured:

@@ -1,7 +1,4 @@
-"""Up, serve, answer, stop, down, on two hosts with real sshd, real Docker, real Ray and real vLLM.
-
-The tests of this file follow one another, as a user's day does: each begins where the one before it ended.
-"""
+"""Up, serve, answer, stop, down, on two hosts with real sshd, real Docker, real Ray and real vLLM."""
 
 from __future__ import annotations
 
@@ -15,25 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster_state import HF_TOKEN
 from tests.support.endpoint import MODEL, alone, complete, status_code, tunnel
 from tests.support.hosts import Sandbox
 from tests.support.paths import ROOT, VCLUSTER
 
 pytestmark = pytest.mark.e2e
 
-HF_TOKEN = "hf_canary0123456789canary"
-TOKENS = {"hf_token": ("env:SANDBOX_HF_TOKEN", HF_TOKEN)}
 
-
-@pytest.fixture(scope="module")
-def cluster(sandbox: Sandbox) -> Sandbox:
-    """The sandbox with a token by reference, so that there is something to leak."""
-    inventory = sandbox.folder / "main-job.yaml"
-    inventory.write_text(sandbox.inventory.read_text() + "hf_token: env:SANDBOX_HF_TOKEN\n")
-    environment = {"SANDBOX_HF_TOKEN": HF_TOKEN, "VCLUSTER_INVENTORY": str(inventory)}
-    return Sandbox(sandbox.folder, environment)
-
-
+@pytest.mark.cluster("empty")
 def test_plan_changes_nothing_and_says_so_by_its_exit_code(cluster: Sandbox) -> None:
     before = {host: cluster.docker(host, "ps", "-aq") for host in ("gpu1", "gpu2")}
     planned = cluster.vcluster("plan", "--exit-code", "--json")
@@ -46,6 +33,7 @@ def test_plan_changes_nothing_and_says_so_by_its_exit_code(cluster: Sandbox) -> 
     assert cluster.vcluster("up", "--dry-run").ok().out == cluster.vcluster("plan").ok().out
 
 
+@pytest.mark.cluster("fresh", leaves="up")
 def test_up_mends_an_image_without_ray_and_counts_every_gpu(cluster: Sandbox) -> None:
     up = cluster.vcluster("up", "--json").ok()
     notes = [event["text"] for event in up.events() if event["event"] == "note"]
@@ -58,6 +46,7 @@ def test_up_mends_an_image_without_ray_and_counts_every_gpu(cluster: Sandbox) ->
     assert [(host["state"], host["counted"]) for host in status["hosts"]] == [("running", 2), ("running", 2)]
 
 
+@pytest.mark.cluster("up")
 def test_up_again_changes_nothing(cluster: Sandbox) -> None:
     before = cluster.nodes()
     again = cluster.vcluster("up", "--json").ok().event("result")
@@ -67,6 +56,7 @@ def test_up_again_changes_nothing(cluster: Sandbox) -> None:
     assert cluster.vcluster("plan", "--exit-code").code == 0
 
 
+@pytest.mark.cluster("up", leaves="serving")
 def test_four_ranks_on_two_hosts_say_what_one_process_says(cluster: Sandbox) -> None:
     served = cluster.vcluster("serve", MODEL, "--json", "--", "--dtype", "float32").ok()
     phases = [event["phase"] for event in served.events() if "phase" in event]
@@ -82,6 +72,7 @@ def test_four_ranks_on_two_hosts_say_what_one_process_says(cluster: Sandbox) -> 
     assert "4.0/4.0 GPU" in placed
 
 
+@pytest.mark.cluster("serving")
 def test_the_printed_curl_line_works(cluster: Sandbox) -> None:
     again = cluster.vcluster("serve", MODEL, "--", "--dtype", "float32").ok()
     (line,) = [line.removeprefix("ask:") for line in again.out.splitlines() if line.startswith("ask:")]
@@ -100,6 +91,7 @@ def test_the_printed_curl_line_works(cluster: Sandbox) -> None:
         holder.communicate(timeout=30)
 
 
+@pytest.mark.cluster("serving")
 def test_no_secret_stands_anywhere_but_in_its_file(cluster: Sandbox) -> None:
     key = cluster.vcluster("key").ok().out.strip()
     node = cluster.nodes()["gpu1"]
@@ -130,6 +122,7 @@ def test_no_secret_stands_anywhere_but_in_its_file(cluster: Sandbox) -> None:
     assert (files.strip() != "", set(modes)) == (True, {"600"})
 
 
+@pytest.mark.cluster("serving")
 def test_only_what_must_listens_beyond_loopback(cluster: Sandbox) -> None:
     found = cluster.on("gpu1", "ss", "-Hltn", root=True)
     ports = {
@@ -138,6 +131,7 @@ def test_only_what_must_listens_beyond_loopback(cluster: Sandbox) -> None:
     assert not ports & {"8000", "8265"}
 
 
+@pytest.mark.cluster("serving", leaves="up")
 def test_stop_ends_serving_and_leaves_the_cluster(cluster: Sandbox) -> None:
     before = cluster.nodes()
     assert cluster.vcluster("stop", "--yes", "--json").ok().event("result")["stopped"] is True
@@ -147,6 +141,7 @@ def test_stop_ends_serving_and_leaves_the_cluster(cluster: Sandbox) -> None:
     assert cluster.vcluster("stop", "--yes", "--json").ok().event("result")["stopped"] is False
 
 
+@pytest.mark.cluster("up", leaves="served")
 def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster: Sandbox) -> None:
     """One GPU a host: then the two stages of PP=2 stand on two hosts, and bf16 can be compared."""
     text = Path(cluster.environment["VCLUSTER_INVENTORY"]).read_text()
@@ -169,6 +164,7 @@ def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster
         assert complete(url, key) == words
 
 
+@pytest.mark.cluster("served", leaves="empty")
 def test_another_laptop_needs_the_inventory_alone(cluster: Sandbox, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     subprocess.run(["git", "clone", "--quiet", ROOT, checkout], check=True, timeout=60)

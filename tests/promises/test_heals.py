@@ -40,7 +40,7 @@ def answers(cluster: Sandbox) -> str:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("row", BREAKS, ids=[row[0] for row in BREAKS])
-def test_serves_again(sandbox: Sandbox, empty: dict[str, set[str]], row: tuple[str, str, str, bool]) -> None:
+def test_serves_again(sandbox: Sandbox, row: tuple[str, str, str, bool]) -> None:
     what, host, script, kept = row
     cluster = serve(with_secrets(sandbox))
     said = answers(cluster)
@@ -58,7 +58,7 @@ def test_serves_again(sandbox: Sandbox, empty: dict[str, set[str]], row: tuple[s
 
 @pytest.mark.deep
 @pytest.mark.parametrize("host", ["gpu2", "gpu1"])
-def test_a_host_is_restarted(sandbox: Sandbox, empty: dict[str, set[str]], host: str) -> None:
+def test_a_host_is_restarted(sandbox: Sandbox, host: str) -> None:
     cluster = serve(with_secrets(sandbox))
     with attack(
         "P27", f"the host of {'the head' if host == 'gpu1' else 'a worker'} loses power and comes back"
@@ -72,7 +72,7 @@ def test_a_host_is_restarted(sandbox: Sandbox, empty: dict[str, set[str]], host:
 
 
 @pytest.mark.deep
-def test_a_container_that_a_person_stopped(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
+def test_a_container_that_a_person_stopped(sandbox: Sandbox) -> None:
     """Docker takes `docker kill` for a person's wish and leaves the container alone; an `up` brings it back."""
     cluster = serve(with_secrets(sandbox))
     with attack("P27", "docker kill of a worker's container, which Docker takes for a wish") as measured:
@@ -86,7 +86,7 @@ def test_a_container_that_a_person_stopped(sandbox: Sandbox, empty: dict[str, se
 
 
 @pytest.mark.deep
-def test_by_hand(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
+def test_by_hand(sandbox: Sandbox) -> None:
     """What a person would do instead: restart all containers, and wait."""
     cluster = serve(with_secrets(sandbox))
     with attack("P27", "for comparison: all containers restarted by hand") as measured:
@@ -98,7 +98,7 @@ def test_by_hand(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
 
 
 @pytest.mark.deep
-def test_a_worker_is_missing(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
+def test_a_worker_is_missing(sandbox: Sandbox) -> None:
     """Told as ready only while every rank is there: looked at all the time until the worker is back."""
     cluster = serve(with_secrets(sandbox))
     with attack("P28", "a worker is stopped while serving, and stays away") as measured:

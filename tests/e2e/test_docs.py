@@ -82,9 +82,9 @@ def open_tunnel(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
         process.communicate(timeout=30)
 
 
+@pytest.mark.cluster("empty")
 def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
     """The page's hosts are the sandbox's: `ssh gpu1` works, as the page demands."""
-    sandbox.vcluster("down", "--yes").ok()
     inventory = tmp_path / "inventory.yaml"
     with ExitStack() as terminals:
         for command in commands("first-cluster.md"):
@@ -98,14 +98,19 @@ def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
             if command.startswith("vcluster init"):
                 shell("vcluster schema | python3 -m json.tool", tmp_path, {})
                 assert "10.0.0.12" in inventory.read_text()
-                inventory.write_text(sandbox.inventory.read_text())
+                inventory.write_text((sandbox.folder / "inventory.yaml").read_text())
                 shutil.copy(sandbox.folder / "ssh_config", tmp_path / "ssh_config")
             if command.startswith("curl"):
                 assert json.loads(said)["choices"][0]["text"]
 
 
-def test_the_sandbox_page(tmp_path: Path) -> None:
+@pytest.mark.cluster("empty")
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["shared", "own"])
+def test_the_sandbox_page(sandbox: Sandbox, tmp_path: Path, own: bool) -> None:
+    """On the sandbox of all tests, which is removed when they have ended; or on one of its own."""
     environment: dict[str, str] = {}
+    if not own:
+        (tmp_path / "sandbox").symlink_to(sandbox.folder)
     for command in commands("sandbox.md"):
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
@@ -114,12 +119,13 @@ def test_the_sandbox_page(tmp_path: Path) -> None:
         if command in ASKS:
             answer(command, tmp_path, environment)
             continue
-        shell(command, tmp_path, environment)
+        if own or command != "vcluster sandbox down":
+            shell(command, tmp_path, environment)
         if "docker kill" in command:
             shell("! vcluster status --json | grep -q '\"up\": true'", tmp_path, environment)
-    shell("vcluster sandbox down", tmp_path, {})
 
 
+@pytest.mark.cluster("empty")
 def test_the_fit_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """The models are those of a hub on loopback; the hosts are the sandbox's."""
     names = {"8B": configs.LLAMA_8B, "405B": configs.LLAMA_405B}
@@ -128,30 +134,34 @@ def test_the_fit_page(sandbox: Sandbox, tmp_path: Path) -> None:
         for name, config in names.items()
     }
     with hub(repositories=files) as made:
-        environment = {"HF_ENDPOINT": made.url, "VCLUSTER_INVENTORY": str(sandbox.inventory)}
+        environment = {"HF_ENDPOINT": made.url, **sandbox.environment}
         for command in commands("fit.md"):
             assert "fit at TP=" in shell(command, tmp_path, environment).replace("fits", "fit")
 
 
+@pytest.mark.cluster("empty")
 def test_the_explain_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """The logs are recorded ones; the cluster is the sandbox's."""
     text = (ROOT / "tests" / "fixtures" / "logs" / "71-context.log").read_bytes()
     (tmp_path / "head.log").write_bytes(text)
     (tmp_path / "worker.log.gz").write_bytes(gzip.compress(text))
     for command in commands("explain.md"):
-        said = shell(command, tmp_path, {"VCLUSTER_INVENTORY": str(sandbox.inventory)})
+        said = shell(command, tmp_path, {**sandbox.environment})
         assert "(failure 71 of docs/failures.md)" in said or "head.log" not in command
     assert {path.name for path in tmp_path.glob("*.tar.gz")} == {"report.tar.gz", "anonymous.tar.gz"}
 
 
+@pytest.mark.cluster("empty")
 def test_the_check_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On hosts that are well."""
-    environment = {"VCLUSTER_INVENTORY": str(sandbox.inventory)}
+    environment = {**sandbox.environment}
     said = {command: shell(command, tmp_path, environment) for command in commands("check.md")}
     assert "2 hosts checked" in said["vcluster check"]
     assert "2 logical ones" in said["vcluster facts"]
 
 
+@pytest.mark.deep
+@pytest.mark.cluster("none")
 def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
     """The README's first command; then again, which must be quick and say the same."""
     clone = tmp_path / "clone"
@@ -169,6 +179,8 @@ def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
     assert not (clone / "sandbox" / "inventory.yaml").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.cluster("none")
 def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
     """README's `pip install .`, into an environment of its own: the recipes must travel with the package."""
     venv.create(tmp_path / "venv", with_pip=True)
@@ -180,6 +192,7 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
     shell(f"python -c {shlex.quote(probe)}", tmp_path, there)
 
 
+@pytest.mark.cluster("none")
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
     pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md")

@@ -157,7 +157,7 @@ def with_variable(sandbox: Sandbox) -> dict[str, set[str]]:
 
 
 @pytest.mark.deep
-def test_secrets_are_nowhere(sandbox: Sandbox, empty: dict[str, set[str]], tmp_path: Path) -> None:
+def test_secrets_are_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
     cluster = with_secrets(sandbox)
     with attack("P13", "canaries of HF token, API key, S3 key and Ray token, in 17 forms each, everywhere") as measured:
         with watching(cluster) as watch:

@@ -116,7 +116,7 @@ def opened(place: tuple[str, int], paths: Iterable[str]) -> Iterator[str]:
 
 
 @pytest.mark.deep
-def test_every_route_wants_the_key(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
+def test_every_route_wants_the_key(sandbox: Sandbox) -> None:
     cluster = serve(with_secrets(sandbox))
     with attack("P29", "every route and method: no key, a wrong one, one too short, one too long") as measured:
         with tunnel(cluster) as url:
@@ -131,7 +131,7 @@ def test_every_route_wants_the_key(sandbox: Sandbox, empty: dict[str, set[str]])
 
 
 @pytest.mark.deep
-def test_what_listens(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
+def test_what_listens(sandbox: Sandbox) -> None:
     """Scanned from a third machine; the head's list of listening sockets must say the same."""
     cluster = serve(with_secrets(sandbox))
     ours = Ports()
@@ -180,7 +180,7 @@ def speaking(address: str, ports: set[int]) -> list[str]:
 
 
 @pytest.mark.deep
-def test_exposed_on_the_cluster_address(sandbox: Sandbox, empty: dict[str, set[str]]) -> None:
+def test_exposed_on_the_cluster_address(sandbox: Sandbox) -> None:
     cluster = serve(with_secrets(sandbox), "--expose")
     with attack("P29", "the same with --expose, from another machine") as measured:
         place = (addresses(cluster)["gpu1"], Ports().api)

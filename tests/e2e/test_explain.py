@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +15,42 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def cluster(sandbox: Sandbox) -> Iterator[Sandbox]:
-    """The sandbox with little shared memory, for one of the failures."""
-    small = sandbox.rewrite(Path("small-shm.yaml"), replace=[("shm_size: 2g", "shm_size: 1m")])
-    found = Sandbox(sandbox.folder, {"VCLUSTER_INVENTORY": str(small)})
-    found.vcluster("down", "--yes").ok()
-    found.vcluster("up", "--yes").ok()
-    yield found
-    found.vcluster("down", "--yes").ok()
-
-
-@pytest.mark.parametrize(
-    ("row", "argv"),
-    [
-        ("60", ["nobody/no-such-model"]),
-        ("47", [MODEL, "--", "--hf-overrides", '{"architectures": ["HrmTextForCausalLM"]}']),
-        ("28", [MODEL]),
-    ],
+FAILURES = (
+    ("60", ["nobody/no-such-model"], "nobody/no-such-model cannot be served"),
+    ("47", [MODEL, "--", "--hf-overrides", '{"architectures": ["HrmTextForCausalLM"]}'], ""),
+    ("28", [MODEL], ""),
 )
-def test_serve_says_the_cause_and_explain_says_it_again(cluster: Sandbox, row: str, argv: list[str]) -> None:
-    failed = cluster.vcluster("serve", *argv)
-    assert failed.code == 1
-    assert f"the cause (failure {row})" in failed.err
-    found = cluster.vcluster("explain", "--json").ok().json()
-    assert (found["verdict"], found["cause"]["failure"]) == ("explained", row)
-    assert found["cause"]["lines"][0]["source"].startswith("gpu")
-    cluster.vcluster("stop", "--yes").ok()
 
 
-def test_what_is_not_known_is_not_guessed_from_earlier_failures(cluster: Sandbox) -> None:
+@pytest.mark.cluster("up", leaves="changed")
+def test_serve_names_what_is_known_and_guesses_nothing_from_earlier_failures(cluster: Sandbox) -> None:
+    """With little shared memory, for one of the failures; the last of them is one that is not known."""
+    small = cluster.rewrite(Path("small-shm.yaml"), replace=[("shm_size: 2g", "shm_size: 1m")])
+    cluster = Sandbox(cluster.folder, {**cluster.environment, "VCLUSTER_INVENTORY": str(small)})
+    cluster.vcluster("up", "--yes").ok()
+    for row, argv, words in FAILURES:
+        failed = cluster.vcluster("serve", *argv)
+        assert failed.code == 1
+        assert words in failed.err
+        assert f"the cause (failure {row})" in failed.err
+        found = cluster.vcluster("explain", "--json").ok().json()
+        assert (found["verdict"], found["cause"]["failure"]) == ("explained", row)
+        assert found["cause"]["lines"][0]["source"].startswith("gpu")
+        assert cluster.vcluster("status", "--json").ok().json()["up"] is True
+        cluster.vcluster("stop", "--yes").ok()
     failed = cluster.vcluster("serve", MODEL, "--", "--no-such-flag")
     assert failed.code == 1
     assert "unrecognized arguments: --no-such-flag" in failed.err
     assert "cause (failure" not in failed.err
     asked = cluster.vcluster("explain", "--json")
     assert (asked.code, asked.json()["verdict"]) == (1, "unknown")
-    assert set(asked.json()["earlier"]) >= {"60", "47", "28"}
+    assert set(asked.json()["earlier"]) >= {row for row, _, _ in FAILURES}
+    assert cluster.vcluster("status", "--json").ok().json()["up"] is True
+    cluster.vcluster("stop", "--yes").ok()
 
 
+@pytest.mark.cluster("serving")
 def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failure(sandbox: Sandbox) -> None:
-    sandbox.vcluster("up", "--yes").ok()
-    sandbox.vcluster("serve", MODEL).ok()
     well = sandbox.vcluster("explain", "--json").ok().json()
     assert (well["verdict"], well["cause"]) == ("nothing", None)
     kill = "kill -9 $(ps -eo pid,args | awk '/[R]ayWorkerProc/ { print $1; exit }')"
@@ -71,11 +64,12 @@ def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failur
 
     until(told)
     found = said[-1]
+    until(lambda: sandbox.vcluster("status", "--json").json()["serving"]["phase"] == "ready", 240)
     assert not found["cause"] or (found["cause"]["failure"], found["cause"]["certain"]) == ("40", False)
 
 
+@pytest.mark.cluster("up")
 def test_a_bundle_of_real_hosts_holds_no_token(sandbox: Sandbox, tmp_path: Path) -> None:
-    sandbox.vcluster("up", "--yes").ok()
     node = sandbox.nodes()["gpu1"]
     secrets = sandbox.docker("gpu1", "exec", node, "sh", "-c", "cat /run/secrets/vcluster/*-*").split()
     path = tmp_path / "report.tar.gz"

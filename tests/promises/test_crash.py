@@ -87,13 +87,12 @@ def hit_down(sandbox: Sandbox, empty: Stand, number: int, signals: Signals, took
     took.note("0 left after", settle(sandbox, empty, GONE), GONE, at)
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize(("signals", "numbers"), CASES)
 def test_up_and_down_are_hit(
     sandbox: Sandbox, empty: Stand, normal: Normal, signals: Signals, numbers: tuple[int, ...]
 ) -> None:
     """Each round begins and ends on empty hosts, and hits both verbs on their way."""
-    sandbox.vcluster("down", "--yes").ok()
-    settle(sandbox, empty, GONE)
     took = {"up": Took(), "down": Took()}
     name, promise = NAMES[signals], PROMISE[signals]
     with (
@@ -113,7 +112,7 @@ def test_up_and_down_are_hit(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("signals", [KILL, INT])
-def test_serve_is_hit(sandbox: Sandbox, empty: Stand, normal: Normal, signals: Signals) -> None:
+def test_serve_is_hit(sandbox: Sandbox, empty: Stand, signals: Signals) -> None:
     """The head goes on by itself; another `serve` follows what is under way, and finds it ready."""
     took = Took()
     numbers = range(2, OF_SERVE + 1, 3)

@@ -13,7 +13,6 @@ from tests.support.breaks import (
     FAST,
     HOSTS,
     IMAGE,
-    Normal,
     broken,
     root,
     settle,
@@ -31,8 +30,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 Stand = dict[str, set[str]]
 
 
-def test_up_twice(sandbox: Sandbox, normal: Normal) -> None:
-    sandbox.vcluster("up", "--yes").ok()
+@pytest.mark.cluster("up")
+def test_up_twice(sandbox: Sandbox) -> None:
     before = sandbox.nodes()
     with attack("P2", "up again on a cluster that is up") as measured:
         again = sandbox.vcluster("up", "--json").ok().event("result")
@@ -42,7 +41,8 @@ def test_up_twice(sandbox: Sandbox, normal: Normal) -> None:
         measured.figure = f"0 operations, the same container ids, {trips} round trips a host"
 
 
-def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
+@pytest.mark.cluster("up", leaves="empty")
+def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand) -> None:
     """What others call `vcluster-…` is theirs: only the label says what is ours."""
     made = ["vcluster-sandbox2", "my-vcluster-sandbox", "vcluster-sandbox-probe.old"]
     make = "; ".join(f"docker create --name {name} --label io.vcluster.cluster=sandbox2 {IMAGE}" for name in made)
@@ -75,12 +75,12 @@ docker volume rm $(docker volume ls -q --filter name=probe-) >/dev/null
 MOST_KILLS = 25
 
 
-def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
+@pytest.mark.cluster("empty")
+def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand) -> None:
     """What an engine leaves that dies while a volume is made; one with something in it is somebody's."""
     blank = "docker volume create vcluster-sandbox-state; docker volume create vcluster-sandbox-secrets-0123456789ab"
     data = names.Sandbox(sandbox.folder).data("gpu2")
     theirs = f"{data}/docker/volumes/vcluster-sandbox-state/_data/theirs"
-    sandbox.vcluster("down", "--yes").ok()
     with attack("P6", "volumes of ours that Docker had not labelled yet when it died") as measured:
         left, kills = list[str](), 0
         while not left and kills < MOST_KILLS:
@@ -115,8 +115,8 @@ def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand
         )
 
 
+@pytest.mark.cluster("empty")
 def test_too_little_room_for_an_image(sandbox: Sandbox, empty: Stand) -> None:
-    sandbox.vcluster("down", "--yes").ok()
     other = sandbox.rewrite(Path("pull.yaml"), replace=[("vllm-cpu:0.32.0", "vllm-cpu:9.9.9")])
     with small_disk(sandbox, "", "3g"), attack("P7", "3 GB of room on one host, and an image to be pulled") as measured:
         refused = sandbox.vcluster("up", inventory=other)
@@ -129,9 +129,9 @@ def test_too_little_room_for_an_image(sandbox: Sandbox, empty: Stand) -> None:
     settle(sandbox, empty, 1)
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize("folder", ["/containers", pytest.param("/volumes", marks=pytest.mark.deep)])
-def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, folder: str) -> None:
-    sandbox.vcluster("down", "--yes").ok()
+def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, folder: str) -> None:
     filler = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker{folder}/filler"
     with (
         small_disk(sandbox, folder, "64m"),
@@ -150,8 +150,8 @@ def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, normal: 
         measured.figure = f"named with its host, exit 1; after freeing, up converged in {took:.1f} s"
 
 
-def test_a_clock_an_hour_off(sandbox: Sandbox, normal: Normal) -> None:
-    sandbox.vcluster("up", "--yes").ok()
+@pytest.mark.cluster("up")
+def test_a_clock_an_hour_off(sandbox: Sandbox) -> None:
     with (
         broken(sandbox, "gpu1", FAST, "rm /usr/local/bin/date"),
         attack("P9", "the head's clock is an hour ahead") as measured,
@@ -165,12 +165,11 @@ def test_a_clock_an_hour_off(sandbox: Sandbox, normal: Normal) -> None:
         measured.figure = f"warned ({warned[0]['text'].partition(';')[0]}), up goes on; of two up one got the lease"
 
 
+@pytest.mark.cluster("empty")
 def test_one_name_for_two_images(sandbox: Sandbox, empty: Stand) -> None:
-    sandbox.vcluster("down", "--yes").ok()
-    other = sandbox.docker("gpu2", "images", "-q", "vcluster-engine").split()[0]
     tag = "sandbox/other:1"
-    for host, image in zip(HOSTS, (IMAGE, other), strict=True):
-        sandbox.docker(host, "tag", image, tag)
+    sandbox.docker("gpu1", "tag", IMAGE, tag)
+    root(sandbox, "gpu2", f"tar -c -C /etc hostname | docker import - {tag}")
     inventory = sandbox.rewrite(Path("other-image.yaml"), replace=[(IMAGE, tag)])
     try:
         with attack("P26", "one tag that means another image on one host") as measured:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.attack import attack
 from tests.support.breaks import (
-    Normal,
     black_hole,
     broken,
     direct,
@@ -36,9 +35,9 @@ SILENCE = 20.0
 MARGIN = 3.0
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize("transport", BOTH)
 def test_a_closed_port(sandbox: Sandbox, empty: Stand, transport: str) -> None:
-    sandbox.vcluster("down", "--yes").ok()
     words = [
         ("gpu2: {", "gpu2: {ssh: {port: 1}, "),
         ("{config: ssh_config}", f"{{config: ssh_config, transport: {transport}}}"),
@@ -55,11 +54,11 @@ def test_a_closed_port(sandbox: Sandbox, empty: Stand, transport: str) -> None:
         measured.figure = f"named with exit 4 after {took:.1f} s; nothing on the other host"
 
 
+@pytest.mark.cluster("empty")
 @pytest.mark.parametrize("transport", BOTH)
 @pytest.mark.parametrize("proxied", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["direct", "proxied"])
 def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, transport: str, proxied: bool) -> None:
     """Without a proxy the first packet is not answered; with one the connection stands, and sshd says nothing."""
-    sandbox.vcluster("down", "--yes").ok()
     there = sandbox if proxied and transport == "fabric" else direct(sandbox, transport)
     kind = "greets nobody" if there is sandbox else "answers no packet"
     with black_hole(sandbox, "gpu2"), attack("P5", f"a host that {kind} ({transport})") as measured:
@@ -72,10 +71,10 @@ def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, tran
     settle(sandbox, empty, 5)
 
 
+@pytest.mark.cluster("empty", leaves="up")
 @pytest.mark.parametrize("transport", BOTH)
 @pytest.mark.parametrize("host", ["gpu2", pytest.param("gpu1", marks=pytest.mark.deep)])
-def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, transport: str, host: str) -> None:
-    sandbox.vcluster("down", "--yes").ok()
+def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, transport: str, host: str) -> None:
     there = direct(sandbox, transport)
     what = f"{'the head' if host == 'gpu1' else 'a worker'} falls silent while its node is created ({transport})"
     with attack("P5", what) as measured:
@@ -94,9 +93,9 @@ def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Norm
         measured.figure = f"{error['error'].lower()} after {took:.1f} s, by name; rerun converged"
 
 
+@pytest.mark.cluster("up")
 @pytest.mark.deep
-def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox, normal: Normal) -> None:
-    sandbox.vcluster("up", "--yes").ok()
+def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox) -> None:
     with (
         attack("P5 P12", "black hole on the channel that holds the lease") as measured,
         something_to_do(sandbox, 18),
@@ -113,8 +112,8 @@ def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox, normal: Normal) 
         )
 
 
-def test_the_holder_of_the_lease_is_killed(sandbox: Sandbox, normal: Normal) -> None:
-    sandbox.vcluster("up", "--yes").ok()
+@pytest.mark.cluster("up")
+def test_the_holder_of_the_lease_is_killed(sandbox: Sandbox) -> None:
     with (
         attack("P12", "kill -9 of the one who holds the lease") as measured,
         something_to_do(sandbox, 10),
@@ -142,10 +141,10 @@ def host_comes_back(sandbox: Sandbox) -> Iterator[None]:
         revive(sandbox)
 
 
+@pytest.mark.cluster("empty", leaves="up")
 @pytest.mark.deep
 @pytest.mark.parametrize("victim", ["gpu2", "gpu1"])
-def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Normal, victim: str) -> None:
-    sandbox.vcluster("down", "--yes").ok()
+def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, victim: str) -> None:
     what = f"docker kill of {'the head' if victim == 'gpu1' else 'a worker'}'s host while its node is created"
     with host_comes_back(sandbox), attack("P6", what) as measured:
         with controller(sandbox, "up", "--yes") as run:
@@ -163,10 +162,10 @@ def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, normal: Norma
         measured.figure = f"exit 1 after {took:.1f} s naming the host and what is unknown; rerun converged"
 
 
+@pytest.mark.cluster("empty", leaves="up")
 @pytest.mark.deep
-def test_a_stopped_docker(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
+def test_a_stopped_docker(sandbox: Sandbox, empty: Stand) -> None:
     """The connection lives on, and nothing that is asked of Docker is answered."""
-    sandbox.vcluster("down", "--yes").ok()
     with attack("P18", "SIGSTOP of a worker's Docker while its node is created") as measured:
         with controller(sandbox, "up", "--yes") as run:
             assert run.read_until(begins("gpu2", "create"))
@@ -183,9 +182,9 @@ def test_a_stopped_docker(sandbox: Sandbox, empty: Stand, normal: Normal) -> Non
         measured.figure = f"timed out after {took:.1f} s, by name; after it went on, the rerun converged"
 
 
+@pytest.mark.cluster("up")
 @pytest.mark.deep
-def test_a_stopped_sshd(sandbox: Sandbox, empty: Stand, normal: Normal) -> None:
-    sandbox.vcluster("up", "--yes").ok()
+def test_a_stopped_sshd(sandbox: Sandbox, empty: Stand) -> None:
     stop, go = "pkill -STOP sshd", "pkill -CONT sshd"
     with attack("P18", "SIGSTOP of every sshd of a host while it works") as measured:
         with something_to_do(sandbox, 1), controller(sandbox, "up", "--yes") as run:

@@ -1,0 +1,92 @@
+"""In which state a test needs the cluster on the sandbox's hosts, and in which order tests need the fewest changes.
+
+A test on real hosts says so by its marker: `@pytest.mark.cluster("up", leaves="empty")`. It then runs alone, too.
+
+| state | what is on the hosts |
+|---|---|
+| none | it does not matter |
+| fresh | nothing of ours; before all tests of other states |
+| empty | nothing of ours |
+| up | the sandbox's cluster, nothing served |
+| serving | the same, and the model served in float32 |
+| served | the model, however it is served |
+| changed | something of ours: only `leaves` names it |
+| own | the test makes what it needs, and leaves what it likes |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from tests.support.endpoint import MODEL
+from tests.support.hosts import Sandbox
+
+DOWN, UP, STOP = ("down", "--yes", "--wait", "30"), ("up", "--yes", "--wait", "30"), ("stop", "--yes")
+SERVE = ("serve", "--yes", MODEL, "--", "--dtype", "float32")
+# In this order, where nothing speaks for another.
+STATES = ("none", "fresh", "empty", "up", "serving", "served", "own")
+LEFT = (*STATES, "changed")
+T = TypeVar("T")
+Argv = tuple[str, ...]
+
+
+class Need(NamedTuple):
+    """The state that a test needs, and the one that it leaves when it passes."""
+
+    state: str
+    leaves: str
+
+
+def fits(current: str, wanted: str) -> bool:
+    """Whether nothing has to be done before a test that wants a state."""
+    return wanted in ("none", "own", current) or (current, wanted) == ("serving", "served")
+
+
+def steps(current: str, wanted: str) -> list[Argv]:
+    """The commands that bring the cluster from one state to another; after a test that failed, it begins at `own`."""
+    if fits(current, wanted):
+        return []
+    if wanted in ("fresh", "empty"):
+        return [] if current in ("fresh", "empty") else [DOWN]
+    first: dict[str, list[Argv]] = {"up": [], "fresh": [UP], "empty": [UP], "serving": [STOP], "own": [DOWN, UP]}
+    to_up = first.get(current, [UP])
+    return to_up if wanted == "up" else [*to_up, SERVE]
+
+
+def ordered(tests: Sequence[T], need: Callable[[T], Need]) -> list[T]:
+    """The tests in an order that needs few changes: first all that leave the state as it is, then one that goes on."""
+    left, done, current = list(tests), list[T](), "fresh"
+    while left:
+        here = [test for test in left if fits(current, need(test).state) and need(test).state != "own"]
+        if not here:
+            wanted = {need(test).state for test in left}
+            current = next(state for state in STATES if state in wanted)
+            here = [test for test in left if need(test).state == current]
+        staying = [test for test in here if need(test).leaves == need(test).state]
+        if staying:
+            done += staying
+            left = [test for test in left if test not in staying]
+            continue
+        # One that needs just this state, and whose end is the beginning of many others.
+        ways = [need(test).state for test in left]
+        onward = max(here, key=lambda test: (need(test).state == current, ways.count(need(test).leaves)))
+        done.append(onward)
+        left.remove(onward)
+        current = need(onward).leaves
+    return done
+
+
+class Keeper:
+    """Knows in which state the hosts are, and brings them to another."""
+
+    def __init__(self, sandbox: Sandbox, state: str) -> None:
+        self.sandbox, self.state = sandbox, state
+
+    def bring(self, wanted: str) -> None:
+        """Bring the cluster to a state."""
+        for argv in steps(self.state, wanted):
+            self.sandbox.vcluster(*argv).ok()
+            self.state = "changed"
+        if not fits(self.state, wanted):
+            self.state = "serving" if wanted == "served" else wanted
