@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from tests.support.depth import cases
 from tests.support.sshd import keygen, require_sshd
 
 # The full attack takes minutes; without it, what costs most runs on fewer hosts.
-DEEP = bool(os.environ.get("VCLUSTER_DEEP"))
 MOST = 256
-SOME = MOST if DEEP else 32
+SOME = cases(32, 32, MOST)
 MEMORY_MB = 200
 # Fewer than that many hosts need; macOS gives a process 256 unless it asks for more.
 FEW_FILES = ("sh", "-c", 'ulimit -Sn 128; exec "$@"', "sh")

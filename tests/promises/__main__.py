@@ -18,8 +18,8 @@ from tests.support.figures import FOLDER
 MEASURED = ("tests/many", "tests/contract")
 REAL = ("tests/e2e/test_bad_input.py", "tests/e2e/test_docs.py", "tests/promises")
 MADE_UP = ("tests/sim", "tests/property")
-# How many cases are made up: as many as the promises say, and for each course of events as minutes allow.
-DEEP = {"VCLUSTER_DEEP": "1", "VCLUSTER_SIM_EXAMPLES": "300"}
+# As many cases are made up as the promises say, and for each course of events as minutes allow.
+DEEP = {"VCLUSTER_DEPTH": "full"}
 
 
 def run(more: list[str]) -> bool:

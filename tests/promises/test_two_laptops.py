@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.attack import attack
 from tests.support.breaks import settle, something_to_do, with_nodes
-from tests.support.controller import judge, operations, race
+from tests.support.controller import controller, judge, operations, planned, race
 from tests.support.hosts import Sandbox
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
@@ -41,7 +41,11 @@ def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand, times: int
 @pytest.mark.cluster("up")
 def test_the_other_may_wait(sandbox: Sandbox) -> None:
     with something_to_do(sandbox, 3), attack("P11", "the second of two up says --wait 60") as measured:
-        one, other = race(sandbox, "--wait", "60")
+        with controller(sandbox, "up", "--yes") as one:
+            assert one.read_until(planned)
+            with controller(sandbox, "up", "--yes", "--wait", "60") as other:
+                for run in (one, other):
+                    run.end()
         assert (one.process.returncode, other.process.returncode) == (0, 0)
         assert any(event["text"].startswith("waiting for ") for event in other.events)
         assert (operations(one), operations(other)) == (1, 0)

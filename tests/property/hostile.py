@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -13,10 +12,10 @@ from typing import TypeVar
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.support.depth import cases
 from tests.support.figures import record
 
-DEEP = bool(os.environ.get("VCLUSTER_DEEP"))
-CASES = 100_000 if DEEP else 2_000
+CASES = cases(200, 2_000, 100_000)
 # So many cases are made up at once: to begin takes longer than a case does.
 BATCH = 50
 ATTACKS = (
@@ -30,7 +29,9 @@ anything = st.text(st.characters(exclude_characters="\0", exclude_categories=["C
 attack = st.sampled_from(ATTACKS)
 hostile = st.one_of(anything, attack, st.tuples(anything, attack, anything).map("".join), attack.map("/".__add__))
 many = settings(max_examples=CASES // BATCH, deadline=None, suppress_health_check=list(HealthCheck))
-some = settings(max_examples=max(CASES // 20, 100), deadline=None, suppress_health_check=list(HealthCheck))
+some = settings(
+    max_examples=max(CASES // 20, cases(10, 100, 100)), deadline=None, suppress_health_check=list(HealthCheck)
+)
 T = TypeVar("T")
 
 

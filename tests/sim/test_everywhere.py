@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.depth import FULL
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
-from tests.support.sim.depth import DEEP
 from tests.support.sim.faults import Fault, Killed, Script
 from tests.support.sim.lab import Outcome, Verb
 from tests.support.sim.world import Box, World
@@ -105,8 +105,8 @@ def breaks(normal: Outcome) -> Iterator[tuple[int, Fault, int]]:
             continue  # the same look again, while somebody waits
         worst = {Fault.KILLED, Fault.KILLED_AFTER, Fault.LOST_AFTER} if call.changes else set()
         turn = list(Fault)[call.index % len(Fault)]
-        for fault in Fault if DEEP else worst | {turn}:
-            for spare in (0, 5) if fault is Fault.KILLED and (DEEP or call.changes) else (0,):
+        for fault in Fault if FULL else worst | {turn}:
+            for spare in (0, 5) if fault is Fault.KILLED and (FULL or call.changes) else (0,):
                 yield call.index, fault, spare
 
 
@@ -133,6 +133,6 @@ def test_broken_off_at_every_call(name: str) -> None:
         longest = max(longest, again.seconds - normal.seconds)
         assert world.foreign() == foreign, f"something foreign was touched\n{broken.story()}"
     seconds = time.monotonic() - began
-    ways = f"{len(Fault)} ways" if DEEP else "CI's share of the ways"
+    ways = f"{len(Fault)} ways" if FULL else "CI's share of the ways"
     figure = f"{runs} runs in {ways}, all converged; {runs / seconds:.0f}/s; a rerun took {longest:.1f} s more at most"
     record("P19" if name == "down" else "P1", f"sim: {name}, broken off at every call", figure, True)
