@@ -81,6 +81,7 @@ def test_no_line_takes_long(piece: str) -> None:
     assert time.process_time() - started < 2
 
 
+@pytest.mark.slow
 def test_every_expression_is_quick_on_what_almost_fits() -> None:
     for known in SIGNS:
         for piece in NASTY:

@@ -23,6 +23,7 @@ def held() -> Iterator[dict[str, bool]]:
         yield cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["fabric", "openssh"])
 @pytest.mark.parametrize(
     ("verb", "words"),

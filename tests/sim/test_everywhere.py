@@ -63,12 +63,17 @@ def _node(world: World, host: str) -> Box:
 
 
 SCENES = (
-    "up from nothing",
-    "up with one changed host",
-    "up after the head is lost",
-    "up with another head",
-    "up with new settings",
-    "up with a stopped and a paused node",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "up from nothing",
+            "up with one changed host",
+            "up after the head is lost",
+            "up with another head",
+            "up with new settings",
+            "up with a stopped and a paused node",
+        )
+    ),
     "serve",
     "stop",
     "down",

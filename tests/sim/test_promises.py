@@ -266,6 +266,7 @@ def two_at_once(world: World, inventory: Inventory) -> tuple[int, int]:
     return code(outer), code(inner[0])
 
 
+@pytest.mark.slow
 @pytest.mark.promise("P11")
 @pytest.mark.parametrize("second", ["up", "down", "up with other settings"])
 def test_a_second_controller_at_every_call(second: str) -> None:
@@ -346,6 +347,7 @@ def test_who_lost_the_lease_stops(verb: lab.Verb, how: str) -> None:
 # ---- P17
 
 
+@pytest.mark.slow
 @pytest.mark.promise("P17")
 def test_ctrl_c_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -480,6 +482,7 @@ def test_a_create_that_comes_after_down_leaves_nothing_behind() -> None:
     record("P19", "sim: a lost create happens after down", "the next down removes it with its volumes", True)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("P19")
 def test_up_and_down_twenty_times() -> None:
     world, inventory = make.world(), make.inventory(2)

@@ -45,6 +45,7 @@ def test_each_check_that_fails_counts(
     assert "fine" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("good", "closing"), [(True, "2 passed, 0 failed"), (False, "1 passed, 1 failed")])
 def test_tests_are_counted_over_all_lanes(
     good: bool, closing: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -56,6 +57,7 @@ def test_tests_are_counted_over_all_lanes(
     assert any(line.endswith("::test_passes") for line in out[out.index(next(x for x in out if "slowest" in x)) :])
 
 
+@pytest.mark.slow
 def test_tests_that_cannot_begin_are_a_failure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = two_tests(folder, good=True)
     (folder / "test_True.py").write_text("import nothing_of_this_name\n")

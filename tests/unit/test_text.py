@@ -147,6 +147,7 @@ def cpu_seconds(piece: str, size: int) -> float:
     return min(times)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_time_grows_with_the_length_alone(piece: str) -> None:

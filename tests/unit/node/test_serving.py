@@ -13,6 +13,8 @@ import pytest
 from tests.support.node.world import HEAD, KEY, TOKEN, WORKER, World, eventually, lives
 from vllm_cluster.core.spec import NO_SECRETS
 
+pytestmark = pytest.mark.slow
+
 LOADING = [
     "(EngineCore pid=1) INFO Starting to load model org/model...\n",
     "(Worker pid=2) Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.00s/it]\r",
