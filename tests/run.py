@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import sys
 
-from tests.support.lanes import IDLE, Lane, run, summed_up, tests
+from tests.support.lanes import Lane, run, summed_up, tests
 
 LINT = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
 MADE_UP = ("tests/unit", "tests/property", "tests/sim", "tests/contract")
-# One for each core: real hosts take little of them. A file stays with one process, and so do its fixtures.
-BESIDE = ("-n", "2", "--dist", "loadfile")
+# A tenth of a core that is wanted by real hosts too: some tests here have limits of seconds, and must not starve.
+BESIDE = ("nice", "-n", "10")
+# A process for each core: real hosts take little of them. A file stays with one process, and so do its fixtures.
+SPREAD = ("-n", "2", "--dist", "loadfile")
 
 
 def main() -> int:
     """Run them all; whether all is good is the exit code."""
-    lint = [[*IDLE, sys.executable, "-m", *command] for command in LINT]
-    made_up = [*IDLE, *tests("made-up", "not deep and not alone", *BESIDE, *MADE_UP)]
+    lint = [[*BESIDE, sys.executable, "-m", *command] for command in LINT]
+    made_up = [*BESIDE, *tests("made-up", "not deep and not alone", *SPREAD, *MADE_UP)]
     real = tests("real-hosts", "not deep and not alone", "tests/e2e", "tests/promises")
     alone = tests("alone", "alone and not deep", "tests")
     ended = run([Lane("real-hosts", [real], live=True), Lane("made-up", [*lint, made_up])])
