@@ -137,6 +137,11 @@ def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
     return redact_all
 
 
+def count(number: int, thing: str) -> str:
+    """A number of things: 1 host, 2 hosts."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
 def printable(text: str) -> str:
     """The text with its unprintable characters as escapes: nothing in it can steer a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -54,6 +54,12 @@ class Terminal:
             pass
         return self.process.wait(max(0.1, deadline - time.monotonic()))
 
+    def close(self) -> None:
+        """Close the terminal's window."""
+        if self._near >= 0:
+            os.close(self._near)
+        self._near = -1
+
     def _read(self, deadline: float) -> bool:
         with selectors.DefaultSelector() as selector:
             selector.register(self._near, selectors.EVENT_READ)
@@ -72,4 +78,4 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        os.close(self._near)
+        self.close()

@@ -35,7 +35,7 @@ from vllm_cluster.run.observe import observe
 from vllm_cluster.run.private_names import private_names
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import read, references
-from vllm_cluster.text import REDACTED, looks_random, redact, redactor
+from vllm_cluster.text import REDACTED, count, looks_random, redact, redactor
 
 MOST_OF_A_FILE = 8 << 20
 SECRET_BYTES = 64 << 10
@@ -67,7 +67,7 @@ def bundle(
     if path.exists():
         raise UsageError(f"{path} is there already", hint="give another name with -o")
     with Fleet(inventory, runtime) as fleet:
-        emit(Event("phase", f"collecting from {len(inventory.hosts)} hosts"))
+        emit(Event("phase", f"collecting from {count(len(inventory.hosts), 'host')}"))
         hosts, failures = fleet.each(lambda link: _look(inventory, link))
     known = [*_own_secrets(inventory, runtime), *(secret for host in hosts.values() for secret in host.secrets)]
     without_secrets = redactor([*known, *_secret_variables(inventory)])

@@ -21,6 +21,7 @@ from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import count
 
 
 def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:
@@ -32,7 +33,7 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         Unreachable, FleetError: on some hosts it could not be done; on the others it was.
     """
     with Fleet(inventory, runtime) as fleet:
-        emit(Event("phase", f"connecting to {len(inventory.hosts)} host{'s'[: len(inventory.hosts) > 1]}"))
+        emit(Event("phase", f"connecting to {count(len(inventory.hosts), 'host')}"))
         connected, failures = fleet.connect()
         facts, more = fleet.each(lambda link: _observe(inventory, link), connected)
         failures = {**failures, **more}

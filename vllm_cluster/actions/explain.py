@@ -23,6 +23,7 @@ from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.logs import collect, observed, sources
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import count
 
 PART = 1 << 20
 LOOKED_AT = 64 << 10
@@ -67,7 +68,7 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Verdict:
 def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Explained:
     """The verdict on what the hosts of the cluster have written."""
     with Fleet(inventory, runtime) as fleet:
-        emit(Event("phase", f"collecting the logs of {len(inventory.hosts)} hosts"))
+        emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
         logs, failures = fleet.each(lambda link: collect(observed(inventory, link), inventory.cluster))
     return Explained(verdict([scan(source) for source in sources(logs.values())]), failures)
 

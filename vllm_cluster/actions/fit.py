@@ -16,6 +16,7 @@ from vllm_cluster.fit.verdict import Verdict, verdict
 from vllm_cluster.hub.read import read
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.secrets import read_secret
+from vllm_cluster.laptop import here
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.models import supports_stages
 from vllm_cluster.run.observe import observe
@@ -50,7 +51,7 @@ def fit(name: str, wish: Wish, emit: Emit, *, gpus: Gpus | None, load: Callable[
 def _token(inventory: Inventory | None) -> str | None:
     """The token for the hub: the inventory's, else where the hub's own tools look for it."""
     if inventory and inventory.hf_token:
-        base = inventory.path.parent if inventory.path else Path.cwd()
+        base = inventory.path.parent if inventory.path else here()
         return read_secret(inventory.hf_token, base=base, environ=os.environ)
     if os.environ.get("HF_TOKEN"):
         return os.environ["HF_TOKEN"].strip()

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.core.errors import InventoryError, UsageError
 from vllm_cluster.inventory.grammar import UNKNOWN
 from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.template import HostSeed, render
+from vllm_cluster.laptop import meaning, naming
 from vllm_cluster.transport.sshconfig import hosts_matching
 
 # As many characters as `cluster` may have.
 MAX_NAME = 32
+
+
+@dataclass(frozen=True)
+class Written:
+    """An inventory: its text, where it was written, and its hosts whose address is still to be filled in."""
+
+    text: str
+    output: Path | None
+    hosts: int
+    unknown: tuple[str, ...]
 
 
 def write(
@@ -24,11 +36,11 @@ def write(
     model_cache: str,
     output: Path | None,
     force: bool,
-) -> str:
-    """Write the inventory to `output`; without one, return its text.
+) -> Written:
+    """Write the inventory to `output`, where one is given.
 
     Raises:
-        UsageError: there is no host, or the file is there already.
+        UsageError: there is no host, or the file is there already or cannot be written.
     """
     seeds = [_seed(text) for text in hosts]
     seeds += [HostSeed(name) for name in hosts_matching(None, pattern)] if pattern else []
@@ -39,10 +51,14 @@ def write(
         raise UsageError(f"{output} is there already", hint="say --force to overwrite it, or -o another name")
     text = render(cluster, seeds, image, model_cache)
     _refuse_what_loading_would(text)
-    if output is None:
-        return text
-    output.write_text(text)
-    return ""
+    if output:
+        try:
+            with naming(output):
+                output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            found = meaning(error)
+            raise UsageError(found.message, hint=found.hint) if found else error from None
+    return Written(text, output, len(seeds), tuple(seed.name for seed in seeds if seed.address is None))
 
 
 def cluster_name(folder: Path) -> str | None:
@@ -54,7 +70,7 @@ def cluster_name(folder: Path) -> str | None:
 def _refuse_what_loading_would(text: str) -> None:
     """Write no inventory that cannot be read; addresses that nobody knows yet may be missing."""
     try:
-        load_text(text.encode(), path=None, cwd=Path.cwd())
+        load_text(text.encode(), path=None, cwd=None)
     except InventoryError as error:
         wrong = [line for line in error.message.splitlines() if UNKNOWN not in line]
         if wrong:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from vllm_cluster.actions.explain import with_cause
 from vllm_cluster.actions.survey import connected, refuse, survey
 from vllm_cluster.core.checks.docker import engine_problem, foreign
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.errors import HostError, PreflightFailed, VclusterError
+from vllm_cluster.core.errors import HostError, Interrupted, PreflightFailed, VclusterError
 from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE
 from vllm_cluster.engine import vllm
 from vllm_cluster.engine.status import ServeStatus
@@ -76,9 +78,7 @@ def serve(
     vllm.check(model, served, extra)
     with connected(inventory, emit, runtime=runtime) as fleet:
         seen = survey(inventory, fleet, emit, reading=Reading.NONE)
-        if not seen.plan.empty:
-            first = next(seen.plan.operations())
-            raise PreflightFailed(f"the cluster is not up: {first.host}: {first.text}", hint="run vcluster up first")
+        _require_up(seen.plan)
         layout = vllm.layout(list(seen.plan.gpus.values()), tp, pp)
         for reason in layout.reasons:
             emit(Event("note", reason))
@@ -99,7 +99,8 @@ def serve(
             consent = Consent(confirm, inventory.cluster, then=f" and serve {served}")
             _tell(inventory, head, wanted, consent, wait=wait, emit=emit, what=f"serve {model}")
         emit(Event("phase", f"serving {served}: TP={layout.tp} × PP={layout.pp}"))
-        _follow(fleet, inventory, wanted["generation"], emit)
+        with _goes_on(inventory.cluster, served):
+            _follow(fleet, inventory, wanted["generation"], emit)
         return Endpoint(served, host, head.name, port)
 
 
@@ -224,6 +225,21 @@ def _stops(inventory: Inventory, head: Link, wanted: Mapping[str, Any] | None) -
 def _serving(head: Link, inventory: Inventory) -> ServeStatus | None:
     status = look(head.engine, f"vcluster-{inventory.cluster}").status
     return status.serve if status else None
+
+
+def _require_up(plan: Plan) -> None:
+    for first in plan.operations():
+        raise PreflightFailed(f"the cluster is not up: {first.host}: {first.text}", hint="run vcluster up first")
+
+
+@contextmanager
+def _goes_on(cluster: str, served: str) -> Iterator[None]:
+    """Ctrl-C ends this program, and not the start on the hosts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = f"Interrupted. {cluster} goes on starting {served}; the same command follows it again."
+        raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
 
 
 def _follow(fleet: Fleet, inventory: Inventory, generation: str, emit: Emit) -> None:

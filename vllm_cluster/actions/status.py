@@ -17,6 +17,7 @@ from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import count
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class _Row:
 def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
     """Look at every host that answers; changes nothing."""
     with Fleet(inventory, runtime) as fleet:
-        emit(Event("phase", f"looking at {len(inventory.hosts)} hosts"))
+        emit(Event("phase", f"looking at {count(len(inventory.hosts), 'host')}"))
         rows, failures = fleet.each(lambda link: _look(inventory, link))
     facts = {name: row.facts for name, row in rows.items() if row.facts}
     for other in foreign(inventory, facts):

@@ -23,6 +23,7 @@ from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import Reading, Secrets, gather, gather_with_values
+from vllm_cluster.text import count
 
 # Of the id that a new cluster gets.
 ID_BYTES = 8
@@ -47,7 +48,7 @@ def connected(
         Unreachable, FleetError: a host could not be reached; no host was touched.
     """
     with Fleet(inventory, runtime) as fleet:
-        emit(Event("phase", f"connecting to {len(hosts or inventory.hosts)} hosts"))
+        emit(Event("phase", f"connecting to {count(len(hosts or inventory.hosts), 'host')}"))
         _, failures = fleet.connect(hosts)
         try:
             if failures:

@@ -20,6 +20,7 @@ from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
+from vllm_cluster.text import count
 
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster key"
 
@@ -97,7 +98,7 @@ def _verify(fleet: Fleet, done: Plan, emit: Emit) -> None:
 def _report(fleet: Fleet, done: Plan, emit: Emit) -> None:
     total = sum(done.gpus.values())
     operations = sum(1 for _ in done.operations())
-    text = f"{done.cluster} is up: {total} GPUs on {len(done.gpus)} hosts"
+    text = f"{done.cluster} is up: {count(total, 'GPU')} on {count(len(done.gpus), 'host')}"
     text += "; nothing had to be done" if not operations else ""
     trips = {name: link.round_trips for name, link in fleet.links.items()}
     data = {"gpus": total, "hosts": len(done.gpus), "operations": operations, "round_trips": trips}

@@ -11,6 +11,7 @@ from vllm_cluster.cli import (
     bundle,
     check,
     down,
+    edge,
     explain,
     facts,
     fit,
@@ -76,4 +77,5 @@ app.add_typer(sandbox.app, name="sandbox")
 
 def main() -> None:
     """Run the program."""
-    app()
+    edge.open_streams()
+    raise SystemExit(edge.run(app))

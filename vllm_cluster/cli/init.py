@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -32,8 +33,9 @@ def init(
 
     def action(_: Session) -> None:
         from vllm_cluster.actions.init import write
+        from vllm_cluster.text import count
 
-        text = write(
+        written = write(
             hosts=hosts or [],
             pattern=from_ssh_config,
             cluster=cluster or _name(output),
@@ -42,8 +44,12 @@ def init(
             output=None if str(output) == "-" else output,
             force=force,
         )
-        if text:
-            print(text, end="")
+        if written.output is None:
+            print(written.text, end="")
+            return
+        option = "" if str(output) == "inventory.yaml" else f" -i {shlex.quote(str(output))}"
+        todo = f"write the address of {', '.join(written.unknown)} into it, then " if written.unknown else ""
+        print(f"Wrote {output} ({count(written.hosts, 'host')}). Next: {todo}vcluster check{option}", file=sys.stderr)
 
     Session(None, as_json=False).run(action)
 
@@ -52,8 +58,9 @@ def _name(output: Path) -> str:
     """The name by the folder, else what the person answers: one name for all would be shared by strangers."""
     from vllm_cluster.actions.init import cluster_name
     from vllm_cluster.core.errors import UsageError
+    from vllm_cluster.laptop import here
 
-    folder = Path.cwd() if str(output) == "-" else output.absolute().parent
+    folder = here() if str(output) == "-" else output.parent if output.is_absolute() else (here() / output).parent
     name = cluster_name(folder)
     if name is None and sys.stdin.isatty() and sys.stderr.isatty():
         name = typer.prompt("The cluster's name (a-z, 0-9 and -)", err=True)

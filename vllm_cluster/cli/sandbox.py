@@ -9,6 +9,7 @@ import typer
 
 from vllm_cluster.cli.options import Json
 from vllm_cluster.cli.session import Session
+from vllm_cluster.text import count
 
 app = typer.Typer(no_args_is_help=True, help="A cluster of real hosts on this machine, to try and to test.")
 
@@ -31,10 +32,10 @@ def up(
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
         )
-        text = f"{hosts} hosts are up; try: vcluster up -i {inventory}"
+        text = f"{count(hosts, 'host')} up; next: vcluster up -i {inventory}"
         session.emit(Event("result", text, data={"inventory": str(inventory)}))
 
-    Session(None, as_json=as_json).run(action)
+    Session(None, as_json=as_json, changes=True).run(action)
 
 
 @app.command()
@@ -53,4 +54,4 @@ def down(
         text = "the sandbox is gone" if found else f"there is no sandbox in {folder}"
         session.emit(Event("result", text, data={"removed": found}))
 
-    Session(None, as_json=as_json).run(action)
+    Session(None, as_json=as_json, changes=True).run(action)

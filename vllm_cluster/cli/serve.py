@@ -62,4 +62,4 @@ def serve(
         if tunnel:
             hold(session, loaded, 0)
 
-    Session(inventory, as_json=as_json).run(action)
+    Session(inventory, as_json=as_json, changes=True).run(action)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from vllm_cluster.cli import edge
 from vllm_cluster.core.errors import Interrupted, VclusterError
 
 if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
-
     from vllm_cluster.inventory.model import Inventory
     from vllm_cluster.run.events import Event
-
-# Soon, and after the callback that dropped it has ended.
-AGAIN_SECONDS = 0.01
 
 
 @dataclass
@@ -37,17 +28,12 @@ class Settings:
 SETTINGS = Settings()
 
 
-def cache_folder() -> Path:
-    """Where downloads are kept; removing it is harmless."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "vcluster"
-
-
 class Session:
     """Runs one verb's action and renders what it tells."""
 
-    def __init__(self, inventory: Path | None, *, as_json: bool) -> None:
+    def __init__(self, inventory: Path | None, *, as_json: bool, changes: bool = False) -> None:
         self._path = inventory
+        self._changes = changes
         self.as_json = as_json
         self._renderer: Callable[[Event], None] | None = None
         self._close: Callable[[], None] = lambda: None
@@ -56,7 +42,7 @@ class Session:
         """The inventory that was named, or the one found here."""
         from vllm_cluster.inventory.load import load
 
-        return load(self._path, stdin=sys.stdin, cwd=Path.cwd())
+        return load(self._path, stdin=sys.stdin)
 
     def emit(self, event: Event) -> None:
         """Show an event the way this call wants it."""
@@ -86,83 +72,38 @@ class Session:
             # The next event opens a new picture below the answer.
             self._close()
             self._renderer = None
-            sys.stderr.write(f"{question} [y/N] ")
-            sys.stderr.flush()
-            answer = sys.stdin.readline()
-            if not answer:  # Ctrl-D
+            try:
+                sys.stderr.write(f"{question} [y/N] ")
+                sys.stderr.flush()
+                answer = sys.stdin.readline()
+            except KeyboardInterrupt:
+                answer = ""
+            if not answer:  # Ctrl-C or Ctrl-D
                 sys.stderr.write("\n")
-                raise KeyboardInterrupt
+                raise Interrupted("Aborted. Nothing was changed.")
             return answer.strip().lower() in ("y", "yes")
 
         return ask
 
     def run(self, action: Callable[[Session], object]) -> None:
         """Run an action; every error becomes a message and an exit code."""
-        _two_stage_interrupt()
+        edge.two_stage_interrupt()
         try:
             action(self)
-        except VclusterError as error:
-            self._fail(error)
         except KeyboardInterrupt:
-            self._fail(Interrupted("stopped; what was done stands", hint="run the same command again to go on"))
-        except BrokenPipeError:
-            os._exit(1)  # who read our output has gone; Python's own flush at the end would complain
-        except Exception:
-            self._fail(_unexpected())
+            if not self._changes:
+                raise SystemExit(Interrupted.exit_code) from None
+            self._fail(Interrupted(again=()))
+        except Exception as error:
+            self._fail(edge.judged(error))
         finally:
             self._close()
 
     def _fail(self, error: VclusterError) -> NoReturn:
         self._close()
-        if error.again:
-            error.hint = command(*error.again)
+        error.hint = edge.remedy(error, self._path)
         from vllm_cluster.cli.render import errors
 
-        errors.show(error, as_json=self.as_json, color=SETTINGS.color)
+        if error.message:
+            errors.show(error, as_json=self.as_json, color=SETTINGS.color)
         raise SystemExit(error.exit_code)
-
-
-def command(*options: str) -> str:
-    """This call with more options, as a line to paste."""
-    words = sys.argv[1:]
-    end = words.index("--") if "--" in words else len(words)
-    return shlex.join(["vcluster", *words[:end], *options, *words[end:]])
-
-
-def _unexpected() -> VclusterError:
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log = folder / "crash.log"
-    log.write_text(traceback.format_exc())
-    log.chmod(0o600)
-    kind, value = sys.exc_info()[:2]
-    name = kind.__name__ if kind else "error"
-    return VclusterError(f"this is a bug in vcluster: {name}: {value}", hint=f"please report it with {log}")
-
-
-def _two_stage_interrupt() -> None:
-    """The first Ctrl-C stops in order, the second at once; so does a polite kill."""
-
-    def first(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, second)
-        signal.signal(signal.SIGTERM, second)
-        raise KeyboardInterrupt
-
-    def second(_number: int, _frame: FrameType | None) -> None:
-        os._exit(130)
-
-    def again(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    def dropped(unraisable: UnraisableHookArgs) -> None:
-        # What is raised in a finalizer or in a weak reference's callback Python only prints and then goes on, past
-        # Ctrl-C too: one of 45 was lost so while a pool's threads ended.
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
-        else:
-            sys.__unraisablehook__(unraisable)
-
-    sys.unraisablehook = dropped
-    signal.signal(signal.SIGALRM, again)
-    signal.signal(signal.SIGINT, first)
-    signal.signal(signal.SIGTERM, first)

@@ -14,4 +14,4 @@ def stop(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.
 
         stop_action(session.load(), session.emit, confirm=session.confirm(yes), wait=wait)
 
-    Session(inventory, as_json=as_json).run(action)
+    Session(inventory, as_json=as_json, changes=True).run(action)

@@ -8,7 +8,8 @@ import typer
 
 from vllm_cluster.cli import plan
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.session import Session, cache_folder
+from vllm_cluster.cli.session import Session
+from vllm_cluster.laptop import cache_folder
 
 
 def up(
@@ -28,4 +29,4 @@ def up(
             return
         up_action.up(session.load(), session.emit, confirm=session.confirm(yes), cache=cache_folder(), wait=wait)
 
-    Session(inventory, as_json=as_json).run(action)
+    Session(inventory, as_json=as_json, changes=True).run(action)

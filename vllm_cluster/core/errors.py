@@ -185,3 +185,12 @@ class Interrupted(VclusterError):
     """The user asked to stop."""
 
     exit_code = 130
+
+    def __init__(
+        self,
+        message: str = "Interrupted. Completed steps are kept.",
+        *,
+        hint: str | None = None,
+        again: tuple[str, ...] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, again=again)

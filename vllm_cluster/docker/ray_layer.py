@@ -17,6 +17,7 @@ from pathlib import Path
 
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.docker.recipes import recipe
+from vllm_cluster.laptop import meaning, naming
 
 # The first Ray that authenticates nodes by token was 2.52; below 2.55 it has known holes (CVE-2026-41486).
 OLDEST_RAY = (2, 55)
@@ -81,8 +82,17 @@ def wheels(inside: Inside, ray: str, cache: Path, run: Run = subprocess.run) -> 
     """A folder with the wheels of ray[default] and what it needs beyond the image; downloaded once.
 
     Raises:
-        VclusterError: pip could not get them.
+        VclusterError: pip could not get them, or the cache folder cannot be used.
     """
+    try:
+        with naming(cache):
+            return _wheels(inside, ray, cache, run)
+    except OSError as error:
+        found = meaning(error) or VclusterError(f"cannot use {cache}: {error}")
+        raise VclusterError(found.message, hint="export XDG_CACHE_HOME=FOLDER, a folder with 500 MB to write") from None
+
+
+def _wheels(inside: Inside, ray: str, cache: Path, run: Run = subprocess.run) -> Path:
     constraints = "".join(f"{name}=={version}\n" for name, version in inside.have)
     key = hashlib.sha256(f"{inside.python}|{inside.machine}|{inside.glibc}|{constraints}".encode()).hexdigest()[:12]
     folder = cache / "wheels" / f"ray-{ray}-{key}"
@@ -91,7 +101,7 @@ def wheels(inside: Inside, ray: str, cache: Path, run: Run = subprocess.run) -> 
     work = folder.with_name(f"{folder.name}.{os.getpid()}")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    (work / "constraints.txt").write_text(constraints)
+    (work / "constraints.txt").write_text(constraints, encoding="utf-8")
     # With the image's versions held, so that nothing there changes; without, where Ray needs a newer one.
     problem = _download(inside, ray, work, ["--constraint", str(work / "constraints.txt")], run)
     if problem:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AllowInfNan, TypeAdapter, ValidationError
 
 from vllm_cluster.core.errors import VclusterError
 
 VERSION = 1
 RayState = Literal["waiting", "starting", "up", "down"]
+# NaN and Infinity are numbers to Python's JSON, and to nobody else's.
+Number = Annotated[float, AllowInfNan(False)]
 Phase = Literal["waiting", "starting", "loading", "profiling", "probing", "ready", "failed", "backoff", "stopping"]
 
 
@@ -22,7 +24,7 @@ class RayNode:
     id: str
     address: str
     alive: bool
-    gpus: float
+    gpus: Number
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class RayStatus:
 class Failure:
     """How one run of vLLM ended; the first line is the root cause where it could be told."""
 
-    at: float
+    at: Number
     what: str
     lines: tuple[str, ...]
 
@@ -57,13 +59,13 @@ class ServeStatus:
     phase: Phase
     detail: str
     progress: tuple[int, int] | None
-    since: float
+    since: Number
     attempt: int
-    gpus: tuple[float, float]
+    gpus: tuple[Number, Number]
     first_failure: Failure | None
     failure: Failure | None
-    ready_at: float | None
-    seconds_to_ready: float | None
+    ready_at: Number | None
+    seconds_to_ready: Number | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class NodeStatus:
     """One node's status.json; `error` is about what it was told, not about what it runs."""
 
     role: str
-    updated: float
+    updated: Number
     ray: RayStatus
     serve: ServeStatus | None
     error: str | None = None

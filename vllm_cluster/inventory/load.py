@@ -13,20 +13,24 @@ from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.paths import anchor
 from vllm_cluster.inventory.problems import file_name, told
 from vllm_cluster.inventory.validate import validate
+from vllm_cluster.laptop import here
 
 DEFAULT_NAME = "inventory.yaml"
 MAX_BYTES = 1_000_000
 
 
-def load(path: Path | None, *, stdin: TextIO | None = None, cwd: Path) -> Inventory:
-    """The inventory at `path`, from standard input for `-`, else the nearest inventory.yaml.
+def load(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = None) -> Inventory:
+    """The inventory at `path`, from standard input for `-`, else the nearest inventory.yaml from `cwd` on.
 
     Raises:
         InventoryError: one line for each problem, with file, line and key.
     """
     if path is not None and str(path) == "-":
-        return load_text(_from_stdin(stdin), path=None, cwd=cwd)
-    found = find(cwd) if path is None else cwd / path
+        return load_text(_from_stdin(stdin), path=None, cwd=cwd or here())
+    if path is not None and path.is_absolute():
+        found = path
+    else:
+        found = find(cwd or here()) if path is None else (cwd or here()) / path
     return load_text(_from_file(found, file_name(found, cwd)), path=found, cwd=cwd)
 
 
@@ -36,22 +40,30 @@ def find(cwd: Path) -> Path:
     Raises:
         InventoryError: there is none.
     """
-    here = cwd.resolve()
-    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
-    for folder in (here, *here.parents):
+    start = cwd.resolve()
+    root = next((folder for folder in (start, *start.parents) if _seen(folder / ".git")), start)
+    for folder in (start, *start.parents):
         # A file in the home folder would silently serve every project below it.
-        if folder != here and folder == _home():
+        if folder != start and folder == _home():
             break
-        if (folder / DEFAULT_NAME).is_file():
+        if _seen(folder / DEFAULT_NAME):
             # As the user stands, not as links resolve: messages name this path.
-            return cwd / DEFAULT_NAME if folder == here else folder / DEFAULT_NAME
+            return cwd / DEFAULT_NAME if folder == start else folder / DEFAULT_NAME
         if folder == root:
             break
-    up = f" nor above it up to {root}" if root != here else ""
+    up = f" nor above it up to {root}" if root != start else ""
     raise InventoryError(
-        f"no {DEFAULT_NAME} in {here}{up}",
+        f"no {DEFAULT_NAME} in {start}{up}",
         hint="write one with `vcluster init`, or name one with -i FILE or VCLUSTER_INVENTORY",
     )
+
+
+def _seen(path: Path) -> bool:
+    """Whether it is there, and may be looked at: a folder above may belong to others."""
+    try:
+        return path.is_file() or (path.name == ".git" and path.exists())
+    except OSError:
+        return False
 
 
 def _home() -> Path | None:
@@ -69,7 +81,8 @@ def _from_file(path: Path, file: str) -> bytes:
         raise InventoryError(f"{file}: no such file", hint="`vcluster init` writes an inventory") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InventoryError(f"{file}: cannot be read: {reason}") from None
+        hint = f"name the file: -i {path / DEFAULT_NAME}" if isinstance(error, IsADirectoryError) else None
+        raise InventoryError(f"{file}: cannot be read: {reason}", hint=hint) from None
 
 
 def _from_stdin(stdin: TextIO | None) -> bytes:
@@ -82,7 +95,7 @@ def _from_stdin(stdin: TextIO | None) -> bytes:
         raise InventoryError("<stdin>:1: is not UTF-8 text") from None
 
 
-def load_text(raw: bytes, *, path: Path | None, cwd: Path) -> Inventory:
+def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
     """The inventory that these bytes say; `path` is where they came from, None for standard input.
 
     Raises:
@@ -94,7 +107,7 @@ def load_text(raw: bytes, *, path: Path | None, cwd: Path) -> Inventory:
     check(document)
     if inventory is None or document.problems:
         raise told(document.problems, file)
-    inventory = anchor(inventory, path.parent if path else cwd, document)
+    inventory = anchor(inventory, path.parent if path else cwd or here(), document)
     if document.problems:
         raise told(document.problems, file)
     hosts = {
@@ -126,7 +139,7 @@ def duplicates_by_resolution(inventory: Inventory, resolve: Callable[[Host], tup
     """
     seen: dict[tuple[object, ...], str] = {}
     lines: list[str] = []
-    file = file_name(inventory.path, Path.cwd())
+    file = file_name(inventory.path)
     for name, host in inventory.hosts.items():
         way = ssh_key(host, inventory.ssh)
         jump = way[-1] if isinstance(way, tuple) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +52,11 @@ def _line(problem: Problem, file: str) -> str:
     return f"{file}:{problem.line}: {key + ': ' if key else ''}{problem.text}"
 
 
-def file_name(path: Path | None, cwd: Path) -> str:
-    """The file as the user would name it from here."""
+def file_name(path: Path | None, cwd: Path | None = None) -> str:
+    """The file as the user would name it from `cwd`, which is the current folder where there is one."""
     if path is None:
         return "<stdin>"
-    return printable(str(path.relative_to(cwd) if path.is_relative_to(cwd) else path))
+    with suppress(OSError):
+        cwd = cwd or Path.cwd()
+    near = cwd and path != cwd and path.is_relative_to(cwd)
+    return printable(str(path.relative_to(cwd) if cwd and near else path))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import socket
 from collections.abc import Sequence
 
 from vllm_cluster import __version__
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError
+from vllm_cluster.laptop import whoami
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Link
 
@@ -24,7 +23,7 @@ def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit)
     line = json.dumps(
         {
             "at": round(head.runtime.clock.time(), 3),
-            "who": f"{getpass.getuser()}@{socket.gethostname()}",
+            "who": whoami(),
             "version": __version__,
             "verb": verb,
             "what": list(what),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from importlib.resources import files
 
 from vllm_cluster.core.errors import CommandFailed, HostError, Locked, Lost
+from vllm_cluster.laptop import whoami
 from vllm_cluster.run.fleet import Link
 from vllm_cluster.run.runtime import Repeated
 from vllm_cluster.transport.base import Stream
@@ -36,7 +35,7 @@ class Lease:
         self._file = f"/tmp/vcluster-{cluster}.lock"  # noqa: S108 - of all users of the head, or it would not exclude
         self._cluster = cluster
         since = datetime.now().astimezone().isoformat(timespec="seconds")
-        self._who = f"{getpass.getuser()}@{socket.gethostname()} (vcluster {verb}) since {since}"
+        self._who = f"{whoami()} (vcluster {verb}) since {since}"
         self._stream: Stream | None = None
         self._broken: str = ""
         self._answered = 0.0

@@ -21,6 +21,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lines import Lines
+from vllm_cluster.text import count
 from vllm_cluster.transport.base import Deadline
 
 # A cold container on a busy host takes its time; then a closed port takes 4 s, and a large block as much again.
@@ -40,8 +41,8 @@ def mesh(
     if len(facts) < 2:
         return [], []
     began, run = time.monotonic(), token_hex(8)
-    count = len(facts) * (len(facts) - 1)
-    emit(Event("progress", f"looking at {count} links between {len(facts)} hosts", data={"links": count}))
+    number = len(facts) * (len(facts) - 1)
+    emit(Event("progress", f"looking at {number} links between {len(facts)} hosts", data={"links": number}))
     probes: dict[str, Lines] = {}
     identity = our_id(inventory, facts)
 
@@ -72,7 +73,7 @@ def mesh(
     every = [each for host in ways.values() for each in host if each.target not in failures]
     found = links(every, {name: _place(inventory, facts[name]) for name in facts})
     seconds = round(time.monotonic() - began, 1)
-    text = f"{len(every)} links seen in {seconds} s, {len(found)} findings"
+    text = f"{count(len(every), 'link')} seen in {seconds} s, {count(len(found), 'finding')}"
     emit(Event("progress", text, data={"links": len(every), "seconds": seconds}))
     return found, [_unseen(name, error) for name, error in failures.items()]
 

@@ -7,13 +7,13 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_cluster.core.desired import VARIABLE
 from vllm_cluster.core.errors import InventoryError
 from vllm_cluster.inventory.model import Inventory, SecretRef
 from vllm_cluster.inventory.secrets import read_secret
+from vllm_cluster.laptop import here
 
 if TYPE_CHECKING:
     from vllm_cluster.run.runtime import Runtime
@@ -99,7 +99,7 @@ def read(inventory: Inventory, wanted: Mapping[str, SecretRef], runtime: Runtime
     Raises:
         InventoryError: one of them is not where it should be.
     """
-    base = inventory.path.parent if inventory.path else Path.cwd()
+    base = inventory.path.parent if inventory.path else here()
     return {
         name: read_secret(reference, base=base, environ=os.environ, run=runtime.processes)
         for name, reference in wanted.items()

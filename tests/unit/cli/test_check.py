@@ -35,7 +35,7 @@ def test_what_is_true_of_several_hosts_is_said_once(capsys: pytest.CaptureFixtur
         "  do:  set it",
         "",
         "not checked on gpu1, gpu2: Xid errors (forbidden)",
-        "2 hosts checked in 1.2 s: 1 errors, 2 warnings",
+        "2 hosts checked in 1.2 s: 1 error, 2 warnings",
     ]
 
 
@@ -53,7 +53,7 @@ def test_programs_get_every_host_and_the_reasons() -> None:
 
 def test_nothing_wrong_is_said_too(capsys: pytest.CaptureFixture[str]) -> None:
     show_report(Report((), (), ("gpu1",), 0.5), color="never")
-    assert capsys.readouterr().out == "1 hosts checked in 0.5 s: nothing is wrong\n"
+    assert capsys.readouterr().out == "1 host checked in 0.5 s: nothing is wrong\n"
 
 
 def test_what_all_ranks_did_together(capsys: pytest.CaptureFixture[str]) -> None:

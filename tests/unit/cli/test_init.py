@@ -23,7 +23,8 @@ def init(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 def test_hosts_by_flags(tmp_path: Path) -> None:
     done = init(tmp_path, "--host", "gpu1=10.0.0.11", "--host", "gpu2=10.0.0.12", "--cluster", "lab")
-    assert (done.returncode, done.stderr) == (0, "")
+    said = "Wrote inventory.yaml (2 hosts). Next: vcluster check\n"
+    assert (done.returncode, done.stderr) == (0, said)
     words = load(tmp_path / "inventory.yaml", cwd=tmp_path)
     assert (words.cluster, words.head_name) == ("lab", "gpu1")
     assert {name: host.address for name, host in words.hosts.items()} == {"gpu1": "10.0.0.11", "gpu2": "10.0.0.12"}
@@ -72,3 +73,9 @@ def test_nothing_is_written_that_would_not_load(tmp_path: Path, argv: list[str])
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "inventory.yaml").exists()
+
+
+def test_it_says_what_is_still_to_be_written(tmp_path: Path) -> None:
+    done = init(tmp_path, "--host", "a", "--host", "b=10.0.0.2", "--host", "c", "-o", "my cluster.yaml")
+    said = "Wrote my cluster.yaml (3 hosts). Next: write the address of a, c into it, then "
+    assert (done.returncode, done.stderr) == (0, said + "vcluster check -i 'my cluster.yaml'\n")

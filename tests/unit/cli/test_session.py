@@ -27,7 +27,7 @@ def action(session):
     {course}
     signal.pause()
 
-Session(None, as_json=False).run(action)
+Session(None, as_json=False, changes=True).run(action)
 """
 
 
@@ -44,4 +44,4 @@ def test_ctrl_c_is_heard_wherever_it_comes(course: str) -> None:
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 130, done.stderr
-    assert done.stderr.startswith("error: stopped; what was done stands")
+    assert done.stderr.startswith("Interrupted. Completed steps are kept.\n  do: vcluster")

@@ -12,6 +12,7 @@ from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.allreduce import binary
 from vllm_cluster.core.reasons import REASONS, Reason
 from vllm_cluster.run import collective
+from vllm_cluster.text import count
 
 T = TypeVar("T")
 
@@ -58,8 +59,12 @@ def show_report(report: Report, *, color: str) -> None:
     if report.collective and report.collective.rows:
         _show_collective(report.collective)
     errors = sum(finding.error for finding in report.findings)
-    found = f"{errors} errors, {len(report.findings) - errors} warnings" if report.findings else "nothing is wrong"
-    out.write(f"{len(report.hosts)} hosts checked in {report.seconds:.1f} s: {found}\n")
+    found = (
+        f"{count(errors, 'error')}, {count(len(report.findings) - errors, 'warning')}"
+        if report.findings
+        else "nothing is wrong"
+    )
+    out.write(f"{count(len(report.hosts), 'host')} checked in {report.seconds:.1f} s: {found}\n")
 
 
 def _show_collective(tried: collective.Report) -> None:

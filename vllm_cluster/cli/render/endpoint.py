@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 
 from vllm_cluster.actions.serve import Endpoint
@@ -30,6 +31,7 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
     if as_json:
         document = {
             "v": 1,
+            "t": round(time.time(), 3),
             "event": "endpoint",
             "model": endpoint.model,
             "url": url,

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.errors import Aborted, VclusterError
+from vllm_cluster.core.errors import Aborted, Interrupted, VclusterError
 
 
 def show(error: VclusterError, *, as_json: bool, color: str) -> None:
     """Write the error: what happened, then what to do."""
     if as_json:
-        print(json.dumps({"v": 1, "event": "error", **error.as_json()}), flush=True)
-        return
-    if isinstance(error, Aborted):
-        print(error.message, file=sys.stderr)
+        print(json.dumps({"v": 1, "t": round(time.time(), 3), "event": "error", **error.as_json()}), flush=True)
         return
     red, bold, end = ("\x1b[31m", "\x1b[1m", "\x1b[0m") if wants_color(color, stdout=False) else ("", "", "")
-    print(f"{red}error:{end} {plain(error.message)}", file=sys.stderr)
+    # What a person decided is no error.
+    mark = "" if isinstance(error, Aborted | Interrupted) else f"{red}error:{end} "
+    print(f"{mark}{plain(error.message)}", file=sys.stderr)
     for line in (error.hint or "").splitlines():
         print(f"{bold}  do:{end} {plain(line)}", file=sys.stderr)

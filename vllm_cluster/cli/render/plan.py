@@ -9,6 +9,7 @@ from typing import Any
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.plan import CreateNode, Plan
 from vllm_cluster.docker.create_line import MISSING, create_line
+from vllm_cluster.text import count
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -30,7 +31,8 @@ def show_plan(plan: Plan, *, color: str, verbosity: int) -> None:
     bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
     out = sys.stdout
     if plan.empty:
-        out.write(f"{plan.cluster} is up to date: {sum(plan.gpus.values())} GPUs on {len(plan.gpus)} hosts\n")
+        gpus, hosts = count(sum(plan.gpus.values()), "GPU"), count(len(plan.gpus), "host")
+        out.write(f"{plan.cluster} is up to date: {gpus} on {hosts}\n")
         return
     for stage in plan.stages:
         out.write(f"{bold}{stage.title}{end}\n")

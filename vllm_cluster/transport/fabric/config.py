@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 from pathlib import Path
 from typing import Any
 
 import paramiko
 
+from vllm_cluster import laptop
 from vllm_cluster.core.errors import UsageError
 from vllm_cluster.transport.base import Target
 from vllm_cluster.transport.sshconfig import included
@@ -64,5 +64,5 @@ def parsed_words(target: Target) -> dict[str, list[str]]:
     ):
         if value is not None:
             words[key] = [value]
-    words.setdefault("user", [getpass.getuser()])
+    words.setdefault("user", [laptop.user()])
     return {**_DEFAULTS, **words}

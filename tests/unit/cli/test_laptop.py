@@ -1,0 +1,207 @@
+"""The laptop as it is: the real program where its operating system refuses something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.figures import record
+from tests.support.paths import ROOT
+
+INVENTORY = """
+version: 1
+cluster: lab
+image: vllm/vllm-openai:v0.33.0
+model_cache: /data
+hosts:
+  gpu1: {address: 10.0.0.1, ssh: {host: 127.0.0.1, port: 1}}
+"""
+INIT = "$VCLUSTER init --host gpu1=10.0.0.11"
+# A user that /etc/passwd does not know, who still owns the files here.
+NAMELESS = "unshare --user --map-user=54321 --map-group=54321"
+# Root may read what its mode forbids, and nobody else.
+PLAIN = "setpriv --inh-caps=-all --bounding-set=-all" if os.getuid() == 0 else ""
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shell's line in a fresh folder with an inventory, and what must come of it: exit code and words."""
+
+    name: str
+    line: str
+    code: int
+    says: str = ""
+    remedy: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdout: str = ""
+
+
+CASES = (
+    Case(
+        "a folder that is missing", f"{INIT} -o missing/x.yaml", 2, "missing/x.yaml: No such file", "mkdir -p missing"
+    ),
+    Case("a folder that forbids", f"{INIT} -o /sys/x.yaml", 2, "/sys/x.yaml: Permission denied", "ls -ld /sys"),
+    Case("a folder for a file", f"{INIT} --force -o there", 2, "there: Is a directory", "name a file"),
+    Case("a full disk", f"{INIT} --force -o /dev/full", 2, "/dev/full: No space left on device", "df -h /dev"),
+    Case(
+        "a tiny disk",
+        "unshare --user --map-root-user --mount sh -c "
+        f"'mount -t tmpfs -o size=4k none there && head -c 4096 /dev/zero >there/full; {INIT} -o there/x.yaml'",
+        2,
+        "there/x.yaml: No space left on device",
+        "df -h there",
+    ),
+    Case("a deleted folder", "cd there && rmdir ../there && $VCLUSTER plan", 2, "the current folder", "cd to another"),
+    Case(
+        "a deleted folder, -i -", "cd there && rmdir ../there && $VCLUSTER plan -i - <$INVENTORY", 2, "current folder"
+    ),
+    Case("a deleted folder, relative -i", "cd there && rmdir ../there && $VCLUSTER plan -i x", 2, "the current folder"),
+    Case("a deleted folder, absolute -i", "cd there && rmdir ../there && $VCLUSTER plan -i $INVENTORY", 4, "gpu1: "),
+    Case(
+        "a deleted folder, a wrong file", "cd there && rmdir ../there && $VCLUSTER plan -i /no", 2, "/no: no such file"
+    ),
+    Case(
+        "a folder above that forbids",
+        f"mkdir -p there/in && cd there/in && chmod 0 .. && {PLAIN} $VCLUSTER plan; c=$?; chmod 700 ../; exit $c",
+        2,
+        "no inventory.yaml in",
+    ),
+    Case(
+        "an inventory that forbids",
+        f"chmod 0 inventory.yaml; {PLAIN} $VCLUSTER plan",
+        2,
+        "inventory.yaml: cannot be read",
+    ),
+    Case(
+        "a folder as inventory",
+        "$VCLUSTER plan -i there",
+        2,
+        "there: cannot be read: Is a directory",
+        "there/inventory",
+    ),
+    Case(
+        "the current folder as inventory",
+        '$VCLUSTER plan -i "$PWD"',
+        2,
+        "/work: cannot be read",
+        "/work/inventory.yaml",
+    ),
+    Case("no HOME", "env -u HOME $VCLUSTER plan", 4, "gpu1: "),
+    Case("no HOME, up", "env -u HOME $VCLUSTER up --yes", 4, "gpu1: "),
+    Case(
+        "a nameless user",
+        f"env -u HOME -u USER -u LOGNAME {NAMELESS} $VCLUSTER init --host a=10.0.0.1 -o x",
+        0,
+        "Wrote",
+    ),
+    Case("a nameless user, up", f"env -u HOME -u USER -u LOGNAME {NAMELESS} $VCLUSTER up", 2, "has no home", "HOME="),
+    Case("schema into a full disk", "$VCLUSTER schema >/dev/full", 1, "standard output: No space left on device"),
+    Case("version into a full disk", "$VCLUSTER --version >/dev/full", 1, "standard output: No space left on device"),
+    Case("help into a full disk", "$VCLUSTER up --help >/dev/full", 1, "standard output: No space left on device"),
+    Case("a reader that has gone", "$VCLUSTER schema | head -c 1 >/dev/null; exit ${PIPESTATUS[0]}", 1),
+    Case("closed output", "$VCLUSTER schema >&-", 1, "standard output: Bad file descriptor"),
+    Case("closed output, nothing to print", f"{INIT} -o x.yaml >&-", 0, "Wrote x.yaml"),
+    Case("closed error", "$VCLUSTER plan -i /no 2>&-", 2),
+    Case("closed error, unreachable", "$VCLUSTER plan 2>&-", 4),
+    Case("closed error, a usage error", "$VCLUSTER plan --no 2>&-", 2),
+    Case("all closed", "$VCLUSTER plan <&- >&- 2>&-", 4),
+    Case("error into a full disk", "$VCLUSTER plan 2>/dev/full", 4),
+    Case("ASCII", f"{INIT} -o - ", 0, stdout="cluster: main", env=ASCII),
+    Case("ASCII into a file", f"{INIT} -o ü.yaml && grep -q cluster: ü.yaml", 0, "Wrote ", env=ASCII),
+    Case("ASCII, help", "$VCLUSTER serve --help", 0, stdout="--expose", env=ASCII),
+    Case(
+        "ASCII output, fit",
+        FIT := "$VCLUSTER fit --params 8B --gpu-memory 80GB",
+        0,
+        stdout="TP=1",
+        env={"PYTHONIOENCODING": "ascii"},
+    ),
+    Case("ASCII, fit", FIT, 0, stdout="TP=1", env=ASCII),
+    Case(
+        "ASCII, an inventory's words",
+        "sed -i s/gpu1:/gpü1:/ inventory.yaml; $VCLUSTER plan",
+        2,
+        "inventory.yaml:7",
+        env=ASCII,
+    ),
+)
+
+
+def run(case: Case, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the line with bash in a folder with an inventory and an empty folder."""
+    work = folder / "work"
+    (work / "there").mkdir(parents=True)
+    (work / "inventory.yaml").write_text(INVENTORY)
+    own = {"HOME": str(folder), "VCLUSTER": f"{sys.executable} -m vllm_cluster", "INVENTORY": f"{work}/inventory.yaml"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **own, **case.env, **more}
+    env.pop("XDG_CACHE_HOME", None)
+    return subprocess.run(
+        ["bash", "-c", case.line], cwd=work, env=env, capture_output=True, timeout=60, check=False, text=True
+    )
+
+
+@pytest.mark.promise("P42")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_line_and_the_right_exit_code(case: Case, tmp_path: Path) -> None:
+    done = run(case, tmp_path)
+    told = f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == case.code, told
+    assert case.says in done.stderr, told
+    assert case.stdout in done.stdout, told
+    for word in ("Traceback", "this is a bug", "Exception ignored"):
+        assert word not in done.stderr, told
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == (case.code != 0 and bool(case.says)), told
+    if case.remedy:
+        assert any(line.startswith("  do: ") and case.remedy in line for line in done.stderr.splitlines()), told
+
+
+@pytest.mark.promise("P42")
+def test_the_cases_are_counted() -> None:
+    record("P42", "the real program where the system refuses something", f"{len(CASES)} cases: one line each", True)
+
+
+PROGRAM = """
+from vllm_cluster.cli import edge
+def broken():
+    raise KeyError("x")
+edge.open_streams()
+raise SystemExit(edge.run(broken))
+"""
+
+
+@pytest.mark.promise("P42")
+@pytest.mark.parametrize(
+    "cache",
+    ["/sys/no", "/dev/null/x", "$HOME/inventory.yaml", "unset"],
+    ids=["read-only", "no folder", "a file", "none"],
+)
+def test_a_bug_is_one_line_wherever_the_report_cannot_be_written(cache: str, tmp_path: Path) -> None:
+    """The handler of bugs has none of its own."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": cache}
+    prefix: list[str] = []
+    if cache == "unset":
+        env = {name: value for name, value in env.items() if name not in ("XDG_CACHE_HOME", "HOME", "USER")}
+        prefix = NAMELESS.split()
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", PROGRAM], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: this is a bug in vcluster: KeyError: 'x'\n  do: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.promise("P42")
+def test_a_bug_leaves_a_report_that_only_its_owner_reads(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, check=False)
+    log = tmp_path / "vcluster" / "crash.log"
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert "KeyError: 'x'" in log.read_text()

@@ -1,0 +1,181 @@
+"""Where the program meets the operating system: its streams, its signals, and what an exception becomes."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vllm_cluster.core.errors import Interrupted, VclusterError
+from vllm_cluster.laptop import STANDARD_OUTPUT, cache_folder, meaning
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+# Soon, and after the callback that dropped it has ended.
+AGAIN_SECONDS = 0.01
+# Verbs that need the inventory with which this call was made.
+_OTHER_VERBS = re.compile(
+    r"\bvcluster (?:bundle|check|down|explain|facts|key|plan|serve|status|stop|tunnel|up)\b(?! -i)"
+)
+
+
+class _Out(io.FileIO):
+    """Standard output, which names itself in its errors: a full disk behind it is no other file's."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = STANDARD_OUTPUT
+            raise
+
+
+class _Err(io.FileIO):
+    """Standard error, whose own failure can be reported nowhere and changes no exit code."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def open_streams() -> None:
+    """Make the three streams usable whatever they are: closed, full, or of an encoding that lacks our characters."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Else the next file or socket gets the number, and what is printed goes there. Read only, so that output
+            # that goes nowhere fails as it does on a closed stream.
+            os.open(os.devnull, os.O_RDONLY)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the program ends
+    sys.stdout = _text(_Out(1, "w", closefd=False), sys.stdout)
+    sys.stderr = _text(_Err(2, "w", closefd=False), sys.stderr)
+
+
+def _text(raw: io.FileIO, before: Any) -> io.TextIOWrapper:
+    encoding = before.encoding if before else "utf-8"
+    buffered = io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        buffered, encoding, errors="backslashreplace", line_buffering=raw.isatty() or raw.fileno() == 2
+    )
+
+
+def run(program: Callable[[], object]) -> int:
+    """Run the program to its end; the exit code. What it printed has arrived, or the code says that it has not."""
+    code: object = 0
+    try:
+        program()
+    except SystemExit as end:
+        code = end.code
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:
+        code = _report(judged(error))
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # What could not be written must not be tried once more when the stream is closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = code or _report(judged(error))
+    return code if isinstance(code, int) else int(code is not None)
+
+
+def _report(error: VclusterError) -> int:
+    if error.message:
+        print(
+            f"error: {error.message}",
+            *(f"  do: {line}" for line in (error.hint or "").splitlines()),
+            sep="\n",
+            file=sys.stderr,
+        )
+    return error.exit_code
+
+
+def judged(error: Exception) -> VclusterError:
+    """What an exception is: an error of ours, one of this machine, or a bug."""
+    if isinstance(error, VclusterError):
+        return error
+    if isinstance(error, typer.Abort):
+        return Interrupted("Aborted. Nothing was changed.")
+    if isinstance(error, OSError):
+        if isinstance(error, BrokenPipeError) and error.filename == STANDARD_OUTPUT:
+            return VclusterError("")  # whoever read our output has enough of it
+        found = meaning(error)
+        if found:
+            return found
+    log = _crash_log()
+    hint = f"please report it with {log}" if log else "please report it with what -v printed"
+    return VclusterError(f"this is a bug in vcluster: {type(error).__name__}: {error}", hint=hint)
+
+
+def _crash_log() -> str | None:
+    """The file with the traceback of the exception that is being handled; None where none can be written."""
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = folder / "crash.log"
+        log.unlink(missing_ok=True)
+        with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(traceback.format_exc())
+        return str(log)
+    except (OSError, VclusterError, ValueError):
+        return None
+
+
+def remedy(error: VclusterError, inventory: Path | None) -> str | None:
+    """What to do, as lines to paste: this call with more options, and other verbs with this call's inventory."""
+    hint = error.hint or ""
+    if inventory and str(inventory) != "-":
+        option = f" -i {shlex.quote(str(inventory))}"
+        hint = _OTHER_VERBS.sub(lambda found: found[0] + option, hint)
+    if error.again is not None:
+        words = sys.argv[1:]
+        end = words.index("--") if "--" in words else len(words)
+        hint = "\n".join((shlex.join(["vcluster", *words[:end], *error.again, *words[end:]]), hint))
+    return hint.strip() or None
+
+
+def two_stage_interrupt() -> None:
+    """The first Ctrl-C stops in order, the second at once; so do a polite kill and a terminal that is closed."""
+
+    def first(_number: int, _frame: FrameType | None) -> None:
+        for number in polite:
+            signal.signal(number, second)
+        raise KeyboardInterrupt
+
+    def second(_number: int, _frame: FrameType | None) -> None:
+        os._exit(130)
+
+    def again(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def dropped(unraisable: UnraisableHookArgs) -> None:
+        # What is raised in a finalizer or in a weak reference's callback Python only prints and then goes on, past
+        # Ctrl-C too: one of 45 was lost so while a pool's threads ended.
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        else:
+            sys.__unraisablehook__(unraisable)
+
+    polite = [signal.SIGINT, signal.SIGTERM]
+    # nohup has it ignored, and means it.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        polite.append(signal.SIGHUP)
+    sys.unraisablehook = dropped
+    signal.signal(signal.SIGALRM, again)
+    for number in polite:
+        signal.signal(number, first)

@@ -1,0 +1,100 @@
+"""This machine as it is: its folders and its user, and what an error of its operating system means."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import shlex
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_cluster.core.errors import UsageError, VclusterError
+
+# What a person can do about an error; FOLDER is the folder of the path that could not be used.
+_REMEDIES = {
+    errno.ENOENT: "mkdir -p {folder}, or name another path",
+    errno.ENOTDIR: "ls -ld {folder}: a file is in the place of a folder",
+    errno.EISDIR: "name a file: {path} is a folder",
+    errno.EACCES: "ls -ld {folder} shows who may use it; name another path",
+    errno.EPERM: "ls -ld {folder} shows who may use it; name another path",
+    errno.EROFS: "name a path on a file system that can be written",
+    errno.ENOSPC: "df -h {folder}: free some space, or name another path",
+    errno.EDQUOT: "quota: free some space, or name another path",
+    errno.EMFILE: "ulimit -n 4096",
+    errno.ENFILE: "close other programs: the whole machine has too many open files",
+    errno.ENOMEM: "close other programs: this machine is out of memory",
+}
+STANDARD_OUTPUT = "standard output"
+# These are about the machine also where the error names no file.
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def here() -> Path:
+    """The current folder.
+
+    Raises:
+        UsageError: it has been removed, or may not be entered.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the current folder cannot be used: {error.strerror}", hint="cd to another folder") from None
+
+
+def home() -> Path:
+    """The home folder.
+
+    Raises:
+        UsageError: this user has none.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UsageError(f"user {user()} has no home folder", hint="export HOME=FOLDER") from None
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept; removing it is harmless.
+
+    Raises:
+        UsageError: this user has no home folder.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else home() / ".cache") / "vcluster"
+
+
+def user() -> str:
+    """The user's name; the number where the name is known nowhere, as in containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def whoami() -> str:
+    """Who changes a cluster, for its audit log and for those who wait."""
+    return f"{user()}@{socket.gethostname()}"
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Put the path into an error of the operating system, which leaves it out of a failed write."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def meaning(error: OSError) -> VclusterError | None:
+    """The error in one line with its remedy; None where it says nothing of this machine."""
+    if error.filename is None and error.errno not in _OF_THE_MACHINE:
+        return None
+    path = "" if error.filename is None else os.fsdecode(error.filename)
+    what = f"cannot use {path}" if path else "this machine cannot go on"
+    folder = shlex.quote(str(Path(path).parent))
+    remedy = "" if path == STANDARD_OUTPUT else _REMEDIES.get(error.errno or 0, "")
+    return VclusterError(f"{what}: {error.strerror or error}", hint=remedy.format(path=path, folder=folder) or None)
