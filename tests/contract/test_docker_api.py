@@ -17,8 +17,6 @@ from vllm_cluster.core.errors import CommandFailed, HostError
 from vllm_cluster.docker.calls import NotFound
 from vllm_cluster.transport.base import Deadline
 
-pytestmark = pytest.mark.promise("P40")
-
 NOWHERE = "contract-there-is-no-such-thing"
 
 

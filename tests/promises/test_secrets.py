@@ -185,5 +185,5 @@ def test_secrets_are_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
         texts, size = len(seen), sum(map(len, seen.values())) / 1e6
         measured.figure = (
             f"0 hits in {texts} texts ({size:.1f} MB), in {watch.looks} looks at command lines, "
-            "and in every file that Docker, Ray, vLLM and we wrote; a registry password is never handled"
+            "and in every file that Docker, Ray, vLLM and we wrote; no registry password is handled: see P31"
         )

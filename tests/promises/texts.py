@@ -33,6 +33,7 @@ PROMISES = {
     "P28": "ready means ready",
     "P29": "the endpoint is closed: the key on every route but /health and /ping; the rest on loopback",
     "P30": "Ray is closed: nothing without the token",
+    "P31": "nothing of the laptop's own configuration reaches a host",
     "P35": "what was confirmed is what runs, and nothing that serves stops unasked",
     "P42": "the laptop as it is: one line and the right exit code, no traceback",
 }
