@@ -33,6 +33,7 @@ def docker(shared: Docker) -> Iterator[Docker]:
     """A Docker, left as it was found."""
     yield shared
     shared.clean()
+    shared.close()
 
 
 def refused(answer: docker_api.Answer, status: int) -> str:

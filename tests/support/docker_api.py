@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -73,10 +74,15 @@ class Docker:
     image: str
     label: str = field(default_factory=lambda: secrets.token_hex(4))
 
-    @property
+    @cached_property
     def client(self) -> EngineClient:
         """The product's client."""
         return EngineClient(self.transport, "1.41")
+
+    def close(self) -> None:
+        """End the client's streams; another client comes with the next use."""
+        self.client.close()
+        del self.client
 
     @property
     def labels(self) -> dict[str, str]:
@@ -106,6 +112,7 @@ class Docker:
     def create(self, word: str, script: str, **changes: Any) -> str:
         """A container that runs a script; its id."""
         body = {"Image": self.image, "Entrypoint": ["/bin/sh", "-c"], "Cmd": [script], "Labels": self.labels, **changes}
+        body["HostConfig"] = {"NetworkMode": "none", **changes.get("HostConfig", {})}
         made = self.ask("POST", "/containers/create", json_body=body, name=self.name(word))
         assert made.status == 201, made.body
         return str(made.json["Id"])
