@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
+from tests.support import landed
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
@@ -12,6 +15,7 @@ from vllm_cluster.actions import tunnel
 from vllm_cluster.core.kept import secret_ids
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.secrets import identify
 
 
 def key(world: World, inventory: Inventory) -> str:
@@ -68,6 +72,32 @@ def test_the_key_survives_docker_rm(gone: tuple[str, ...]) -> None:
         assert told(outcome) == []
         assert key(world, inventory) == had
         oracle.converged(world, inventory)
+
+
+@pytest.mark.promise("P33")
+def test_the_key_survives_an_upgrade_that_is_killed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The volume of version 0.1.0 is emptied by name and says nothing of what it holds."""
+    # The ids on its labels are real ones.
+    monkeypatch.setattr(lab, "_secret_id", cache(identify))
+    points = kills = 0
+    while True:
+        world, inventory = landed.serving()
+        head = world.machines["gpu1"]
+        had = next(c for name, c in head.volumes["vcluster-lab-secrets"].files.items() if name.startswith("api-key"))
+        with lab.inside(world):
+            cut = lab.run(world, inventory, lab.do_up, Script({points: (Fault.KILLED, Fault.KILLED_AFTER)[points % 2]}))
+            kills += cut.error is not None
+            if cut.error is not None:
+                world.clock.sleep(20)
+                healed = lab.run(world, inventory, lab.do_up)
+                assert healed.error is None, f"{points}: {cut.story()}\n{healed.story()}"
+                assert told(cut) + told(healed) == []
+            assert key(world, inventory) == had.decode(), f"{points}: {cut.story()}"
+            assert [name for name in head.volumes if name == "vcluster-lab-secrets"] == []
+        if cut.error is None:
+            break
+        points += 1
+    assert kills > 40
 
 
 @pytest.mark.promise("P33")

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from vllm_cluster.core.spec import ContainerSpec, GpuRequest, Mount
+from vllm_cluster.text import redact
 
 # How many fields a reason of one line names.
 MAX_NAMED = 3
@@ -105,7 +106,9 @@ def _field(name: str, current: ContainerSpec, wanted: ContainerSpec) -> Iterator
         if old.get(key) != new.get(key):
             path = f"{name}.{key}" if key else name
             secret = name == "secrets" or (name == "environment" and any(word in key.upper() for word in _SECRET))
-            texts = (CHANGED, CHANGED) if secret else (old.get(key, UNSET), new.get(key, UNSET))
+            texts = (redact(old.get(key, UNSET)), redact(new.get(key, UNSET)))
+            # What differs in a secret alone reads the same now.
+            texts = (CHANGED, CHANGED) if secret or texts[0] == texts[1] else texts
             yield FieldChange(path, *texts, EFFECTS[name])
 
 

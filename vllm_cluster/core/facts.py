@@ -116,7 +116,7 @@ class HostFacts:
     `asked` is when it was asked, on a clock of ours: of many hosts, some are asked later than others.
     `slots` is the number of logical GPUs that a CPU host offers, None where it says nothing.
     `routes` maps each address that was asked for to the interface that leads there, None for none.
-    `volumes` are the labels by name of the volumes of a cluster of this name, asked for where it has no node here.
+    `volumes` are the labels by name of the volumes of a cluster of this name, asked for where no node has an id.
     `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
     /dev/infiniband; `gpu_problem` what nvidia-smi said in the place of a row. `details`, and `strangers`, the
     containers that are no cluster's of ours, are there only where they were asked for.

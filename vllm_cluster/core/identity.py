@@ -83,7 +83,8 @@ def our_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
         joined,
         [(name, labels) for name, labels in nodes if labels.get(HEAD_ADDRESS) in addresses],
         [row for row in volumes if row[0] == inventory.head_name],
-        [] if nodes else volumes,
+        # Of an upgrade that broke off, only volumes know the id yet.
+        [] if any(ID in labels for _, labels in nodes) else volumes,
         [] if nodes else left,
     ):
         found = {labels[ID] for _, labels in bearers if ID in labels}

@@ -13,7 +13,7 @@ from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.core.spec import CLUSTER, ID
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link
 
@@ -46,9 +46,9 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False) -> HostFact
     engine = link.open_engine(facts.engine.api_version)
     every = engine.containers(None if deep else CLUSTER)
     facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
-    # What a cluster left says whose it was; where a node is, the node says it.
-    left = not node_of(inventory.cluster, facts)
-    volumes = engine.volumes.labelled(f"{CLUSTER}={inventory.cluster}") if left else {}
+    # What a cluster left says whose it was; where a node is, the node says it, if its version knew ids.
+    node = node_of(inventory.cluster, facts)
+    volumes = {} if node and ID in node.labels else engine.volumes.labelled(f"{CLUSTER}={inventory.cluster}")
     facts = replace(facts, volumes=volumes, images=engine.images())
     if facts.details is None:
         return facts
