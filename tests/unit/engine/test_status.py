@@ -57,6 +57,17 @@ def test_what_no_node_writes_is_one_clear_error(raw: bytes) -> None:
         parse_status(raw)
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize("place", ['"gpus": 2.0', '"updated": 2.5', '"since": 3.0', '"gpus": [4.0'])
+def test_what_is_no_number_to_others_is_refused(number: str, place: str) -> None:
+    """Python reads and writes NaN as JSON; whoever reads `status --json` does not."""
+    raw = document().decode()
+    assert place in raw
+    key, bracket = place.split(": ", maxsplit=1)[0], "[" * ("[" in place)
+    with pytest.raises(UnknownStatus, match="cannot be read"):
+        parse_status(raw.replace(place, f"{key}: {bracket}{number}").encode())
+
+
 def test_another_version_is_refused_politely() -> None:
     with pytest.raises(UnknownStatus, match="version 2; this vcluster reads version 1"):
         parse_status(document(v=2))

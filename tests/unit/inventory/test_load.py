@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tests.unit.inventory.texts import SMALLEST, TOP, read
 from vllm_cluster.core.errors import InventoryError
-from vllm_cluster.inventory.load import duplicates_by_resolution, load
+from vllm_cluster.inventory.load import duplicates_by_resolution, load, load_text
 from vllm_cluster.inventory.model import Host, HostSsh, Inventory
 
 
@@ -196,8 +196,8 @@ class TestFinding:
         file.write_bytes(b"version: 1\ncluster: \xff\n")
         with pytest.raises(InventoryError, match=r"^inventory\.yaml:2: is not UTF-8 text"):
             load(file, cwd=home)
-        file.write_bytes(b"#" * 1_000_001)
-        with pytest.raises(InventoryError, match=r"^inventory\.yaml:1: larger than 1000 kB"):
+        file.write_bytes(b"#" * 256_001)
+        with pytest.raises(InventoryError, match=r"^inventory\.yaml:1: larger than 256 kB"):
             load(file, cwd=home)
         file.write_bytes(b"\xef\xbb\xbf" + SMALLEST.replace("\n", "\r\n").encode())
         assert load(file, cwd=home).cluster == "lab"
@@ -249,3 +249,13 @@ def test_a_named_pipe_can_be_the_inventory(tmp_path: Path) -> None:
         assert load(Path(f"/dev/fd/{reader}"), cwd=tmp_path).cluster == "lab"
     finally:
         os.close(reader)
+
+
+@pytest.mark.parametrize(
+    "text", ["hosts:\n" + "".join(f"  g{n}: {{address: 10.0.0.1}}\n" for n in range(20_000)), "[" * 100_000]
+)
+def test_what_is_far_too_large_is_never_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The YAML parser would take seconds for it."""
+    monkeypatch.setattr("vllm_cluster.inventory.load.parse", lambda _: pytest.fail("it was parsed"))
+    with pytest.raises(InventoryError, match=r"larger than 256 kB|nested too deep"):
+        load_text(text.encode(), path=None, cwd=Path("/"))
