@@ -35,5 +35,6 @@ PROMISES = {
     "P30": "Ray is closed: nothing without the token",
     "P31": "nothing of the laptop's own configuration reaches a host",
     "P35": "what was confirmed is what runs, and nothing that serves stops unasked",
+    "P39": "login shells as they are: a command works, or one error names the shell and the remedy, exit 3",
     "P42": "the laptop as it is: one line and the right exit code, no traceback",
 }

@@ -86,7 +86,7 @@ def auth_refused(
         at.name,
         f"{at.where} refused the login: {why}; offered: {', '.join(offered) or 'nothing'}{also}",
         hint=hint
-        or f"put your public key there (ssh-copy-id {_by_hand(at)}), or give the right user and key for {at.name}; "
+        or f"put your public key there (ssh-copy-id {_copy_id(at)}), or give the right user and key for {at.name}; "
         "hardware keys and Kerberos need the openssh transport",
     )
 
@@ -185,5 +185,14 @@ def no_session(name: str, where: str) -> Unreachable:
 
 
 def _by_hand(at: Resolved) -> str:
-    port = [] if at.port == 22 else ["-p", str(at.port)]
-    return shlex.join([*port, f"{at.user}@{at.host}" if at.destination == at.host else at.destination])
+    return shlex.join([*at.options, at.destination])
+
+
+def _copy_id(at: Resolved) -> str:
+    """The same for ssh-copy-id, which takes -F, -p and -i as ssh does, and the rest as options."""
+    words = list(at.options)
+    for flag, option in (("-l", "User"), ("-J", "ProxyJump")):
+        if flag in words[::2]:
+            place = words[::2].index(flag) * 2
+            words[place : place + 2] = ["-o", f"{option}={words[place + 1]}"]
+    return shlex.join([*words, at.destination])

@@ -53,6 +53,8 @@ class Resolved:
     bind_address: str | None = None
     proxy_command: str | None = None
     jump: Resolved | None = None
+    # How the inventory asks ssh for this host, for commands that people paste.
+    options: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -183,6 +185,7 @@ def _from_words(target: Target, words: Words) -> Resolved:
         address_family=_one(words, "addressfamily") or "any",
         bind_address=_one(words, "bindaddress"),
         proxy_command=_one(words, "proxycommand"),
+        options=tuple(ssh_options(target)),
     )
 
 

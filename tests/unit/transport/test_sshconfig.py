@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_cluster.core.errors import UsageError
-from vllm_cluster.transport import locate
+from vllm_cluster.transport import locate, reasons
 from vllm_cluster.transport.base import Target
 from vllm_cluster.transport.sshconfig import check, expand, hosts_matching, resolve, ssh_options
 
@@ -137,3 +137,14 @@ def test_what_only_ssh_can_read_is_named_where_there_is_no_ssh(tmp_path: Path, l
     with pytest.raises(UsageError, match=f"{config}:2: {word} needs the ssh command") as refused:
         locate(Target("gpu1", "gpu1", config=config), "fabric")
     assert refused.value.hint == "install the OpenSSH client"
+
+
+def test_commands_to_paste_ask_ssh_as_the_inventory_does(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.touch()
+    target = Target("gpu1", "10.0.0.7", user="ada", port=2222, identity=Path("/k e y"), jump="bastion", config=config)
+    at = resolve(target)
+    options = f"-F {config} -l ada -p 2222 -i '/k e y' -J bastion 10.0.0.7"
+    assert f"ssh {options}" in str(reasons.unknown_key(at, "SHA256:x").hint)
+    copied = f"ssh-copy-id -F {config} -o User=ada -p 2222 -i '/k e y' -o ProxyJump=bastion 10.0.0.7"
+    assert copied in str(reasons.auth_refused(at, "it refused every key", [], []).hint)
