@@ -113,7 +113,7 @@ CASES = (
     Case("closed error, a usage error", "$VCLUSTER plan --no 2>&-", 2),
     Case("all closed", "$VCLUSTER plan <&- >&- 2>&-", 4),
     Case("error into a full disk", "$VCLUSTER plan 2>/dev/full", 4),
-    Case("ASCII", f"{INIT} -o - ", 0, stdout="cluster: main", env=ASCII),
+    Case("ASCII", f"{INIT} -o - ", 0, stdout="cluster: work", env=ASCII),
     Case("ASCII into a file", f"{INIT} -o ü.yaml && grep -q cluster: ü.yaml", 0, "Wrote ", env=ASCII),
     Case("ASCII, help", "$VCLUSTER serve --help", 0, stdout="--expose", env=ASCII),
     Case(

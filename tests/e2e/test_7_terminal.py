@@ -1,0 +1,57 @@
+"""A person at a terminal, with hosts that serve: questions, answers and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tests.support.hosts import Sandbox
+from tests.support.paths import ROOT
+from tests.support.terminal import CTRL_C, CTRL_D, Terminal
+
+pytestmark = pytest.mark.e2e
+
+MODEL = "sandbox/tiny-llama"
+
+
+def at_terminal(sandbox: Sandbox, *argv: str) -> Terminal:
+    """The program on a terminal of its own."""
+    where = {"VCLUSTER_INVENTORY": str(sandbox.inventory), "PYTHONPATH": str(ROOT)}
+    return Terminal([sys.executable, "-m", "vllm_cluster", *argv], env={**os.environ, **sandbox.environment, **where})
+
+
+def serving(sandbox: Sandbox) -> str | None:
+    """The phase of what is served."""
+    found = sandbox.vcluster("status", "--json").ok().json()["serving"]
+    return str(found["phase"]) if found else None
+
+
+@pytest.mark.promise("P17", "P35")
+def test_ctrl_c_ends_the_program_and_not_the_model(sandbox: Sandbox) -> None:
+    sandbox.vcluster("up", "--yes").ok()
+    sandbox.vcluster("stop", "--yes").ok()
+    with at_terminal(sandbox, "serve", MODEL) as terminal:
+        terminal.until("starting", 120)
+        terminal.press(CTRL_C)
+        assert terminal.end() == 130, terminal.shown
+        assert f"goes on starting {MODEL}" in terminal.shown
+        assert "Traceback" not in terminal.shown
+    sandbox.vcluster("serve", MODEL).ok()
+    for verb, key in (("stop", CTRL_C), ("down", CTRL_D)):
+        with at_terminal(sandbox, verb) as terminal:
+            question = terminal.until("[y/N] ", 120)
+            assert f"Stop {MODEL} (ready for " in question
+            assert "0 requests running) on sandbox" in question
+            terminal.press(key)
+            assert terminal.end() == 130, terminal.shown
+    refused = sandbox.vcluster("stop")
+    assert refused.code == 2
+    assert "do: vcluster stop --yes" in refused.err
+    assert serving(sandbox) == "ready"
+    with at_terminal(sandbox, "stop") as terminal:
+        terminal.until("[y/N] ", 120)
+        terminal.press("y\n")
+        assert terminal.end(120) == 0, terminal.shown
+    assert serving(sandbox) is None
