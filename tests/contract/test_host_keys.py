@@ -170,7 +170,7 @@ def test_an_unknown_key_is_shown_and_can_be_compared(kind: Kind, client: Client,
     assert fingerprint(shared_server) in error.message
     assert f":{shared_server.port} is not known" in error.message
     assert error.hint is not None
-    assert "ssh h" in error.hint or f"-p {shared_server.port} h" in error.hint
+    assert f"ssh -F {client.config} h" in error.hint
     assert client.known.read_text() == ""
 
 
