@@ -23,7 +23,13 @@ SCRIPT = f"""#!/bin/sh
 note={NOTES}/$$-$(date +%N)
 {{ printf '%s\\n' "$0" "$@"; env; }} > "$note.asked"
 [ "$*" = "system dial-stdio" ] || exec /usr/bin/docker "$@"
-tee "$note.sent" | /usr/bin/docker "$@"
+# Not a pipeline: what notes the input would keep the connection open after docker has ended.
+mkfifo "$note.pipe" && exec 3<&0
+tee "$note.sent" <&3 >"$note.pipe" 2>/dev/null &
+/usr/bin/docker "$@" <"$note.pipe"
+code=$?
+kill $!
+exit $code
 """
 INSTALL = f"mkdir -m 1777 {NOTES} && cat > {WRAPPER} && chmod 755 {WRAPPER}"
 VERBS = (("plan",), ("check",), ("facts",), ("up", "--yes"), ("up", "--yes"), ("status", "--ray"), ("stop", "--yes"))
@@ -54,7 +60,9 @@ def found(sandbox: Sandbox, made: Laptop) -> list[str]:
         for name, secret in made.secrets.items():
             # By standard input: on a command line they would stand in the notes themselves.
             patterns = b"\n".join(forms(secret)) + b"\n"
-            notes = on(sandbox, host, f"grep -rlaF -f - {NOTES} || true", patterns).decode().split()
+            notes = (
+                on(sandbox, host, f"grep -laF -f - {NOTES}/*.asked {NOTES}/*.sent || true", patterns).decode().split()
+            )
             hits += [f"{host}: {name} in {note}" for note in notes]
     return hits
 
@@ -77,5 +85,5 @@ def test_no_byte_of_the_laptop_reaches_docker_on_a_host(
         assert not made.record.exists(), f"a credential helper was run: {made.record.read_text()}"
         sent = on(noted, "gpu1", f"cat {NOTES}/*.sent")
         assert b"/build?" in sent, "nothing was built"
-        size = sum(int(on(noted, host, f"cat {NOTES}/* | wc -c")) for host in HOSTS) / 1e6
+        size = sum(int(on(noted, host, f"cat {NOTES}/*.sent | wc -c")) for host in HOSTS) / 1e6
         measured.figure = f"0 of {len(made.secrets)} canaries in {size:.0f} MB; no credential helper was run"
