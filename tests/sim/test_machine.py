@@ -67,11 +67,19 @@ class Cluster(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.stack.enter_context(lab.inside(self.world))
         self.builds = 1
+        self.out: set[str] = set()
 
     @property
     def inventory(self) -> Any:
         """The inventory as it stands."""
-        return make.inventory(len(self.names), self.entries, **self.words)
+        whole = make.inventory(len(self.names), self.entries, **self.words)
+        hosts = {name: host for name, host in whole.hosts.items() if name not in self.out}
+        return whole.model_copy(update={"hosts": hosts})
+
+    @property
+    def inside(self) -> list[str]:
+        """The hosts of the inventory."""
+        return [name for name in self.names if name not in self.out]
 
     def do(self, verb: lab.Verb, script: Script | None = None) -> Outcome:
         """Run a verb and keep the world's own rules."""
@@ -103,7 +111,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(key=st.sampled_from(["environment", "shm_size", "ray", "head", "gpus", "ports"]), value=st.integers(0, 7))
     def change(self, key: str, value: int) -> None:
         """Edit the inventory."""
-        name = self.names[value % len(self.names)]
+        name = self.inside[value % len(self.inside)]
         if key == "gpus":
             self.entries[name] = {"gpus": 1 + value % self.world.machines[name].gpus}
         else:
@@ -116,10 +124,23 @@ class Cluster(RuleBasedStateMachine):
             }
             self.words[key] = values[key]
 
+    @rule(host=HOST, fault=FAULTS)
+    def join_or_leave(self, host: int, fault: tuple[int, Fault, int]) -> None:
+        """A host is taken out of the inventory, or put back, and the `up` for it breaks off somewhere."""
+        name = self.names[host % len(self.names)]
+        if name == self.inventory.head_name:
+            return
+        self.up()
+        self.out ^= {name}
+        index, kind, spare = fault
+        self.do(lab.do_up, Script({index: kind}, spare=spare))
+        self.up()
+        oracle.clean(self.world.machines[out] for out in self.out)
+
     # ---- what happens to hosts
 
     def _node(self, host: int) -> tuple[Any, Box | None]:
-        machine = self.world.machines[self.names[host % len(self.names)]]
+        machine = self.world.machines[self.inside[host % len(self.inside)]]
         return machine, machine.box("vcluster-lab")
 
     @rule(host=HOST, how=st.sampled_from(["ends", "is killed", "pauses", "is removed", "is being removed", "dies"]))

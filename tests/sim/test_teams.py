@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import pytest
 
 from tests.support.figures import record
 from tests.support.sim import lab, make
-from tests.support.sim.lab import Outcome
+from tests.support.sim.lab import code
+from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Box, World, identity
-from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.spec import HEAD_ADDRESS, ID
-from vllm_cluster.inventory.model import Inventory
 
 VERBS = {
     "up": lab.do_up,
@@ -23,14 +21,6 @@ VERBS = {
     "down": lab.do_down,
     "status": lab.do_status,
 }
-
-
-def inventory(*numbers: int, **words: Any) -> Inventory:
-    """An inventory of some of the hosts, the first of them its head."""
-    hosts = {f"gpu{n}": {"address": f"10.0.0.{n}"} for n in numbers}
-    return make.inventory(1).model_validate(
-        {"version": 1, "cluster": "lab", "image": make.IMAGE, "model_cache": "/models", "hosts": hosts, **words}
-    )
 
 
 def everything(world: World) -> bytes:
@@ -44,11 +34,6 @@ def team_a(world: World, *, landed: bool) -> None:
         assert lab.run(world, inventory(1, 2), verb).error is None
     for _, box in world.nodes() if landed else ():
         del box.labels[ID]
-
-
-def code(outcome: Outcome) -> int:
-    """The exit code."""
-    return outcome.error.exit_code if isinstance(outcome.error, VclusterError) else 0
 
 
 @pytest.mark.promise("P32", "P20")

@@ -96,7 +96,8 @@ def test_the_landed_versions_cluster_is_recreated_once_and_asked() -> None:
     with lab.inside(world):
         before = lab.run(world, inventory, lab.do_plan)
         assert {text.split(": ", 1)[1] for _, text in lab.texts(before.value)} == {
-            "made by an earlier version of vcluster (0.1.0)"
+            "made by an earlier version of vcluster (0.1.0)",
+            "members gpu1, gpu2",
         }
         refused = lab.run(world, inventory, refusing_up)
         assert isinstance(refused.error, VclusterError)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
@@ -34,7 +34,7 @@ TEXT, NUMBER, COUNT, YES = {"type": "string"}, {"type": "number"}, {"type": "int
 VERSION = {"const": 1}
 # The document of a verb; every other verb with --json writes events.
 DOCUMENTS = ("plan", "status", "check", "facts", "fit", "explain", "bundle")
-OPERATIONS = (plan.PrepareImage, plan.RemoveContainer, plan.CreateNode, plan.StartNode, plan.RestartNode)
+OPERATIONS = get_args(plan.Operation)
 
 
 def rows(item: Schema) -> Schema:

@@ -13,12 +13,14 @@ from vllm_cluster.core.errors import HostError, VclusterError, together
 from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.identity import foreign, is_leftover, is_ours, is_volume_name, node_name, our_id
 from vllm_cluster.core.kept import kept_secrets
+from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.members import cleanup, look_at_former
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
@@ -40,6 +42,11 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         for name, error in failures.items():
             emit(Event("failed", error.message, name))
         _refuse_foreign(inventory, facts)
+        found = record_of(inventory, facts)
+        left, lost = look_at_former(inventory, fleet, former(inventory, facts, found[1] if found else None))
+        for name, error in lost.items():
+            emit(Event("failed", f"{error.message}; {cleanup(inventory, name)}", name))
+        facts, failures = {**facts, **left}, {**failures, **lost}
         ours = _Ours(inventory, our_id(inventory, facts))
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
         removed = None
@@ -153,7 +160,7 @@ def _clear(ours: _Ours, link: Link, emit: Emit, still_ours: Callable[[], None]) 
 
 def _result(inventory: Inventory, facts: Mapping[str, HostFacts], total: int) -> str:
     if total:
-        return f"{inventory.cluster} is down: {total} removed, nothing of it is left"
+        return f"{inventory.cluster} is down: {total} removed, nothing of it is left; its history went with the head"
     there = sorted({f"{other.cluster} on {other.host}" for other in foreign(inventory, facts)})
     seen = f"; other clusters there: {', '.join(there)}" if there else ""
     return f"no cluster {inventory.cluster} is on these hosts: nothing was removed{seen}"

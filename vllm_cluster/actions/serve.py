@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,9 @@ from vllm_cluster.core.checks.docker import engine_problem, foreign
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError, Interrupted, PreflightFailed, VclusterError
 from vllm_cluster.core.facts import Container, HostFacts
-from vllm_cluster.core.plan import Plan
+from vllm_cluster.core.plan import Plan, RecordMembers
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE
-from vllm_cluster.engine import vllm
+from vllm_cluster.engine import request, vllm
 from vllm_cluster.engine.status import ServeStatus
 from vllm_cluster.fit.layouts import refusal
 from vllm_cluster.inventory.model import Inventory
@@ -87,11 +86,11 @@ def serve(
         port = inventory.ports.api
         argv = vllm.serve_argv(model, name=served, tp=layout.tp, pp=layout.pp, host=host, port=port, extra=extra)
         refuse_split(head, inventory, model, layout, extra)
-        wanted = _wanted(argv, model=model, name=served, host=host, port=port, nodes=seen.plan.gpus)
+        words = {"model": model, "name": served, "host": host, "port": port, "nodes": seen.plan.gpus}
+        wanted = request.request(argv, by_default=tp is None and pp is None, **words)
         current = _serving(head, inventory)
-        if port in seen.facts[head.name].listening and current is None:
-            text = f"{head.name}: port {port} is taken (ports.api)"
-            raise PreflightFailed(text, hint=f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.api")
+        if current is None:
+            _require_port(seen.facts[head.name], port)
         if current and current.phase == "failed" and current.generation.startswith(wanted["generation"]):
             # The same wish again is a new one: under the old name the head would take it for the one that failed.
             wanted["generation"] += f"-{runtime.token(8)}"
@@ -185,13 +184,6 @@ def refuse_split(head: Link, inventory: Inventory, model: str, layout: vllm.Layo
         raise PreflightFailed(f"{model} cannot be split so: {problem}", hint=f"try {good}; vcluster fit shows the rest")
 
 
-def _wanted(argv: Sequence[str], **rest: Any) -> dict[str, Any]:
-    content = {**rest, "nodes": dict(rest["nodes"]), "argv": list(argv), "env": vllm.environment()}
-    # Named by its content: the same wish twice is one wish, and changes nothing.
-    generation = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-    return {**content, "generation": generation, "probe_timeout_s": 600, "start_timeout_s": 7200}
-
-
 def _tell(
     inventory: Inventory,
     head: Link,
@@ -209,8 +201,8 @@ def _tell(
         with Lease(head, inventory.cluster, verb) as lease:
             lease.acquire(wait, waiting(emit))
             if consent.covers(_stops(inventory, head, wanted)):
-                content = json.dumps({"v": 1, "serve": wanted}).encode()
-                head.engine.put_files(container, STATE_FOLDER, {"wanted.json": (content, 0o600)})
+                content = request.written(wanted)
+                head.engine.put_files(container, STATE_FOLDER, {request.FILE: (content, 0o600)})
                 record(head, inventory.cluster, verb, [what], emit)
                 return
 
@@ -227,8 +219,15 @@ def _serving(head: Link, inventory: Inventory) -> ServeStatus | None:
     return status.serve if status else None
 
 
+def _require_port(head: HostFacts, port: int) -> None:
+    if port in head.listening:
+        text = f"{head.host}: port {port} is taken (ports.api)"
+        raise PreflightFailed(text, hint=f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.api")
+
+
 def _require_up(plan: Plan) -> None:
-    for first in plan.operations():
+    """Refuse what `up` must do first; what is only recorded about the members changes nothing that serves."""
+    if first := next((op for op in plan.operations() if not isinstance(op, RecordMembers)), None):
         raise PreflightFailed(f"the cluster is not up: {first.host}: {first.text}", hint="run vcluster up first")
 
 

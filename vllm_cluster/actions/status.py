@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_cluster.core.desired import found_gpus
 from vllm_cluster.core.errors import ShellUnusable, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import foreign, node_of, our_id
+from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import ROLE
 from vllm_cluster.engine.status import NodeStatus, RayNode
@@ -67,9 +69,14 @@ def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Cl
         rows[other.host] = replace(rows[other.host], state="foreign", status=None, problem=other.text)
     head = rows[inventory.head_name].status if inventory.head_name in rows else None
     hosts = tuple(_host(inventory, name, rows.get(name), failures.get(name), head) for name in inventory.hosts)
-    unknown = _unknown(inventory, head)
-    up = not unknown and all(host.state == "running" and host.counted == host.gpus > 0 for host in hosts)
-    return ClusterStatus(inventory.cluster, our_id(inventory, facts), up, hosts + unknown, head, tuple(failures))
+    left = _former(inventory, facts, head)
+    unknown = _unknown(inventory, head, left)
+    up = (
+        not unknown
+        and not any(host.counted for host in left)
+        and all(host.state == "running" and host.counted == host.gpus > 0 for host in hosts)
+    )
+    return ClusterStatus(inventory.cluster, our_id(inventory, facts), up, hosts + left + unknown, head, tuple(failures))
 
 
 def ray_status(inventory: Inventory, emit: Emit) -> str:
@@ -123,6 +130,24 @@ def _host(
     return HostStatus(name, address, role, row.state, row.container, row.gpus, _counted(head, address), problem)
 
 
+def _former(inventory: Inventory, facts: Mapping[str, HostFacts], head: NodeStatus | None) -> tuple[HostStatus, ...]:
+    """The members that left the inventory and may still hold a node; what is there now was not looked at."""
+    found = record_of(inventory, facts)
+    return tuple(
+        HostStatus(
+            name,
+            member.address,
+            "former",
+            "left",
+            "",
+            0,
+            _counted(head, member.address),
+            "not in the inventory: vcluster up removes its node",
+        )
+        for name, member in former(inventory, facts, found[1] if found else None).items()
+    )
+
+
 def _alive(head: NodeStatus | None) -> list[RayNode]:
     return [node for node in head.ray.nodes if node.alive] if head else []
 
@@ -131,8 +156,8 @@ def _counted(head: NodeStatus | None, address: str) -> int:
     return int(sum(node.gpus for node in _alive(head) if node.address == address))
 
 
-def _unknown(inventory: Inventory, head: NodeStatus | None) -> tuple[HostStatus, ...]:
-    known = {host.address for host in inventory.hosts.values()}
+def _unknown(inventory: Inventory, head: NodeStatus | None, left: tuple[HostStatus, ...]) -> tuple[HostStatus, ...]:
+    known = {host.address for host in inventory.hosts.values()} | {host.address for host in left}
     return tuple(
         HostStatus("?", node.address, "unknown", "in Ray", "", 0, int(node.gpus), "not in the inventory")
         for node in _alive(head)

@@ -19,6 +19,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.files import digest, node_files
 from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.members import membership
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secret_files import read_kept
@@ -95,7 +96,8 @@ def survey(
         emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
     identity = our_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
     specs = desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity))
-    return Survey(facts, diff(specs, facts), secrets)
+    members = membership(inventory, fleet, facts, specs, emit)
+    return Survey({**facts, **members.former}, diff(specs, facts, members), secrets)
 
 
 def refuse(findings: list[Finding]) -> None:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.core.change import Effect, FieldChange, compare
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.identity import is_leftover, node_of
+from vllm_cluster.core.identity import is_leftover, is_volume_name, node_of
 from vllm_cluster.core.images import engine_name, find
+from vllm_cluster.core.members import Membership
 from vllm_cluster.core.plan import (
     CreateNode,
+    MoveHead,
     Operation,
     Plan,
     PrepareImage,
+    RecordMembers,
     RemoveContainer,
+    RemoveVolume,
     RestartNode,
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, NO_SECRETS, VERSION, ContainerSpec, stored_spec
+from vllm_cluster.core.spec import BASE_IMAGE, ID, NO_SECRETS, VERSION, ContainerSpec, stored_spec
+
+LEFT = "the host left the inventory"
 
 
-def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts]) -> Plan:
+def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members: Membership | None = None) -> Plan:
     """What must be done for the hosts to be as the specs say; empty when they are.
 
     Images come first, since nothing should go down for an image that cannot be had; then what must make room;
@@ -32,11 +38,17 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts]) -> Plan
     reasons = {spec.host: _reason(spec, facts[spec.host]) for spec in specs}
     images = tuple(op for spec in specs if reasons[spec.host].why for op in _image(spec, facts[spec.host]))
     removals = tuple(op for spec in specs for op in _removals(spec, facts[spec.host], reasons[spec.host].why))
+    left = members.former.items() if members else ()
     new_head = bool(reasons[head.host].why)
     stages = (
         Stage("images", images),
+        # Before the head goes, which alone knows of them.
+        Stage("leave", tuple(op for host, entry in left for op in _leave(head, host, entry))),
+        Stage("move head", _move(head, members)),
         Stage("make room", removals),
         Stage("head", _node(head, facts[head.host], reasons[head.host], False), barrier="Ray answers on the head"),
+        # Before a worker is made: one that is not recorded would be forgotten, should this break off.
+        Stage("members", _record(head, members)),
         Stage(
             "workers",
             tuple(op for spec in workers for op in _node(spec, facts[spec.host], reasons[spec.host], new_head)),
@@ -84,6 +96,32 @@ def _image(spec: ContainerSpec, facts: HostFacts) -> tuple[Operation, ...]:
     if base and find(engine_name(base.id, spec.ray), facts.images):
         return ()
     return (PrepareImage(spec.host, spec.image, spec.ray, pull=base is None),)
+
+
+def _move(head: ContainerSpec, members: Membership | None) -> tuple[Operation, ...]:
+    return (MoveHead(head.host, members.moved_from, members.record),) if members and members.moved_from else ()
+
+
+def _record(head: ContainerSpec, members: Membership | None) -> tuple[Operation, ...]:
+    if members is None or not (members.changed or members.request):
+        return ()
+    request = members.request
+    texts = (request.content.decode(), request.text) if request else ("", "")
+    return (RecordMembers(head.host, members.record, members.changed, members.known, *texts),)
+
+
+def _leave(head: ContainerSpec, host: str, facts: HostFacts) -> Iterator[Operation]:
+    """What removes a node, its leftovers and its volumes from a member that left the inventory."""
+    cluster, identity = head.cluster, head.cluster_id
+    node = node_of(cluster, facts)
+    if node and node.labels.get(ID) == identity:
+        yield RemoveContainer(host, node.id, node.name, LEFT)
+    for container in facts.containers:
+        if is_leftover(cluster, identity, container):
+            yield RemoveContainer(host, container.id, container.name, LEFT)
+    for name, labels in sorted(facts.volumes.items()):
+        if is_volume_name(cluster, name) and labels.get(ID) == identity:
+            yield RemoveVolume(host, name, LEFT)
 
 
 def _removals(spec: ContainerSpec, facts: HostFacts, why: str) -> tuple[Operation, ...]:

@@ -117,6 +117,7 @@ class HostFacts:
     `slots` is the number of logical GPUs that a CPU host offers, None where it says nothing.
     `routes` maps each address that was asked for to the interface that leads there, None for none.
     `volumes` are the labels by name of the volumes of a cluster of this name, asked for where no node has an id.
+    `record` is what a head remembers of its members.
     `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
     /dev/infiniband; `gpu_problem` what nvidia-smi said in the place of a row. `details`, and `strangers`, the
     containers that are no cluster's of ours, are there only where they were asked for.
@@ -147,6 +148,7 @@ class HostFacts:
     details: Details | None = None
     strangers: tuple[Container, ...] = ()
     volumes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    record: str = ""
 
     def interface_of(self, address: str) -> Nic | None:
         """The interface that holds the address."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vllm_cluster.core.change import FieldChange
+from vllm_cluster.core.members import Record
 from vllm_cluster.core.spec import ContainerSpec
 
 
@@ -86,7 +87,61 @@ class CreateNode:
         return f"create {spec.role} {spec.name} with {gpus} on {spec.address}: {self.why}"
 
 
-Operation = PrepareImage | RemoveContainer | CreateNode | StartNode | RestartNode
+@dataclass(frozen=True)
+class RemoveVolume:
+    """Remove a volume of a node that is gone."""
+
+    verb: ClassVar[str] = "remove volume"
+    past: ClassVar[str] = "removed"
+    host: str
+    name: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What happens, for people."""
+        return f"remove volume {self.name}: {self.why}"
+
+
+@dataclass(frozen=True)
+class MoveHead:
+    """Copy what the head keeps to the host that will be the head."""
+
+    verb: ClassVar[str] = "move head"
+    past: ClassVar[str] = "has what the head kept"
+    host: str
+    source: str
+    record: Record
+
+    @property
+    def text(self) -> str:
+        """What happens, for people."""
+        return f"move the head here from {self.source}: copy what it serves, its members and its history"
+
+
+@dataclass(frozen=True)
+class RecordMembers:
+    """Write on the head who the members are, and what is served from now on where that follows."""
+
+    verb: ClassVar[str] = "record members"
+    past: ClassVar[str] = "members are recorded"
+    host: str
+    record: Record
+    changed: str
+    # Whether an earlier record was there to compare with.
+    seen: bool
+    request: str
+    request_text: str
+
+    @property
+    def text(self) -> str:
+        """What happens, for people."""
+        return "record members: " + "; ".join(filter(None, (self.changed, self.request_text)))
+
+
+Operation = (
+    PrepareImage | RemoveContainer | CreateNode | StartNode | RestartNode | RemoveVolume | MoveHead | RecordMembers
+)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ class Serving:
         self.attempt: Attempt | None = None
         self.error: str | None = None
         self._heard: str | None = None
+        self._members: dict[str, int] = {}
         self._state, self._pace, self._hurry, self._publish, self._reap = state, pace, hurry, publish, reap
         self._log = logging.handlers.RotatingFileHandler(
             state / "serve.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True
@@ -114,7 +115,8 @@ class Serving:
         self._hear()
         if self.course is None:
             return
-        self.course.have, wrong = against(self.course.wanted.nodes, nodes or ())
+        self._members = self._read_members()
+        self.course.have, wrong = against(self._planned, nodes or ())
         if nodes is None:
             wrong = ["Ray does not answer yet"]
         if self.attempt:
@@ -147,8 +149,23 @@ class Serving:
             **{name: getattr(course, name) for name in names},
             "attempt": course.attempts,
             "progress": self.attempt.progress if self.attempt else None,
-            "gpus": [course.have, sum(course.wanted.nodes.values())],
+            "gpus": [course.have, sum(self._planned.values())],
         }
+
+    @property
+    def _planned(self) -> dict[str, int]:
+        """The GPUs by address that must be there; an earlier version wrote them into the request alone."""
+        return self._members or (self.course.wanted.nodes if self.course else {})
+
+    def _read_members(self) -> dict[str, int]:
+        """The GPUs by address of the cluster's members: hosts join and leave while a model is served."""
+        try:
+            rows = json.loads((self._state / "cluster.json").read_text())["members"]
+            return {str(row["address"]): int(row["gpus"]) for row in rows if not row["leaving"]}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return self._members  # perhaps half written: what was read before holds
 
     def _hear(self) -> None:
         # Read whole each time: its time stamp comes from the sender's archive, and may not differ from the last one's.
@@ -205,7 +222,7 @@ class Serving:
             return
         wanted = course.wanted
         if wrong:
-            course.turn("waiting", f"GPUs {course.have:g}/{sum(wanted.nodes.values())}: {'; '.join(wrong)}")
+            course.turn("waiting", f"GPUs {course.have:g}/{sum(self._planned.values())}: {'; '.join(wrong)}")
         elif refusal(wanted.host, wanted.port) is None:
             # Somebody else's server would answer our health check.
             what = f"port {wanted.port} of {wanted.host} is taken by another program"

@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
 from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
 from vllm_cluster.core.plan import (
     CreateNode,
+    MoveHead,
     Operation,
     Plan,
     PrepareImage,
+    RecordMembers,
     RemoveContainer,
+    RemoveVolume,
     RestartNode,
     Stage,
     StartNode,
@@ -25,10 +29,12 @@ from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.once import run_once
 from vllm_cluster.docker.spec import node_body
+from vllm_cluster.engine import request
 from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.members import move_head, record_members
 from vllm_cluster.run.pull import pull
 from vllm_cluster.run.secret_files import provide, remove_unused
 from vllm_cluster.run.secrets import Secrets
@@ -115,6 +121,18 @@ class Execution:
                 link.engine.start(operation.id)
             case RestartNode():
                 link.engine.restart(operation.id)
+            case RemoveVolume():
+                link.engine.volumes.remove(operation.name)
+            case MoveHead():
+                self._move_head(link, operation)
+            case RecordMembers():
+                record_members(link, operation, self.emit)
+
+    def _move_head(self, link: Link, operation: MoveHead) -> None:
+        created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
+        spec = next(op.spec for op in created if op.host == operation.host)
+        _, image = self._images(link.engine, spec)
+        move_head(self.fleet.links[operation.source].engine, link.engine, spec, image, operation.record)
 
     def _prepare_image(self, link: Link, operation: PrepareImage) -> None:
         engine = link.engine
@@ -202,19 +220,26 @@ class Execution:
             raise together(failures)
 
     def _create(self, engine: EngineClient, spec: ContainerSpec) -> None:
-        config = engine.image_config(spec.image)
-        if config is None:
-            raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="run up again")
-        base = str(config["Id"])
-        image = engine_name(base, spec.ray)
+        base, image = self._images(engine, spec)
         engine.volumes.create(spec.state_volume, Owner(spec.cluster, spec.cluster_id).labels)
         if engine.host not in self._with_secrets:
             provide(engine, spec, image, self.secrets)
         container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
         engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})
+        if spec.role == "worker":
+            # Should this host be the head again one day, nothing of then may be served by itself.
+            engine.put_files(container, STATE_FOLDER, {request.FILE: (request.NOTHING, 0o600)})
         # Before the start: a node that runs counts as done, and nothing would come back for these.
         remove_unused(engine, spec)
         engine.start(container)
+
+    def _images(self, engine: EngineClient, spec: ContainerSpec) -> tuple[str, str]:
+        """The id of the image that the inventory names, and the name of the one with Ray."""
+        config = engine.image_config(spec.image)
+        if config is None:
+            raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="run up again")
+        base = str(config["Id"])
+        return base, engine_name(base, spec.ray)
 
     def _create_or_adopt(self, engine: EngineClient, spec: ContainerSpec, body: Mapping[str, object]) -> str:
         try:

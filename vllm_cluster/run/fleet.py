@@ -86,17 +86,32 @@ class Fleet:
             name: Link(name, _transport(inventory, host, found.get(name), self._jumps, runtime), runtime)
             for name, host in inventory.hosts.items()
         }
+        self.names = tuple(inventory.hosts)
+        self._apart: dict[str, VclusterError] = {}
         self._stopping = threading.Event()
+
+    def join(self, inventory: Inventory, hosts: Iterable[Host]) -> dict[str, VclusterError]:
+        """Connect to hosts that are not of the inventory; why some cannot be reached, also when that was found before.
+
+        Work goes there only where it is named.
+        """
+        names = {host.name: host for host in hosts}
+        fresh = [host for name, host in names.items() if name not in self.links]
+        for host in fresh:
+            carrier = _transport(inventory, host, None, self._jumps, self.runtime)
+            self.links[host.name] = Link(host.name, carrier, self.runtime)
+        self._apart |= self.connect([host.name for host in fresh])[1] if fresh else {}
+        return {name: error for name, error in self._apart.items() if name in names}
 
     def each(
         self, work: Callable[[Link], T], hosts: Iterable[str] | None = None
     ) -> tuple[dict[str, T], dict[str, VclusterError]]:
-        """Run `work` on every host side by side; answers and failures by host, in the inventory's order.
+        """Run `work` on every host of the inventory, or on these, side by side; answers and failures by host, in order.
 
         One host's failure stops no other host.
         """
-        wanted = None if hosts is None else set(hosts)
-        names = [name for name in self.links if wanted is None or name in wanted]
+        wanted = set(self.names if hosts is None else hosts)
+        names = [name for name in self.links if name in wanted]
         pool = self.runtime.pool(min(WORKERS, max(1, len(names))))
         try:
             futures: Mapping[str, Future[T]] = {name: pool.submit(self._guarded, work, name) for name in names}

@@ -8,21 +8,25 @@ from importlib.resources import files
 from typing import Any
 
 from vllm_cluster.core import parse
+from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.details import ImageDetails
 from vllm_cluster.core.errors import CommandFailed
-from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import CLUSTER, ID
+from vllm_cluster.core.spec import CLUSTER, ID, ROLE
+from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link
 
 OBSERVE_SECONDS = 60.0
+RECORD_FILE = "cluster.json"
 
 
-def observe(inventory: Inventory, link: Link, *, deep: bool = False) -> HostFacts:
+def observe(inventory: Inventory, link: Link, *, deep: bool = False, volumes: bool = False) -> HostFacts:
     """The facts of one host; where its Docker cannot be used, the facts say why and list nothing.
 
+    `volumes` lists those of the cluster also where its node is.
     A deep look takes a second longer, still with one script: it adds the details, and whose containers else there are.
 
     Raises:
@@ -48,8 +52,9 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False) -> HostFact
     facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
     # What a cluster left says whose it was; where a node is, the node says it, if its version knew ids.
     node = node_of(inventory.cluster, facts)
-    volumes = {} if node and ID in node.labels else engine.volumes.labelled(f"{CLUSTER}={inventory.cluster}")
-    facts = replace(facts, volumes=volumes, images=engine.images())
+    known = node is not None and ID in node.labels and not volumes
+    left = {} if known else engine.volumes.labelled(f"{CLUSTER}={inventory.cluster}")
+    facts = replace(facts, volumes=left, images=engine.images(), record=_record(engine, node))
     if facts.details is None:
         return facts
     return replace(
@@ -58,6 +63,13 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False) -> HostFact
         strangers=tuple(replace(container, labels={}) for container in every if CLUSTER not in container.labels),
         details=replace(facts.details, image=_image(engine.image_config(inventory.image))),
     )
+
+
+def _record(engine: EngineClient, node: Container | None) -> str:
+    """What a head remembers of its members; a worker has nothing to remember."""
+    if node is None or node.labels.get(ROLE) != "head":
+        return ""
+    return (engine.read_file(node.id, f"{STATE_FOLDER}/{RECORD_FILE}") or b"").decode("utf-8", "replace")
 
 
 def _image(config: Mapping[str, Any] | None) -> ImageDetails | None:

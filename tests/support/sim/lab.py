@@ -57,6 +57,11 @@ class Outcome:
         return f"{self.script.story()}\n=> {self.error or self.value!r}"
 
 
+def code(outcome: Outcome) -> int:
+    """The exit code that a run would have had."""
+    return outcome.error.exit_code if isinstance(outcome.error, VclusterError) else 0
+
+
 def texts(plan: Plan) -> list[tuple[str | None, str]]:
     """A plan's operations as host and text: specs hold new secrets each time."""
     return [(operation.host, operation.text) for operation in plan.operations()]
@@ -213,15 +218,23 @@ def do_down(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     return down.down(inventory, emit, confirm=lambda _: True, runtime=runtime)
 
 
-def do_serve(inventory: Inventory, emit: Emit, runtime: Runtime, model: str = "org/model") -> Any:
+def do_serve(
+    inventory: Inventory,
+    emit: Emit,
+    runtime: Runtime,
+    *,
+    model: str = "org/model",
+    tp: int | None = None,
+    pp: int | None = None,
+) -> Any:
     """`vcluster serve --yes MODEL`."""
     return serve.serve(
         inventory,
         emit,
         model=model,
         name=None,
-        tp=None,
-        pp=None,
+        tp=tp,
+        pp=pp,
         expose=False,
         extra=(),
         confirm=lambda _: True,

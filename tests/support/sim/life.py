@@ -163,7 +163,7 @@ def _serve(world: World, machine: Machine, box: Box) -> None:
     if course is None or course["generation"] != wish["generation"]:
         box.life["serve"] = course = {"generation": wish["generation"], "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "waiting":
-        if box.life["state"] == "up" and members(box) == wish["nodes"]:
+        if box.life["state"] == "up" and members(box) == planned(machine, box, wish):
             course.update(phase="starting", since=world.clock.now)
         return
     for (phase, seconds), following in zip(PHASES, ("loading", "probing", "ready"), strict=True):
@@ -171,6 +171,13 @@ def _serve(world: World, machine: Machine, box: Box) -> None:
             refused = phase == "loading" and wish["model"].startswith("no/")
             course.update(phase="failed" if refused else following, since=world.clock.now)
             return
+
+
+def planned(machine: Machine, box: Box, wish: dict[str, Any]) -> dict[str, int]:
+    """The GPUs that must be there: those of the members that the head remembers, else those of the request."""
+    raw = machine.read(box, f"{STATE}/cluster.json")
+    rows = json.loads(raw)["members"] if raw else []
+    return {row["address"]: row["gpus"] for row in rows if not row["leaving"]} or wish["nodes"]
 
 
 def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | None:
@@ -188,7 +195,7 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "progress": None,
         "since": world.host_time(machine) - world.clock.now + course["since"],
         "attempt": 1,
-        "gpus": [sum(members(box).values()), sum(wish["nodes"].values())],
+        "gpus": [sum(members(box).values()), sum(planned(machine, box, wish).values())],
         "first_failure": failure if course["phase"] == "failed" else None,
         "failure": None,
         "ready_at": None,

@@ -22,6 +22,13 @@ def inventory(hosts: int = 2, entries: Mapping[str, Mapping[str, Any]] | None = 
     return Inventory.model_validate(words)
 
 
+def inventory_of(*numbers: int, **words: Any) -> Inventory:
+    """An inventory of some of the hosts, the first of them its head."""
+    hosts = {f"gpu{n}": {"address": f"10.0.0.{n}"} for n in numbers}
+    base = {"version": 1, "cluster": "lab", "image": IMAGE, "model_cache": "/models", "hosts": hosts}
+    return Inventory.model_validate({**base, **words})
+
+
 def base_image(number: int = 1, *, have: dict[str, str] | None = None) -> Picture:
     """A vLLM image as the registry has it; another number is another build of one tag."""
     content = BARE if have is None else have

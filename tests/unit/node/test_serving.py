@@ -147,6 +147,32 @@ def test_what_once_was_ready_comes_back_for_ever(world: World) -> None:
     assert again.failure.what == "vLLM ended with exit code 1: error: the second"
 
 
+def test_a_host_that_joins_or_leaves_is_counted_without_a_restart(world: World) -> None:
+    third = "127.0.0.3"
+
+    known = {HEAD: 2, WORKER: 2}
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    known[third] = 2
+    rows = [{"address": at, "gpus": count, "leaving": False} for at, count in known.items()]
+    rows.append({"address": "127.0.0.4", "gpus": 2, "leaving": True})
+    (world.state / "cluster.json").write_text(json.dumps({"v": 1, "members": rows}))
+    world.nodes(known)
+    eventually(lambda: world.phase("ready").gpus == (6, 6), "six GPUs are counted")
+    assert len(world.attempts) == 1
+    os.kill(world.attempts[0]["pid"], signal.SIGKILL)
+    world.phase("ready", attempt=2)
+    # Half written: what was read before holds.
+    (world.state / "cluster.json").write_text('{"v": 1, "members": [{"addr')
+    os.kill(world.attempts[1]["pid"], signal.SIGKILL)
+    assert world.phase("ready", attempt=3).gpus == (6, 6)
+    rows = [row for row in rows if row["address"] != third]
+    (world.state / "cluster.json").write_text(json.dumps({"v": 1, "members": rows}))
+    os.kill(world.attempts[2]["pid"], signal.SIGKILL)
+    world.phase("waiting", detail="GPUs 4/4: 127.0.0.3 is not of this cluster")
+
+
 def test_a_server_that_answers_no_more_is_started_again(world: World) -> None:
     world.start()
     world.want("one")

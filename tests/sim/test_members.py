@@ -1,0 +1,220 @@
+"""Hosts join, leave, are replaced, renamed, and the head moves: shown, done, resumed, and nothing is forgotten."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.figures import record
+from tests.support.sim import lab, life, make, oracle
+from tests.support.sim.faults import Fault, Script
+from tests.support.sim.lab import Outcome, code
+from tests.support.sim.make import inventory_of as inventory
+from tests.support.sim.world import World
+from vllm_cluster.core.plan import RecordMembers
+from vllm_cluster.inventory.model import Inventory
+
+CHANGES = {
+    "a host joins": (inventory(1, 2), inventory(1, 2, 3)),
+    "a host leaves": (inventory(1, 2, 3), inventory(1, 2)),
+    "two hosts change places": (inventory(1, 2), inventory(1, 3)),
+    "the head moves": (inventory(1, 2), inventory(2, 1)),
+    "the head moves and a host leaves": (inventory(1, 2, 3), inventory(2, 1)),
+}
+
+
+def good(world: World, words: Inventory, verb: lab.Verb) -> Outcome:
+    """A run that must succeed."""
+    outcome = lab.run(world, words, verb)
+    assert outcome.error is None, outcome.story()
+    return outcome
+
+
+def remembered(world: World, words: Inventory) -> dict[str, bool]:
+    """The members that the head remembers, and whether they are leaving."""
+    machine = world.machines[words.head_name]
+    node = machine.box("vcluster-lab")
+    raw = machine.read(node, f"{life.STATE}/cluster.json") if node else None
+    return {member["name"]: member["leaving"] for member in json.loads(raw)["members"]} if raw else {}
+
+
+def served(world: World, words: Inventory) -> tuple[str, str] | None:
+    """Model and phase, as the head says."""
+    world.settle(20)
+    serve = good(world, words, lab.do_status).value.head.serve
+    return (serve.model, serve.phase) if serve else None
+
+
+def whole(world: World, words: Inventory) -> None:
+    """The cluster is what the inventory says, others hold nothing of it, and the head knows exactly its hosts."""
+    oracle.converged(world, words)
+    oracle.clean(machine for name, machine in world.machines.items() if name not in words.hosts)
+    assert remembered(world, words) == dict.fromkeys(words.hosts, False)
+    oracle.untouched(lab.run(world, words, lab.do_up))
+
+
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_members_while_a_model_is_served(change: str) -> None:
+    before, after = CHANGES[change]
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        good(world, before, lab.do_up)
+        good(world, before, lab.do_serve)
+        planned = good(world, after, lab.do_plan)
+        assert planned.script.changing == []
+        outcome = good(world, after, lab.do_up)
+        assert lab.texts(planned.value) == outcome.operations or sorted(lab.texts(planned.value)) == sorted(
+            outcome.operations
+        )
+        whole(world, after)
+        assert served(world, after) == ("org/model", "ready")
+        good(world, after, lab.do_down)
+        oracle.nothing_left(world)
+    record("P33", f"sim: {change} while a model is served", "planned, done, served again; down leaves nothing", True)
+
+
+@pytest.mark.promise("P33", "P1")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("fault", [Fault.KILLED, Fault.LOST_AFTER])
+def test_broken_off_at_every_call(change: str, fault: Fault) -> None:
+    before, after = CHANGES[change]
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        good(world, before, lab.do_up)
+        good(world, before, lab.do_serve)
+    start = world.snapshot()
+    with lab.inside(world):
+        calls = len(good(world, after, lab.do_up).script.calls)
+    for index in range(calls):
+        world = World.again(start)
+        with lab.inside(world):
+            lab.run(world, after, lab.do_up, Script({index: fault}))
+            world.settle(5)
+            good(world, after, lab.do_up)
+            whole(world, after)
+            assert served(world, after) == ("org/model", "ready"), index
+    record("P33", f"sim: {change}, broken off at every call", f"{calls} of {calls} converged, and serve again", True)
+
+
+@pytest.mark.promise("P33")
+def test_a_stopped_model_does_not_come_back_when_the_head_does() -> None:
+    world = make.world((2, 2))
+    first, second = inventory(1, 2), inventory(2, 1)
+
+    def new(words: Inventory, emit: Any, runtime: Any) -> Any:
+        return lab.do_serve(words, emit, runtime, model="org/NEW")
+
+    with lab.inside(world):
+        good(world, first, lab.do_up)
+        good(world, first, lab.do_serve)
+        good(world, second, lab.do_up)
+        assert served(world, second) == ("org/model", "ready")
+        good(world, second, new)
+        good(world, second, lab.do_stop)
+        good(world, first, lab.do_up)
+        assert served(world, first) is None
+        history = world.machines["gpu1"].volumes["vcluster-lab-state"].files["audit.jsonl"]
+        assert [json.loads(line)["verb"] for line in history.splitlines()] == [
+            "up",
+            "serve",
+            "up",
+            "serve",
+            "stop",
+            "up",
+        ]
+    record("P33", "sim: the head moves there and back, a model stopped meanwhile", "nothing starts by itself", True)
+
+
+@pytest.mark.promise("P33", "P27")
+def test_a_host_joins_and_the_model_survives_its_next_failure() -> None:
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        good(world, inventory(1, 2), lab.do_up)
+        good(world, inventory(1, 2), lab.do_serve)
+        node = world.machines["gpu1"].box("vcluster-lab")
+        assert node
+        good(world, inventory(1, 2, 3), lab.do_up)
+        assert node.life["serve"]["phase"] == "ready"
+        node.life["serve"]["phase"] = "waiting"
+        assert served(world, inventory(1, 2, 3)) == ("org/model", "ready")
+        again = good(world, inventory(1, 2), lab.do_status)
+        assert [(row.host, row.role) for row in again.value.hosts][2:] == [("gpu3", "former")]
+    record("P33", "sim: a host joins while a model is served, which then fails", "served again on 6 GPUs", True)
+
+
+@pytest.mark.promise("P33")
+def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
+    world = make.world((2, 2, 2))
+
+    def wide(words: Inventory, emit: Any, runtime: Any) -> Any:
+        return lab.do_serve(words, emit, runtime, tp=2, pp=3)
+
+    with lab.inside(world):
+        good(world, inventory(1, 2, 3), lab.do_up)
+        good(world, inventory(1, 2, 3), wide)
+        outcome = good(world, inventory(1, 2), lab.do_up)
+        said = next(text for _, text in outcome.operations if text.startswith("record"))
+        assert "TP=2 × PP=3 needs 6 GPUs, and there are 4; to serve it again: vcluster serve org/model" in said
+        whole(world, inventory(1, 2))
+        assert served(world, inventory(1, 2)) is None
+    record("P33", "sim: a layout that was asked for does not fit any more", "stopped, with the command", True)
+
+
+@pytest.mark.promise("P33", "P19")
+def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        good(world, inventory(1, 2, 3), lab.do_up)
+        gone = world.machines["gpu3"]
+        world.stop(gone, next(iter(gone.boxes.values())), gently=False)
+        gone.reachable = False
+        outcome = good(world, inventory(1, 2), lab.do_up)
+        warned = [event.text for event in outcome.events if event.kind == "warning" and event.host == "gpu3"]
+        assert warned and "docker rm -f vcluster-lab" in warned[0]
+        assert remembered(world, inventory(1, 2)) == {"gpu1": False, "gpu2": False, "gpu3": True}
+        missed = World.again(world.snapshot())
+        gone.reachable = True
+        good(world, inventory(1, 2), lab.do_up)
+        whole(world, inventory(1, 2))
+    with lab.inside(missed):
+        down = lab.run(missed, inventory(1, 2), lab.do_down)
+        assert code(down) == 4
+        assert any("docker rm -f vcluster-lab" in event.text for event in down.events if event.host == "gpu3")
+    record("P33", "sim: a member left and is behind a black hole", "named with the command, cleaned later", True)
+
+
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("what", ["replaced", "renamed", "readdressed"])
+def test_a_host_is_replaced_renamed_or_readdressed(what: str) -> None:
+    world, after = make.world((2, 2)), inventory(1, 2)
+    with lab.inside(world):
+        good(world, inventory(1, 2), lab.do_up)
+        machine = world.machines["gpu2"]
+        if what == "replaced":
+            machine.machine_id = "another"
+            machine.boxes.clear()
+            machine.volumes.clear()
+        elif what == "renamed":
+            world.machines["big"] = world.machines.pop("gpu2")
+            machine.name = "big"
+            hosts = {name: host for name, host in after.hosts.items() if name == "gpu1"}
+            after = after.model_copy(
+                update={"hosts": {**hosts, "big": after.hosts["gpu2"].model_copy(update={"name": "big"})}}
+            )
+        else:
+            machine.address = "10.0.0.22"
+            moved = after.hosts["gpu2"].model_copy(update={"address": machine.address})
+            after = after.model_copy(update={"hosts": {**after.hosts, "gpu2": moved}})
+        planned = good(world, after, lab.do_plan)
+        changed = [op.changed for op in planned.value.operations() if isinstance(op, RecordMembers)]
+        assert changed == {
+            "replaced": ["gpu2 is another machine now"],
+            "renamed": ["gpu2 is called big"],
+            "readdressed": ["gpu2 has the address 10.0.0.22, before 10.0.0.2"],
+        }.get(what)
+        good(world, after, lab.do_up)
+        whole(world, after)
+    record("P33", f"sim: a host is {what}", "the plan names it; up does it", True)

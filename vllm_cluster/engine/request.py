@@ -1,0 +1,104 @@
+"""The request to serve, as the head's wanted.json holds it, and how it follows a cluster that changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_cluster.core.errors import UsageError
+from vllm_cluster.engine import vllm
+
+FILE = "wanted.json"
+NOTHING = b'{"v": 1, "serve": null}'
+_TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A request after the cluster changed: its file, and what that means, for people."""
+
+    content: bytes
+    text: str
+
+
+def request(argv: Sequence[str], *, by_default: bool, **rest: Any) -> dict[str, Any]:
+    """What is written where the head looks. `by_default` says that the layout followed from the hosts.
+
+    Named by its content without the GPUs of the members: the same request twice is one, also when a host joined
+    meanwhile, and then nothing restarts.
+    """
+    content = {**rest, "nodes": dict(rest["nodes"]), "argv": list(argv), "env": vllm.environment()}
+    content |= {"by_default": by_default, "probe_timeout_s": 600, "start_timeout_s": 7200}
+    return {**content, "generation": _generation(content)}
+
+
+def written(wanted: Mapping[str, Any] | None) -> bytes:
+    """The file of a request, or of none."""
+    return json.dumps({"v": 1, "serve": wanted}).encode()
+
+
+def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str]) -> Followed | None:
+    """The request for a cluster with these GPUs, the head's first, whose head has moved between two addresses.
+
+    None where it stays as it is. What does not fit any more gets the default layout if it had that, and else goes.
+    """
+    serve = _read(raw)
+    if serve is None:
+        return None
+    argv, total = [str(word) for word in serve["argv"]], sum(gpus.values())
+    tp, pp = (int(_option(argv, name)) for name in (_TP, _PP))
+    moved, text = dict(serve), ""
+    if serve["host"] == addresses[0] != addresses[1]:
+        moved["host"] = addresses[1]
+        argv = _with(argv, _HOST, addresses[1])
+        text = f"{serve['name']} is served at {addresses[1]}"
+    if tp * pp > total:
+        if not serve.get("by_default"):
+            return Followed(
+                NOTHING, f"{serve['name']} is not served any more: {_too_large(serve, argv, tp, pp, total)}"
+            )
+        try:
+            chosen = vllm.layout(list(gpus.values()), None, None)
+        except UsageError as error:
+            return Followed(NOTHING, f"{serve['name']} is not served any more: {error.message}")
+        argv = _with(_with(argv, _TP, str(chosen.tp)), _PP, str(chosen.pp))
+        text = f"{serve['name']} is served with TP={chosen.tp} × PP={chosen.pp}, before TP={tp} × PP={pp}"
+    if not text:
+        return None
+    moved |= {"argv": argv, "nodes": dict(gpus)}
+    return Followed(written({**moved, "generation": _generation(moved)}), text)
+
+
+def _too_large(serve: Mapping[str, Any], argv: Sequence[str], tp: int, pp: int, total: int) -> str:
+    own = argv.index(next(word for word in argv if word.startswith("--served-model-name=")))
+    extra = argv[3:own]
+    words = ["vcluster", "serve", str(serve["model"])]
+    words += ["--name", str(serve["name"])] if serve["name"] != serve["model"] else []
+    words += ["--", *extra] if extra else []
+    return f"TP={tp} × PP={pp} needs {tp * pp} GPUs, and there are {total}; to serve it again: {shlex.join(words)}"
+
+
+def _read(raw: bytes | None) -> Mapping[str, Any] | None:
+    try:
+        serve = json.loads(raw or NOTHING)["serve"]
+        return serve if isinstance(serve, dict) and {"argv", "host", "name", "model"} <= serve.keys() else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _generation(content: Mapping[str, Any]) -> str:
+    named = {key: content[key] for key in sorted(content) if key not in ("nodes", "generation", "by_default")}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _option(argv: Sequence[str], name: str) -> str:
+    return next((word.removeprefix(name) for word in reversed(argv) if word.startswith(name)), "1")
+
+
+def _with(argv: Sequence[str], name: str, value: str) -> list[str]:
+    last = max((index for index, word in enumerate(argv) if word.startswith(name)), default=-1)
+    return [f"{name}{value}" if index == last else word for index, word in enumerate(argv)]

@@ -1,0 +1,102 @@
+"""Looks at the members of a cluster beyond the inventory, and carries what the head keeps to another host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vllm_cluster.core.desired import STATE_FOLDER
+from vllm_cluster.core.errors import HostError, VclusterError
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import Owner, node_name
+from vllm_cluster.core.members import Member, Membership, Record, differences, former, record_of, recorded
+from vllm_cluster.core.plan import RecordMembers
+from vllm_cluster.core.preflight import engine_problem
+from vllm_cluster.core.spec import ContainerSpec, Mount
+from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.docker.once import passing
+from vllm_cluster.docker.spec import idle_body
+from vllm_cluster.engine import request
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.observe import RECORD_FILE, observe
+
+# What a head keeps beside its members: what to serve, and the history.
+KEPT = (request.FILE, "audit.jsonl")
+
+
+def membership(
+    inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], specs: Sequence[ContainerSpec], emit: Emit
+) -> Membership:
+    """Who joins and who left, by what the head remembers; members that left are connected and looked at."""
+    found = record_of(inventory, facts)
+    source, old = found or (None, None)
+    left = former(inventory, facts, old)
+    seen, lost = look_at_former(inventory, fleet, left)
+    for name, error in lost.items():
+        text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
+        emit(Event("warning", f"{text}; its node may still run. {cleanup(inventory, name)}", name))
+    new = recorded(inventory, facts, specs, old, [left[name] for name in lost])
+    changed = "; ".join(differences(old, new))
+    moved_from = source if source not in (None, inventory.head_name) else None
+    followed = None
+    if source and (changed or moved_from):
+        raw = fleet.links[source].engine.read_file(node_name(inventory.cluster), f"{STATE_FOLDER}/{request.FILE}")
+        gpus = {spec.address: spec.gpu_count for spec in specs}
+        followed = request.follow(raw, gpus, (inventory.hosts[source].address, specs[0].address))
+    return Membership(seen, new, changed, old is not None, moved_from, followed)
+
+
+def look_at_former(
+    inventory: Inventory, fleet: Fleet, left: Mapping[str, Member]
+) -> tuple[dict[str, HostFacts], dict[str, VclusterError]]:
+    """The facts of members that left, and why others cannot be reached."""
+    lost = fleet.join(inventory, [member.as_host(name) for name, member in left.items()])
+    facts, failed = fleet.each(lambda link: _observe(inventory, link), left.keys() - lost.keys())
+    return facts, {**lost, **failed}
+
+
+def _observe(inventory: Inventory, link: Link) -> HostFacts:
+    facts = observe(inventory, link, volumes=True)
+    problem = engine_problem(facts)
+    if problem:
+        raise HostError(link.name, problem.text, hint=problem.fix)
+    return facts
+
+
+def cleanup(inventory: Inventory, host: str) -> str:
+    """How a person removes by hand what a member that left still holds."""
+    node = node_name(inventory.cluster)
+    volumes = f"docker volume ls -q --filter label=io.vcluster.cluster={inventory.cluster} | xargs -r docker volume rm"
+    return f"Run vcluster up once it answers, or on {host}: docker rm -f {node}; {volumes}"
+
+
+def move_head(source: EngineClient, target: EngineClient, spec: ContainerSpec, image: str, record: Record) -> None:
+    """Copy what the head keeps from one host to another, whose node is not the head yet."""
+    found = {name: source.read_file(spec.name, f"{STATE_FOLDER}/{name}") for name in KEPT}
+    # Always one: what an earlier head left there must not be served again.
+    found[RECORD_FILE] = record.document.encode()
+    found[request.FILE] = found[request.FILE] or request.NOTHING
+    owner = Owner(spec.cluster, spec.cluster_id)
+    target.volumes.create(spec.state_volume, owner.labels)
+    body = idle_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
+    with passing(target, spec.cluster, "door", body) as door:
+        target.put_files(
+            door, STATE_FOLDER, {name: (content, 0o600) for name, content in found.items() if content is not None}
+        )
+
+
+def record_members(link: Link, operation: RecordMembers, emit: Emit) -> None:
+    """Write what the head shall remember, and the request where it follows the change."""
+    node, record = node_name(operation.record.cluster), operation.record
+    if not operation.seen:
+        # No head stood where this could be read before: members of then may be left somewhere.
+        old = Record.read(link.engine.read_file(node, f"{STATE_FOLDER}/{RECORD_FILE}"))
+        kept = old.missing_from(record) if old and old.id == record.id else ()
+        for member in kept:
+            emit(Event("warning", f"{member.name} left the inventory; run vcluster up again to remove its node"))
+        record = Record(record.cluster, record.id, (*record.members, *kept))
+    files = {RECORD_FILE: (record.document.encode(), 0o600)}
+    if operation.request:
+        files[request.FILE] = (operation.request.encode(), 0o600)
+    link.engine.put_files(node, STATE_FOLDER, files)
