@@ -69,6 +69,7 @@ def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     errors.show(error, as_json=True, color="never")
     row = json.loads(capsys.readouterr().out)
     assert (row["exit_code"], row["hosts"]["b"]["error"]) == (4, "Unreachable")
+    assert row["t"] > 0, "every JSON line has its time"
 
 
 def test_mixed_failures_are_failures() -> None:
