@@ -76,7 +76,7 @@ class Engine:
             return _json(204)
         if rest == ["json"]:
             state = "exited" if self.flood == "log" else "running"
-            return _json(200, {"State": {"Status": state, "StartedAt": STARTED, "ExitCode": 0}})
+            return _json(200, {"Id": _id(name), "State": {"Status": state, "StartedAt": STARTED, "ExitCode": 0}})
         if rest == ["archive"]:
             content = flood() if self.flood == "status" else self.status
             return _response(200, _tar("status.json", content), "X-Docker-Container-Path-Stat: e30=\r\n")
