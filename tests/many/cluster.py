@@ -17,7 +17,9 @@ import asyncssh
 from tests.many.farm import PORT
 from vllm_cluster.core import parse
 from vllm_cluster.core.desired import Inputs, desired
+from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import engine_name
+from vllm_cluster.core.members import recorded
 from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.inventory.load import load
 from vllm_cluster.run.files import digest, node_files
@@ -30,6 +32,7 @@ IMAGES = [
     {"Id": "sha256:" + "cd" * 32, "RepoTags": [engine_name(BASE, "2.56.1")], "RepoDigests": [], "Labels": {}},
 ]
 SECRETS = {"ray-token": "11", "api-key": "22"}
+ID = "ab" * 8
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,9 @@ class Cluster:
         texts = {host.name: self.facts(host) for host in self.hosts}
         inventory = load(self.inventory, cwd=self.folder)
         facts = {name: parse.facts(name, text) for name, text in texts.items()}
-        specs = {spec.host: spec for spec in desired(inventory, facts, Inputs(digest(node_files()), SECRETS))}
+        specs = {spec.host: spec for spec in desired(inventory, facts, Inputs(digest(node_files()), SECRETS, ID))}
+        owner = Owner(inventory.cluster, ID).labels
+        remembered = recorded(inventory, facts, specs.values(), None, ()).document
         nodes = [{"id": h.name, "address": h.address, "alive": True, "gpus": 2.0} for h in self.hosts]
         hosts = []
         for host in self.hosts:
@@ -148,8 +153,11 @@ class Cluster:
                     "facts": texts[host.name],
                     "key": self.keys[host.name].export_private_key().decode(),
                     "containers": {spec.name: {**spec.labels(), BASE_IMAGE: BASE}} if up else {},
-                    "volumes": [spec.state_volume, spec.secrets_volume] if up else [],
-                    "status": json.dumps(status),
+                    "volumes": dict.fromkeys((spec.state_volume, spec.secrets_volume), owner) if up else {},
+                    "files": {
+                        "status.json": json.dumps(status),
+                        **({"cluster.json": remembered} if spec.role == "head" else {}),
+                    },
                 }
             )
         return {

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import io
 import json
+import posixpath
 import re
 import struct
 import tarfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 STARTED = "2026-01-01T00:00:00.000000000Z"
 # What a terminal would obey: the clipboard, the title, the screen, colours in 7 and 8 bits, the bell, the direction
@@ -30,12 +31,12 @@ class Reader(Protocol):
 
 @dataclass
 class Engine:
-    """One host's engine: containers by name (labels), images, volumes, and the one file that is ever read."""
+    """One host's Docker: containers and volumes by name (labels), images, and the files of the state volume by name."""
 
     containers: dict[str, Mapping[str, str]] = field(default_factory=dict)
     images: list[dict[str, Any]] = field(default_factory=list)
-    volumes: list[str] = field(default_factory=list)
-    status: bytes = b""
+    volumes: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     flood: str = ""
 
     async def serve(self, reader: Reader) -> AsyncIterator[bytes]:
@@ -47,15 +48,15 @@ class Engine:
                 size = int(value) if name.lower() == "content-length" else size
             if size:
                 await reader.readexactly(size)
-            method, path = request[0], unquote(_VERSION.sub("", request[1].partition("?")[0]))
-            yield self.answer(method, path)
+            path, _, query = request[1].partition("?")
+            yield self.answer(request[0], unquote(_VERSION.sub("", path)), dict(parse_qsl(query)))
 
-    def answer(self, method: str, path: str) -> bytes:
+    def answer(self, method: str, path: str, query: Mapping[str, str]) -> bytes:
         """One response."""
         listed = {
             "/containers/json": [self._row(name) for name in self.containers],
             "/images/json": self.images,
-            "/volumes": {"Volumes": [{"Name": name} for name in self.volumes]},
+            "/volumes": {"Volumes": [{"Name": name, "Labels": labels} for name, labels in self.volumes.items()]},
         }
         if method == "GET" and path in listed and self.flood != "error":
             return _json(200, listed[path])
@@ -64,13 +65,13 @@ class Engine:
         kind, name, *rest = path.strip("/").split("/")
         name = next((own for own in self.containers if name in (own, _id(own))), name)
         if kind == "containers" and name in self.containers:
-            return self._on_container(method, name, rest)
+            return self._on_container(method, name, rest, query)
         if (method, kind) == ("DELETE", "volumes") and name in self.volumes:
-            self.volumes.remove(name)
+            del self.volumes[name]
             return _json(204)
         return _json(404, {"message": f"no such {kind[:-1]}, in answer to {method} {path}"})
 
-    def _on_container(self, method: str, name: str, rest: list[str]) -> bytes:
+    def _on_container(self, method: str, name: str, rest: list[str], query: Mapping[str, str]) -> bytes:
         if method == "DELETE":
             del self.containers[name]
             return _json(204)
@@ -78,8 +79,11 @@ class Engine:
             state = "exited" if self.flood == "log" else "running"
             return _json(200, {"Id": _id(name), "State": {"Status": state, "StartedAt": STARTED, "ExitCode": 0}})
         if rest == ["archive"]:
-            content = flood() if self.flood == "status" else self.status
-            return _response(200, _tar("status.json", content), "X-Docker-Container-Path-Stat: e30=\r\n")
+            name = posixpath.basename(query["path"])
+            if name not in self.files:
+                return _json(404, {"message": f"no {name}"})
+            content = flood() if (self.flood, name) == ("status", "status.json") else self.files[name]
+            return _response(200, _tar(name, content), "X-Docker-Container-Path-Stat: e30=\r\n")
         if rest == ["logs"]:
             line = flood()
             return _response(200, struct.pack(">BxxxI", 1, len(line)) + line, "")

@@ -38,7 +38,10 @@ class Host:
         self.facts = words["facts"].encode()
         self.delay = common["round_trip"] / 2
         self.engine = Engine(
-            dict(words["containers"]), common["images"], list(words["volumes"]), words["status"].encode()
+            dict(words["containers"]),
+            common["images"],
+            dict(words["volumes"]),
+            {name: text.encode() for name, text in words["files"].items()},
         )
         if self.kind == "name":
             self.engine.containers[HOSTILE] = next(iter(self.engine.containers.values()))

@@ -85,7 +85,6 @@ class FabricTransport:
             # Where the host takes no input, nothing has started, which shows when the stream is read.
             with contextlib.suppress(BrokenPipeError):
                 stream.sendall(command.first)
-            stream.settimeout(None)
         except BaseException as error:
             stream.close()
             if isinstance(error, TimeoutError):
