@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
-from secrets import token_hex
 
 import pytest
 
@@ -65,18 +64,18 @@ def everything(host: Transport, folder: Path) -> None:
     stream.close()
     host.put(data, str(folder / "file"), soon())
     assert (folder / "file").read_bytes() == data
-    leased(Link("gpu1", host), f"shells-{token_hex(4)}")
+    leased(Link("gpu1", host), folder)
 
 
-def leased(host: Link, cluster: str) -> None:
+def leased(host: Link, parent: Path) -> None:
     """The lease excludes a second one, and is free again afterwards."""
     for _ in range(2):
-        with Lease(host, cluster, "up") as first:
+        with Lease([host], "lab", "up", parent=str(parent)) as first:
             first.acquire()
             assert first.beat()
             first.check()
             with pytest.raises(Locked, match=r"vcluster up"):
-                Lease(host, cluster, "down").acquire()
+                Lease([host], "lab", "down", parent=str(parent)).acquire()
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -127,7 +126,7 @@ def first_stream(host: Transport) -> object:
 
 
 def lease(host: Transport) -> None:
-    Lease(Link("gpu1", host), "lab", "down").acquire()
+    Lease([Link("gpu1", host)], "lab", "down").acquire()
 
 
 @pytest.mark.parametrize("call", [first_words, first_stream, lease])

@@ -332,7 +332,7 @@ def test_who_lost_the_lease_stops(verb: lab.Verb, how: str) -> None:
             return
         late.append(call)
         fall_silent()
-        assert not head.locks, "the head gave the lease up"
+        assert not head.lock, "the head gave the lease up"
 
     with lab.inside(world):
         if verb is lab.do_down:

@@ -42,6 +42,7 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
     """
     began, tried = time.monotonic(), None
     with connected(inventory, emit) as fleet:
+        fleet.without_lease()
         emit(Event("phase", "looking closely at the hosts"))
         facts = fleet.all(lambda link: observe(inventory, link, deep=True))
         found, blind = list(examine(inventory, facts)), list(unseen(inventory, facts))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
@@ -19,7 +18,7 @@ from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link
-from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.members import cleanup, look_at_former
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -49,18 +48,20 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         facts, failures = {**facts, **left}, {**failures, **lost}
         ours = _Ours(inventory, our_id(inventory, facts))
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
-        removed = None
+        removed: dict[str, int] | None = None if facts else {}
         while removed is None:
             consent.ask(_stops(ours, fleet, facts))
-            with _lease(inventory, fleet, connected, emit, wait=wait) as still_ours:
+            with Lease(in_order(fleet, facts), inventory.cluster, "down") as lease:
+                lease.acquire(wait, waiting(emit))
                 if consent.covers(_stops(ours, fleet, facts)):
-                    removed, more = _remove(ours, fleet, facts, emit, still_ours)
-        failures = {**failures, **more}
+                    removed, more = _remove(ours, fleet, facts, emit)
+                    if failures := {**failures, **more}:
+                        raise together(failures).among(inventory.hosts)
         total = sum(removed.values())
-    if failures:
-        raise together(failures).among(inventory.hosts)
-    if inventory.api_key is None and "api-key" in kept_secrets(inventory, facts):
-        emit(Event("note", "its API key is removed with it: the next up makes a new one"))
+        if failures:
+            raise together(failures).among(inventory.hosts)
+        if inventory.api_key is None and "api-key" in kept_secrets(inventory, facts):
+            emit(Event("note", "its API key is removed with it: the next up makes a new one"))
     emit(Event("result", _result(inventory, facts, total), data={"removed": total}))
     return total
 
@@ -112,44 +113,26 @@ def _stops(ours: _Ours, fleet: Fleet, hosts: Collection[str]) -> Stops:
     return stops
 
 
-@contextmanager
-def _lease(
-    inventory: Inventory, fleet: Fleet, connected: Collection[str], emit: Emit, *, wait: float
-) -> Iterator[Callable[[], None]]:
-    """The lease's own check; without a head there is no lease to lose."""
-    if inventory.head_name not in connected:
-        if connected:
-            emit(Event("warning", "the head cannot be reached: going on without the lease", inventory.head_name))
-        yield lambda: None
-        return
-    with Lease(fleet.links[inventory.head_name], inventory.cluster, "down") as lease:
-        lease.acquire(wait, waiting(emit))
-        yield lease.check
-
-
 def _remove(
-    ours: _Ours, fleet: Fleet, hosts: Collection[str], emit: Emit, still_ours: Callable[[], None]
+    ours: _Ours, fleet: Fleet, hosts: Collection[str], emit: Emit
 ) -> tuple[dict[str, int], dict[str, VclusterError]]:
     emit(Event("phase", "removing"))
     # Workers first: a head that goes first makes every worker log its loss.
     workers = [name for name in hosts if name != ours.inventory.head_name]
-    removed, failed = fleet.each(lambda link: _clear(ours, link, emit, still_ours), workers)
-    head, last = fleet.each(lambda link: _clear(ours, link, emit, still_ours), set(hosts) - set(workers))
+    removed, failed = fleet.each(lambda link: _clear(ours, link, emit), workers)
+    head, last = fleet.each(lambda link: _clear(ours, link, emit), set(hosts) - set(workers))
     return {**removed, **head}, {**failed, **last}
 
 
-def _clear(ours: _Ours, link: Link, emit: Emit, still_ours: Callable[[], None]) -> int:
+def _clear(ours: _Ours, link: Link, emit: Emit) -> int:
     engine, removed = link.engine, 0
     for container in ours.containers(link):
-        still_ours()
         emit(Event("start", f"removing {container.name}", link.name))
         engine.remove(container.id)
         removed += 1
     for volume in ours.volumes(link):
-        still_ours()
         engine.volumes.remove(volume)
         removed += 1
-    still_ours()
     removed += engine.volumes.remove_blank(node_name(ours.cluster), partial(is_volume_name, ours.cluster))
     left = [container.name for container in ours.containers(link)] + ours.volumes(link)
     if left:

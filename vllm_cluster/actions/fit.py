@@ -65,6 +65,7 @@ def _token(inventory: Inventory | None) -> str | None:
 
 def _look(inventory: Inventory, architecture: str, emit: Emit) -> _Found:
     with connected(inventory, emit) as fleet:
+        fleet.without_lease()
         emit(Event("phase", "looking at the hosts"))
         facts = fleet.all(lambda link: observe(inventory, link))
         hosts = inventory.hosts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_on
 from vllm_cluster.actions.explain import with_cause
 from vllm_cluster.actions.survey import connected, refuse, survey
 from vllm_cluster.core.checks.docker import engine_problem, foreign
-from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError, Interrupted, PreflightFailed, VclusterError
 from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.plan import Plan, RecordMembers
@@ -21,6 +19,7 @@ from vllm_cluster.engine import request, vllm
 from vllm_cluster.engine.status import ServeStatus
 from vllm_cluster.fit.layouts import refusal
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event, waiting
@@ -152,11 +151,9 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
 
 def _requested(head: Link, inventory: Inventory) -> bool:
     """Whether the head would serve: it may not have begun, or its container may have ended meanwhile."""
-    raw = head.engine.read_file(f"vcluster-{inventory.cluster}", f"{STATE_FOLDER}/wanted.json")
-    try:
-        return raw is not None and json.loads(raw)["serve"] is not None
-    except (ValueError, KeyError, TypeError):
-        return True  # unreadable: an empty request in its place is what is asked for
+    asked = serve_request.read(head, inventory.cluster)
+    # Unreadable: an empty request in its place is what is asked for.
+    return asked is not None and asked.get("serve", True) is not None
 
 
 def _stopped(inventory: Inventory, head: Link, serving: ServeStatus | None) -> str:
@@ -195,14 +192,13 @@ def _tell(
     what: str,
 ) -> None:
     """Write what is wanted where the head's node program looks, once whoever can be asked agrees to what it stops."""
-    container, verb = f"vcluster-{inventory.cluster}", what.split(maxsplit=1)[0]
+    verb = what.split(maxsplit=1)[0]
     while True:
         consent.ask(_stops(inventory, head, wanted))
-        with Lease(head, inventory.cluster, verb) as lease:
+        with Lease([head], inventory.cluster, verb) as lease:
             lease.acquire(wait, waiting(emit))
             if consent.covers(_stops(inventory, head, wanted)):
-                content = request.written(wanted)
-                head.engine.put_files(container, STATE_FOLDER, {request.FILE: (content, 0o600)})
+                serve_request.write(head, inventory.cluster, wanted)
                 record(head, inventory.cluster, verb, [what], emit)
                 return
 
@@ -253,6 +249,7 @@ def _follow(fleet: Fleet, inventory: Inventory, generation: str, emit: Emit) -> 
     while True:
         serving = _serving(head, inventory)
         if serving is None or serving.generation != generation:
+            serve_request.refuse_replaced(head, inventory.cluster, generation)
             if not heed.left():
                 raise HostError(
                     head.name, "the head does not heed what it was told", hint="vcluster status; vcluster up"

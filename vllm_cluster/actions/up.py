@@ -17,7 +17,7 @@ from vllm_cluster.run.events import Emit, Event, Kind, waiting
 from vllm_cluster.run.execute import Execution
 from vllm_cluster.run.files import node_files
 from vllm_cluster.run.fleet import Fleet
-from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import count
@@ -61,7 +61,7 @@ def _change(
     while True:
         # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
         consent.ask(stopped_by(seen.plan, seen.facts, fleet.links))
-        with Lease(head, inventory.cluster, "up") as lease:
+        with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
             lease.acquire(wait, waiting(emit))
             # Others may have changed things until the lease was ours.
             seen = survey(inventory, fleet, emit, locked=True)

@@ -174,6 +174,12 @@ class Locked(VclusterError):
     exit_code = 75
 
 
+class Replaced(VclusterError):
+    """Somebody else asked for something else while this waited for its own."""
+
+    exit_code = 75
+
+
 class Aborted(VclusterError):
     """A person answered no to a question."""
 

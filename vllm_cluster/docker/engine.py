@@ -188,14 +188,17 @@ class EngineClient:
             place = archive.target(place, found)
         return None
 
-    def exec(self, container: str, argv: Sequence[str], deadline: Deadline) -> Ended:
-        """Run a command in a running container to its end; both output streams together."""
+    def exec(self, container: str, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> Ended:
+        """Run a command in a running container to its end; both output streams together.
+
+        The guard is asked about one that `changes` something; the others only look.
+        """
         what = f"exec in {container[:12]}"
         body = {"Cmd": list(argv), "AttachStdout": True, "AttachStderr": True}
-        made = self._calls.ask(
-            Call(what, "POST", path("containers", container, "exec"), json=body), lambda made: str(made["Id"]), deadline
-        )
-        call = Call(what, "POST", path("exec", made, "start"), json={"Detach": False, "Tty": False})
+        create = Call(what, "POST", path("containers", container, "exec"), json=body, reads=not changes)
+        made = self._calls.ask(create, lambda made: str(made["Id"]), deadline)
+        start = {"Detach": False, "Tty": False}
+        call = Call(what, "POST", path("exec", made, "start"), json=start, reads=not changes)
         with self._calls.stream(call, deadline) as reply:
             output = read_framed(reply.read(MAX_OUTPUT))
         ended = Call(what, "GET", path("exec", made, "json"))

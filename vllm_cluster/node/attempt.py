@@ -10,12 +10,12 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.node.process import Child
+from vllm_cluster.node.process import Child, say
 
 # What vLLM's log says about how far it is. A phase never goes back: ranks are not equally fast.
 _PHASES = ("starting", "loading", "profiling")
@@ -223,3 +223,26 @@ class Attempt:
             return answer.status, answer.read(65536).decode("utf-8", "replace")
         finally:
             connection.close()
+
+
+def outdated(state: Path, request: Mapping[str, Any], write: Callable[[Path, Mapping[str, Any]], bool]) -> bool:
+    """Whether a request is older than one that was accepted, which is put back; a new one is accepted here.
+
+    Each writer counts one up. A laptop that slept while it wrote must not undo what was asked for meanwhile.
+    """
+    kept = state / "accepted.json"
+    try:
+        accepted = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        accepted = {}
+    if request == accepted:
+        return False
+    if "epoch" in request and int(request["epoch"]) <= int(accepted.get("epoch", 0)) > 0:
+        say(
+            "node",
+            f"refused request {request['epoch']}: {accepted['epoch']} was accepted before it",
+        )
+        write(state / "wanted.json", accepted)
+        return True
+    write(kept, request)
+    return False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.node.attempt import Attempt, Pace, Wanted, refusal
+from vllm_cluster.node.attempt import Attempt, Pace, Wanted, outdated, refusal
 from vllm_cluster.node.process import end, say
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -175,6 +175,8 @@ class Serving:
             if text == self._heard:
                 return
             wanted = Wanted.read(text)
+            if path.exists() and outdated(self._state, json.loads(text), write_whole):
+                return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             # Perhaps half written: what was wanted before holds, and the next look decides.
             self.error = f"wanted.json cannot be read: {error!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 
 from vllm_cluster import __version__
 from vllm_cluster.core.desired import STATE_FOLDER
@@ -25,6 +26,7 @@ def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit)
             "at": round(head.runtime.clock.time(), 3),
             "who": whoami(),
             "version": __version__,
+            "run": head.runtime.run,
             "verb": verb,
             "what": list(what),
         }
@@ -32,6 +34,20 @@ def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit)
     script = 'printf "%s\\n" "$1" >>"$2"'
     argv = ["timeout", "10", "sh", "-c", script, "audit", line, AUDIT_FILE]
     try:
-        head.engine.exec(f"vcluster-{cluster}", argv, head.runtime.after(15))
+        head.engine.exec(f"vcluster-{cluster}", argv, head.runtime.after(15), changes=True)
     except HostError as error:
         emit(Event("warning", f"the history of {cluster} has no line for this {verb}: {error.detail}", head.name))
+
+
+def last_other(head: Link, cluster: str) -> str:
+    """Who ran what and when, by the last line of the history; empty where that line is this run's own."""
+    raw = head.engine.read_file(f"vcluster-{cluster}", AUDIT_FILE) or b""
+    try:
+        last = json.loads(raw.splitlines()[-1])
+        if last.get("run") == head.runtime.run:
+            return ""
+        at = datetime.fromtimestamp(float(last["at"])).astimezone().isoformat(timespec="seconds")
+        what = ", ".join(map(str, last["what"])) or str(last["verb"])
+        return f"{last['who']} ran {what} at {at}"
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, OverflowError):
+        return ""

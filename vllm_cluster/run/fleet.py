@@ -5,18 +5,18 @@ from __future__ import annotations
 import queue
 import resource
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal, TypeVar
 
 from vllm_cluster.core.errors import VclusterError, together
-from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.docker.engine import DIAL, EngineClient
 from vllm_cluster.inventory.load import duplicates_by_resolution
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import locate
-from vllm_cluster.transport.base import Target, Transport
+from vllm_cluster.transport.base import Deadline, Stream, Target, Transport
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import Resolved
 
@@ -24,6 +24,7 @@ from vllm_cluster.transport.sshconfig import Resolved
 WORKERS = 32
 CONNECT_SECONDS = 20.0
 CLOSE_SECONDS = 5.0
+DIAL_SECONDS = 30.0
 # A connection takes up to five; the usual limit is 1024 for a process, and 256 on macOS.
 OPEN_FILES = 8192
 
@@ -37,7 +38,36 @@ class Link:
         self.name = name
         self.transport = transport
         self.runtime = runtime
+        self.may_change = False
+        self._guard: Callable[[], None] = self._refuse
+        self._through: tuple[str, ...] = ()
         self._engine: EngineClient | None = None
+
+    def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
+        """From now on ask `guard` before each call that changes the host, and reach Docker through this command."""
+        self._guard, self._through = guard, tuple(through)
+        if self._engine:
+            self._engine.fence(self._dial)
+
+    def unfence(self) -> None:
+        """Change nothing more on the host; its streams go on, for looking."""
+        self._guard, self._through = self._refuse, ()
+
+    def ask(self) -> None:
+        """Raise where the host may not be changed now: asked right before each call that does."""
+        self._guard()
+
+    def open_changing(self, argv: Sequence[str], deadline: Deadline) -> Stream:
+        """Start a command that changes the host: like a call to Docker, only under the lease, and ended with it."""
+        self.ask()
+        return self.transport.open_stream([*self._through, *argv], deadline)
+
+    def _dial(self) -> Stream:
+        return self.transport.open_stream([*self._through, *DIAL], self.runtime.after(DIAL_SECONDS))
+
+    def _refuse(self) -> None:
+        if not self.may_change:
+            raise RuntimeError(f"{self.name}: a call that changes the host, without the lease")
 
     def connect(self) -> None:
         """Connect to the host."""
@@ -47,6 +77,8 @@ class Link:
         """Speak to the host's Docker engine in a version that it knows."""
         if self._engine is None:
             self._engine = self.runtime.docker(self.transport, api_version, self.runtime.clock)
+            self._engine.guard = self.ask
+            self._engine.fence(self._dial)
         return self._engine
 
     @property
@@ -139,6 +171,11 @@ class Fleet:
         if failures:
             raise together(failures)
         return answers
+
+    def without_lease(self) -> None:
+        """Let temporary containers be made without the lease: they touch no node, and what runs goes on."""
+        for link in self.links.values():
+            link.may_change = True
 
     def connect(self, hosts: Iterable[str] | None = None) -> tuple[dict[str, None], dict[str, VclusterError]]:
         """Connect to the hosts, as `each`."""

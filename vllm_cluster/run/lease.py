@@ -1,141 +1,255 @@
-"""The right to change a cluster: a lock on its head that lives exactly as long as its holder."""
+"""The right to change hosts: a lock on each of them that lives exactly as long as its holder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from vllm_cluster.core.errors import CommandFailed, HostError, Locked, Lost
+from vllm_cluster.core.errors import CommandFailed, HostError, Locked, Lost, VclusterError
+from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.laptop import whoami
-from vllm_cluster.run.fleet import Link
-from vllm_cluster.run.runtime import Repeated
+from vllm_cluster.run.fleet import WORKERS, Fleet, Link
+from vllm_cluster.run.runtime import Repeated, Runtime
 from vllm_cluster.transport.base import Stream
 
-# Without a heartbeat for this long the head gives the lease up.
+# Without a heartbeat for this long a host gives the lease up.
 TIME_TO_LIVE = 15
 HEARTBEAT = 4.0
 ANSWER_SECONDS = TIME_TO_LIVE - HEARTBEAT
+OPEN_SECONDS = 30.0
 RELEASE_SECONDS = 5.0
 # Between two attempts of one who waits.
 RETRY = 0.5
-# Who has just taken it has not signed yet, and who lets go takes the name away: both are over in a moment.
-UNCLEAR_SECONDS, RETRY_UNCLEAR = 5.0, 0.1
-LONGEST_ANSWER = 4096
+# For so long the hosts in hand are kept while a later one is busy: another who lets go does so host by host.
+CONTENTION_SECONDS, RETRY_CONTENTION = 5.0, 0.1
+MAX_ANSWER = 4096
+# Below it, the script makes a folder that only those who may use Docker can enter.
+PARENT = "/tmp"  # noqa: S108 - the script verifies owner, group and mode of the folder
 
-_BUSY, _REPLACED = 75, 76
+GIVEN_UP = "the host has given it up"
+_PREFIX = "vcluster-lease "
+
+
+def in_order(fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[Link]:
+    """These hosts in the order in which everybody takes them, whatever an inventory calls them: by machine id."""
+    return [fleet.links[name] for name in sorted(facts, key=lambda name: (facts[name].machine_id, name))]
+
+
+@dataclass
+class _Hold:
+    """One host's lock in hand. `answered` is when the last beat was sent that the host has answered."""
+
+    link: Link
+    stream: Stream
+    folder: str
+    answered: float
+    broken: str = ""
+
+    def given_up(self, runtime: Runtime) -> bool:
+        """Whether the host has let go of it, which is not the same as that the connection broke."""
+        return self.broken in ("", GIVEN_UP) and bool(self.lost(runtime.clock.monotonic()))
+
+    def lost(self, now: float) -> str:
+        """Why this lock may not be ours any more; empty while it surely is."""
+        silent = now - self.answered
+        return self.broken or (f"no answer for {silent:.0f} s" if silent >= TIME_TO_LIVE else "")
 
 
 class Lease:
-    """Held from `acquire` to `release`. A holder that dies frees it; so does one that falls silent."""
+    """Held on all of its hosts from `acquire` to `release`. A holder that dies frees it; so does one that falls silent.
 
-    def __init__(self, head: Link, cluster: str, verb: str) -> None:
-        self._transport, self._runtime = head.transport, head.runtime
-        self._file = f"/tmp/vcluster-{cluster}.lock"  # noqa: S108 - of all users of the head, or it would not exclude
-        self._cluster = cluster
-        since = datetime.now().astimezone().isoformat(timespec="seconds")
-        self._who = f"{whoami()} (vcluster {verb}) since {since}"
-        self._stream: Stream | None = None
-        self._broken: str = ""
-        self._answered = 0.0
+    While it is held, each host's Docker client asks it before every changing call, and its streams end with it.
+    """
+
+    def __init__(self, links: Sequence[Link], cluster: str, verb: str, *, parent: str = PARENT) -> None:
+        """`links` come in the order of `in_order`: two who take the same hosts never wait for each other in a ring."""
+        self._links, self._parent = list(links), parent
+        self._runtime: Runtime = links[0].runtime
+        since = datetime.fromtimestamp(self._runtime.clock.time()).astimezone().isoformat(timespec="seconds")
+        self._who = f"{whoami()} (vcluster {verb} of {cluster}) since {since}"
+        self._token = self._runtime.token(16)
+        self._holds: list[_Hold] = []
         self._beats: Repeated | None = None
 
     def acquire(self, wait: float = 0.0, waiting: Callable[[str], None] | None = None) -> None:
-        """Take the lease, trying again for `wait` seconds.
+        """Take the lease of every host, trying again for `wait` seconds.
 
         Raises:
-            Locked: somebody else holds it; the message says who and since when.
+            Locked: somebody else holds one; the message says which, who and since when.
         """
-        deadline, unclear = self._runtime.after(wait), self._runtime.after(UNCLEAR_SECONDS)
-        while True:
-            holder = self._try()
-            if holder is None:
-                self._beats = self._runtime.repeat(self.beat, HEARTBEAT, "lease")
-                return
-            if not max(deadline.left(), 0.0 if holder else unclear.left()):
+        deadline = self._runtime.after(wait)
+        while busy := self._take_all():
+            link, holder = busy
+            if not deadline.left():
                 raise Locked(
-                    f"{self._cluster} is being changed by {holder or 'somebody who does not say who'}",
+                    f"{link.name} is being changed by {holder or 'somebody who gives no name'}",
                     hint="wait until it has finished, or let this command wait: --wait 600",
                 )
             if waiting and holder:
                 waiting(holder)
-            self._runtime.clock.sleep(RETRY if holder else RETRY_UNCLEAR)
+            self._runtime.clock.sleep(RETRY)
+        for hold in self._holds:
+            hold.link.fence(self.check, self._stream_argv(hold))
 
-    def _try(self) -> str | None:
-        """One attempt: None when the lease is ours, else who holds it; nobody's name where that is just changing."""
+    def _take_all(self) -> tuple[Link, str] | None:
+        """None once every host is ours, else who is in the way where; then nothing is kept."""
+        patience = self._runtime.after(CONTENTION_SECONDS)
+        try:
+            while busy := self._take_more():
+                if not patience.left() or (busy[1] and not self._holds):
+                    self.release()
+                    return busy
+                self._runtime.clock.sleep(RETRY_CONTENTION)
+        except BaseException:
+            self.release()
+            raise
+        return None
+
+    def _take_more(self) -> tuple[Link, str] | None:
+        """Take what follows in the order, up to the first host that is busy; who holds it there."""
+        while len(self._holds) < len(self._links):
+            rest = self._links[len(self._holds) :]
+            # The first one alone: of two who begin with the same host, one learns there that it comes second.
+            asked = rest if self._holds else rest[:1]
+            with self._runtime.pool(min(WORKERS, len(asked))) as pool:
+                outcomes = list(pool.map(self._try, asked))
+            prefix = next((n for n, outcome in enumerate(outcomes) if not isinstance(outcome, _Hold)), len(outcomes))
+            got = [outcome for outcome in outcomes if isinstance(outcome, _Hold)]
+            self._holds += got[:prefix]
+            self._let_go(got[prefix:])
+            if self._holds and self._beats is None:
+                self._beats = self._runtime.repeat(self.beat, HEARTBEAT, "lease")
+            for link, outcome in zip(asked, outcomes, strict=True):
+                if isinstance(outcome, VclusterError):
+                    raise outcome
+                if isinstance(outcome, str):
+                    return link, outcome
+        return None
+
+    def _try(self, link: Link) -> _Hold | str | VclusterError:
+        """One attempt on one host: its lock, else who holds it, or what failed."""
         asked = self._runtime.clock.monotonic()
         script = files("vllm_cluster.run").joinpath("lease.sh").read_text()
-        argv = ["sh", "-c", script, "lease", self._file, self._who, str(TIME_TO_LIVE)]
-        stream = self._transport.open_stream(argv, self._runtime.after(30))
-        stream.settimeout(30)
-        said = b""
+        argv = ["sh", "-c", script, "lease", self._parent, self._token, self._who, str(TIME_TO_LIVE)]
         try:
-            while not said.endswith(b"\n") and len(said) < LONGEST_ANSWER:
-                data = stream.recv(4096)
-                if not data:
-                    break
-                said += data
-        except BaseException:
-            stream.close()
-            raise
-        answer = said.decode("utf-8", "replace").strip()
-        if answer == "held":
-            self._stream, self._answered = stream, asked
-            return None
-        problem = stream.stderr_tail()
-        stream.close()
-        if problem:
-            host = self._transport.host
-            raise CommandFailed(host, f"cannot take the lease: {problem}", exit_code=1, stderr=problem)
-        return answer
+            stream = link.transport.open_stream(argv, self._runtime.after(OPEN_SECONDS))
+            try:
+                said, rest = _answer(stream)
+                if said == "held":
+                    return _Hold(link, stream, rest, asked)
+                problem = stream.stderr_tail()
+                stream.close()
+            except BaseException:
+                stream.close()
+                raise
+        except VclusterError as error:
+            return error
+        except (OSError, EOFError) as error:
+            return Lost(link.name, f"cannot take the lease: {error}")
+        if said == "busy":
+            return rest
+        what, _, fix = (rest or problem or "no answer").partition("; do: ")
+        return CommandFailed(
+            link.name, f"cannot take the lease: {what}", exit_code=1, stderr=problem, hint=f"on {link.name}: {fix}"
+        )
+
+    def _stream_argv(self, hold: _Hold) -> list[str]:
+        script = files("vllm_cluster.run").joinpath("lease_stream.sh").read_text()
+        return ["sh", "-c", script, "stream", hold.folder, self._token]
 
     def beat(self) -> bool:
-        """Tell the head that we live, and hear that we still hold the lease; False once that is over."""
-        stream, sent = self._stream, self._runtime.clock.monotonic()
-        if stream is None or self._broken:
-            return False
-        try:
-            stream.sendall(b"\n")
-            stream.settimeout(ANSWER_SECONDS)
-            if not stream.recv(4096):
-                self._broken = "the head has given it up"
+        """Give every host a sign of life, and hear that it still keeps its lock for us; False once one does not."""
+        sent = self._runtime.clock.monotonic()
+        holds = list(self._holds)
+        for hold in holds:
+            with _breaking(hold):
+                hold.stream.sendall(b"\n")
+        for hold in holds:
+            if hold.broken:
                 return False
-        except (OSError, HostError, EOFError) as error:
-            self._broken = str(error) or type(error).__name__
-            return False
-        self._answered = sent
-        return True
+            with _breaking(hold):
+                hold.stream.settimeout(ANSWER_SECONDS)
+                if hold.stream.recv(MAX_ANSWER):
+                    hold.answered = sent
+                else:
+                    hold.broken = GIVEN_UP
+        return not any(hold.broken for hold in holds)
 
     def check(self) -> None:
         """Go on only while the lease is surely ours: what is sent into a black hole seems to arrive, answers don't.
 
         Raises:
-            Lost: the channel that holds it is gone, or silent for as long as the head waits.
+            Lost: a channel that holds it is gone, or silent for as long as its host waits.
         """
-        silent = self._runtime.clock.monotonic() - self._answered
-        if self._broken or silent >= TIME_TO_LIVE:
-            why = self._broken or f"no answer for {silent:.0f} s"
-            raise Lost(self._transport.host, f"the lease is lost ({why}): run the command again")
+        now = self._runtime.clock.monotonic()
+        for hold in self._holds:
+            if why := hold.lost(now):
+                raise Lost(hold.link.name, f"the lease is lost ({why}): run the command again")
+        if len(self._holds) < len(self._links):
+            raise Lost(self._links[len(self._holds)].name, "the lease is not held: run the command again")
 
     def release(self) -> None:
-        """Give the lease back; no error where it is gone already."""
+        """Give the lease back on every host; no error where it is gone already."""
+        for hold in self._holds:
+            hold.link.unfence()
+        beating = False
         if self._beats:
             self._beats.stop()
-        if self._stream:
+            # One reader at a time.
+            self._beats.join(RELEASE_SECONDS)
+            beating = self._beats.is_alive()
+            self._beats = None
+        holds, self._holds = self._holds, []
+        self._let_go(holds, wait=not beating)
+
+    def _let_go(self, holds: Sequence[_Hold], *, wait: bool = True) -> None:
+        for hold in holds:
             with suppress(OSError, HostError, EOFError):
-                self._stream.sendall(b"end\n")
-                if self._beats:
-                    self._beats.join(RELEASE_SECONDS)  # one reader at a time
-                self._stream.settimeout(RELEASE_SECONDS)
+                hold.stream.sendall(b"end\n")
+        deadline = self._runtime.after(RELEASE_SECONDS)
+        for hold in holds:
+            with suppress(OSError, HostError, EOFError):
                 # Until the other side has let go, so that the next command finds it free.
-                while not (self._beats and self._beats.is_alive()) and self._stream.recv(4096):
-                    pass
-            self._stream.close()
-            self._stream = None
+                while wait and deadline.left():
+                    hold.stream.settimeout(deadline.left())
+                    if not hold.stream.recv(MAX_ANSWER):
+                        break
+            hold.stream.close()
 
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            # A host that gives the lease up ends the streams under it: that they broke is no more than a consequence.
+            if isinstance(error, VclusterError) and any(hold.given_up(self._runtime) for hold in self._holds):
+                self.check()
+        finally:
+            self.release()
+
+
+@contextmanager
+def _breaking(hold: _Hold) -> Iterator[None]:
+    """Note what breaks a hold."""
+    try:
+        yield
+    except BrokenPipeError:  # the script has ended, and the connection stands
+        hold.broken = hold.broken or GIVEN_UP
+    except (OSError, HostError, EOFError) as error:
+        hold.broken = hold.broken or str(error) or type(error).__name__
+
+
+def _answer(stream: Stream) -> tuple[str, str]:
+    """What the script answers: `held FOLDER`, `busy WHO` or `refused WHY`; whatever a login shell prints is skipped."""
+    stream.settimeout(OPEN_SECONDS)
+    said = b""
+    while len(said) < MAX_ANSWER and (data := stream.recv(MAX_ANSWER)):
+        said += data
+        for line in said.decode("utf-8", "replace").splitlines(keepends=True):
+            if line.startswith(_PREFIX) and line.endswith("\n"):
+                word, _, rest = line.removeprefix(_PREFIX).strip().partition(" ")
+                return word, "".join(character for character in rest if character.isprintable())
+    return "", ""

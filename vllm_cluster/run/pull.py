@@ -41,9 +41,7 @@ def _pull_on_host(
     link: Link, image: str, deadline: Deadline, progress: Callable[[str], None], refusal: CommandFailed
 ) -> None:
     """Docker's API knows no login of the host; its docker command does, and its credential helpers."""
-    if link.engine.guard:
-        link.engine.guard()
-    stream = link.transport.open_stream(["docker", "pull", image], deadline)
+    stream = link.open_changing(["docker", "pull", image], deadline)
     try:
         _follow(stream, image, deadline, progress)
     except TimeoutError as error:

@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Protocol
 
@@ -81,7 +81,8 @@ def _docker(transport: Transport, api_version: str, clock: Clock) -> EngineClien
 class Runtime:
     """One for a verb: this machine's by default, and another where a simulation runs the verb.
 
-    `repeat` does its work every so many seconds until the work says False; `processes` is called as subprocess.run is.
+    `repeat` does its work every so many seconds until the work says False; `processes` is called as subprocess.run is;
+    `run` tells one run of a verb from another one by the same person.
     """
 
     clock: Clock = SYSTEM_CLOCK
@@ -90,6 +91,7 @@ class Runtime:
     repeat: Callable[[Callable[[], bool], float, str], Repeated] = _repeat
     processes: Callable[..., subprocess.CompletedProcess[Any]] = subprocess.run
     token: Callable[[int], str] = token_hex
+    run: str = field(default_factory=lambda: token_hex(4))
     secret_id: Callable[[str, str, str], str] = identify
     connect: Callable[[Target, Kind, Resolved | None, Jumps], Transport] = _connect
     docker: Callable[[Transport, str, Clock], EngineClient] = _docker

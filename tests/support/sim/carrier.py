@@ -15,6 +15,8 @@ from vllm_cluster.transport.base import Deadline, Forward, Result, Stream, Targe
 
 FACTS = files("vllm_cluster.run").joinpath("facts.sh").read_bytes()
 LEASE = files("vllm_cluster.run").joinpath("lease.sh").read_text()
+FENCED = files("vllm_cluster.run").joinpath("lease_stream.sh").read_text()
+FOLDER = "/tmp/vcluster"
 DIAL = ("docker", "system", "dial-stdio")
 # Requests that dockerd finishes though nobody waits any more; the others are over in a moment.
 SLOW = ("/containers/create", "/start", "/stop", "/restart")
@@ -64,8 +66,8 @@ class FakeTransport:
         """Talk to Docker, or hold the lease."""
         self.round_trips += 1
         self._alive()
-        docker = tuple(argv) == DIAL
-        pull = list(argv[:2]) == ["docker", "pull"]
+        docker = tuple(argv[-3:]) == DIAL
+        pull = list(argv[-3:-1]) == ["docker", "pull"]
         what = "dial docker" if docker else "docker pull" if pull else "lease"
         # Whoever gets the lease changes a lock file; that is for all to see, but nothing of a cluster.
         fault = self.script.ask(self._name, what, pull)
@@ -75,14 +77,27 @@ class FakeTransport:
         stream: _Stream
         if docker:
             stream = EngineStream(self, self._world, ended=fault is not None)
+            if tuple(argv) != DIAL:
+                self._fence(stream, argv)
         elif pull:
-            stream = _PullStream(self, self._world, argv[2], fault)
+            stream = _PullStream(self, self._world, argv[-1], fault)
+            self._fence(stream, argv)
         elif argv[:3] == ["sh", "-c", LEASE]:
-            stream = _LeaseStream(self, self._world, argv[4], argv[5], float(argv[6]))
+            stream = _LeaseStream(self, self._world, argv[5], argv[6], float(argv[7]))
         else:
             raise AssertionError(f"an unknown command: {argv}")
         self._streams.append(stream)
         return stream
+
+    def _fence(self, stream: _Stream, argv: Sequence[str]) -> None:
+        """lease_stream.sh: a way to Docker that ends with the lease, and is none without it."""
+        if list(argv[:5]) != ["sh", "-c", FENCED, "stream", FOLDER]:
+            raise AssertionError(f"an unknown command: {argv}")
+        lock = self.machine.lock
+        if lock and lock.token == argv[5]:
+            lock.ways.append(stream)
+        else:
+            stream.ended = True
 
     def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
         """No verb that runs here puts files on hosts."""
@@ -119,9 +134,8 @@ class FakeTransport:
     def drop_all(self) -> None:
         """A killed controller's streams end on the host's side."""
         for machine in self._world.machines.values():
-            for file, lock in list(machine.locks.items()):
-                if isinstance(lock.token, _LeaseStream) and lock.token.script is self.script:
-                    del machine.locks[file]
+            if machine.lock and machine.lock.stream.script is self.script:
+                machine.free()
 
     def _alive(self) -> None:
         if self.cut:
@@ -197,21 +211,20 @@ class _Stream:
 class _LeaseStream(_Stream):
     """lease.sh: exclusive, held while heartbeats come, freed when the stream ends."""
 
-    def __init__(self, transport: FakeTransport, world: World, file: str, who: str, seconds: float) -> None:
+    def __init__(self, transport: FakeTransport, world: World, token: str, who: str, seconds: float) -> None:
         super().__init__(transport, world)
-        self._file, self._locks = file, transport.machine.locks
-        held = self._locks.get(file)
+        held = transport.machine.lock
         if held:
-            self.out += f"{held.who}\n".encode()
+            self.out += f"vcluster-lease busy {held.who}\n".encode()
             self.ended = True
         else:
-            self._locks[file] = Lock(who, self, world.clock.now, seconds)
-            self.out += b"held\n"
+            transport.machine.lock = Lock(who, self, token, world.clock.now, seconds)
+            self.out += f"vcluster-lease held {FOLDER}\n".encode()
 
     @property
     def _mine(self) -> Lock | None:
-        lock = self._locks.get(self._file)
-        return lock if lock and lock.token is self else None
+        lock = self.transport.machine.lock
+        return lock if lock and lock.stream is self else None
 
     def take(self, data: bytes) -> None:
         lock = self._mine
@@ -221,7 +234,7 @@ class _LeaseStream(_Stream):
             self.ended = True
             raise BrokenPipeError("the command has ended")
         if b"end" in data:
-            self.hang_up()
+            self.transport.machine.free(kill=False)
             self.ended = True
         else:
             lock.beaten = self.world.clock.now
@@ -230,7 +243,7 @@ class _LeaseStream(_Stream):
     def hang_up(self) -> None:
         # Behind a black hole the other side hears of nothing.
         if self._mine and self.transport.machine.reachable:
-            del self._locks[self._file]
+            self.transport.machine.free()
 
 
 class _PullStream(_Stream):
@@ -260,6 +273,7 @@ class EngineStream(_Stream):
     def __init__(self, transport: FakeTransport, world: World, *, ended: bool) -> None:
         super().__init__(transport, world)
         self.ended = ended
+        self.killed = False
         self._engine = FakeEngine(world, transport.machine)
         self._input = bytearray()
 
@@ -289,6 +303,9 @@ class EngineStream(_Stream):
         if not machine.reachable:
             raise transport.lose("the host does not answer")
         fault = self.script.ask(transport.host, request.what, request.changes)
+        if self.killed:  # while the request was on its way
+            raise BrokenPipeError("the command has ended")
+        self._judge(request)
         if fault is Fault.KILLED_LATE and request.path.endswith(SLOW):
             due = 1 + len(self.script.calls) % 7
             machine.late.append((due, lambda: FakeEngine(self.world, machine).answer(request)))
@@ -303,6 +320,12 @@ class EngineStream(_Stream):
         elif fault and fault not in (Fault.SILENT, Fault.SILENT_AFTER):
             transport.stumble(fault, request.what, Deadline.after(0, self.world.clock))
         return answer if fault is None else None
+
+    def _judge(self, request: Request) -> None:
+        """Note what changes a host without its lease; commands in a container are judged by what they leave."""
+        lock = self.transport.machine.lock
+        if request.changes and not request.path.endswith("/exec") and not (lock and lock.stream.script is self.script):
+            self.world.unfenced.append(f"{self.transport.host}: {request.what}")
 
     def _send(self, answer: Answer) -> None:
         headers = {"Api-Version": "1.47", **answer.headers}

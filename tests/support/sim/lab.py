@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,7 +121,7 @@ class _Beats(_Done):
 
     def __init__(self, world: World, work: Callable[[], bool], seconds: float) -> None:
         self._work, self._script, self._stopped = work, world.script, False
-        world.beats.append(Beat(self._beat, seconds, world.clock.now + seconds))
+        world.beats.append(Beat(self._beat, seconds, world.clock.now + seconds, world.script))
 
     def _beat(self) -> bool:
         return not self._script.dead and not self._stopped and self._work()
@@ -136,8 +136,8 @@ def _secret_id(cluster: str, name: str, value: str) -> str:
     return hashlib.blake2b(f"{cluster}/{name}|{value}".encode(), digest_size=6).hexdigest()
 
 
-@cache
-def _cache() -> Path:
+@functools.cache
+def cache() -> Path:
     """Where wheels are kept, for all worlds."""
     return Path(tempfile.mkdtemp(prefix="vcluster-sim-"))
 
@@ -192,7 +192,7 @@ def run(world: World, inventory: Inventory, verb: Verb, script: Script | None = 
 
     try:
         assert world.runtime, "not inside the world"
-        outcome.value = verb(inventory, emit, world.runtime)
+        outcome.value = verb(inventory, emit, replace(world.runtime, run=world.next_id("run")[:8]))
     except (VclusterError, Killed, KeyboardInterrupt) as error:
         outcome.error = error
     finally:
@@ -205,7 +205,7 @@ def run(world: World, inventory: Inventory, verb: Verb, script: Script | None = 
 
 def do_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster up --yes`."""
-    return up.up(inventory, emit, confirm=lambda _: True, cache=_cache(), runtime=runtime)
+    return up.up(inventory, emit, confirm=lambda _: True, cache=cache(), runtime=runtime)
 
 
 def do_plan(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:

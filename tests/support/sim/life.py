@@ -153,9 +153,24 @@ def members(head: Box) -> dict[str, int]:
 # ---- vLLM
 
 
+def _wish(machine: Machine, box: Box) -> dict[str, Any] | None:
+    """What the node program serves: a request older than one that it has accepted is put back."""
+    files, wanted, _ = machine.place(box, f"{STATE}/wanted.json")
+    _, accepted, _ = machine.place(box, f"{STATE}/accepted.json")
+    if wanted not in files:
+        return None
+    request, before = json.loads(files[wanted]), json.loads(files.get(accepted, b"{}"))
+    if request != before:
+        if "epoch" in request and request["epoch"] <= before.get("epoch", 0) > 0:
+            files[wanted], request = files[accepted], before
+        else:
+            files[accepted] = files[wanted]
+    serve: dict[str, Any] | None = request["serve"]
+    return serve
+
+
 def _serve(world: World, machine: Machine, box: Box) -> None:
-    raw = machine.read(box, f"{STATE}/wanted.json")
-    wish = json.loads(raw)["serve"] if raw else None
+    wish = _wish(machine, box)
     course = box.life.get("serve")
     if wish is None:
         box.life["serve"] = None

@@ -66,7 +66,7 @@ def _same_key(world: World, inventory: Inventory, head: Box) -> None:
 
 def nobody_holds(world: World) -> None:
     """No lease is left."""
-    held = [(machine.name, lock.who) for machine in world.machines.values() for lock in machine.locks.values()]
+    held = [(machine.name, machine.lock.who) for machine in world.machines.values() if machine.lock]
     assert not held, held
 
 

@@ -96,12 +96,14 @@ class Box:
 
 @dataclass
 class Lock:
-    """Who holds the lease of a cluster on a host; `token` is the stream that holds it."""
+    """Who holds the lease of a host: the stream that does, its word for it, and the ways to Docker opened under it."""
 
     who: str
-    token: object
+    stream: Any
+    token: str
     beaten: float
     seconds: float
+    ways: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -111,6 +113,7 @@ class Beat:
     work: Callable[[], bool]
     seconds: float
     due: float
+    script: Script
 
 
 @dataclass
@@ -131,10 +134,16 @@ class Machine:
     boxes: dict[str, Box] = field(default_factory=dict)
     volumes: dict[str, Volume] = field(default_factory=dict)
     images: dict[str, Picture] = field(default_factory=dict)
-    locks: dict[str, Lock] = field(default_factory=dict)
+    lock: Lock | None = None
     listening: set[int] = field(default_factory=set)
     execs: dict[str, dict[str, Any]] = field(default_factory=dict)
     late: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
+
+    def free(self, *, kill: bool = True) -> None:
+        """Give the lease up; what was opened under it is ended first, unless its holder has said that it is done."""
+        lock, self.lock = self.lock, None
+        for way in lock.ways if lock and kill else ():
+            way.ended = way.killed = True
 
     def box(self, reference: str) -> Box | None:
         """The container of that name, id or beginning of an id."""
@@ -196,6 +205,9 @@ class World:
         self.script = Script()
         self.beats: list[Beat] = []
         self.beating = False
+        # Controllers whose laptop is closed, and calls that changed a host under no lease of their own.
+        self.asleep: list[Script] = []
+        self.unfenced: list[str] = []
         self.count = 0
         # Requests that vLLM works on; None where it does not say.
         self.requests: int | None = 0
@@ -262,7 +274,7 @@ class World:
         from tests.support.sim import life
 
         for beat in list(self.beats):
-            if self.clock.now >= beat.due and not self.beating:
+            if self.clock.now >= beat.due and not self.beating and beat.script not in self.asleep:
                 beat.due = self.clock.now + beat.seconds
                 self.beating = True
                 try:
@@ -273,10 +285,15 @@ class World:
                 finally:
                     self.beating = False
         for machine in self.machines.values():
-            for file, lock in list(machine.locks.items()):
-                if self.clock.now - lock.beaten > lock.seconds:
-                    del machine.locks[file]
+            if machine.lock and self.clock.now - machine.lock.beaten > machine.lock.seconds:
+                machine.free()
         life.go_on(self)
+
+    def nap(self, seconds: float) -> None:
+        """Close the lid of the laptop whose turn it is."""
+        self.asleep.append(self.script)
+        self.clock.suspend(seconds)
+        self.asleep.remove(self.script)
 
     def settle(self, seconds: float = 60.0) -> None:
         """Let the hosts alone for a while, and what was under way come to its end."""

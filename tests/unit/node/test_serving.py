@@ -252,6 +252,24 @@ def test_another_wish_ends_the_one_before(world: World) -> None:
     assert not (world.state / "serve.json").exists()
 
 
+@pytest.mark.promise("P34")
+def test_a_request_older_than_the_accepted_one_is_put_back(world: World) -> None:
+    """The writer of `late` slept since it read the file, and another one was served meanwhile."""
+    requests = {}
+    for epoch, name in ((4, "accepted"), (4, "late"), (5, "next")):
+        world.want(name)
+        requests[name] = {**json.loads((world.state / "wanted.json").read_text()), "epoch": epoch}
+    file = world.state / "wanted.json"
+    file.write_text(json.dumps(requests["accepted"]))
+    world.start()
+    world.phase("ready", generation="accepted")
+    file.write_text(json.dumps(requests["late"]))
+    eventually(lambda: json.loads(file.read_text()) == requests["accepted"], "the late request is replaced")
+    assert lives(world.attempts[0]["pid"])
+    file.write_text(json.dumps(requests["next"]))
+    world.phase("ready", generation="next")
+
+
 def test_half_a_wish_changes_nothing(world: World) -> None:
     world.start()
     world.want("one")

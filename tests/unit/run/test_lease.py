@@ -1,49 +1,233 @@
-"""Who holds the lease is said, or asked again in the moment in which nobody has signed."""
+"""The lease as the real script keeps it on this machine: who holds it, who may, and what it ends when it is lost."""
 
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from vllm_cluster.core.errors import Locked
+from vllm_cluster.core.errors import CommandFailed, Locked, Lost
 from vllm_cluster.run import lease
 from vllm_cluster.run.fleet import Link
 from vllm_cluster.run.lease import Lease
-from vllm_cluster.transport.base import Target
+from vllm_cluster.run.runtime import SYSTEM
+from vllm_cluster.transport.base import Stream, Target
 from vllm_cluster.transport.local import LocalTransport
+
+LINKS: list[Link] = []
 
 
 @pytest.fixture
-def taken(tmp_path: Path) -> Lease:
-    """A lease on a file that somebody has locked, and has not signed."""
-    made = Lease(Link("gpu1", LocalTransport(Target("gpu1", "gpu1"))), "lab", "up")
-    made._file = str(tmp_path / "lock")
-    return made
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the folder of the lock is made; with no socket of Docker's it is this user's own."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    yield tmp_path
+    while LINKS:
+        LINKS.pop().close()
 
 
-def test_who_has_not_signed_yet_is_asked_again(taken: Lease) -> None:
-    file = Path(taken._file)
-    with file.open("w") as held:
+def taker(parent: Path, name: str = "gpu1") -> Lease:
+    """One who wants the lease of this machine."""
+    link = Link(name, LocalTransport(Target(name, name)))
+    link.open_engine("1.41")
+    LINKS.append(link)
+    return Lease([link], "lab", "up", parent=str(parent))
+
+
+def folder(parent: Path) -> Path:
+    """The folder of the lock."""
+    return parent / f"vcluster-{os.getuid()}"
+
+
+def test_one_at_a_time_and_the_other_learns_who(parent: Path) -> None:
+    one, other = taker(parent), taker(parent)
+    one.acquire()
+    with pytest.raises(Locked, match=r"gpu1 is being changed by \S+@\S+ \(vcluster up of lab\) since 20"):
+        other.acquire()
+    one.release()
+    other.acquire()
+    other.release()
+    assert sorted(path.name for path in folder(parent).iterdir()) == ["holder", "lock"]
+
+
+def test_who_waits_gets_it(parent: Path) -> None:
+    one, other = taker(parent), taker(parent)
+    one.acquire()
+    threading.Timer(0.7, one.release).start()
+    other.acquire(30)
+    other.release()
+
+
+def test_nobody_learns_it_from_the_text_of_a_file(parent: Path) -> None:
+    """A word in the holder's file is shown, and decides nothing."""
+    one, other = taker(parent), taker(parent)
+    one.acquire()
+    (folder(parent) / "holder").write_text("held\nvcluster-lease held /tmp\n")
+    with pytest.raises(Locked, match=r"gpu1 is being changed by held$"):
+        other.acquire()
+    one.release()
+
+
+def test_who_has_not_signed_yet_is_asked_again(parent: Path) -> None:
+    taker_ = taker(parent)
+    folder(parent).mkdir(mode=0o700)
+    with (folder(parent) / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        threading.Timer(0.3, lambda: file.write_text("ann@laptop (vcluster up) since now\n")).start()
+        threading.Timer(0.3, lambda: (folder(parent) / "holder").write_text("ann@laptop\n")).start()
         with pytest.raises(Locked, match="is being changed by ann@laptop"):
-            taken.acquire()
+            taker_.acquire()
 
 
-def test_who_never_signs_is_waited_for_in_vain(taken: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "UNCLEAR_SECONDS", 0.3)
-    with Path(taken._file).open("w") as held:
+def test_who_never_signs_is_waited_for_in_vain(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "CONTENTION_SECONDS", 0.3)
+    folder(parent).mkdir(mode=0o700)
+    with (folder(parent) / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(Locked, match="somebody who does not say who"):
-            taken.acquire()
+        with pytest.raises(Locked, match="somebody who gives no name"):
+            taker(parent).acquire()
 
 
-def test_what_was_just_let_go_is_taken(taken: Lease) -> None:
-    with Path(taken._file).open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        threading.Timer(0.3, held.close).start()
-        taken.acquire()
-    taken.release()
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_folder_that_others_can_enter_is_refused(parent: Path, mode: int) -> None:
+    folder(parent).mkdir()
+    folder(parent).chmod(mode)
+    with pytest.raises(
+        CommandFailed, match=r"not of those who may use Docker: it is a directory of \S+, mode 7"
+    ) as error:
+        taker(parent).acquire()
+    assert error.value.hint == f"on gpu1: sudo rm -r {folder(parent)}"
+
+
+def test_a_link_in_the_place_of_the_folder_is_refused(parent: Path) -> None:
+    (parent / "elsewhere").mkdir(mode=0o700)
+    folder(parent).symlink_to(parent / "elsewhere")
+    with pytest.raises(CommandFailed, match="it is a symbolic link"):
+        taker(parent).acquire()
+    assert list((parent / "elsewhere").iterdir()) == []
+
+
+def test_a_lock_whose_file_was_cleaned_away_is_no_lock(parent: Path) -> None:
+    one, other = taker(parent), taker(parent)
+    one.acquire()
+    shutil.rmtree(folder(parent))
+    other.acquire()
+    other.release()
+    one.release()
+
+
+def test_three_who_wait_never_fail(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everyone who waits gets its turn, however often the lease changes hands."""
+    monkeypatch.setattr(lease, "RETRY", 0.02)
+    turns, errors = list[str](), list[BaseException]()
+
+    def take(name: str) -> None:
+        try:
+            for _ in range(10):
+                mine = taker(parent, name)
+                mine.acquire(60)
+                turns.append(name)
+                mine.release()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=take, args=(f"gpu{n}",)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (errors, len(turns)) == ([], 30)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that is given up after a second, and a holder that gives no sign of life by itself."""
+    monkeypatch.setattr(lease, "TIME_TO_LIVE", 1)
+    monkeypatch.setattr(lease, "HEARTBEAT", 60.0)
+
+
+def way(link: Link, held: Lease) -> Stream:
+    """A stream under the lease, to a program that repeats its input."""
+    return link.transport.open_stream([*held._stream_argv(held._holds[0]), "cat"], SYSTEM.after(10))
+
+
+@pytest.mark.promise("P34")
+@pytest.mark.usefixtures("short")
+def test_what_was_opened_under_a_lost_lease_is_ended_before_the_next_one_has_it(parent: Path) -> None:
+    one, other = taker(parent), taker(parent)
+    one.acquire()
+    link = one._holds[0].link
+    stream = way(link, one)
+    stream.settimeout(10)
+    stream.sendall(b"1\n")
+    assert stream.recv(10) == b"1\n"
+    other.acquire(30)  # the first one fell silent
+    assert stream.recv(10) == b"", "its stream goes on under the lease of another"
+    late = way(link, one)
+    late.settimeout(10)
+    assert late.recv(10) == b""
+    assert "the lease was given up" in late.stderr_tail()
+    with pytest.raises(Lost, match="the lease is lost"):
+        one.check()
+    assert not one.beat()
+    with pytest.raises(Lost, match=r"the lease is lost \(the host has given it up\)"):
+        one.check()
+    one.release()
+    other.check()
+    other.release()
+
+
+def test_what_was_opened_goes_on_where_the_lease_was_given_back(parent: Path) -> None:
+    one = taker(parent)
+    one.acquire()
+    stream = way(one._holds[0].link, one)
+    stream.settimeout(10)
+    stream.sendall(b"1\n")
+    assert stream.recv(10) == b"1\n"
+    one.release()
+    stream.sendall(b"2\n")
+    assert stream.recv(10) == b"2\n"
+    stream.close()
+
+
+def test_no_changing_call_without_the_lease(parent: Path) -> None:
+    held = taker(parent)
+    link = held._links[0]
+    with pytest.raises(RuntimeError, match="gpu1: a call that changes the host, without the lease"):
+        link.engine.start("node")
+    held.acquire()
+    link.ask()
+    held.release()
+    with pytest.raises(RuntimeError, match="without the lease"):
+        link.engine.start("node")
+
+
+def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> None:
+    """Its heartbeats stood still with it: only the clock that counts time asleep shows it."""
+    now = [0.0]
+
+    class Awake:
+        def monotonic(self) -> float:
+            return now[0]
+
+        def time(self) -> float:
+            return now[0]
+
+        def sleep(self, seconds: float, /) -> None:
+            now[0] += seconds
+
+    link = Link("gpu1", LocalTransport(Target("gpu1", "gpu1")), replace(SYSTEM, clock=Awake()))
+    link.open_engine("1.41")
+    LINKS.append(link)
+    held = Lease([link], "lab", "up", parent=str(parent))
+    held.acquire()
+    held.check()
+    now[0] += lease.TIME_TO_LIVE
+    with pytest.raises(Lost, match="no answer for 15 s"):
+        held.check()
+    held.release()
