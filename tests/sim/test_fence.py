@@ -86,8 +86,7 @@ def mend(world: World, inventory: Inventory, other: Inventory | None) -> None:
     assert again.error is None, again.story()[-3000:]
     left = lab.run(world, inventory, lab.do_plan)
     assert left.error is None and left.value.empty, left.story()[-3000:]
-    oracle.one_node_at_most(world)
-    oracle.nobody_holds(world)
+    oracle.converged(world, inventory)
 
 
 @pytest.mark.promise("P34")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from vllm_cluster.core.identity import Owner
@@ -57,9 +59,9 @@ def _owner(spec: ContainerSpec) -> Owner:
     return Owner(spec.cluster, spec.cluster_id)
 
 
-def _labelled(mount: Mount, owner: Owner) -> dict[str, Any]:
+def _labelled(mount: Mount, owner: Owner, labels: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """A volume that is ours also where Docker makes it, since it was gone: else nobody would ever remove it."""
-    options = {"Labels": owner.labels}
+    options = {"Labels": {**owner.labels, **labels}}
     place = {"Type": "volume", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
     return {**place, "VolumeOptions": options}
 
@@ -72,14 +74,19 @@ def _device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
     return [{"Driver": "nvidia", "DeviceIDs": list(spec.gpus.ids), "Capabilities": [["gpu"]]}]
 
 
-def idle_body(owner: Owner, image: str, volume: Mount) -> dict[str, Any]:
-    """The body for a container that never starts: a door through which files get into a volume."""
+def idle_body(
+    owner: Owner, image: str, volume: Mount, labels: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The body for a container that never starts: a door through which files get into a volume.
+
+    Where the volume is not there, Docker makes it with these labels beside the owner's.
+    """
     return {
         "Image": image,
         "Entrypoint": ["true"],
         "Cmd": [],
         "Labels": owner.labels,
-        "HostConfig": {"NetworkMode": "none", "Mounts": [_labelled(volume, owner)]},
+        "HostConfig": {"NetworkMode": "none", "Mounts": [_labelled(volume, owner, labels)]},
     }
 
 

@@ -13,7 +13,11 @@ from vllm_cluster.core.errors import UsageError
 from vllm_cluster.engine import vllm
 
 FILE = "wanted.json"
+# The request that the node program took last: it refuses one whose epoch is not higher.
+ACCEPTED_FILE = "accepted.json"
 NOTHING = b'{"v": 1, "serve": null}'
+# What a node knows that is not the head: what it took when it was one is over.
+FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}"}
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
 
 
@@ -36,9 +40,20 @@ def request(argv: Sequence[str], *, by_default: bool, **rest: Any) -> dict[str, 
     return {**content, "generation": _generation(content)}
 
 
-def written(wanted: Mapping[str, Any] | None) -> bytes:
-    """The file of a request, or of none."""
-    return json.dumps({"v": 1, "serve": wanted}).encode()
+def written(wanted: Mapping[str, Any] | None, before: bytes | None) -> bytes:
+    """The file of a request, or of none, in place of the one before: each writer counts one up.
+
+    The node program refuses what a laptop writes that has lost the lease meanwhile.
+    """
+    return json.dumps({"v": 1, "epoch": _epoch(before) + 1, "serve": wanted}).encode()
+
+
+def _epoch(raw: bytes | None) -> int:
+    try:
+        epoch = json.loads(raw or NOTHING).get("epoch")
+    except (ValueError, AttributeError):
+        return 0
+    return epoch if isinstance(epoch, int) else 0
 
 
 def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str]) -> Followed | None:
@@ -58,19 +73,18 @@ def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str
         text = f"{serve['name']} is served at {addresses[1]}"
     if tp * pp > total:
         if not serve.get("by_default"):
-            return Followed(
-                NOTHING, f"{serve['name']} is not served any more: {_too_large(serve, argv, tp, pp, total)}"
-            )
+            why = _too_large(serve, argv, tp, pp, total)
+            return Followed(written(None, raw), f"{serve['name']} is not served any more: {why}")
         try:
             chosen = vllm.layout(list(gpus.values()), None, None)
         except UsageError as error:
-            return Followed(NOTHING, f"{serve['name']} is not served any more: {error.message}")
+            return Followed(written(None, raw), f"{serve['name']} is not served any more: {error.message}")
         argv = _with(_with(argv, _TP, str(chosen.tp)), _PP, str(chosen.pp))
         text = f"{serve['name']} is served with TP={chosen.tp} × PP={chosen.pp}, before TP={tp} × PP={pp}"
     if not text:
         return None
     moved |= {"argv": argv, "nodes": dict(gpus)}
-    return Followed(written({**moved, "generation": _generation(moved)}), text)
+    return Followed(written({**moved, "generation": _generation(moved)}, raw), text)
 
 
 def _too_large(serve: Mapping[str, Any], argv: Sequence[str], tp: int, pp: int, total: int) -> str:

@@ -237,11 +237,10 @@ def outdated(state: Path, request: Mapping[str, Any], write: Callable[[Path, Map
         accepted = {}
     if request == accepted:
         return False
-    if "epoch" in request and int(request["epoch"]) <= int(accepted.get("epoch", 0)) > 0:
-        say(
-            "node",
-            f"refused request {request['epoch']}: {accepted['epoch']} was accepted before it",
-        )
+    # One without an epoch was written before requests had one, or by an earlier version of vcluster.
+    epoch, before = int(request.get("epoch", 0)), int(accepted.get("epoch", 0))
+    if epoch <= before and before > 0:
+        say("node", f"refused request {epoch}: {before} was accepted before it")
         write(state / "wanted.json", accepted)
         return True
     write(kept, request)

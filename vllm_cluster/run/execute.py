@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
-from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.identity import Owner, node_name
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
 from vllm_cluster.core.plan import (
     CreateNode,
@@ -36,7 +36,7 @@ from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
 from vllm_cluster.run.pull import pull
-from vllm_cluster.run.secret_files import provide, remove_unused
+from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.run.secrets import Secrets
 
 # 20 GB at 25 Mbit/s.
@@ -59,7 +59,8 @@ class Execution:
     files: Mapping[str, bytes]
     cache: Path
     _contexts: dict[ray_layer.Inside, bytes] = field(default_factory=dict)
-    _with_secrets: set[str] = field(default_factory=set)
+    # By host: the container through which its node's secrets were written.
+    _doors: dict[str, str] = field(default_factory=dict)
     _downloading: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
@@ -114,7 +115,7 @@ class Execution:
             case PrepareImage():
                 self._prepare_image(link, operation)
             case RemoveContainer():
-                link.engine.remove(operation.id)
+                self._remove(link.engine, operation)
             case CreateNode():
                 self._create(link.engine, operation.spec)
             case StartNode():
@@ -127,6 +128,13 @@ class Execution:
                 self._move_head(link, operation)
             case RecordMembers():
                 record_members(link, operation, self.emit)
+
+    def _remove(self, engine: EngineClient, operation: RemoveContainer) -> None:
+        engine.remove(operation.id)
+        created = any(isinstance(op, CreateNode) and op.host == operation.host for op in self.plan.operations())
+        if operation.name != node_name(self.plan.cluster) and not created:
+            # A run that broke off may have left the volume that it was writing; with a new node that is seen to there.
+            remove_orphaned(engine, Owner(self.plan.cluster, self.plan.id))
 
     def _move_head(self, link: Link, operation: MoveHead) -> None:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
@@ -212,24 +220,30 @@ class Execution:
             self.lease.check()
             spec = specs[link.name]
             config = link.engine.image_config(spec.image)
-            if config and provide(link.engine, spec, engine_name(str(config["Id"]), spec.ray), self.secrets):
-                self._with_secrets.add(link.name)
+            if config:
+                self._provide(link.engine, spec, engine_name(str(config["Id"]), spec.ray))
 
         _, failures = self.fleet.each(write, specs)
         if failures:
             raise together(failures)
 
+    def _provide(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
+        if door := provide(engine, spec, image, self.secrets):
+            self._doors[engine.host] = door
+
     def _create(self, engine: EngineClient, spec: ContainerSpec) -> None:
         base, image = self._images(engine, spec)
         engine.volumes.create(spec.state_volume, Owner(spec.cluster, spec.cluster_id).labels)
-        if engine.host not in self._with_secrets:
-            provide(engine, spec, image, self.secrets)
+        if engine.host not in self._doors:
+            self._provide(engine, spec, image)
         container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
         engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})
         if spec.role == "worker":
             # Should this host be the head again one day, nothing of then may be served by itself.
-            engine.put_files(container, STATE_FOLDER, {request.FILE: (request.NOTHING, 0o600)})
+            engine.put_files(container, STATE_FOLDER, {name: (data, 0o600) for name, data in request.FRESH.items()})
         # Before the start: a node that runs counts as done, and nothing would come back for these.
+        if door := self._doors.pop(engine.host, None):
+            engine.remove(door, grace=0)
         remove_unused(engine, spec)
         engine.start(container)
 

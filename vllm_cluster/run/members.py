@@ -73,17 +73,15 @@ def cleanup(inventory: Inventory, host: str) -> str:
 
 def move_head(source: EngineClient, target: EngineClient, spec: ContainerSpec, image: str, record: Record) -> None:
     """Copy what the head keeps from one host to another, whose node is not the head yet."""
-    found = {name: source.read_file(spec.name, f"{STATE_FOLDER}/{name}") for name in KEPT}
+    kept = {name: source.read_file(spec.name, f"{STATE_FOLDER}/{name}") for name in KEPT}
     # Always one: what an earlier head left there must not be served again.
+    found = {**request.FRESH, **{name: content for name, content in kept.items() if content is not None}}
     found[RECORD_FILE] = record.document.encode()
-    found[request.FILE] = found[request.FILE] or request.NOTHING
     owner = Owner(spec.cluster, spec.cluster_id)
     target.volumes.create(spec.state_volume, owner.labels)
     body = idle_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
     with passing(target, spec.cluster, "door", body) as door:
-        target.put_files(
-            door, STATE_FOLDER, {name: (content, 0o600) for name, content in found.items() if content is not None}
-        )
+        target.put_files(door, STATE_FOLDER, {name: (content, 0o600) for name, content in found.items()})
 
 
 def record_members(link: Link, operation: RecordMembers, emit: Emit) -> None:

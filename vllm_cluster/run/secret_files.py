@@ -10,9 +10,9 @@ from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import Owner, is_volume_name, node_name
 from vllm_cluster.core.kept import Holder, holders
-from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount
+from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, state_volume
 from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.once import passing
+from vllm_cluster.docker.once import passing, passing_name
 from vllm_cluster.docker.spec import idle_body
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Fleet
@@ -21,9 +21,11 @@ from vllm_cluster.run.secrets import GENERATED, Secrets
 CONFLICT = 409
 
 
-def provide(engine: EngineClient, spec: ContainerSpec, image: str, secrets: Secrets) -> bool:
-    """Write a node's secrets into their volume, again where they are there; whether that could be done.
+def provide(engine: EngineClient, spec: ContainerSpec, image: str, secrets: Secrets) -> str | None:
+    """Write a node's secrets into their volume, again where they are there; None where that could not be done.
 
+    Returns the container through which they were written, which stays until the node is there: a run that breaks off
+    leaves it, and so the next one sees that there may be a volume that no node uses.
     The labels say what the volume holds. Docker makes a volume without them for a container whose own was removed
     meanwhile: it is empty, and makes room unless that container still has it.
     """
@@ -31,13 +33,13 @@ def provide(engine: EngineClient, spec: ContainerSpec, image: str, secrets: Secr
     labels = {SECRET + name: identity for name, identity in ids.items()}
     has = engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").get(spec.secrets_volume)
     if has is not None and not labels.items() <= has.items() and _in_use(engine, spec.secrets_volume):
-        return False
-    engine.volumes.create(spec.secrets_volume, {**owner.labels, **labels})
+        return None
     # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
-    body = idle_body(owner, image, Mount(spec.secrets_volume, SECRETS_FOLDER))
-    with passing(engine, spec.cluster, "door", body) as door:
-        engine.put_files(door, SECRETS_FOLDER, secrets.files(ids))
-    return True
+    # Both are made by one call: a volume alone would stay unseen, should this break off.
+    door = passing_name(spec.cluster, "door")
+    engine.create(door, idle_body(owner, image, Mount(spec.secrets_volume, SECRETS_FOLDER), labels))
+    engine.put_files(door, SECRETS_FOLDER, secrets.files(ids))
+    return door
 
 
 def remove_unused(engine: EngineClient, spec: ContainerSpec) -> None:
@@ -46,6 +48,14 @@ def remove_unused(engine: EngineClient, spec: ContainerSpec) -> None:
     for name, labels in engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").items():
         ours = is_volume_name(spec.cluster, name) and labels.get(ID, spec.cluster_id) == spec.cluster_id
         if ours and name not in (spec.state_volume, spec.secrets_volume):
+            _in_use(engine, name)
+
+
+def remove_orphaned(engine: EngineClient, owner: Owner) -> None:
+    """Remove the volumes of secrets that no container uses, where the node has its own."""
+    for name, labels in engine.volumes.labelled(f"{CLUSTER}={owner.cluster}").items():
+        ours = is_volume_name(owner.cluster, name) and labels.get(ID) == owner.id
+        if ours and name != state_volume(owner.cluster):
             _in_use(engine, name)
 
 

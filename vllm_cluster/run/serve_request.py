@@ -8,33 +8,32 @@ from typing import Any
 
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import Replaced
+from vllm_cluster.engine import request
 from vllm_cluster.run.audit import last_other
 from vllm_cluster.run.fleet import Link
 
-FILE = "wanted.json"
 # Who has just written the request writes the history right after.
 AUDIT_LOOKS, AUDIT_POLL = 5, 0.3
 
 
 def read(head: Link, cluster: str) -> dict[str, Any] | None:
     """The request; None where there never was one, empty where it cannot be read."""
-    raw = head.engine.read_file(f"vcluster-{cluster}", f"{STATE_FOLDER}/{FILE}")
+    raw = _file(head, cluster)
     try:
-        request = None if raw is None else json.loads(raw)
+        asked = None if raw is None else json.loads(raw)
     except ValueError:
         return {}
-    return request if request is None or isinstance(request, dict) else {}
+    return asked if asked is None or isinstance(asked, dict) else {}
 
 
 def write(head: Link, cluster: str, wanted: Mapping[str, Any] | None) -> None:
-    """Ask the head to serve this, or nothing; only under the lease.
+    """Ask the head to serve this, or nothing; only under the lease."""
+    content = request.written(wanted, _file(head, cluster))
+    head.engine.put_files(f"vcluster-{cluster}", STATE_FOLDER, {request.FILE: (content, 0o600)})
 
-    Each writer counts one up: the node program refuses what a laptop writes that has lost the lease meanwhile.
-    """
-    before = (read(head, cluster) or {}).get("epoch")
-    epoch = (before if isinstance(before, int) else 0) + 1
-    content = json.dumps({"v": 1, "epoch": epoch, "serve": wanted}).encode()
-    head.engine.put_files(f"vcluster-{cluster}", STATE_FOLDER, {FILE: (content, 0o600)})
+
+def _file(head: Link, cluster: str) -> bytes | None:
+    return head.engine.read_file(f"vcluster-{cluster}", f"{STATE_FOLDER}/{request.FILE}")
 
 
 def refuse_replaced(head: Link, cluster: str, generation: str) -> None:
@@ -43,9 +42,9 @@ def refuse_replaced(head: Link, cluster: str, generation: str) -> None:
     Raises:
         Replaced: it is another one; with who asked for what, and when.
     """
-    request = read(head, cluster)
-    serve = request.get("serve") if request else None
-    if request is None or (isinstance(serve, Mapping) and serve.get("generation") == generation):
+    asked = read(head, cluster)
+    serve = asked.get("serve") if asked else None
+    if asked is None or (isinstance(serve, Mapping) and serve.get("generation") == generation):
         return
     other = last_other(head, cluster)
     for _ in range(AUDIT_LOOKS):

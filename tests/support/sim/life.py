@@ -161,7 +161,7 @@ def _wish(machine: Machine, box: Box) -> dict[str, Any] | None:
         return None
     request, before = json.loads(files[wanted]), json.loads(files.get(accepted, b"{}"))
     if request != before:
-        if "epoch" in request and request["epoch"] <= before.get("epoch", 0) > 0:
+        if request.get("epoch", 0) <= before.get("epoch", 0) > 0:
             files[wanted], request = files[accepted], before
         else:
             files[accepted] = files[wanted]
