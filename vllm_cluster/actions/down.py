@@ -8,7 +8,7 @@ from functools import partial
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
 from vllm_cluster.actions.survey import refuse
 from vllm_cluster.core.checks.docker import foreign as foreign_findings
-from vllm_cluster.core.errors import HostError, VclusterError, together
+from vllm_cluster.core.errors import FleetError, HostError, VclusterError, together
 from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.identity import foreign, is_leftover, is_ours, is_volume_name, node_name, our_id
 from vllm_cluster.core.kept import kept_secrets
@@ -48,22 +48,36 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         facts, failures = {**facts, **left}, {**failures, **lost}
         ours = _Ours(inventory, our_id(inventory, facts))
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
-        removed: dict[str, int] | None = None if facts else {}
-        while removed is None:
+        removed: dict[str, int] | None = None
+        while facts and removed is None:
             consent.ask(_stops(ours, fleet, facts))
             with Lease(in_order(fleet, facts), inventory.cluster, "down") as lease:
-                lease.acquire(wait, waiting(emit))
-                if consent.covers(_stops(ours, fleet, facts)):
+                # A host where it cannot be taken stays as it is; the others are cleaned.
+                if lost := _try_all(lease, wait, emit):
+                    facts = {name: entry for name, entry in facts.items() if name not in lost}
+                    failures = {**failures, **lost}
+                elif consent.covers(_stops(ours, fleet, facts)):
                     removed, more = _remove(ours, fleet, facts, emit)
                     if failures := {**failures, **more}:
                         raise together(failures).among(inventory.hosts)
-        total = sum(removed.values())
+        total = sum((removed or {}).values())
         if failures:
             raise together(failures).among(inventory.hosts)
         if inventory.api_key is None and "api-key" in kept_secrets(inventory, facts):
             emit(Event("note", "its API key is removed with it: the next up makes a new one"))
     emit(Event("result", _result(inventory, facts, total), data={"removed": total}))
     return total
+
+
+def _try_all(lease: Lease, wait: float, emit: Emit) -> dict[str, VclusterError]:
+    """Take the lease; where that cannot be done, and why: then it is held nowhere."""
+    try:
+        lease.acquire(wait, waiting(emit))
+    except (HostError, FleetError) as error:
+        for name, failure in error.failures.items():
+            emit(Event("failed", failure.message, name))
+        return dict(error.failures)
+    return {}
 
 
 def _observe(inventory: Inventory, link: Link) -> HostFacts:
@@ -105,7 +119,8 @@ class _Ours:
 
 def _stops(ours: _Ours, fleet: Fleet, hosts: Collection[str]) -> Stops:
     """What is served now: the head knows, and without it nobody does while a worker's node runs."""
-    containers = fleet.all(ours.containers, hosts)
+    # A host that does not answer any more fails alone when it is cleaned.
+    containers, _ = fleet.each(ours.containers, hosts)
     stops = served_by(ours.cluster, containers, fleet.links)
     runs = any(container.state == "running" for there in containers.values() for container in there)
     if runs and ours.inventory.head_name not in containers:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from vllm_cluster.core.errors import CommandFailed, HostError, Locked, Lost, VclusterError
+from vllm_cluster.core.errors import CommandFailed, HostError, Locked, Lost, VclusterError, together
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.fleet import WORKERS, Fleet, Link
@@ -79,6 +79,7 @@ class Lease:
 
         Raises:
             Locked: somebody else holds one; the message says which, who and since when.
+            HostError, FleetError: on these hosts it cannot be taken; then it is held nowhere.
         """
         deadline = self._runtime.after(wait)
         while busy := self._take_all():
@@ -122,9 +123,10 @@ class Lease:
             self._let_go(got[prefix:])
             if self._holds and self._beats is None:
                 self._beats = self._runtime.repeat(self.beat, HEARTBEAT, "lease")
+            answers = {link.name: outcome for link, outcome in zip(asked, outcomes, strict=True)}
+            if failed := {name: said for name, said in answers.items() if isinstance(said, VclusterError)}:
+                raise together(failed)
             for link, outcome in zip(asked, outcomes, strict=True):
-                if isinstance(outcome, VclusterError):
-                    raise outcome
                 if isinstance(outcome, str):
                     return link, outcome
         return None
