@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
-from tests.support.sim.faults import Call, Script
+from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.interleave import Controller, interleave
 from tests.support.sim.lab import Verb
 from tests.support.sim.world import World
@@ -179,3 +180,67 @@ def test_whoever_shares_a_host_is_kept_out(other: str) -> None:
         assert lab.run(world, HERE, lab.do_up, Script(hook=hook)).error is None
     assert isinstance(errors[0], Locked)
     assert "is being changed by" in errors[0].message
+
+
+@pytest.mark.promise("P34")
+@pytest.mark.parametrize("refusing", ["gpu1", "gpu2"])
+def test_down_cleans_the_other_hosts_where_one_refuses_the_lease(refusing: str) -> None:
+    world, inventory = make.world((2, 2, 2)), make.inventory(3)
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        script = Script(by_words=lambda call: Fault.LOST if (call.host, call.what) == (refusing, "lease") else None)
+        outcome = lab.run(world, inventory, lab.do_down, script)
+        assert isinstance(outcome.error, Lost), outcome.error
+        assert [(event.kind, event.host) for event in outcome.events if event.kind == "failed"] == [
+            ("failed", refusing)
+        ]
+        oracle.clean(machine for name, machine in world.machines.items() if name != refusing)
+        assert world.machines[refusing].box("vcluster-lab")
+        oracle.nobody_holds(world)
+
+
+@pytest.mark.promise("P34")
+def test_whatever_follows_a_run_that_lost_the_lease_leaves_one_volume_of_secrets() -> None:
+    """One run ends right after it wrote the secrets of a new head; all nodes are as the next one wants them."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        assert lab.run(world, HERE, lab.do_up).error is None
+        start = world.snapshot()
+        calls = lab.run(world, ELSEWHERE, lab.do_up).script.calls
+    first, *_, last = [call.index for call in calls if "-door-" in call.what]
+    for index in range(first, last + 2):
+        for fault in (Fault.KILLED, Fault.KILLED_AFTER):
+            world = World.again(start)
+            with lab.inside(world):
+                lab.run(world, ELSEWHERE, lab.do_up, Script({index: fault}))
+                world.settle(40)
+                again = lab.run(world, HERE, lab.do_up)
+                assert again.error is None, again.story()
+                oracle.converged(world, HERE)
+
+
+@pytest.mark.promise("P34")
+def test_every_writer_of_the_request_counts_up() -> None:
+    """Also `up`, where the request follows the members, and where the head moves away and back."""
+    world, fewer, elsewhere = make.world((2, 2, 2)), make.inventory(2), make.inventory(2, head="gpu2")
+    epochs: list[int] = []
+
+    def good(inventory: Inventory, verb: Verb, head: str = "gpu1") -> None:
+        outcome = lab.run(world, inventory, verb)
+        assert outcome.error is None, outcome.story()
+        world.settle(20)
+        node = world.machines[head].box("vcluster-lab")
+        raw = world.machines[head].read(node, f"{life.STATE}/wanted.json") if node else None
+        assert raw and node, head
+        epochs.append(json.loads(raw)["epoch"])
+        assert (node.life["serve"] or {}).get("phase") == "ready"
+
+    with lab.inside(world):
+        assert lab.run(world, HERE, lab.do_up).error is None
+        good(HERE, lab.do_serve)
+        good(fewer, lab.do_up)
+        good(elsewhere, lab.do_up, "gpu2")
+        good(elsewhere, partial(lab.do_serve, model="org/b"), "gpu2")
+        good(fewer, lab.do_up)
+    assert epochs == sorted(epochs)
+    assert epochs[0] < epochs[1] < epochs[3], epochs

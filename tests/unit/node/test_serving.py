@@ -265,6 +265,8 @@ def test_a_request_older_than_the_accepted_one_is_put_back(world: World) -> None
     world.phase("ready", generation="accepted")
     file.write_text(json.dumps(requests["late"]))
     eventually(lambda: json.loads(file.read_text()) == requests["accepted"], "the late request is replaced")
+    world.want("uncounted")
+    eventually(lambda: json.loads(file.read_text()) == requests["accepted"], "one that does not count is replaced")
     assert lives(world.attempts[0]["pid"])
     file.write_text(json.dumps(requests["next"]))
     world.phase("ready", generation="next")
