@@ -144,8 +144,10 @@ def test_another_cluster_on_the_same_hosts(cluster: Sandbox) -> None:
 @pytest.mark.cluster("up", leaves="empty")
 def test_a_lease_that_somebody_holds(cluster: Sandbox) -> None:
     """The lock is a flock on the head; here a person holds it."""
-    lock = "/tmp/vcluster-sandbox.lock"
-    hold = f"exec 9>>{lock}; flock 9; echo ada@laptop since noon >{lock}; echo held; cat"
+    folder = "/tmp/vcluster"
+    made = f"mkdir {folder} && chgrp docker {folder} && chmod 2770 {folder}"
+    locked = f"exec 9>>{folder}/lock; flock 9; echo ada@laptop since noon >{folder}/holder; echo held"
+    hold = f"{made} && {locked} && cat && rm -r {folder}"
     argv = ["ssh", "-F", str(cluster.folder / "ssh_config"), "gpu1", hold]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None

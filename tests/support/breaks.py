@@ -14,9 +14,10 @@ from tests.support.hosts import Sandbox
 from vllm_cluster.sandbox import names
 
 HOSTS = ("gpu1", "gpu2")
-LOCK = "/tmp/vcluster-sandbox.lock"
+LOCK = "/tmp/vcluster/lock"
 IMAGE = names.ENGINE_IMAGE
 CLUSTER = "io.vcluster.cluster=sandbox"
+ID = "io.vcluster.id"
 
 # The host's `date` is an hour ahead: all hosts share this machine's real clock, which must stay as it is.
 FAST = (
@@ -138,9 +139,11 @@ def something_to_do(sandbox: Sandbox, seconds: float) -> Iterator[None]:
 
     The container takes its time to end, and so the lease is held for that long.
     """
-    name = "vcluster-sandbox-left"
+    name = "vcluster-sandbox-probe-0a1b2c3d"
     script = f"trap 'sleep {seconds}; exit 0' TERM; sleep 1000 & wait"
-    argv = ["--detach", "--network=none", "--label", CLUSTER, "--name", name, "--entrypoint", "sh", IMAGE, "-c", script]
+    identity = root(sandbox, "gpu2", f"docker inspect -f '{{{{index .Config.Labels \"{ID}\"}}}}' vcluster-sandbox").strip()
+    labels = ["--label", CLUSTER, "--label", f"{ID}={identity}"]
+    argv = ["--detach", "--network=none", *labels, "--name", name, "--entrypoint", "sh", IMAGE, "-c", script]
     sandbox.on("gpu2", "docker", "run", *argv, root=True)
     try:
         yield

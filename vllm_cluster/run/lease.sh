@@ -22,18 +22,23 @@ if [ "${owner:-$me}" = "$me" ] && [ "$me" != 0 ] || [ -z "$owner" ]; then
 else
     folder=$parent/vcluster format='%F %a %g' wanted="directory 2770 $group"
 fi
-if [ ! -e "$folder" ]; then
-    # Whole or not at all: another who comes now must not see a folder that has not its group yet.
-    new=$(mktemp -d "$folder.XXXXXX") || refuse "$parent is not writable" "look at: ls -ld $parent; df $parent"
-    { [ -z "$group" ] || { chgrp "$group" "$new" && chmod 2770 "$new"; }; } 2>/dev/null && mv -T "$new" "$folder" 2>/dev/null
-    rm -rf "$new"
-fi
-found=$(stat -c "$format" "$folder" 2>/dev/null)
-if [ -z "$found" ]; then
-    refuse "$folder cannot be given the group of $socket" "add this user to that group: sudo usermod -aG $(stat -Lc %G "$socket") $(id -un)"
-elif [ "$found" != "$wanted" ]; then
-    refuse "$folder is not of those who may use Docker: it is $(stat -c 'a %F of %U:%G, mode %a' "$folder")" "sudo rm -r $folder"
-fi
+# Makes the folder where it is not there, and looks whose it is.
+prepare() {
+    if [ ! -e "$folder" ]; then
+        # Whole or not at all: another who comes now must not see a folder that has not its group yet.
+        new=$(mktemp -d "$folder.XXXXXX") || refuse "$parent is not writable" "look at: ls -ld $parent; df $parent"
+        if [ -n "$group" ] && ! { chgrp "$group" "$new" && chmod 2770 "$new"; } 2>/dev/null; then
+            rmdir "$new"
+            remedy="sudo usermod -aG $(stat -Lc %G "$socket") $(id -un)"
+            refuse "$folder cannot be given the group of $socket" "add this user to that group: $remedy"
+        fi
+        mv -T "$new" "$folder" 2>/dev/null || rmdir "$new"
+    fi
+    found=$(stat -c "$format" "$folder" 2>/dev/null)
+    [ -z "$found" ] || [ "$found" = "$wanted" ] && return
+    whose=$(stat -c 'a %F of %U:%G, mode %a' "$folder" 2>/dev/null) || return
+    refuse "$folder is not of those who may use Docker: it is $whose" "sudo rm -r $folder"
+}
 
 born() { stat=$(cat "/proc/$1/stat" 2>/dev/null) && set -- ${stat##*)} && echo "${20}"; }
 # The streams to Docker that were opened under the lease. A process id alone could by now be another program's.
@@ -44,15 +49,19 @@ kill_streams() {
         rm -f "$file"
     done
 }
+tries=0
 while :; do
-    exec 9>>"$folder/lock"
+    [ $((tries += 1)) -le 100 ] || refuse "$folder/lock vanishes again and again" "look at: ls -l $folder; df $folder"
+    prepare
+    # Whoever lets go removes lock and folder, maybe just now. Without `command` a failed redirection ends the shell.
+    { command exec 9>>"$folder/lock"; } 2>/dev/null || continue
     flock -n 9
     case $? in
     0) ;;
     1) echo "vcluster-lease busy $(head -n 1 "$folder/holder" 2>/dev/null | cut -c 1-300)"; exit 75 ;;
     *) refuse "$folder/lock cannot be locked" "look at: df $folder" ;;
     esac
-    # A cleaner of /tmp may have removed the file meanwhile: a lock on the removed one would exclude nobody.
+    # A lock on a file that was removed meanwhile would exclude nobody.
     [ "$(stat -Lc %i /proc/self/fd/9)" = "$(stat -c %i "$folder/lock" 2>/dev/null)" ] && break
 done
 over=lost
@@ -61,7 +70,9 @@ give_up() {
     rm -f "$folder/token"
     # Who has said `end` sends nothing more; of whoever fell silent nothing may arrive any more.
     if [ "$over" = end ]; then rm -f "$folder"/stream.*; else kill_streams; fi
-    : >"$folder/holder"
+    # Nothing is left behind; the folder stays where another user made it.
+    rm -f "$folder/holder" "$folder/lock"
+    rmdir "$folder" 2>/dev/null
 }
 trap give_up EXIT
 trap 'exit 143' HUP INT TERM
