@@ -141,7 +141,9 @@ def something_to_do(sandbox: Sandbox, seconds: float) -> Iterator[None]:
     """
     name = "vcluster-sandbox-probe-0a1b2c3d"
     script = f"trap 'sleep {seconds}; exit 0' TERM; sleep 1000 & wait"
-    identity = root(sandbox, "gpu2", f"docker inspect -f '{{{{index .Config.Labels \"{ID}\"}}}}' vcluster-sandbox").strip()
+    identity = root(
+        sandbox, "gpu2", f"docker inspect -f '{{{{index .Config.Labels \"{ID}\"}}}}' vcluster-sandbox"
+    ).strip()
     labels = ["--label", CLUSTER, "--label", f"{ID}={identity}"]
     argv = ["--detach", "--network=none", *labels, "--name", name, "--entrypoint", "sh", IMAGE, "-c", script]
     sandbox.on("gpu2", "docker", "run", *argv, root=True)
