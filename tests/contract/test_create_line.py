@@ -41,7 +41,7 @@ def empty_image() -> Iterator[None]:
 @pytest.fixture
 def spec() -> Iterator[ContainerSpec]:
     """A head's container, which is removed with its volumes."""
-    words = world.inventory(cluster=CLUSTER, image=IMAGE, model_cache="/tmp", environment={"NOTE": "a 'b' $c,d\n"})
+    words = world.inventory(cluster=CLUSTER, image=IMAGE, model_cache="/srv", environment={"NOTE": "a 'b' $c,d\n"})
     head = desired(words, world.hosts(), world.INPUTS)[0]
     yield head
     docker("rm", "-f", f"vcluster-{CLUSTER}")

@@ -98,6 +98,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) ->
     """A host whose docker has a configuration of its own, empty at first, in `tmp_path`."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     link = Link("gpu1", docker_api.here())
+    link.may_change = True  # these tests hold no lease
     link.open_engine("1.41")
     yield link
     link.close()

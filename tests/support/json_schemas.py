@@ -189,6 +189,7 @@ def _events() -> list[Schema]:
         ("done", operation),
         ("done", {"removed": COUNT}),
         ("warning", {"code": TEXT}),
+        ("note", {"code": TEXT}),
         ("progress", {"gpus": pair}),
         ("progress", {"phase": TEXT, "detail": TEXT, "progress": maybe(pair)}),
         ("progress", {"bytes": COUNT}),
@@ -209,12 +210,12 @@ def _error() -> Schema:
     words: Schema = {"error": TEXT, "message": TEXT, "hint": maybe(TEXT), "exit_code": COUNT}
     done, failed = keys({"state": {"const": "ok"}}), keys({"state": {"const": "failed"}, **words}, {"host": TEXT})
     more = {"host": TEXT, "hosts": by_name({"anyOf": [done, failed]})}
-    return keys({"v": VERSION, "event": {"const": "error"}, **words}, more)
+    return keys({"v": VERSION, "t": NUMBER, "event": {"const": "error"}, **words}, more)
 
 
 def _endpoint() -> Schema:
     texts = ("model", "url", "head", "curl", "key")
-    return keys({"v": VERSION, "event": {"const": "endpoint"}, **dict.fromkeys(texts, TEXT), "exposed": YES})
+    return keys({"v": VERSION, "t": NUMBER, "event": {"const": "endpoint"}, **dict.fromkeys(texts, TEXT), "exposed": YES})
 
 
 @cache

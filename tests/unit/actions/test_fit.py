@@ -36,7 +36,7 @@ def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: An
         def every(work: Callable[[SimpleNamespace], HostFacts]) -> dict[str, HostFacts]:
             return {name: work(link) for name, link in links.items()}
 
-        yield SimpleNamespace(all=every, links=links)
+        yield SimpleNamespace(all=every, links=links, without_lease=lambda: None)
 
     made = shape(configs.LLAMA_8B)
     monkeypatch.setattr(action, "connected", connected)

@@ -47,7 +47,7 @@ with lab.inside(world):
         with open(folder + "/end", "w") as end:
             end.write(repr([box.body["Labels"].get("io.vcluster.role") for m in world.machines.values()
                             for box in m.boxes.values() if box.state == "running"]))
-            locks = [file for machine in world.machines.values() for file in machine.locks]
+            locks = [machine.lock for machine in world.machines.values() if machine.lock]
             end.write(f" locks: {len(locks)}")
 """
 BOTH = "['head', 'worker'] locks: 0"
