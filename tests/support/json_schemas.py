@@ -215,7 +215,9 @@ def _error() -> Schema:
 
 def _endpoint() -> Schema:
     texts = ("model", "url", "head", "curl", "key")
-    return keys({"v": VERSION, "t": NUMBER, "event": {"const": "endpoint"}, **dict.fromkeys(texts, TEXT), "exposed": YES})
+    return keys(
+        {"v": VERSION, "t": NUMBER, "event": {"const": "endpoint"}, **dict.fromkeys(texts, TEXT), "exposed": YES}
+    )
 
 
 @cache
