@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PROMISES = {
     "P1": "a crash anywhere: another run converges, within a normal `up` + 5 s, 0 orphans",
-    "P2": "`up` twice changes nothing; at most 6 round trips a host",
+    "P2": "`up` twice changes nothing; at most 7 round trips a host",
     "P3": "`plan` is honest: what is printed is what runs, and it changes nothing",
     "P4": "a refused connection is named within 5 s, and no other host touched",
     "P5": "a black hole ends within its deadline, or 20 s of silence; told as lost",
