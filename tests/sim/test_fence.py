@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +10,7 @@ from random import Random
 
 import pytest
 
+from tests.support.depth import cases
 from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.faults import Call, Fault, Script
@@ -24,8 +24,8 @@ from vllm_cluster.run.events import Emit
 from vllm_cluster.run.runtime import Runtime
 
 WAIT = 90.0
-# CI's share; the whole promise is 500 of each kind of pair together.
-CASES = int(os.environ.get("VCLUSTER_SIM_EXAMPLES", "0")) or 12
+# The whole promise is 500 over the four kinds of pairs.
+CASES = cases(3, 12, 125)
 
 
 def patient_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> object:
