@@ -28,7 +28,11 @@ PAGES = {path.name: path for path in [ROOT / "README.md", *sorted((ROOT / "docs"
 # What the sandbox serves in the place of a model that fills sixteen GPUs.
 LARGE, TINY = "meta-llama/Llama-3.1-405B-Instruct", "sandbox/tiny-llama"
 # What stops a model that is served there.
-ASKS = (f"vcluster serve {LARGE} -- --max-model-len 1024", "vcluster stop", "vcluster down")
+# Where a page stops first, nothing is served any more when it takes the cluster down.
+ASKS = {
+    "first-cluster.md": (f"vcluster serve {LARGE} -- --max-model-len 1024", "vcluster stop"),
+    "sandbox.md": ("vcluster down",),
+}
 
 
 def commands(page: str) -> list[str]:
@@ -91,7 +95,7 @@ def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
             if command == "vcluster tunnel":
                 terminals.enter_context(open_tunnel(tmp_path, {}))
                 continue
-            if command in ASKS:
+            if command in ASKS["first-cluster.md"]:
                 answer(command.replace(LARGE, TINY), tmp_path, {})
                 continue
             said = shell(command.replace(LARGE, TINY), tmp_path, {})
@@ -116,7 +120,7 @@ def test_the_sandbox_page(sandbox: Sandbox, tmp_path: Path, own: bool) -> None:
             name, _, value = command.removeprefix("export ").partition("=")
             environment[name] = value
             continue
-        if command in ASKS:
+        if command in ASKS["sandbox.md"]:
             answer(command, tmp_path, environment)
             continue
         if own or command != "vcluster sandbox down":
