@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any
 
 from vllm_cluster.core.spec import ContainerSpec, GpuRequest, Mount
@@ -18,39 +17,6 @@ CHANGED = "changed"
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 
 
-class Effect(StrEnum):
-    """What a difference costs: nothing, a restart of the container, or another container."""
-
-    SAME = "same"
-    RESTART = "restart"
-    RECREATE = "recreate"
-
-
-# What each field of the spec costs to change.
-EFFECTS: Mapping[str, Effect] = {
-    "host": Effect.RECREATE,
-    "cluster": Effect.RECREATE,
-    "role": Effect.RECREATE,
-    "address": Effect.RECREATE,
-    "head_address": Effect.RECREATE,
-    "image": Effect.RECREATE,
-    "ray": Effect.RECREATE,
-    "gpu_count": Effect.RECREATE,
-    "command": Effect.RECREATE,
-    "environment": Effect.RECREATE,
-    "mounts": Effect.RECREATE,
-    "shm_size": Effect.RECREATE,
-    "gpus": Effect.RECREATE,
-    "devices": Effect.RECREATE,
-    "capabilities": Effect.RECREATE,
-    "unlimited_memlock": Effect.RECREATE,
-    "privileged": Effect.RECREATE,
-    "program": Effect.RECREATE,
-    "secrets": Effect.RECREATE,
-    "cluster_id": Effect.RECREATE,
-}
-
-
 @dataclass(frozen=True)
 class FieldChange:
     """One field, as `environment.NCCL_DEBUG`, and its text before and after; what is secret is only "changed"."""
@@ -58,7 +24,6 @@ class FieldChange:
     field: str
     before: str
     after: str
-    effect: Effect
 
     @property
     def text(self) -> str:
@@ -73,11 +38,6 @@ class Change:
     """Every field that differs."""
 
     fields: tuple[FieldChange, ...] = ()
-
-    @property
-    def effect(self) -> Effect:
-        """The strongest effect of its fields."""
-        return max((field.effect for field in self.fields), default=Effect.SAME, key=list(Effect).index)
 
     @property
     def text(self) -> str:
@@ -109,7 +69,7 @@ def _field(name: str, current: ContainerSpec, wanted: ContainerSpec) -> Iterator
             texts = (redact(old.get(key, UNSET)), redact(new.get(key, UNSET)))
             # What differs in a secret alone reads the same now.
             texts = (CHANGED, CHANGED) if secret or texts[0] == texts[1] else texts
-            yield FieldChange(path, *texts, EFFECTS[name])
+            yield FieldChange(path, *texts)
 
 
 def _entries(name: str, value: Any, spec: ContainerSpec) -> dict[str, str]:

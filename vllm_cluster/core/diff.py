@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_cluster.core.change import Effect, FieldChange, compare
+from vllm_cluster.core.change import FieldChange, compare
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import is_leftover, is_volume_name, node_of
 from vllm_cluster.core.images import engine_name, find
@@ -86,7 +86,7 @@ def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
     base = find(spec.image, facts.images)
     made_from = container.labels.get(BASE_IMAGE)
     if base and made_from not in (None, base.id):
-        moved = FieldChange("image id", str(made_from), base.id, Effect.RECREATE)
+        moved = FieldChange("image id", str(made_from), base.id)
         return _Reason(f"{spec.image} is another image now", (moved,))
     return _Reason()
 
