@@ -12,9 +12,12 @@ from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
-from tests.support.sim.world import World
+from tests.support.sim.world import Machine, World
+from vllm_cluster.core.errors import NotJoined, Unreachable
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.barrier import GONE_SECONDS
+from vllm_cluster.run.fleet import CONNECT_SECONDS
 
 CHANGES = {
     "a host joins": (inventory(1, 2), inventory(1, 2, 3)),
@@ -184,6 +187,81 @@ def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
         assert code(down) == 4
         assert any("docker rm -f vcluster-lab" in event.text for event in down.events if event.host == "gpu3")
     record("P33", "sim: a member left and is behind a black hole", "named with the command, cleaned later", True)
+
+
+def left_behind(world: World, *, dead: bool) -> Machine:
+    """gpu3 has left a cluster of three, and SSH does not reach it; its node runs on unless it is dead."""
+    good(world, inventory(1, 2, 3), lab.do_up)
+    gone = world.machines["gpu3"]
+    if dead:
+        world.stop(gone, next(iter(gone.boxes.values())), gently=False)
+    gone.reachable = False
+    return gone
+
+
+@pytest.mark.promise("P33")
+def test_a_member_that_is_gone_for_good_is_forgotten() -> None:
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        left_behind(world, dead=True)
+        outcome = good(world, inventory(1, 2), lab.do_up)
+        (warned,) = {event.text for event in outcome.events if event.kind == "warning" and event.host == "gpu3"}
+        assert warned.endswith("If it is gone for good: vcluster up --forget gpu3")
+        outcome = good(world, inventory(1, 2), lab.do_forget("gpu3"))
+        assert outcome.operations == [("gpu1", "record members: gpu3 is forgotten")]
+        oracle.converged(world, inventory(1, 2))
+        assert remembered(world, inventory(1, 2)) == {"gpu1": False, "gpu2": False}
+        again = good(world, inventory(1, 2), lab.do_up)
+        assert "gpu3" not in again.script_hosts()
+        assert again.seconds < 1 < outcome.seconds
+    record("P33", "sim: up --forget of a member that is gone for good", "nothing is asked of it any more", True)
+
+
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("host", ["gpu1", "gpu3", "gpu9"])
+def test_only_a_member_that_left_can_be_forgotten(host: str) -> None:
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        good(world, inventory(1, 2, 3), lab.do_up)
+        outcome = lab.run(world, inventory(1, 2), lab.do_forget(host))
+        if host == "gpu3":
+            # It answers: its node is removed, as without the option.
+            assert outcome.error is None
+            whole(world, inventory(1, 2))
+        else:
+            assert code(outcome) == 2
+            assert f"--forget {host}: hosts that left the inventory: gpu3" in str(outcome.error)
+            assert outcome.script.changing == []
+
+
+@pytest.mark.promise("P33", "P18")
+def test_a_node_that_nobody_reaches_and_ray_counts_ends_up_at_once() -> None:
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        gone = left_behind(world, dead=False)
+        outcome = lab.run(world, inventory(1, 2), lab.do_up)
+        assert isinstance(outcome.error, Unreachable), outcome.story()
+        assert "gpu3: Ray still counts its node at 10.0.0.3" in outcome.error.message
+        assert "on gpu3: docker rm -f vcluster-lab" in str(outcome.error.hint)
+        seconds = outcome.seconds
+        gone.reachable = True
+        good(world, inventory(1, 2), lab.do_up)
+        whole(world, inventory(1, 2))
+    assert seconds < 2 * CONNECT_SECONDS
+    record("P33", "sim: a node outside the inventory that SSH does not reach", f"exit 4 after {seconds:.0f} s", True)
+
+
+@pytest.mark.promise("P33", "P18")
+def test_a_node_that_nobody_knows_is_named_once_ray_would_have_noticed_its_end() -> None:
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        good(world, inventory(1, 2, 3), lab.do_up)
+        del world.machines["gpu1"].volumes["vcluster-lab-state"].files["cluster.json"]
+        outcome = lab.run(world, inventory(1, 2), lab.do_up)
+        assert isinstance(outcome.error, NotJoined), outcome.story()
+        assert "Ray counts a node at 10.0.0.3, which is not in the inventory" in outcome.error.message
+        assert "docker rm -f vcluster-lab" in str(outcome.error.hint)
+    assert GONE_SECONDS < outcome.seconds < GONE_SECONDS + 10
 
 
 @pytest.mark.promise("P33")

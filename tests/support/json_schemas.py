@@ -121,7 +121,16 @@ def _plan() -> Schema:
         more |= {"docker_create": TEXT} if kind is plan.CreateNode else {}
         operations.append(fields(kind, **more))
     stage = keys({"title": TEXT, "operations": rows({"anyOf": operations}), "barrier": TEXT})
-    return keys({"cluster": TEXT, "id": TEXT, "empty": YES, "gpus": by_name(COUNT), "stages": rows(stage)})
+    return keys(
+        {
+            "cluster": TEXT,
+            "id": TEXT,
+            "empty": YES,
+            "gpus": by_name(COUNT),
+            "stages": rows(stage),
+            "lost": by_name(TEXT),
+        }
+    )
 
 
 def _fit() -> Schema:

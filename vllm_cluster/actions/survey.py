@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -72,14 +72,22 @@ def facts_of(inventory: Inventory, fleet: Fleet) -> dict[str, HostFacts]:
 
 
 def survey(
-    inventory: Inventory, fleet: Fleet, emit: Emit, *, locked: bool = False, reading: Reading = Reading.ALL
+    inventory: Inventory,
+    fleet: Fleet,
+    emit: Emit,
+    *,
+    locked: bool = False,
+    reading: Reading = Reading.ALL,
+    forget: Collection[str] = (),
 ) -> Survey:
     """Observe all hosts and compare them with the inventory; changes nothing.
 
     With the lease held it also reads the generated secrets from where they are, to give them to new nodes.
+    Members that left and cannot be reached are remembered, but for those to `forget`.
 
     Raises:
         PreflightFailed: something is wrong that must be mended first.
+        UsageError: a host to forget has not left.
     """
     emit(Event("phase", "looking at the hosts"))
     facts = facts_of(inventory, fleet)
@@ -96,7 +104,7 @@ def survey(
         emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
     identity = our_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
     specs = desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity))
-    members = membership(inventory, fleet, facts, specs, emit)
+    members = membership(inventory, fleet, facts, specs, emit=emit, forget=forget)
     return Survey({**facts, **members.former}, diff(specs, facts, members), secrets)
 
 

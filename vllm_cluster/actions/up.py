@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
@@ -25,26 +27,36 @@ from vllm_cluster.text import count
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster key"
 
 
-def plan(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Plan:
+def plan(inventory: Inventory, emit: Emit, *, forget: Collection[str] = (), runtime: Runtime = SYSTEM) -> Plan:
     """What `up` would do. Changes nothing."""
     with connected(inventory, emit, runtime=runtime) as fleet:
-        return survey(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE).plan
+        return survey(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, forget=forget).plan
 
 
 def up(
-    inventory: Inventory, emit: Emit, *, confirm: Confirm, cache: Path, wait: float = 0.0, runtime: Runtime = SYSTEM
+    inventory: Inventory,
+    emit: Emit,
+    *,
+    confirm: Confirm,
+    cache: Path,
+    wait: float = 0.0,
+    forget: Collection[str] = (),
+    runtime: Runtime = SYSTEM,
 ) -> Plan:
     """Make the hosts what the inventory says, and wait until Ray counts exactly its GPUs; returns what was done.
+
+    `forget` names hosts that left the inventory and are gone for good.
 
     Raises:
         VclusterError: see the tree in core/errors; what was done stands, and another `up` goes on from there.
     """
     with connected(inventory, emit, runtime=runtime) as fleet:
-        first = survey(inventory, fleet, emit)
+        look = partial(survey, inventory, fleet, emit, forget=forget)
+        first = look()
         done = first.plan
         try:
             if not done.empty:
-                done = _change(inventory, fleet, first, emit=emit, confirm=confirm, cache=cache, wait=wait)
+                done = _change(inventory, fleet, first, look, emit=emit, confirm=confirm, cache=cache, wait=wait)
             _verify(fleet, done, emit)
         except VclusterError as error:
             raise with_cause(error, fleet, inventory) from None
@@ -53,7 +65,15 @@ def up(
 
 
 def _change(
-    inventory: Inventory, fleet: Fleet, seen: Survey, *, emit: Emit, confirm: Confirm, cache: Path, wait: float
+    inventory: Inventory,
+    fleet: Fleet,
+    seen: Survey,
+    look: Callable[..., Survey],
+    *,
+    emit: Emit,
+    confirm: Confirm,
+    cache: Path,
+    wait: float,
 ) -> Plan:
     emit(Event("note", _summary(seen.plan)))
     consent = Consent(confirm, inventory.cluster)
@@ -64,7 +84,7 @@ def _change(
         with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
             lease.acquire(wait, waiting(emit))
             # Others may have changed things until the lease was ours.
-            seen = survey(inventory, fleet, emit, locked=True)
+            seen = look(locked=True)
             if consent.covers(stopped_by(seen.plan, seen.facts, fleet.links)):
                 emit(Event("plan", "", data={"plan": seen.plan}))
                 _announce(inventory, seen, emit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -21,14 +22,14 @@ def plan(
     Session(inventory, as_json=as_json).run(lambda session: show(session, exit_code=exit_code))
 
 
-def show(session: Session, *, exit_code: bool) -> None:
+def show(session: Session, *, exit_code: bool, forget: Sequence[str] = ()) -> None:
     """Make the plan and write it."""
     import json
 
     from vllm_cluster.actions import up as action
     from vllm_cluster.cli.render.plan import plan_document, show_plan
 
-    made = action.plan(session.load(), session.progress)
+    made = action.plan(session.load(), session.progress, forget=forget)
     session.finish()
     if session.as_json:
         print(json.dumps({"v": 1, **plan_document(made)}))

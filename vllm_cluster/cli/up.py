@@ -17,6 +17,12 @@ def up(
     as_json: Json = False,
     wait: Wait = 0.0,
     yes: Yes = False,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forget", metavar="HOST", help="A host that left the inventory and is gone for good. Repeatable."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `plan` does.")] = False,
 ) -> None:
     """Make every host what the inventory says, and wait until Ray counts exactly its GPUs."""
@@ -25,8 +31,9 @@ def up(
         from vllm_cluster.actions import up as up_action
 
         if dry_run:
-            plan.show(session, exit_code=False)
+            plan.show(session, exit_code=False, forget=forget or ())
             return
-        up_action.up(session.load(), session.emit, confirm=session.confirm(yes), cache=cache_folder(), wait=wait)
+        cache, confirm = cache_folder(), session.confirm(yes)
+        up_action.up(session.load(), session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or ())
 
     Session(inventory, as_json=as_json, changes=True).run(action)

@@ -56,7 +56,9 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
         ),
     )
     gpus = {spec.address: spec.gpu_count for spec in specs}
-    return Plan(head.cluster, head.cluster_id, tuple(stage for stage in stages if stage.operations), gpus, head.host)
+    lost = members.lost if members else {}
+    filled = tuple(stage for stage in stages if stage.operations)
+    return Plan(head.cluster, head.cluster_id, filled, gpus, head.host, lost)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 from vllm_cluster.core.facts import HostFacts
@@ -73,12 +73,13 @@ class Record:
 class Membership:
     """Who joins and who leaves: the facts of members that left, by host, and what the head shall remember.
 
-    `changed` says for people what is new in the record, empty when nothing is; `known` whether the head had one that
-    could be read. `moved_from` is the host of the head that is now, where that is another one; `request` is what to
-    serve from now on, None where it stays.
+    `lost` are the members that left and cannot be reached, address → name. `changed` says for people what is new in
+    the record, empty when nothing is; `known` whether the head had one that could be read. `moved_from` is the host of
+    the head that is now, where that is another one; `request` is what to serve from now on, None where it stays.
     """
 
     former: Mapping[str, HostFacts]
+    lost: Mapping[str, str]
     record: Record
     changed: str
     known: bool
@@ -135,7 +136,7 @@ def recorded(
     )
 
 
-def differences(old: Record | None, new: Record) -> Iterator[str]:
+def differences(old: Record | None, new: Record, forgotten: Collection[Member] = ()) -> Iterator[str]:
     """What changes from one record to the other, for people; how a host is reached is no difference."""
     if old is None or old.id != new.id:
         yield f"members {', '.join(member.name for member in new.members)}"
@@ -152,7 +153,9 @@ def differences(old: Record | None, new: Record) -> Iterator[str]:
             yield _changed(before, member)
     here = {member.machine_id for member in new.members}
     replaced = {member.name for member in new.members}
-    yield from (f"{m.name} left" for m in old.members if m.machine_id not in here and m.name not in replaced)
+    for member in old.members:
+        if member.machine_id not in here and member.name not in replaced:
+            yield f"{member.name} {'is forgotten' if member in forgotten else 'left'}"
 
 
 def _changed(before: Member, member: Member) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from vllm_cluster.core.change import FieldChange
@@ -162,6 +162,8 @@ class Plan:
     stages: tuple[Stage, ...]
     gpus: Mapping[str, int]
     head: str
+    # Members that left the inventory and cannot be reached, address → name.
+    lost: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:

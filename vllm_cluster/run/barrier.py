@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.errors import CommandFailed, HostError, NotJoined
+from vllm_cluster.core.errors import CommandFailed, HostError, NotJoined, Unreachable
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.engine.status import Membership, NodeStatus, membership, parse_status
@@ -20,6 +20,8 @@ POLL = 0.2
 JOIN_SECONDS = 180.0
 # A worker that cannot even connect to the head for this long has no way to it.
 CONNECT_SECONDS = 30.0
+# Ray counts a node that has gone until it notices, after 3 x 11 s at most.
+GONE_SECONDS = 40.0
 # Ray ending this often at once is not bad luck.
 RAY_ATTEMPTS = 3
 
@@ -98,10 +100,12 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
         if found.complete:
             emit(Event("progress", f"GPUs {found.have}/{found.want}", data={"gpus": [found.have, found.want]}))
             return
+        seconds_so_far = clock.monotonic() - started
         for name, node in nodes.items():
             _refuse_failing(name, node, before)
-            _refuse_cut_off(name, node, clock.monotonic() - started)
-        text = f"GPUs {found.have}/{found.want}: {_explain(found, fleet)}"
+            _refuse_cut_off(name, node, seconds_so_far)
+        _refuse_outsider(plan, found, seconds_so_far)
+        text = f"GPUs {found.have}/{found.want}: {_explain(found, {**plan.lost, **fleet.addresses})}"
         if text != shown:
             emit(Event("progress", text, data={"gpus": [found.have, found.want]}))
             shown = text
@@ -116,10 +120,9 @@ def count(plan: Plan, head: Node) -> Membership:
     return membership(plan.gpus, head.status.ray.nodes if head.status else ())
 
 
-def _explain(found: Membership, fleet: Fleet) -> str:
-    names = fleet.addresses
+def _explain(found: Membership, names: Mapping[str, str]) -> str:
     parts = [f"waiting for {names.get(address, address)}" for address in found.missing]
-    parts += [f"{address} is in Ray and not in the inventory" for address in found.foreign]
+    parts += [f"{names.get(a, a)} is in Ray and not in the inventory" for a in found.foreign]
     parts += [f"{names.get(a, a)} has another number of GPUs than planned" for a in found.wrong]
     return ", ".join(parts) or "waiting for Ray"
 
@@ -139,6 +142,21 @@ def _refuse_cut_off(host: str, node: Node, seconds: float) -> None:
             f"no connection to the head for {seconds:.0f} s ({ray.error})",
             hint="open the cluster's ports between the hosts' private addresses (docs/inventory.md, ports)",
         )
+
+
+def _refuse_outsider(plan: Plan, found: Membership, seconds: float) -> None:
+    """Refuse a node outside the inventory that keeps an otherwise complete Ray from being what is planned."""
+    if found.missing or found.wrong:
+        return
+    node = f"vcluster-{plan.cluster}"
+    for address in found.foreign:
+        if host := plan.lost.get(address):
+            text = f"Ray still counts its node at {address}; it left the inventory and cannot be reached"
+            raise Unreachable(host, text, hint=f"on {host}: docker rm -f {node}\nvcluster up")
+        if seconds > GONE_SECONDS:
+            text = f"Ray counts a node at {address}, which is not in the inventory"
+            hint = f"on {address}: docker rm -f {node}, or add that host to the inventory\nvcluster up"
+            raise NotJoined(plan.head, text, hint=hint)
 
 
 def _timestamp(text: str) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.errors import HostError, VclusterError
+from vllm_cluster.core.errors import HostError, UsageError, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import Owner, node_name
 from vllm_cluster.core.members import Member, Membership, Record, differences, former, record_of, recorded
@@ -26,25 +26,63 @@ KEPT = (request.FILE, "audit.jsonl")
 
 
 def membership(
-    inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], specs: Sequence[ContainerSpec], emit: Emit
+    inventory: Inventory,
+    fleet: Fleet,
+    facts: Mapping[str, HostFacts],
+    specs: Sequence[ContainerSpec],
+    *,
+    emit: Emit,
+    forget: Collection[str] = (),
 ) -> Membership:
-    """Who joins and who left, by what the head remembers; members that left are connected and looked at."""
+    """Who joins and who left, by what the head remembers; members that left are connected and looked at.
+
+    Of those that cannot be reached, the ones to `forget` are remembered no longer.
+
+    Raises:
+        UsageError: one to forget has not left.
+    """
     found = record_of(inventory, facts)
     source, old = found or (None, None)
     left = former(inventory, facts, old)
-    seen, lost = look_at_former(inventory, fleet, left)
-    for name, error in lost.items():
-        text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
-        emit(Event("warning", f"{text}; its node may still run. {cleanup(inventory, name)}", name))
-    new = recorded(inventory, facts, specs, old, [left[name] for name in lost])
-    changed = "; ".join(differences(old, new))
+    _require_left(inventory, left, forget)
+    seen, failed = look_at_former(inventory, fleet, left)
+    for name, error in failed.items():
+        _warn(inventory, name, error, emit, forgotten=name in forget)
+    lost = {name: left[name] for name in failed if name not in forget}
+    new = recorded(inventory, facts, specs, old, lost.values())
+    changed = "; ".join(differences(old, new, [left[name] for name in failed.keys() - lost.keys()]))
     moved_from = source if source not in (None, inventory.head_name) else None
     followed = None
     if source and (changed or moved_from):
         raw = fleet.links[source].engine.read_file(node_name(inventory.cluster), f"{STATE_FOLDER}/{request.FILE}")
         gpus = {spec.address: spec.gpu_count for spec in specs}
         followed = request.follow(raw, gpus, (inventory.hosts[source].address, specs[0].address))
-    return Membership(seen, new, changed, old is not None, moved_from, followed)
+    return Membership(
+        seen,
+        {member.address: name for name, member in lost.items()},
+        new,
+        changed,
+        old is not None,
+        moved_from,
+        followed,
+    )
+
+
+def _require_left(inventory: Inventory, left: Mapping[str, Member], forget: Collection[str]) -> None:
+    for name in forget:
+        if name not in left:
+            hint = f"take {name} out of the inventory first" if name in inventory.hosts else None
+            raise UsageError(f"--forget {name}: hosts that left the inventory: {', '.join(left) or 'none'}", hint=hint)
+
+
+def _warn(inventory: Inventory, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
+    """Say what becomes of a member that left and cannot be reached."""
+    text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
+    if forgotten:
+        emit(Event("warning", f"{text}; it is forgotten. What it holds stays there. {by_hand(inventory, host)}", host))
+        return
+    gone = f"If it is gone for good: vcluster up --forget {host}"
+    emit(Event("warning", f"{text}; its node may still run. {cleanup(inventory, host)}. {gone}", host))
 
 
 def look_at_former(
@@ -65,10 +103,15 @@ def _observe(inventory: Inventory, link: Link) -> HostFacts:
 
 
 def cleanup(inventory: Inventory, host: str) -> str:
-    """How a person removes by hand what a member that left still holds."""
+    """How what a member that left still holds is removed."""
+    return f"Run vcluster up once it answers. {by_hand(inventory, host)}"
+
+
+def by_hand(inventory: Inventory, host: str) -> str:
+    """The commands that remove it without vcluster."""
     node = node_name(inventory.cluster)
     volumes = f"docker volume ls -q --filter label=io.vcluster.cluster={inventory.cluster} | xargs -r docker volume rm"
-    return f"Run vcluster up once it answers, or on {host}: docker rm -f {node}; {volumes}"
+    return f"By hand, on {host}: docker rm -f {node}; {volumes}"
 
 
 def move_head(source: EngineClient, target: EngineClient, spec: ContainerSpec, image: str, record: Record) -> None:

@@ -208,6 +208,15 @@ def do_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     return up.up(inventory, emit, confirm=lambda _: True, cache=cache(), runtime=runtime)
 
 
+def do_forget(host: str) -> Verb:
+    """`vcluster up --yes --forget HOST`."""
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return up.up(inventory, emit, confirm=lambda _: True, cache=cache(), forget=(host,), runtime=runtime)
+
+    return verb
+
+
 def do_plan(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster plan`."""
     return up.plan(inventory, emit, runtime=runtime)

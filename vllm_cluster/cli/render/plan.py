@@ -23,7 +23,14 @@ def plan_document(plan: Plan) -> dict[str, Any]:
                 row["docker_create"] = create_line(operation.spec)
             operations.append(row)
         stages.append({"title": stage.title, "operations": operations, "barrier": stage.barrier})
-    return {"cluster": plan.cluster, "id": plan.id, "empty": plan.empty, "gpus": dict(plan.gpus), "stages": stages}
+    return {
+        "cluster": plan.cluster,
+        "id": plan.id,
+        "empty": plan.empty,
+        "gpus": dict(plan.gpus),
+        "stages": stages,
+        "lost": dict(plan.lost),
+    }
 
 
 def show_plan(plan: Plan, *, color: str, verbosity: int) -> None:
