@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast promises lint fmt bench docs messages schemas clean clean-all
+.PHONY: demo test test-fast promises lint fmt bench gpu docs messages schemas clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/ready
@@ -43,6 +43,12 @@ fmt: $(VENV)/ready
 bench: $(VENV)/ready
 	@scripts/setup-docker.sh
 	$(BIN)/python -m tests.bench
+
+# Measures a cluster of GPU hosts, made or not: make gpu INVENTORY=inventory.yaml ARGS='--model Qwen/Qwen3-8B --rounds 1'
+# writes gpu-report.md and gpu-report.json; `python -m tests.gpu --help` has its options.
+gpu: $(VENV)/ready
+	@[ -n "$(INVENTORY)" ] || { echo "name the inventory: make gpu INVENTORY=inventory.yaml" >&2; exit 2; }
+	$(BIN)/python -m tests.gpu $(INVENTORY) $(ARGS)
 
 # Writes the page of failures from the catalogue and its logs.
 docs: $(VENV)/ready
