@@ -11,7 +11,7 @@ import sys
 from tests.support.lanes import Lane, run, summed_up, tests
 
 LINT = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
-MADE_UP = ("tests/unit", "tests/property", "tests/sim", "tests/contract")
+MADE_UP = ("tests/unit", "tests/gpu", "tests/property", "tests/sim", "tests/contract")
 # A tenth of a core that is wanted by real hosts too: some tests here have limits of seconds, and must not starve.
 BESIDE = ("nice", "-n", "10")
 # A process for each core: real hosts take little of them. A file stays with one process, and so do its fixtures.

@@ -89,7 +89,7 @@ def by_body(spec: ContainerSpec) -> None:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"gpus": None},
-    "the runtime's GPUs": {"gpus": GpuRequest(False, ("0", "1"))},
+    "the runtime's GPUs": {"gpus": GpuRequest(("0", "1"))},
     "RDMA": {
         "gpus": None,
         "devices": ("/dev/null", "/dev/zero"),

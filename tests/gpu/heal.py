@@ -26,7 +26,7 @@ def heal(cluster: Cluster, what: str, seconds: float) -> dict[str, Any]:
     Raises:
         Failed: nothing answered before, nothing was killed, or no answer came again in time.
     """
-    if cluster.answers() is None:
+    if _until(cluster, time.monotonic(), seconds, answering=True) is None:
         raise Failed("nothing answers before the kill")
     began = time.monotonic()
     if not cluster.kill(cluster.worker, KILLS[what], signal.SIGKILL, 1):

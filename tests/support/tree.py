@@ -178,6 +178,8 @@ esac""",
     "pgrep": "echo 77",
     "docker": """case "$*" in
 version*) echo '{"Version":"28.0.4","ApiVersion":"1.48","Arch":"amd64"}' ;;
+*CDISpecDirs*) echo '["/etc/cdi","/var/run/cdi"]'
+  echo '[{"Source":"cdi","ID":"nvidia.com/gpu=all"},{"Source":"cdi","ID":"nvidia.com/gpu=0"}]' ;;
 *) printf '{"Root":"/var/lib/docker","Runtimes":{"nvidia":{},"runc":{}},'
   echo '"CgroupDriver":"systemd","CgroupVersion":"2","SecurityOptions":["name=rootless"]}' ;;
 esac""",

@@ -12,6 +12,7 @@ from vllm_cluster.text import redact
 
 # How many fields a reason of one line names.
 MAX_NAMED = 3
+WAYS = {"cdi": "by CDI", "request": "by a device request", "runtime": "by the runtime nvidia"}
 UNSET = "(unset)"
 CHANGED = "changed"
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
@@ -85,7 +86,7 @@ def _entries(name: str, value: Any, spec: ContainerSpec) -> dict[str, str]:
         options = dict(word.split("=", 1) for word in value if word.startswith("--") and "=" in word)
         return {"": " ".join(word for word in value if word.split("=", 1)[0] not in options), **options}
     if isinstance(value, GpuRequest):
-        return {"": f"{'CDI' if value.cdi else 'runtime'} {', '.join(value.ids)}"}
+        return {"": f"{WAYS[value.way]} {', '.join(value.ids)}"}
     if isinstance(value, tuple):
         return {"": ", ".join(value) or "none"}
     if isinstance(value, bool):

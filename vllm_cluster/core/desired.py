@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_cluster.core.facts import Hca, HostFacts
-from vllm_cluster.core.spec import ContainerSpec, GpuRequest, Mount, Role, secrets_volume, state_volume
+from vllm_cluster.core.gpus import KIND, ways
+from vllm_cluster.core.spec import ContainerSpec, GpuRequest, Mount, Role, Way, secrets_volume, state_volume
 from vllm_cluster.engine import ray
 from vllm_cluster.inventory.model import Host, Inventory
 
@@ -140,11 +141,11 @@ def _mounts(inventory: Inventory, secrets: Mapping[str, str]) -> tuple[Mount, ..
 
 
 def _gpu_request(facts: HostFacts, count: int) -> GpuRequest:
-    every = count == len(facts.gpus)
-    if "nvidia.com/gpu" in facts.engine.cdi_devices:
-        wanted = ("all",) if every else tuple(str(index) for index in range(count))
-        return GpuRequest(cdi=True, ids=tuple(f"nvidia.com/gpu={index}" for index in wanted))
-    return GpuRequest(cdi=False, ids=tuple(str(gpu.index) for gpu in facts.gpus[:count]))
+    way: Way = next(iter(ways(facts.engine)), "request")
+    if way == "cdi":
+        wanted = ("all",) if count == len(facts.gpus) else tuple(str(index) for index in range(count))
+        return GpuRequest(tuple(f"{KIND}={index}" for index in wanted), way)
+    return GpuRequest(tuple(str(gpu.index) for gpu in facts.gpus[:count]), way)
 
 
 def _devices(ports: tuple[Hca, ...]) -> tuple[str, ...]:

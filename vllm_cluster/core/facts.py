@@ -69,13 +69,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Engine:
-    """The Docker engine of a host; `problem` says why it does not answer, in the client's own words."""
+    """The Docker engine of a host; `problem` says why it does not answer, in the client's own words.
+
+    `cdi_specs` are the kinds of device that CDI files on the host describe. Whether the engine reads such files is
+    `cdi`, None where its client does not say, and `cdi_devices` are those that it found in them, where it tells.
+    """
 
     version: str = ""
     api_version: str = ""
     architecture: str = ""
     runtimes: tuple[str, ...] = ()
-    cdi_devices: tuple[str, ...] = ()
+    cdi_specs: tuple[str, ...] = ()
     root: str = ""
     problem: str = ""
     cgroup_driver: str = ""
@@ -84,6 +88,8 @@ class Engine:
     toolkit: str = ""
     gpu_hook: bool = False
     stale_cdi: tuple[str, ...] = ()
+    cdi: bool | None = None
+    cdi_devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

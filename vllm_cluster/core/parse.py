@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_interface
 from typing import Any
@@ -125,12 +125,13 @@ def _engine(part: Mapping[str, str]) -> Engine:
         return Engine(problem=problem or "no answer")
     kinds = (re.sub(r'.*[:\s"]', "", line) for line in part["cdi"].splitlines())
     toolkit = _VERSION.search(part["toolkit"])
+    folders, devices = _said_lists(part["dockercdi"])
     return Engine(
         version=str(server.get("Version", "")),
         api_version=api,
         architecture=str(server.get("Arch", "")),
         runtimes=tuple(sorted(mapping(said.get("Runtimes")))),
-        cdi_devices=tuple(sorted(set(filter(None, kinds)))),
+        cdi_specs=tuple(sorted(set(filter(None, kinds)))),
         root=str(said.get("Root") or ""),
         cgroup_driver=str(said.get("CgroupDriver") or ""),
         cgroup_version=str(said.get("CgroupVersion") or ""),
@@ -138,4 +139,13 @@ def _engine(part: Mapping[str, str]) -> Engine:
         toolkit=toolkit[0] if toolkit else "",
         gpu_hook="hook" in part["toolkit"].split(),
         stale_cdi=tuple(part["cdistale"].splitlines()),
+        cdi=any(folders) if folders is not None else None,
+        cdi_devices=tuple(sorted(str(mapping(row).get("ID", "")) for row in devices or () if isinstance(row, dict))),
     )
+
+
+def _said_lists(text: str) -> Iterator[list[Any] | None]:
+    """The lists in lines of JSON, None for a line that is not there; Docker writes null for an empty one."""
+    for line in (*text.splitlines(), "", "")[:2]:
+        said = document(line) if line else None
+        yield said if isinstance(said, list) else ([] if line == "null" else None)

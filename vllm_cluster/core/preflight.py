@@ -37,6 +37,7 @@ _ALWAYS: Sequence[Check] = (
 _ON_DEMAND: Sequence[Check] = (
     docker.strangers,
     docker.toolkit,
+    docker.cdi_ignored,
     gpus.health,
     gpus.alike,
     gpus.driver,

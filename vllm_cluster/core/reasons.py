@@ -27,6 +27,8 @@ REASONS: Mapping[str, Reason] = {
     "disk-full": Reason("Containers, logs and layers need room; a full disk stops all of them.", (17,)),
     "gpu-runtime": Reason('Docker would say: could not select device driver "" with capabilities: [[gpu]].', (3,)),
     "cdi-stale": Reason("Docker cannot make a container with a file that is gone.", (5,)),
+    "cdi-restart": Reason("A reboot of the host ends the node until somebody runs `vcluster up`.", (5,)),
+    "cdi-off": Reason("Docker ignores the file; a container that asks for its devices cannot be made.", (5,)),
     "toolkit-old": Reason("After a systemctl daemon-reload the GPUs vanish from running containers.", (4,)),
     # GPUs
     "gpus-fewer": Reason("Ray would promise GPUs that are not there.", (8, 36)),

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from vllm_cluster import __version__
 
 Role = Literal["head", "worker"]
+# How Docker hands out GPUs: CDI devices, the device request behind `--gpus`, or the runtime called nvidia.
+Way = Literal["cdi", "request", "runtime"]
 
 # Raised when the meaning of a label or of a file in the container changes. Format 1 kept a hash and not the spec.
 FORMAT = 2
@@ -54,10 +56,10 @@ class Mount:
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """GPUs handed to a container: by CDI where the engine has it, else by a device request to the runtime."""
+    """GPUs handed to a container, and the way: see `core.gpus`."""
 
-    cdi: bool
     ids: tuple[str, ...]
+    way: Way = "request"
 
 
 @dataclass(frozen=True)

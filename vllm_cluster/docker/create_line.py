@@ -32,6 +32,7 @@ def _host(config: dict[str, Any]) -> Iterator[str]:
     yield from ("--network", config["NetworkMode"], "--ipc", config["IpcMode"], "--shm-size", str(config["ShmSize"]))
     yield from ("--restart", config["RestartPolicy"]["Name"], "--log-driver", config["LogConfig"]["Type"])
     yield from _each("--log-opt", (f"{key}={value}" for key, value in config["LogConfig"]["Config"].items()))
+    yield from ["--runtime", config["Runtime"]] if "Runtime" in config else []
     yield from ["--init"] if config["Init"] else []
     yield from ["--privileged"] if config["Privileged"] else []
     yield from _each("--security-opt", config["SecurityOpt"])

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from vllm_cluster.core.gpus import RUNTIME
 from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, Mount
+from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount
 
 # Docker's own grace is 10 s; vLLM and Ray need longer to end in order.
 STOP_SECONDS = 30
@@ -19,7 +20,7 @@ def node_body(spec: ContainerSpec, engine_image: str, base_image_id: str) -> dic
         "Image": engine_image,
         "Entrypoint": [spec.command[0]],
         "Cmd": list(spec.command[1:]),
-        "Env": [f"{key}={value}" for key, value in spec.environment],
+        "Env": [f"{key}={value}" for key, value in (*spec.environment, *_runtime_variables(spec))],
         "Labels": {**spec.labels(), BASE_IMAGE: base_image_id},
         "StopSignal": "SIGTERM",
         "StopTimeout": STOP_SECONDS,
@@ -44,6 +45,7 @@ def _host_config(spec: ContainerSpec) -> dict[str, Any]:
             {"PathOnHost": device, "PathInContainer": device, "CgroupPermissions": "rw"} for device in spec.devices
         ],
         "DeviceRequests": _device_requests(spec),
+        **({"Runtime": RUNTIME} if spec.gpus and spec.gpus.way == "runtime" else {}),
         "CapAdd": list(spec.capabilities),
         "Ulimits": memlock,
         "Privileged": spec.privileged,
@@ -67,11 +69,20 @@ def _labelled(mount: Mount, owner: Owner, labels: Mapping[str, str] = MappingPro
 
 
 def _device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
-    if spec.gpus is None:
-        return []
-    if spec.gpus.cdi:
-        return [{"Driver": "cdi", "DeviceIDs": list(spec.gpus.ids)}]
-    return [{"Driver": "nvidia", "DeviceIDs": list(spec.gpus.ids), "Capabilities": [["gpu"]]}]
+    match spec.gpus:
+        case GpuRequest(ids, "cdi"):
+            return [{"Driver": "cdi", "DeviceIDs": list(ids)}]
+        case GpuRequest(ids, "request"):
+            return [{"Driver": "nvidia", "DeviceIDs": list(ids), "Capabilities": [["gpu"]]}]
+    return []
+
+
+def _runtime_variables(spec: ContainerSpec) -> tuple[tuple[str, str], ...]:
+    """What the runtime called nvidia reads in the place of a request; CUDA needs no more than these capabilities."""
+    if spec.gpus is None or spec.gpus.way != "runtime":
+        return ()
+    devices = ",".join(spec.gpus.ids)
+    return (("NVIDIA_VISIBLE_DEVICES", devices), ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"))
 
 
 def idle_body(

@@ -90,6 +90,10 @@ done | head -n 5
 section toolkit
 command -v nvidia-container-runtime-hook >/dev/null 2>&1 && echo hook
 command -v nvidia-ctk >/dev/null 2>&1 && limit 5 nvidia-ctk --version 2>/dev/null | head -n 1 | head -c 200
+section dockercdi
+# A file proves nothing: the engine says whether it reads any, newer ones (28.2) also what they found there. A client
+# that does not know a field prints what comes before it.
+[ -z "$smi" ] || limit 20 docker info --format '{{json .CDISpecDirs}}{{"\n"}}{{json .DiscoveredDevices}}' 2>/dev/null | head -c 100000
 section docker
 limit 20 docker version --format '{{json .Server}}' 2>/dev/null
 section dockerinfo

@@ -27,7 +27,7 @@ ROCE = replace(ACTIVE, link_layer="Ethernet")
 FILES = ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0")
 GID = Gid("mlx5_0", 1, 3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "eth1")
 ENGINE = world.host(1).engine
-BY_CDI = replace(ENGINE, cdi_devices=("nvidia.com/gpu",))
+BY_CDI = replace(ENGINE, version="28.2.0", cdi=True, cdi_specs=("nvidia.com/gpu",))
 GPUS = world.host(2).gpus
 ETH1 = world.host(2).nics[1]
 TWIN = replace(ETH1, name="eth2", addresses=("10.0.0.99/24",))

@@ -70,7 +70,7 @@ def test_every_section_is_read() -> None:
     ]
     assert host.slots is None
     assert host.missing_paths == {"/srv/nothing here"}
-    assert (host.engine.version, host.engine.runtimes, host.engine.cdi_devices) == (
+    assert (host.engine.version, host.engine.runtimes, host.engine.cdi_specs) == (
         "28.0.4",
         ("nvidia", "runc"),
         ("nvidia.com/gpu",),

@@ -20,7 +20,10 @@ def test_it_quotes_what_a_shell_would_read() -> None:
 
 def test_gpus_by_the_runtime_and_by_cdi() -> None:
     spec = desired(world.inventory(), world.hosts(), world.INPUTS)[0]
-    runtime = shlex.split(create_line(replace(spec, gpus=GpuRequest(False, ("0", "1")))))
+    runtime = shlex.split(create_line(replace(spec, gpus=GpuRequest(("0", "1")))))
     assert runtime[runtime.index("--gpus") + 1] == 'driver=nvidia,"device=0,1"'
-    cdi = shlex.split(create_line(replace(spec, gpus=GpuRequest(True, ("nvidia.com/gpu=0",)))))
+    cdi = shlex.split(create_line(replace(spec, gpus=GpuRequest(("nvidia.com/gpu=0",), "cdi"))))
     assert cdi[cdi.index("--device") + 1] == "nvidia.com/gpu=0"
+    named = shlex.split(create_line(replace(spec, gpus=GpuRequest(("0", "1"), "runtime"))))
+    assert named[named.index("--runtime") + 1] == "nvidia"
+    assert {"NVIDIA_VISIBLE_DEVICES=0,1", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(named)

@@ -34,7 +34,8 @@ def test_a_host_with_everything(tmp_path: Path, shell: str) -> None:
     assert (engine.cgroup_driver, engine.cgroup_version, engine.rootless, engine.toolkit, engine.gpu_hook) == (
         "systemd", "2", True, "1.17.4", True,
     )  # fmt: skip
-    assert engine.cdi_devices == ("nvidia.com/gpu",)
+    assert engine.cdi_specs == ("nvidia.com/gpu",)
+    assert (engine.cdi, engine.cdi_devices) == (True, ("nvidia.com/gpu=0", "nvidia.com/gpu=all"))
     assert engine.stale_cdi == ("/nowhere/libcuda.so.580.1", "/nowhere/nvidia-ctk")
     assert "/var/lib/docker" in host.free
 

@@ -10,6 +10,7 @@ from typing import Any
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.details import Details
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.gpus import cdi_on
 
 GB = 1e9
 
@@ -61,9 +62,10 @@ def _docker(facts: HostFacts) -> Iterator[tuple[str, str]]:
         yield "docker", engine.problem
         return
     toolkit = f", NVIDIA toolkit {engine.toolkit}" if engine.toolkit else ""
-    devices = ", ".join(engine.cdi_devices)
+    devices = ", ".join(engine.cdi_devices or engine.cdi_specs)
+    off = " (in a file; off in Docker)" if devices and not cdi_on(engine) else ""
     yield "docker", f"{engine.version}, cgroup {engine.cgroup_version} by {engine.cgroup_driver}{toolkit}"
-    yield "runtimes", ", ".join(engine.runtimes) + (f"; CDI: {devices}" if devices else "")
+    yield "runtimes", ", ".join(engine.runtimes) + (f"; CDI: {devices}{off}" if devices else "")
     if facts.details and (image := facts.details.image):
         cuda = f", CUDA {image.cuda}" if image.cuda else ""
         yield (

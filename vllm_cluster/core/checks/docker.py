@@ -9,6 +9,7 @@ from vllm_cluster.core import identity
 from vllm_cluster.core.desired import found_gpus
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding, each_host, has_node
+from vllm_cluster.core.gpus import KIND, cdi_on, survives_restart, ways
 from vllm_cluster.core.images import find
 from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION
 from vllm_cluster.inventory.model import Host, Inventory
@@ -99,13 +100,19 @@ def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
     engine = facts.engine
     if inventory.accelerator != "nvidia" or not found_gpus(facts, "nvidia"):
         return
-    by_cdi = "nvidia.com/gpu" in engine.cdi_devices
-    known = by_cdi or engine.gpu_hook or any("nvidia" in runtime for runtime in engine.runtimes)
-    if engine.runtimes and not known:
-        text = "Docker knows no way to hand out GPUs: no runtime called nvidia, no CDI device, no hook"
+    known = ways(engine)
+    if not known:
+        ignored = KIND in engine.cdi_specs
+        cdi = "its CDI is off, so that the CDI file on the host is ignored" if ignored else "no CDI device"
+        text = f"Docker knows no way to hand out GPUs: no runtime called nvidia, no hook, {cdi}"
         fix = f"on {host.name}: install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure "
         yield Finding("gpu-runtime", host.name, text, f"{fix}&& sudo systemctl restart docker")
-    if by_cdi and engine.stale_cdi:
+    if known[:1] == ("cdi",) and not survives_restart(engine):
+        text = f"Docker {engine.version} does not start containers with CDI devices when it starts itself"
+        fix = f"on {host.name}: upgrade Docker to 28.2, or sudo nvidia-ctk runtime configure && sudo systemctl restart"
+        yield Finding("cdi-restart", host.name, f"{text}: after a reboot the node stays down until vcluster up",
+                      f"{fix} docker", error=False)  # fmt: skip
+    if known[:1] == ("cdi",) and engine.stale_cdi:
         text = f"the CDI file names {', '.join(engine.stale_cdi)}, which is not there"
         fix = f"on {host.name}: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
         # Libraries carry the driver's version and go into every container; a device may be of a GPU not asked for.
@@ -113,11 +120,22 @@ def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
 
 
 @each_host
+def cdi_ignored(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """A CDI file for GPUs that the engine does not read, where another way is taken."""
+    engine = facts.engine
+    if inventory.accelerator == "nvidia" and KIND in engine.cdi_specs and not cdi_on(engine) and ways(engine):
+        text = f"the CDI file for {KIND} is ignored: CDI is off in Docker {engine.version}"
+        switch = '{"features": {"cdi": true}} in /etc/docker/daemon.json (Docker 25 or newer)'
+        fix = f"none needed, Docker has another way; to use CDI, on {host.name}: {switch}"
+        yield Finding("cdi-off", host.name, text, fix, error=False)
+
+
+@each_host
 def toolkit(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A toolkit with which GPUs get lost after hours."""
     engine = facts.engine
     old = engine.toolkit and tuple(int(part) for part in engine.toolkit.split(".")[:2]) < SAFE_TOOLKIT
-    if old and engine.cgroup_driver == "systemd" and "nvidia.com/gpu" not in engine.cdi_devices:
+    if old and engine.cgroup_driver == "systemd" and ways(engine)[:1] != ("cdi",):
         text = f"NVIDIA Container Toolkit {engine.toolkit} with systemd's cgroups"
         fix = f"on {host.name}: upgrade nvidia-container-toolkit to 1.18 or newer, or use CDI: "
         yield Finding("toolkit-old", host.name, text, f"{fix}sudo nvidia-ctk cdi generate", error=False)
