@@ -13,7 +13,7 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import down, serve, up
+from vllm_cluster.actions import down, serve, stop, up
 from vllm_cluster.actions.consent import Confirm
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.inventory.model import Inventory
@@ -57,7 +57,7 @@ def verbs(confirm: Confirm) -> dict[str, tuple[Inventory, Asked]]:
     return {
         "up": (CHANGED, lambda i, emit, run: up.up(i, emit, confirm=confirm, cache=Path("/nonexistent"), runtime=run)),
         "serve": (INVENTORY, serve_other),
-        "stop": (INVENTORY, lambda i, emit, run: serve.stop(i, emit, confirm=confirm, runtime=run)),
+        "stop": (INVENTORY, lambda i, emit, run: stop.stop(i, emit, confirm=confirm, runtime=run)),
         "down": (INVENTORY, lambda i, emit, run: down.down(i, emit, confirm=confirm, runtime=run)),
     }
 

@@ -17,7 +17,7 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.interleave import Controller, interleave
 from tests.support.sim.lab import Verb
 from tests.support.sim.world import World
-from vllm_cluster.actions import down, serve, up
+from vllm_cluster.actions import down, stop, up
 from vllm_cluster.core.errors import Locked, Lost, Replaced, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit
@@ -145,7 +145,7 @@ def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
 
         def replaces(inventory: Inventory, emit: Emit, runtime: Runtime) -> object:
             if verb == "stop":
-                return serve.stop(inventory, emit, confirm=lambda _: True, runtime=runtime)
+                return stop.stop(inventory, emit, confirm=lambda _: True, runtime=runtime)
             return lab.do_serve(inventory, emit, runtime, model="org/b")
 
         def hook(call: Call) -> None:

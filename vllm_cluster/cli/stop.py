@@ -10,7 +10,7 @@ def stop(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.
     """End serving and leave the cluster up."""
 
     def action(session: Session) -> None:
-        from vllm_cluster.actions.serve import stop as stop_action
+        from vllm_cluster.actions.stop import stop as stop_action
 
         stop_action(session.load(), session.emit, confirm=session.confirm(yes), wait=wait)
 

@@ -18,6 +18,8 @@ ACCEPTED_FILE = "accepted.json"
 NOTHING = b'{"v": 1, "serve": null}'
 # What a node knows that is not the head: what it took when it was one is over.
 FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}"}
+# What does not change what runs.
+_UNNAMED = ("nodes", "generation", "by_default", "rollback")
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
 
 
@@ -29,26 +31,28 @@ class Followed:
     text: str
 
 
-def request(argv: Sequence[str], *, by_default: bool, **rest: Any) -> dict[str, Any]:
-    """What is written where the head looks. `by_default` says that the layout followed from the hosts.
+def request(argv: Sequence[str], *, by_default: bool, rollback: bool = True, **rest: Any) -> dict[str, Any]:
+    """What is written where the head looks. `by_default` says that the layout followed from the hosts, `rollback` that
+    what was ready before is served again where this cannot be.
 
     Named by its content without the GPUs of the members: the same request twice is one, also when a host joined
     meanwhile, and then nothing restarts.
     """
     content = {**rest, "nodes": dict(rest["nodes"]), "argv": list(argv), "env": vllm.environment()}
-    content |= {"by_default": by_default, "probe_timeout_s": 600, "start_timeout_s": 7200}
+    content |= {"by_default": by_default, "rollback": rollback, "probe_timeout_s": 600, "start_timeout_s": 7200}
     return {**content, "generation": _generation(content)}
 
 
-def written(wanted: Mapping[str, Any] | None, before: bytes | None) -> bytes:
+def written(wanted: Mapping[str, Any] | None, before: bytes | None, by: str = "") -> bytes:
     """The file of a request, or of none, in place of the one before: each writer counts one up.
 
-    The node program refuses what a laptop writes that has lost the lease meanwhile.
+    The node program refuses what a laptop writes that has lost the lease meanwhile; it writes `by` into the history.
     """
-    return json.dumps({"v": 1, "epoch": _epoch(before) + 1, "serve": wanted}).encode()
+    return json.dumps({"v": 1, "epoch": number(before) + 1, "by": by, "serve": wanted}).encode()
 
 
-def _epoch(raw: bytes | None) -> int:
+def number(raw: bytes | None) -> int:
+    """Which request this is, counted from 1; the same model asked for again is another one."""
     try:
         epoch = json.loads(raw or NOTHING).get("epoch")
     except (ValueError, AttributeError):
@@ -105,7 +109,7 @@ def _read(raw: bytes | None) -> Mapping[str, Any] | None:
 
 
 def _generation(content: Mapping[str, Any]) -> str:
-    named = {key: content[key] for key in sorted(content) if key not in ("nodes", "generation", "by_default")}
+    named = {key: content[key] for key in sorted(content) if key not in _UNNAMED}
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 

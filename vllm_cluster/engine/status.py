@@ -48,8 +48,21 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class FailedRequest(Failure):
+    """A request that could not be served, and in whose place the one before it is."""
+
+    generation: str
+    model: str
+    name: str
+
+
+@dataclass(frozen=True)
 class ServeStatus:
-    """What is served and how far it is; `gpus` are those that Ray has and those that are wanted."""
+    """What is served and how far it is; `gpus` are those that Ray has and those that are wanted.
+
+    `request` counts what was asked for; `instead_of` is the one that failed, `away_s` how long its predecessor was not
+    served, `rollback_to` what is served again if this one does not get ready.
+    """
 
     generation: str
     model: str
@@ -66,6 +79,10 @@ class ServeStatus:
     failure: Failure | None
     ready_at: Number | None
     seconds_to_ready: Number | None
+    request: int = 0
+    instead_of: FailedRequest | None = None
+    rollback_to: str | None = None
+    away_s: Number | None = None
 
 
 @dataclass(frozen=True)

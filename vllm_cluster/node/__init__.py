@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-_MODULES = ("process.py", "attempt.py", "serving.py", "ray_nodes.py")
+_MODULES = ("process.py", "attempt.py", "requests.py", "serving.py", "ray_nodes.py")
 
 
 def program() -> dict[str, bytes]:

@@ -26,7 +26,8 @@ from typing import Any
 from vllm_cluster.node.attempt import Pace, refusal
 from vllm_cluster.node.process import Child, descendants, end, missing_secrets, say, secret_environment
 from vllm_cluster.node.ray_nodes import ray_nodes
-from vllm_cluster.node.serving import Serving, write_whole
+from vllm_cluster.node.requests import write_whole
+from vllm_cluster.node.serving import Serving
 
 PR_SET_CHILD_SUBREAPER = 36
 ERROR_LINES = 12

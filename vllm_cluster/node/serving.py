@@ -14,23 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.node.attempt import Attempt, Pace, Wanted, outdated, refusal
-from vllm_cluster.node.process import end, say
+from vllm_cluster.node.process import end
+from vllm_cluster.node.requests import Requests, write_whole
 
 LOG_BYTES = 16 * 1024 * 1024
 Nodes = Sequence[Mapping[str, Any]]
-
-
-def write_whole(path: Path, content: Mapping[str, Any]) -> bool:
-    """Replace a JSON file so that a reader sees the old one or the new one; a full disk is told and outlived."""
-    fresh = path.with_name(path.name + ".new")
-    try:
-        fresh.write_text(json.dumps(content))
-        fresh.chmod(0o644)
-        fresh.replace(path)
-    except OSError as error:
-        say("node", f"cannot write {path}: {error}")
-        return False
-    return True
 
 
 def against(planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]]) -> tuple[float, list[str]]:
@@ -101,6 +89,7 @@ class Serving:
         self.attempt: Attempt | None = None
         self.error: str | None = None
         self._heard: str | None = None
+        self._requests = Requests(state)
         self._members: dict[str, int] = {}
         self._state, self._pace, self._hurry, self._publish, self._reap = state, pace, hurry, publish, reap
         self._log = logging.handlers.RotatingFileHandler(
@@ -123,6 +112,8 @@ class Serving:
             self._follow(self.course, self.attempt, nodes)
         elif self.course.phase in ("waiting", "backoff"):
             self._consider(self.course, nodes or (), wrong)
+        if self.course.phase == "failed" and self._requests.fail(self.course.failure):
+            self._take(self._requests.served, fresh=True)
 
     def ray_ended(self, why: str) -> None:
         """End vLLM, whose ranks have gone with Ray."""
@@ -150,6 +141,7 @@ class Serving:
             "attempt": course.attempts,
             "progress": self.attempt.progress if self.attempt else None,
             "gpus": [course.have, sum(self._planned.values())],
+            **self._requests.status(),
         }
 
     @property
@@ -174,19 +166,28 @@ class Serving:
             text = path.read_text() if path.exists() else '{"v": 1, "serve": null}'
             if text == self._heard:
                 return
-            wanted = Wanted.read(text)
-            if path.exists() and outdated(self._state, json.loads(text), write_whole):
+            Wanted.read(text)
+            request = json.loads(text)
+            if path.exists() and outdated(self._state, request, write_whole):
                 return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             # Perhaps half written: what was wanted before holds, and the next look decides.
             self.error = f"wanted.json cannot be read: {error!r}"
             return
         self._heard, self.error = text, None
-        if self.course and (wanted is None or wanted.generation != self.course.wanted.generation):
+        fresh = self._requests.accept(request)
+        self._take(self._requests.served, fresh=fresh)
+
+    def _take(self, serve: dict[str, Any] | None, *, fresh: bool) -> None:
+        """Serve this from now on. The same again changes nothing, unless it had failed and was asked for afresh."""
+        wanted = Wanted.read(json.dumps({"v": 1, "serve": serve}))
+        same = self.course and wanted and wanted.generation == self.course.wanted.generation
+        if fresh and not (same and self.course and self.course.phase != "failed"):
+            (self._state / "serve.json").unlink(missing_ok=True)
+        if self.course and (not same or (fresh and self.course.phase == "failed")):
             if self.attempt:
                 self._stop(self.course, self.attempt, "something else is wanted")
             self.course = None
-            (self._state / "serve.json").unlink(missing_ok=True)
         if wanted and self.course is None:
             self.course = self._remember(Course(wanted))
             self._save(self.course)
@@ -253,6 +254,7 @@ class Serving:
             course.ready_at = round(time.time(), 3)
             course.seconds_to_ready = round(time.time() - attempt.began_at, 3)
             self._save(course)
+            self._requests.ready(course.seconds_to_ready)
         course.turn(*attempt.stage)
 
     def _ended(self, course: Course, attempt: Attempt, what: str, *, lost: bool) -> None:

@@ -16,9 +16,10 @@ from vllm_cluster.run.fleet import Link
 AUDIT_FILE = f"{STATE_FOLDER}/audit.jsonl"
 
 
-def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit) -> None:
-    """Append one line; secrets never get here, since operations do not hold their values.
+def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit, *, request: int = 0) -> None:
+    """Append one line, that of `serve` and `stop` with the number of the request.
 
+    Secrets never get here, since operations do not hold their values.
     A head that runs no command at this moment only costs the line: what it is about has been done already.
     """
     line = json.dumps(
@@ -29,6 +30,7 @@ def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit)
             "run": head.runtime.run,
             "verb": verb,
             "what": list(what),
+            **({"request": request} if request else {}),
         }
     )
     script = 'printf "%s\\n" "$1" >>"$2"'

@@ -9,6 +9,7 @@ from typing import Any
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import Replaced
 from vllm_cluster.engine import request
+from vllm_cluster.laptop import whoami
 from vllm_cluster.run.audit import last_other
 from vllm_cluster.run.fleet import Link
 
@@ -26,25 +27,25 @@ def read(head: Link, cluster: str) -> dict[str, Any] | None:
     return asked if asked is None or isinstance(asked, dict) else {}
 
 
-def write(head: Link, cluster: str, wanted: Mapping[str, Any] | None) -> None:
-    """Ask the head to serve this, or nothing; only under the lease."""
-    content = request.written(wanted, _file(head, cluster))
+def write(head: Link, cluster: str, wanted: Mapping[str, Any] | None) -> int:
+    """Ask the head to serve this, or nothing; only under the lease. Returns the number of the request."""
+    content = request.written(wanted, _file(head, cluster), whoami())
     head.engine.put_files(f"vcluster-{cluster}", STATE_FOLDER, {request.FILE: (content, 0o600)})
+    return request.number(content)
 
 
 def _file(head: Link, cluster: str) -> bytes | None:
     return head.engine.read_file(f"vcluster-{cluster}", f"{STATE_FOLDER}/{request.FILE}")
 
 
-def refuse_replaced(head: Link, cluster: str, generation: str) -> None:
-    """Do nothing while the request is still the one of this generation.
+def refuse_replaced(head: Link, cluster: str, number: int) -> None:
+    """Do nothing while the request is still the one of this number.
 
     Raises:
         Replaced: it is another one; with who asked for what, and when.
     """
-    asked = read(head, cluster)
-    serve = asked.get("serve") if asked else None
-    if asked is None or (isinstance(serve, Mapping) and serve.get("generation") == generation):
+    raw = _file(head, cluster)
+    if raw is None or request.number(raw) <= number:
         return
     other = last_other(head, cluster)
     for _ in range(AUDIT_LOOKS):

@@ -156,8 +156,8 @@ class World:
         """What vLLM does, run by run; the last one holds for all that follow."""
         self._write(self.fake / "plans.json", json.dumps(plans))
 
-    def want(self, generation: str | None, **changed: Any) -> None:
-        """Write the wish; None is nothing."""
+    def want(self, generation: str | None, request: Mapping[str, Any] | None = None, **changed: Any) -> None:
+        """Write what is to be served, None is nothing; `request` says who asks, and for the how manieth time."""
         serve = {
             "generation": generation,
             "model": "org/model",
@@ -171,7 +171,9 @@ class World:
             "start_timeout_s": 20,
             **changed,
         }
-        self._write(self.state / "wanted.json", json.dumps({"v": 1, "serve": serve if generation else None}))
+        self._write(
+            self.state / "wanted.json", json.dumps({"v": 1, **(request or {}), "serve": serve if generation else None})
+        )
 
     @staticmethod
     def _write(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tests.support.sim.carrier import FakeTransport
 from tests.support.sim.faults import Call, Killed, Script
 from tests.support.sim.world import Beat, World
-from vllm_cluster.actions import down, serve, status, up
+from vllm_cluster.actions import down, serve, status, stop, up
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.inventory.model import Inventory
@@ -253,7 +253,7 @@ def do_serve(
 
 def do_stop(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster stop --yes`."""
-    return serve.stop(inventory, emit, confirm=lambda _: True, runtime=runtime)
+    return stop.stop(inventory, emit, confirm=lambda _: True, runtime=runtime)
 
 
 def do_status(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:

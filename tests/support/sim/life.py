@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.support.sim.world import Box, Machine, World
 
 STATE = "/var/lib/vcluster"
+WANTED = f"{STATE}/wanted.json"
 NODE_PROGRAM = "/opt/vcluster/node.py"
 # Seconds: Ray's start, how long a dead node stays in the list, how long a raylet waits for a head that has gone.
 RAY_START, GHOST, FOLLOW = 0.3, 0.5, 0.5
@@ -175,8 +176,14 @@ def _serve(world: World, machine: Machine, box: Box) -> None:
     if wish is None:
         box.life["serve"] = None
         return
-    if course is None or course["generation"] != wish["generation"]:
-        box.life["serve"] = course = {"generation": wish["generation"], "phase": "waiting", "since": world.clock.now}
+    asked = {
+        "generation": wish["generation"],
+        "request": json.loads(machine.read(box, WANTED) or b"{}").get("epoch", 0),
+    }
+    if course and course["generation"] == wish["generation"] and course["phase"] != "failed":
+        course.update(asked)
+    elif course is None or {key: course[key] for key in asked} != asked:
+        box.life["serve"] = course = {**asked, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "waiting":
         if box.life["state"] == "up" and members(box) == planned(machine, box, wish):
             course.update(phase="starting", since=world.clock.now)
@@ -205,6 +212,7 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
     return {
         **{key: wish[key] for key in ("model", "name", "host", "port")},
         "generation": course["generation"],
+        "request": course["request"],
         "phase": course["phase"],
         "detail": "",
         "progress": None,

@@ -309,7 +309,7 @@ def test_the_next_container_knows_what_this_one_learned(world: World) -> None:
     again = world.phase("ready", attempt=2)
     assert again.first_failure.lines[0] == "ValueError: not this time"
     world.plan({"exit": 1})
-    world.want("two")
+    world.want("two", rollback=False)
     world.phase("failed", generation="two")
     runs = len(world.attempts)
     assert world.stop() == 0

@@ -1,0 +1,124 @@
+"""The model that was ready before comes back by itself where the next one cannot be served."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.node.world import World, eventually
+
+pytestmark = pytest.mark.slow
+
+BAD = {"lines": ["OSError: no/such is not a local folder\n"], "exit": 1}
+
+
+def ask(world: World, number: int, generation: str | None, **changed: Any) -> None:
+    """Write a request as a laptop does: each counts one up."""
+    world.want(generation, {"epoch": number, "by": "ada@laptop"}, name=generation or "", **changed)
+
+
+def results(world: World) -> list[tuple[int, str, str]]:
+    """What the head wrote about each request: its number, its model's name and what became of it."""
+    path = world.state / "results.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(line["request"], line["name"], line["result"]) for line in lines]
+
+
+def test_the_last_ready_one_comes_back(world: World) -> None:
+    world.plan({}, BAD, {})
+    world.start()
+    ask(world, 1, "good")
+    assert world.phase("ready", generation="good").rollback_to is None
+    ask(world, 2, "bad")
+    back = world.phase("ready", generation="good", attempt=1)
+    back = eventually(lambda: (s := world.status) and s.serve and s.serve.request == 2 and s.serve, "request 2")
+    back = world.phase("ready", generation="good")
+    assert (back.request, back.instead_of.name) == (2, "bad")
+    assert back.instead_of.what == "vLLM ended with exit code 1: OSError: no/such is not a local folder"
+    assert 0 < back.away_s < 30
+    assert results(world) == [(1, "good", "ready"), (2, "bad", "failed"), (2, "bad", "back")]
+    assert {json.loads(line)["who"] for line in (world.state / "results.jsonl").read_text().splitlines()} == {
+        "ada@laptop"
+    }
+
+
+def test_it_is_served_in_the_next_container_too_and_the_bad_one_is_not_tried_again(world: World) -> None:
+    world.plan({}, BAD, {})
+    world.start()
+    ask(world, 1, "good")
+    world.phase("ready", generation="good")
+    ask(world, 2, "bad")
+    eventually(lambda: len(results(world)) == 3, "back")
+    world.stop()
+    world.start()
+    again = world.phase("ready", generation="good", attempt=1)
+    assert again.instead_of.name == "bad"
+    assert len(world.attempts) == 4
+    assert len(results(world)) == 3
+
+
+def test_the_same_request_again_tries_the_bad_one_again(world: World) -> None:
+    world.plan({}, BAD, {}, BAD, {})
+    world.start()
+    ask(world, 1, "good")
+    world.phase("ready", generation="good")
+    ask(world, 2, "bad")
+    eventually(lambda: len(results(world)) == 3, "back")
+    ask(world, 3, "bad")
+    eventually(lambda: len(results(world)) == 5, "back again")
+    assert results(world)[3:] == [(3, "bad", "failed"), (3, "bad", "back")]
+    assert world.phase("ready", generation="good").request == 3
+
+
+def test_a_failed_request_asked_again_is_tried_again_and_then_left_alone(world: World) -> None:
+    world.plan(BAD, {})
+    world.start()
+    ask(world, 1, "one")
+    world.phase("failed")
+    ask(world, 2, "one")
+    assert world.phase("ready").generation == "one"
+    ask(world, 3, "one")
+    eventually(lambda: world.status and world.status.serve and world.status.serve.request == 3, "request 3")
+    assert len(world.attempts) == 2
+
+
+@pytest.mark.parametrize("how", ["no rollback", "nothing before", "stopped before"])
+def test_nothing_comes_back(world: World, how: str) -> None:
+    world.start()
+    if how != "nothing before":
+        ask(world, 1, "good")
+        world.phase("ready")
+    if how == "stopped before":
+        ask(world, 2, None)
+        eventually(lambda: world.status and world.status.serve is None, "stopped")
+    world.plan(BAD)
+    ask(world, 3, "bad", rollback=how != "no rollback")
+    failed = world.phase("failed", generation="bad")
+    assert (failed.instead_of, failed.rollback_to) == (None, None)
+
+
+def test_what_was_not_ready_yet_is_not_gone_back_to(world: World) -> None:
+    """good, then two in a row that cannot be served, the second while the first still loads: good is back."""
+    world.plan({}, {"loading": True}, BAD, {})
+    world.start()
+    ask(world, 1, "good")
+    world.phase("ready", generation="good")
+    ask(world, 2, "slow")
+    world.runs(2)
+    assert world.phase("starting", generation="slow").rollback_to == "good"
+    ask(world, 3, "bad")
+    eventually(lambda: results(world)[-1][2] == "back", "back")
+    back = world.phase("ready", generation="good")
+    assert (back.request, back.instead_of.name) == (3, "bad")
+    assert [row[2] for row in results(world)] == ["ready", "replaced", "failed", "back"]
+
+
+def test_what_was_ready_is_kept_for_later(world: World) -> None:
+    world.start()
+    for number, name in enumerate("abcdefa", 1):
+        ask(world, number, name)
+        world.phase("ready", generation=name)
+    kept = json.loads((world.state / "ready.json").read_text())["requests"]
+    assert [request["name"] for request in kept] == ["c", "d", "e", "f", "a"]

@@ -1,0 +1,88 @@
+"""Stop serving, and leave the nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm_cluster.actions.consent import Confirm, Consent
+from vllm_cluster.actions.serve import ask_head, serving_on
+from vllm_cluster.actions.survey import connected, refuse
+from vllm_cluster.core.checks.docker import engine_problem, foreign
+from vllm_cluster.core.errors import HostError, PreflightFailed
+from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE
+from vllm_cluster.engine.status import ServeStatus
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import serve_request
+from vllm_cluster.run.barrier import look
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+POLL = 0.3
+STOP_SECONDS = 90.0
+
+
+def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> bool:
+    """End serving and leave the nodes; returns whether anything was served.
+
+    Needs the head alone: what must be stopped is often a model that fails because a worker is gone.
+
+    Raises:
+        Aborted, UsageError: nobody confirmed that what is served may stop.
+        PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
+    """
+    with connected(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
+        head = fleet.links[inventory.head_name]
+        node = _head_container(inventory, observe(inventory, head))
+        runs = node is not None and node.state == "running"
+        serving = serving_on(head, inventory) if runs else None
+        if node is None or not (serving or _requested(head, inventory)):
+            emit(Event("result", "nothing is served", data={"stopped": False}))
+            return False
+        consent = Consent(confirm, inventory.cluster)
+        ask_head(inventory, head, None, consent, wait=wait, emit=emit, what="stop")
+        emit(Event("phase", "stopping"))
+        deadline = runtime.after(STOP_SECONDS)
+        while runs and serving_on(head, inventory) is not None:
+            if not deadline.left():
+                raise HostError(head.name, f"vLLM has not ended within {STOP_SECONDS:.0f} s", hint="vcluster status")
+            runtime.clock.sleep(POLL)
+        emit(Event("result", _stopped(inventory, head, serving), data={"stopped": True}))
+        return True
+
+
+def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
+    """The container of this cluster's head, None where there is none.
+
+    Raises:
+        PreflightFailed: as `stop`.
+    """
+    name = f"vcluster-{inventory.cluster}"
+    own = tuple(c for c in facts.containers if c.name == name and c.labels.get(CLUSTER) == inventory.cluster)
+    problem = engine_problem(facts)
+    refuse([problem] if problem else list(foreign(inventory, {facts.host: replace(facts, containers=own)})))
+    for container in own:
+        if container.labels.get(ROLE) == "worker":
+            text = f"{facts.host}: the node there is a worker of the head at {container.labels.get(HEAD_ADDRESS)}"
+            raise PreflightFailed(text, hint="set head: to that host in the inventory, or run vcluster up first")
+        return container
+    return None
+
+
+def _requested(head: Link, inventory: Inventory) -> bool:
+    """Whether the head would serve: it may not have begun, or its container may have ended meanwhile."""
+    asked = serve_request.read(head, inventory.cluster)
+    # Unreadable: an empty request in its place is what is asked for.
+    return asked is not None and asked.get("serve", True) is not None
+
+
+def _stopped(inventory: Inventory, head: Link, serving: ServeStatus | None) -> str:
+    """What is left, in words, as far as the head knows."""
+    status = look(head.engine, f"vcluster-{inventory.cluster}").status if serving else None
+    if serving is None or status is None:
+        return "the request to serve is withdrawn"
+    have, want = sum(node.gpus for node in status.ray.nodes if node.alive), serving.gpus[1]
+    rest = "the cluster is still up" if have == want else "vcluster status shows what is missing"
+    return f"stopped {serving.name}; {rest} ({have:g}/{want:g} GPUs)"
