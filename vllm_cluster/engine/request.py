@@ -17,7 +17,9 @@ FILE = "wanted.json"
 ACCEPTED_FILE = "accepted.json"
 NOTHING = b'{"v": 1, "serve": null}'
 # What a node knows that is not the head: what it took when it was one is over.
-FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}"}
+FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", "request.json": b"{}"}
+# What was ready, newest last, to go back to; and what became of each request.
+READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 # What does not change what runs.
 _UNNAMED = ("nodes", "generation", "by_default", "rollback")
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="

@@ -21,8 +21,8 @@ from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.observe import RECORD_FILE, observe
 
-# What a head keeps beside its members: what to serve, and the history.
-KEPT = (request.FILE, "audit.jsonl")
+# What a head keeps beside its members: what to serve, what was ready, and the history.
+KEPT = (request.FILE, request.READY_FILE, request.RESULTS_FILE, "audit.jsonl")
 
 
 def membership(
