@@ -50,16 +50,17 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
         removed: dict[str, int] | None = None
         while facts and removed is None:
-            consent.ask(_stops(ours, fleet, facts))
-            with Lease(in_order(fleet, facts), inventory.cluster, "down") as lease:
-                # A host where it cannot be taken stays as it is; the others are cleaned.
-                if lost := _try_all(lease, wait, emit):
-                    facts = {name: entry for name, entry in facts.items() if name not in lost}
-                    failures = {**failures, **lost}
-                elif consent.covers(_stops(ours, fleet, facts)):
-                    removed, more = _remove(ours, fleet, facts, emit)
-                    if failures := {**failures, **more}:
-                        raise together(failures).among(inventory.hosts)
+            stops, lost = _stops(ours, fleet, facts)
+            if not lost:
+                consent.ask(stops)
+                with Lease(in_order(fleet, facts), inventory.cluster, "down") as lease:
+                    lost = _try_all(lease, wait, emit)
+                    if not lost:
+                        stops, lost = _stops(ours, fleet, facts)
+                    if not lost and consent.covers(stops):
+                        removed, lost = _remove(ours, fleet, facts, emit)
+            # A host that cannot be asked, leased or cleaned stays as it is; the others are cleaned.
+            facts, failures = {name: entry for name, entry in facts.items() if name not in lost}, {**failures, **lost}
         total = sum((removed or {}).values())
         if failures:
             raise together(failures).among(inventory.hosts)
@@ -117,15 +118,17 @@ class _Ours:
         return sorted(name for name, labels in mine if is_ours(self.inventory, self._id, labels))
 
 
-def _stops(ours: _Ours, fleet: Fleet, hosts: Collection[str]) -> Stops:
-    """What is served now: the head knows, and without it nobody does while a worker's node runs."""
-    # A host that does not answer any more fails alone when it is cleaned.
-    containers, _ = fleet.each(ours.containers, hosts)
-    stops = served_by(ours.cluster, containers, fleet.links)
+def _stops(ours: _Ours, fleet: Fleet, hosts: Collection[str]) -> tuple[Stops, dict[str, VclusterError]]:
+    """What is served now, and the hosts that do not answer any more; a worker does not know what its head serves."""
+    containers, lost = fleet.each(ours.containers, hosts)
+    try:
+        stops = served_by(ours.cluster, containers, fleet.links)
+    except HostError as error:
+        return Stops(), {**lost, error.host: error}
     runs = any(container.state == "running" for there in containers.values() for container in there)
     if runs and ours.inventory.head_name not in containers:
-        return Stops(unknown=f"the head {ours.inventory.head_name} cannot be asked")
-    return stops
+        return Stops(unknown=f"the head {ours.inventory.head_name} cannot be asked"), lost
+    return stops, lost
 
 
 def _remove(
