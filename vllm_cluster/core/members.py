@@ -101,13 +101,17 @@ def former(inventory: Inventory, facts: Mapping[str, HostFacts], record: Record 
     """The members that left the inventory, by a name that no host of it has.
 
     A machine that is in the inventory under another name was renamed, and another machine behind the same way was put
-    in its place: neither left.
+    in its place: neither left. Which machine a host of the inventory is that did not answer is not known, so the
+    member of its name did not leave either.
     """
+    unknown = inventory.hosts.keys() - facts.keys()
     machines = {entry.machine_id for entry in facts.values()}
     ways = {_way(inventory, host) for host in inventory.hosts.values()}
     left: dict[str, Member] = {}
     for member in record.members if record else ():
-        if member.machine_id not in machines and (member.host, member.user, member.port, member.jump) not in ways:
+        if member.name in unknown or member.machine_id in machines:
+            continue
+        if (member.host, member.user, member.port, member.jump) not in ways:
             name = member.name
             while name in inventory.hosts or name in left:
                 name += "-former"

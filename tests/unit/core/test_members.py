@@ -1,0 +1,35 @@
+"""Who left an inventory, and who is only behind a way that does not work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from tests.support.world import hosts, inventory
+from vllm_cluster.core.members import Member, Record, former
+
+RECORD = Record("lab", "id", (Member("gpu2", "10.0.0.2", "machine-2", 2, 0.0, host="gpu2"),))
+OTHER_WAY: dict[str, Any] = {"entries": {"gpu2": {"ssh": {"port": 2222}}}}
+
+
+@pytest.mark.parametrize(
+    ("count", "changes", "answered", "left"),
+    [
+        (2, {}, {"gpu1", "gpu2"}, set()),
+        (1, {}, {"gpu1"}, {"gpu2"}),
+        # The same machine behind another way.
+        (2, OTHER_WAY, {"gpu1", "gpu2"}, set()),
+        # Whether that is the machine is not known while it does not answer.
+        (2, OTHER_WAY, {"gpu1"}, set()),
+    ],
+)
+def test_who_left(count: int, changes: dict[str, Any], answered: Collection[str], left: Collection[str]) -> None:
+    facts = {name: entry for name, entry in hosts().items() if name in answered}
+    assert set(former(inventory(count, **changes), facts, RECORD)) == left
+
+
+def test_another_machine_behind_another_way_of_the_same_name_left_a_member() -> None:
+    facts = hosts(gpu2={"machine_id": "another"})
+    assert set(former(inventory(2, **OTHER_WAY), facts, RECORD)) == {"gpu2-former"}
