@@ -15,7 +15,7 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster.actions import bundle, explain, survey
-from vllm_cluster.core.errors import CommandFailed, Unreachable, UsageError
+from vllm_cluster.core.errors import CommandFailed, NotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit
 from vllm_cluster.run.runtime import Runtime
@@ -80,19 +80,71 @@ def test_up_says_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None
         world.machines["gpu2"].volumes["vcluster-lab-state"].files["serve.log"] = (
             f"INFO 01-01 00:00:00 [x] {SHM}".encode()
         )
+        box.started = world.host_time(world.machines["gpu2"])
         with survey.connected(current, emit, runtime=runtime) as fleet:
-            survey.survey(current, fleet, emit)
-            raise explain.with_cause(CommandFailed("gpu2", "it has ended", exit_code=127, stderr=""), fleet, current)
+            since = explain.began(survey.survey(current, fleet, emit).facts)
+            box.started += 1
+            raise explain.with_cause(NotJoined("gpu2", "Ray does not count its GPUs"), fleet, current, since=since)
 
     with lab.inside(world):
         error = lab.run(world, inventory, ended).error
-    assert isinstance(error, CommandFailed)
+    assert isinstance(error, NotJoined)
     assert (
         error.message.splitlines()[1]
         == "the cause (failure 1): the image has no Ray: vLLM's own have had none since 0.18"
     )
     assert error.hint is not None
     assert error.hint.startswith("vcluster up adds a pinned Ray")
+
+
+ENDS = "[2026-11-21 02:00:00,000 W 7 7] (gcs_server) Reporting worker exit, connection error code 2. End of file.\n"
+
+
+@pytest.mark.promise("P41")
+@pytest.mark.parametrize("log", ["sh: 1: ray: not found\n", ENDS, "Frob: error\n"])
+def test_what_a_host_wrote_before_the_attempt_is_no_evidence(up: tuple[World, Inventory], log: str) -> None:
+    """Ray writes the second line whenever vLLM is stopped or replaced in the ordinary way."""
+    world, inventory = up
+    box = world.machines["gpu2"].box("vcluster-lab")
+    assert box
+
+    def fails(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        box.log = log
+        with survey.connected(current, emit, runtime=runtime) as fleet:
+            runtime.clock.sleep(420)
+            since = explain.began(survey.survey(current, fleet, emit).facts)
+            raise explain.with_cause(NotJoined("gpu1", "Ray does not count its GPUs"), fleet, current, since=since)
+
+    with lab.inside(world):
+        error = lab.run(world, inventory, fails).error
+    assert isinstance(error, NotJoined)
+    assert error.message == "gpu1: Ray does not count its GPUs"
+    assert error.hint == "vcluster bundle packs what a report needs, without secrets"
+
+
+def test_what_the_error_says_itself_gets_no_second_cause(up: tuple[World, Inventory]) -> None:
+    world, inventory = up
+    box = world.machines["gpu2"].box("vcluster-lab")
+    assert box
+
+    def fails(error: VclusterError) -> Any:
+        def run(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
+            box.log = SHM
+            with survey.connected(current, emit, runtime=runtime) as fleet:
+                since = explain.began(survey.survey(current, fleet, emit).facts)
+                box.started = since["gpu2"] + 1
+                raise explain.with_cause(error, fleet, current, since=since)
+
+        return run
+
+    with lab.inside(world):
+        own = CommandFailed("gpu2", "the pull failed: no such manifest", exit_code=1, stderr="")
+        plain: Any = lab.run(world, inventory, fails(own)).error
+        named = CommandFailed("gpu2", "docker: Error response: exec format error", exit_code=1, stderr="")
+        error: Any = lab.run(world, inventory, fails(named)).error
+    assert plain.message == "gpu2: the pull failed: no such manifest"
+    assert "the cause (failure 18)" in error.message
+    assert "failure 28" not in error.message
 
 
 @pytest.mark.parametrize("anonymous", [False, True])

@@ -133,8 +133,8 @@ def _files(
     yield "unreachable.json", _json({host: error.words() for host, error in failures.items()})
     yield "plan.json", _json(_plan(inventory, {name: host.facts for name, host in hosts.items()}))
     found = verdict([scan(source) for source in sources(host.logs for host in hosts.values())])
-    places = found.cause.places if found.cause else found.trouble
-    failure = found.cause.row.number if found.cause else None
+    places = found.named.places if found.named else found.trouble
+    failure = found.named.row.number if found.named else None
     told = {"verdict": found.kind, "failure": failure, "lines": [asdict(place) for place in places]}
     yield "explain.json", _json(told)
     for name, host in hosts.items():

@@ -63,9 +63,9 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
 def _explained(tried: collective.Report) -> list[Finding]:
     """The findings of the collective, the first with the failure that the ranks' own words tell of."""
     text = "\n".join(tried.words).encode("utf-8", "replace")
-    cause = verdict([scan(Source("the ranks", [(1, text)]))]).cause if text else None
-    if cause is None or not tried.findings:
+    named = verdict([scan(Source("the ranks", [(1, text)]))]).named if text else None
+    if named is None or not tried.findings:
         return list(tried.findings)
     first, *others = tried.findings
-    said = f"{first.text}; the ranks' words are those of failure {cause.row.number}: {cause.row.cause}"
+    said = f"{first.text}; the ranks' words are those of failure {named.row.number}: {named.row.cause}"
     return [replace(first, text=said), *others]

@@ -15,9 +15,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.core.errors import Aborted, Lost, TimedOut, Unreachable, UsageError, VclusterError
+from vllm_cluster.core.errors import Aborted, Lost, NotJoined, TimedOut, Unreachable, UsageError, VclusterError
+from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.explain.scan import Source, scan
-from vllm_cluster.explain.verdict import Verdict, verdict
+from vllm_cluster.explain.verdict import Finding, Verdict, verdict
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet
@@ -31,6 +32,7 @@ LOOKED_AT = 64 << 10
 MOST = 64 << 30
 MOST_FILES = 1000
 TELL_EVERY = 1.0
+_OWN = "the error"
 # Of a host that does not answer nothing more is asked: it would be waited for once more.
 SILENT = (Unreachable, Lost, TimedOut)
 
@@ -73,28 +75,63 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
     return Explained(verdict([scan(source) for source in sources(logs.values())]), failures)
 
 
-def with_cause(error: VclusterError, fleet: Fleet, inventory: Inventory, otherwise: str = "") -> VclusterError:
-    """The same error, with the cause that the hosts' logs name, or with `otherwise` where they name none.
+def with_cause(
+    error: VclusterError,
+    fleet: Fleet,
+    inventory: Inventory,
+    otherwise: str = "",
+    *,
+    since: Mapping[str, float] | None = None,
+) -> VclusterError:
+    """The same error with its cause, where one is named; `otherwise` are vLLM's last words.
 
-    The error's own words are a log too: what Docker refuses stands nowhere else.
+    The error's own words are a log too, and what they name gets no second cause. The hosts' logs are asked only for
+    an error that does not say why, and only for what was written `since` the attempt began, by each host's clock.
     """
     if isinstance(error, (*SILENT, Aborted)) or error.exit_code != 1:
         return error
+    own = Source(_OWN, [(1, (error.message + otherwise).encode("utf-8", "replace"))])
+    found = verdict([scan(own)])
+    if found.cause:
+        return _named(error, found.cause)
+    if not (otherwise or isinstance(error, NotJoined)):
+        return error
     cut_off = {host for host, failure in error.failures.items() if isinstance(failure, SILENT)}
     logs, _ = fleet.each(lambda link: collect(link, inventory.cluster), set(inventory.hosts) - cut_off)
-    own = Source("the error", [(1, (error.message + otherwise).encode("utf-8", "replace"))])
-    # vLLM's log is older than what `up` does: a model that could not be served last week explains nothing of it.
-    found = verdict([scan(source) for source in (own, *sources(logs.values(), of_vllm=bool(otherwise)))])
-    if found.cause is None:
-        error.message += otherwise
-        error.hint = "\n".join(filter(None, (error.hint, "vcluster bundle packs what a report needs, without secrets")))
-        return error
-    row, place = found.cause.row, found.cause.places[0]
-    likely = "the cause" if found.cause.certain else "the likely cause"
-    where = "" if place.source == own.name else f"\n  {place.source}:{place.number}: {place.text}"
-    error.message = f"{error.message}\n{likely} (failure {row.number}): {row.cause}{where}"
-    error.hint = "\n".join(filter(None, (row.fix, "vcluster explain shows more", error.hint)))
+    # vLLM's log is older than what `up` does: a model that could not be served explains nothing of it.
+    asked = (own, *sources(logs.values(), of_vllm=bool(otherwise)))
+    found = verdict([scan(source) for source in asked], since=since)
+    error.message += "" if found.cause else otherwise
+    if found.named:
+        return _named(error, found.named)
+    error.hint = _lines(error.hint, "vcluster bundle packs what a report needs, without secrets")
     return error
+
+
+def _named(error: VclusterError, found: Finding) -> VclusterError:
+    """The error with a cause and its fix, or with a symptom and the place where its cause is written."""
+    row, place = found.row, found.places[0]
+    where = "" if place.source == _OWN else f"\n  {place.source}:{place.number}: {place.text}"
+    if row.kind == "cause":
+        error.message += f"\nthe cause (failure {row.number}): {row.cause}{where}"
+        error.hint = _lines(row.fix, "vcluster explain shows more", error.hint)
+    else:
+        error.message += f"\na symptom, no line names its cause (failure {row.number}): {row.cause}{where}"
+        error.message += f"\nwhere the cause is written: {row.fix}"
+        error.hint = _lines(error.hint, "vcluster explain shows more")
+    return error
+
+
+def began(facts: Mapping[str, HostFacts]) -> dict[str, float]:
+    """When these facts were asked for, in seconds since 1970 by each host's clock: what was written before is older.
+
+    Whole seconds, as logs have them.
+    """
+    return {name: float(int(entry.clock)) for name, entry in facts.items()}
+
+
+def _lines(*parts: str | None) -> str:
+    return "\n".join(filter(None, parts))
 
 
 def _open(path: Path) -> Source:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
-from vllm_cluster.actions.explain import with_cause
+from vllm_cluster.actions.explain import began, with_cause
 from vllm_cluster.actions.survey import Survey, connected, survey
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.identity import our_id
@@ -59,7 +59,7 @@ def up(
                 done = _change(inventory, fleet, first, look, emit=emit, confirm=confirm, cache=cache, wait=wait)
             _verify(fleet, done, emit)
         except VclusterError as error:
-            raise with_cause(error, fleet, inventory) from None
+            raise with_cause(error, fleet, inventory, since=began(first.facts)) from None
         _report(fleet, done, emit)
         return done
 

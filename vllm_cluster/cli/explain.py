@@ -22,7 +22,7 @@ def explain(
     inventory: InventoryPath = None,
     as_json: Json = False,
 ) -> None:
-    """Name the first cause of a failure from logs. Exits with 1 when it is none that is known."""
+    """Name the first cause of a failure from logs. Exits with 1 when something failed and no line names the cause."""
 
     def action(session: Session) -> None:
         import json
@@ -42,7 +42,7 @@ def explain(
             print(json.dumps(explain_document(found.verdict, found.failures)))
         else:
             show_explained(found.verdict, color=SETTINGS.color)
-        if found.verdict.kind == "unknown":
+        if found.verdict.kind in ("unknown", "symptom"):
             raise SystemExit(EXIT_UNKNOWN)
         if found.verdict.kind == "nothing" and found.failures:
             raise SystemExit(EXIT_UNREACHABLE)

@@ -25,7 +25,7 @@ REASONS: Mapping[str, Reason] = {
     "stale-container": Reason("It may hold GPUs and Ray's ports, and an old script comes back with it.", (10, 42)),
     "room": Reason("The pull would break off in the middle.", (17,)),
     "disk-full": Reason("Containers, logs and layers need room; a full disk stops all of them.", (17,)),
-    "gpu-runtime": Reason('Docker would say: could not select device driver "" with capabilities: [[gpu]].', (3,)),
+    "gpu-runtime": Reason('Docker would say: could not select device driver "" with capabilities: [[gpu]].', (3, 78)),
     "cdi-stale": Reason("Docker cannot make a container with a file that is gone.", (5,)),
     "cdi-restart": Reason("A reboot of the host ends the node until somebody runs `vcluster up`.", (5,)),
     "cdi-off": Reason("Docker ignores the file; a container that asks for its devices cannot be made.", (5,)),
@@ -35,15 +35,15 @@ REASONS: Mapping[str, Reason] = {
     "gpus-none": Reason("A node without a GPU carries no rank.", (8,)),
     "gpu-busy": Reason("vLLM refuses to start when less is free than it may take, 92 % by default.", (9, 53, 73)),
     "mig": Reason("A rank would get a slice, and ranks cannot join slices.", (8, 36)),
-    "gpu-ecc": Reason("The GPU lost data; the next such error ends the rank.", (8,)),
+    "gpu-ecc": Reason("The GPU lost data; the next such error ends the rank.", (8, 83)),
     "fabric": Reason("CUDA would say: Error 802: system not yet initialized.", (7,)),
-    "xid": Reason("The driver saw a GPU fail; it often fails again under load.", (8,)),
+    "xid": Reason("The driver saw a GPU fail; it often fails again under load.", (8, 83)),
     "gpu-repair": Reason("The GPU asks for a reset before it can be trusted.", (8,)),
     "nvlink": Reason("TP over the remaining links is slow, or hangs.", (8, 23)),
     "gpus-differ": Reason("All ranks get the same share, so the smallest GPU bounds them.", (53,)),
-    "driver-differs": Reason("Ranks of different drivers were seen to hang in NCCL's start.", (23, 29)),
+    "driver-differs": Reason("Ranks of different drivers were seen to hang in NCCL's start.", (23, 29, 85)),
     "driver-old": Reason(
-        "Kernels of a newer CUDA do not run on it, unless the image brings a compatible driver.", (29,)
+        "Kernels of a newer CUDA do not run on it, unless the image brings a compatible driver.", (85,)
     ),
     # Network
     "ip-missing": Reason("Without it NCCL, Gloo and Ray would have to guess the interface.", (19, 21)),
@@ -62,7 +62,7 @@ REASONS: Mapping[str, Reason] = {
     ),
     "port": Reason("Ray, or the endpoint, could not listen.", (30, 43, 46)),
     # Between hosts
-    "link-silent": Reason("A firewall drops what Ray, NCCL or Gloo will need; they would wait for ever.", (13, 30)),
+    "link-silent": Reason("A firewall drops what Ray, NCCL or Gloo will need; they would wait for ever.", (13, 30, 84)),
     "link-refused": Reason("A firewall rejects it, or another machine has the address.", (13, 30)),
     "link-unreachable": Reason("There is no way between the two addresses.", (13, 19, 30)),
     "link-foreign": Reason("A proxy, NAT or another machine answers in the peer's place.", (13, 30)),

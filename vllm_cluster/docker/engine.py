@@ -160,9 +160,9 @@ class EngineClient:
         call = Call(f"wait for {container[:12]}", "POST", path("containers", container, "wait"))
         return self._calls.ask(call, lambda ended: int(ended["StatusCode"]), deadline)
 
-    def logs(self, container: str, tail: int = 200) -> str:
-        """The last lines that a container printed, both streams; at most `MAX_LOG` bytes of them."""
-        query = {"stdout": 1, "stderr": 1, "tail": tail}
+    def logs(self, container: str, tail: int = 200, *, times: bool = False) -> str:
+        """The last lines that a container printed, both streams, with the time of each; at most `MAX_LOG` bytes."""
+        query = {"stdout": 1, "stderr": 1, "tail": tail, "timestamps": int(times)}
         call = Call(f"read the log of {container[:12]}", "GET", path("containers", container, "logs"), query)
         with self._calls.stream(call) as reply:
             return read_framed(reply.read(MAX_LOG))

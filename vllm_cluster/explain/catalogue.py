@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vllm_cluster.explain import noise, rows_host, rows_model, rows_network, rows_ray, rows_serve
+from vllm_cluster.explain import noise, rows_host, rows_model, rows_network, rows_ray, rows_serve, rows_start
 from vllm_cluster.explain.row import Row, Weight
 
-_EVERY = (*rows_host.ROWS, *rows_network.ROWS, *rows_ray.ROWS, *rows_serve.ROWS, *rows_model.ROWS)
+_EVERY = (*rows_host.ROWS, *rows_network.ROWS, *rows_ray.ROWS, *rows_serve.ROWS, *rows_model.ROWS, *rows_start.ROWS)
 
 
 def _order(row: Row) -> tuple[int, str]:

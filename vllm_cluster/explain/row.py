@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
+
+# A symptom has many causes: its row says where the cause is written, and never stands in for one.
+RowKind = Literal["cause", "symptom"]
 
 
 class Weight(IntEnum):
     """What a line says about the failure; the lowest outranks the rest."""
 
     CAUSE = 0
-    # What the failure of one rank looks like from another, or from outside: counts when nothing better is there.
+    # What the failure of one rank looks like from another, or from outside.
     SYMPTOM = 1
     CONSEQUENCE = 2
     # It works, but not as it should.
@@ -38,8 +42,13 @@ def cause(needle: str, pattern: str = "") -> Sign:
 
 
 def symptom(needle: str, pattern: str = "") -> Sign:
-    """A line that another cause may have brought about."""
+    """A line that many causes share; only rows of that kind have such signs."""
     return Sign(needle, pattern, Weight.SYMPTOM)
+
+
+def after(needle: str, pattern: str = "") -> Sign:
+    """A line that only says that something else has failed."""
+    return Sign(needle, pattern, Weight.CONSEQUENCE)
 
 
 def note(needle: str, pattern: str = "", explains: tuple[str, ...] = ()) -> Sign:
@@ -52,6 +61,7 @@ class Row:
     """One way to fail. `before` is the command that would have found it; `silent` says why no log tells of it.
 
     `host` rows are about the host or Ray: they can precede the start of vLLM that they make fail.
+    Of a symptom, `cause` says what it means and `fix` where its cause is written.
     """
 
     number: str
@@ -62,3 +72,4 @@ class Row:
     signs: tuple[Sign, ...] = ()
     silent: str = ""
     host: bool = False
+    kind: RowKind = "cause"

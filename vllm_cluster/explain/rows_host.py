@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_cluster.explain.row import Row, cause, symptom
+from vllm_cluster.explain.row import Row, cause, note
 
 CHECK = "vcluster check"
 
@@ -66,7 +66,6 @@ ROWS = (
             cause("unresolvable CDI devices"),
             cause("CDI device injection failed"),
             cause("failed to inject CDI devices"),
-            cause('could not select device driver "cdi"'),
             cause("error during container init", r"(?:libcuda|libnvidia)[\w.-]*\.so[\d.]*.{0,80}no such file"),
         ),
         host=True,
@@ -108,7 +107,6 @@ ROWS = (
             cause("uncorrectable ECC error"),
             cause("GPU is lost"),
             cause("Unable to determine the device handle"),
-            cause("No CUDA GPUs are available"),
         ),
         host=True,
     ),
@@ -195,7 +193,7 @@ ROWS = (
             # Shared memory that is full is row 28's.
             cause("o space left on device", r"^(?!.*(?:shm|posix_fallocate)).*[Nn]o space left on device"),
             cause("Not enough free disk space"),
-            symptom("is over 95% full", r"file_system_monitor|/tmp/ray"),
+            note("is over 95% full", r"file_system_monitor|/tmp/ray"),
         ),
         host=True,
     ),

@@ -53,20 +53,17 @@ ROWS = (
     Row(
         "23",
         "`Watchdog caught collective operation timeout`, or ncclCommInitRank never returns",
-        "a collective was never completed: wrong interface, firewall, P2P/ACS, NVLS, or a rank that had died",
-        "vcluster check --deep finds the host or link; then try NCCL_P2P_DISABLE=1, NCCL_NVLS_ENABLE=0, "
-        "NCCL_IB_DISABLE=1, or -- --disable-custom-all-reduce, one at a time",
+        "a collective was never completed: a rank had died or was stuck, or its packets were lost",
+        "the log of the rank that fell silent first, and its host's dmesg; vcluster check --deep finds a bad link; "
+        "then try NCCL_P2P_DISABLE=1, NCCL_NVLS_ENABLE=0, NCCL_IB_DISABLE=1, one at a time",
         DEEP,
         (
             symptom("Watchdog caught collective operation timeout"),
             symptom("watchdog got stuck for"),
             symptom("NCCL communicator was aborted"),
-            symptom("ncclRemoteError"),
-            symptom("remote process exited or there was a network error"),
             symptom("Timed out waiting", r"Timed out waiting \d+ms for (?:send|recv) operation"),
-            symptom("Connection closed by peer", r"(?i)gloo.{0,200}Connection closed by peer"),
-            symptom("Connection reset by peer", r"(?i)gloo.{0,200}Connection reset by peer"),
         ),
+        kind="symptom",
     ),
     Row(
         "24",
@@ -133,27 +130,25 @@ ROWS = (
     ),
     Row(
         "29",
-        "`unhandled cuda error`, `unhandled system error`, a driver too old for the image",
-        "NCCL or CUDA could not use what the container has: driver too old, no IPC_LOCK, no /dev/infiniband",
-        "NCCL_DEBUG=INFO in environment: names the call; a newer driver, or an image for the CUDA of nvidia-smi",
+        "`unhandled cuda error`, `unhandled system error`, `NCCL error: …` without a detail",
+        "a call of NCCL failed, and this line does not say which: driver, RDMA devices, memory, another rank",
+        "NCCL_DEBUG: INFO in environment: of the inventory; then the first NCCL WARN of any rank names the call",
         CHECK,
         (
-            cause("CUDA driver version is insufficient"),
-            cause("The NVIDIA driver on your system is too old"),
-            cause("forward compatibility was attempted on non supported HW"),
-            cause("system has unsupported display driver / cuda driver combination"),
-            cause("nvidia-container-cli: requirement error"),
             symptom("ncclUnhandledCudaError"),
             symptom("unhandled cuda error", r"(?i)nccl"),
             symptom("ncclSystemError"),
             symptom("unhandled system error", r"(?i)nccl"),
+            symptom("NCCL error", r"NCCL error: (?!remote process)"),
+            symptom("ncclInvalidUsage"),
         ),
+        kind="symptom",
     ),
     Row(
         "30",
         "`The client socket has timed out … trying to connect to (IP, PORT)`; workers never join",
-        "a firewall or security group drops what goes to that address, or nothing listens there",
-        "open all ports between the hosts' private addresses, ephemeral ones too (docs/inventory.md, ports)",
+        "a port of another host does not answer: nothing listens there, or a firewall drops what goes there",
+        "the log of the host at that address: does its Ray or rank 0 run? vcluster check measures the ports between",
         CHECK,
         (
             symptom("client socket has timed out"),
@@ -167,6 +162,7 @@ ROWS = (
             symptom("GCS", r"Failed to get cluster ID from GCS|GCS.{0,80}(?:is unreachable|may be dead|timed out)"),
         ),
         host=True,
+        kind="symptom",
     ),
     Row(
         "31",

@@ -10,14 +10,18 @@ ROWS = (
     Row(
         "35",
         "`No available node types can fulfill resource request`; the placement group never comes",
-        "VLLM_HOST_IP is not the address that Ray knows the node by, or something else holds the GPUs",
-        "one value for --node-ip-address and VLLM_HOST_IP (address: in the inventory); vcluster down && vcluster up",
+        "Ray has not what was asked for: a worker is missing, something else holds the GPUs, or an address is wrong",
+        "vcluster status: which host is missing or counts fewer GPUs; ray list nodes: the addresses that Ray knows",
         CHECK,
         (
-            cause("No available node types can fulfill resource request"),
-            cause("Current node has no GPU available"),
-            cause("Cannot provide a placement group"),
+            symptom("No available node types can fulfill resource request"),
+            symptom("Current node has no GPU available"),
+            symptom("Cannot provide a placement group"),
+            symptom(
+                "exceeds the total number of available", r"number of required \w+ exceeds the total number of available"
+            ),
         ),
+        kind="symptom",
     ),
     Row(
         "36",
@@ -25,12 +29,7 @@ ROWS = (
         "a worker has not joined, or joined without its GPUs (MIG, CUDA_VISIBLE_DEVICES, no --num-gpus)",
         "vcluster status names the host; vcluster up waits for the exact number",
         "vcluster up",
-        (
-            cause(
-                "exceeds the total number of available", r"number of required \w+ exceeds the total number of available"
-            ),
-            cause("Total cluster GPUs", r"(?i)total cluster gpus.{0,40}less than"),
-        ),
+        (cause("Total cluster GPUs", r"(?i)total cluster gpus.{0,40}less than"),),
     ),
     Row(
         "37",
@@ -55,26 +54,28 @@ ROWS = (
     Row(
         "39",
         "`RayChannelTimeoutError` on the first requests",
-        "Ray's compiled graph gave up waiting for a stage (vLLM before 0.32)",
-        'RAY_CGRAPH_get_timeout: "1200" in environment: of the inventory, or a newer vLLM',
+        "a stage did not answer Ray's compiled graph in time: it is slow, stuck or dead",
+        'the log of the rank that fell silent first; RAY_CGRAPH_get_timeout: "1200" in environment: if all work',
         "",
         (symptom("RayChannelTimeoutError"),),
+        kind="symptom",
     ),
     Row(
         "40",
         "`A worker died … SYSTEM_ERROR … connection error code 2. End of file`",
-        "a rank was killed: by the kernel for lack of memory, by earlyoom, by Ray's monitor, or by hand",
-        "dmesg -T | grep -i oom on that host; RAY_memory_monitor_refresh_ms=0 (vcluster sets it); more memory",
+        "a rank ended without a word: killed by hand, by the kernel or by Ray for lack of memory, or it crashed",
+        "that host: dmesg -T for `Out of memory` and `Xid`; docker inspect -f '{{json .State}}'; the rank's own log",
         "",
         (
-            cause("node running low on memory", r"(?:killed|Task was killed).{0,80}node running low on memory"),
-            cause("OutOfMemoryError", r"ray\.exceptions\.OutOfMemoryError"),
             symptom("connection error code 2. End of file"),
             symptom("A worker died or was killed while executing"),
             symptom("died unexpectedly", r"Worker(?:Proc)? .{0,80}died unexpectedly"),
+            symptom("Segmentation fault", r"^(?:Fatal Python error: )?Segmentation fault"),
+            symptom("SIGSEGV received"),
             symptom("was marked dead", r"node with (?:node )?id.{0,200}was marked dead|marked dead because"),
         ),
         host=True,
+        kind="symptom",
     ),
     Row(
         "41",

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from vllm_cluster.explain.row import Row, Sign, Weight, cause, symptom
+from vllm_cluster.explain.row import Row, after, cause, symptom
 
 CHECK = "vcluster check"
 FIT = "vcluster fit MODEL"
 SERVE = "vcluster serve"
 DEEP = "vcluster check --deep"
-
-
-def after(needle: str, pattern: str = "") -> Sign:
-    """A line that only says that something else has failed."""
-    return Sign(needle, pattern, Weight.CONSEQUENCE)
 
 
 ROWS = (
@@ -101,14 +96,16 @@ ROWS = (
         "vcluster serve asks for two completions before it says ready; -- --enforce-eager to try without graphs",
         SERVE,
         silent="it hangs; what is logged later is row 39, 51 or 55",
+        kind="symptom",
     ),
     Row(
         "51",
         "`No available shared memory broadcast block found in 60 seconds`, and nothing after it",
         "a rank does not take its work: dead, stopped, or waiting for another that is",
-        "vcluster status; nvidia-smi on every host: the one with 0 % use is it; vcluster stop, vcluster serve again",
+        "the log of the rank that fell silent first; nvidia-smi on every host: the one with 0 % use is it",
         DEEP,
         silent="harmless by itself: long work says the same; a failure only where no work goes on after it",
+        kind="symptom",
     ),
     Row(
         "52",
@@ -117,6 +114,7 @@ ROWS = (
         "vcluster check --deep; another version of the image",
         DEEP,
         silent="it hangs; what is logged later is row 51, 23 or 55",
+        kind="symptom",
     ),
     Row(
         "53",
@@ -145,6 +143,9 @@ ROWS = (
             cause("invoked oom-killer"),
             cause('"OOMKilled":true'),
             cause("killed for lack of memory"),
+            cause("node running low on memory", r"(?:killed|Task was killed).{0,80}node running low on memory"),
+            cause("ray.exceptions.OutOfMemoryError"),
+            cause("killed due to memory pressure (OOM)", r"[1-9]\d* Workers \(tasks / actors\) killed due to memory"),
             cause("DefaultCPUAllocator: can't allocate memory"),
             cause("Cannot allocate memory", r"Errno 12\]|os error 12|fork"),
         ),
@@ -154,14 +155,15 @@ ROWS = (
         "55",
         "/health says 200 and nothing answers; `RPC call to execute_model timed out`",
         "a rank on another host is dead or stuck, and nobody watches it",
-        "vcluster status; vcluster serve again: its head watches Ray's nodes and asks for real completions",
+        "vcluster status; the log of the rank that fell silent first, and its host's dmesg",
         "",
         (
             symptom("RPC call to", r"RPC call to \w+ timed out"),
             symptom("has not answered 200 for"),
-            symptom("a completion ended with HTTP"),
+            symptom("a completion ended with HTTP", r"HTTP (?!404)"),
             symptom("Ray has lost"),
         ),
+        kind="symptom",
     ),
     Row(
         "56",
@@ -208,7 +210,7 @@ ROWS = (
         "72",
         "the server ends with exit code 0 after `EngineCore encountered an issue`",
         "its engine died; the API server then ends in order",
-        "vcluster's head starts it again; the cause stands in the first rank's log",
+        "the lines above it, and the first rank's log: /tmp/ray/session_latest/logs/worker-* on every host",
         "",
         (
             after("EngineCore encountered an issue"),
@@ -217,6 +219,7 @@ ROWS = (
             after("Engine core initialization failed"),
             after("EngineCore failed to start"),
             after("EngineCore encountered a fatal error"),
+            after("Executor failed", r"RuntimeError: Executor failed"),
             after("WorkerProc failed to start"),
             after("WorkerProc initialization failed"),
             after("RayActorError"),
@@ -224,6 +227,7 @@ ROWS = (
             after("ActorUnavailableError"),
             after("vLLM ended with exit code"),
         ),
+        kind="symptom",
     ),
     Row(
         "73",

@@ -18,6 +18,7 @@ WHO = 120
 MORE_LINES = 3
 BANNER = 40  # lines of one start that all say so
 LAST_TROUBLE = 12
+FIRST_STRANGE = 3
 _CACHE = 4096
 _PROGRESS = tuple(mark.encode() for mark in noise.PROGRESS)
 
@@ -58,7 +59,10 @@ class Hit:
 
 @dataclass
 class Seen:
-    """What one log shows: the hits of its last run; of runs before, what a host suffered from, and rows by number."""
+    """What one log shows: the hits of its last run; of runs before, what a host suffered from, and rows by number.
+
+    `strange` are the first lines of trouble of the last run that no row knows, `last` is the log's last line.
+    """
 
     name: str
     lines: int = 0
@@ -67,6 +71,8 @@ class Seen:
     before: dict[Known, Hit] = field(default_factory=dict)
     earlier: Counter[str] = field(default_factory=Counter)
     trouble: deque[Place] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
+    strange: list[Place] = field(default_factory=list)
+    last: Place | None = None
     started: Place | None = None
     alive: Place | None = None
 
@@ -143,10 +149,13 @@ class _State:
             self._add(seen, known, place, told.times, below)
         if trouble and not told.calm and not any(known.weight is Weight.HARMLESS for known in found):
             seen.trouble.append(place)
+            if not found and len(seen.strange) < FIRST_STRANGE and not told.words.startswith("Traceback"):
+                seen.strange.append(place)
 
     def _place(self, number: int, told: Said) -> Place:
         text = redact(told.words)[:SHOWN]
-        return Place(self._source.name, number, text, told.who[:WHO], self._source.host, self._time)
+        time = self._time if told.time is None else told.time
+        return Place(self._source.name, number, text, told.who[:WHO], self._source.host, time)
 
     def _add(self, seen: Seen, known: Known, place: Place, times: int, below: bytes) -> None:
         hit = seen.hits.get(known)
@@ -186,10 +195,12 @@ class _State:
             seen.before.clear()
         else:
             seen.trouble.clear()
+            seen.strange.clear()
             self._open.clear()
 
     def settle(self, seen: Seen, number: int, part: bytes) -> None:
-        """After a piece: the last sign that work goes on, and whether the server answers."""
+        """After a piece: its last line, the last sign that work goes on, and whether the server answers."""
+        seen.last = self._at(number, part, len(part.rstrip()))
         answers = -1
         for found in noise.STRONG.finditer(part):
             answers = found.start()

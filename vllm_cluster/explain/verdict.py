@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,10 +13,16 @@ from vllm_cluster.explain.scan import Hit, Place, Seen
 
 # Two hosts' clocks, and what a launcher writes just before vLLM's own first line.
 SLACK = 5.0
+# What a host suffers from can be why vLLM, started this long after it, fails.
+LASTING = 300.0
 MOST_OTHERS = 5
 MOST_LINES = 5
 
-Kind = Literal["explained", "unknown", "nothing"]
+# A rank is silent when the others went on for longer than this.
+SILENT = 20.0
+MOST_STRANGE = 3
+
+Kind = Literal["explained", "symptom", "unknown", "healed", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,6 @@ class Finding:
     places: tuple[Place, ...]
     more: tuple[str, ...]
     count: int
-    certain: bool
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,15 @@ class Harmless:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the logs say. `cause` is there when the kind is "explained", `trouble` when it is "unknown"."""
+    """What the logs say.
+
+    `cause` is there when the kind is "explained", `symptom` when it is "symptom": then no line names a cause.
+    `strange` are the first lines of trouble that no row knows, `silent` is the last line of the rank that ended first.
+    """
 
     kind: Kind
     cause: Finding | None
+    symptom: Finding | None
     others: tuple[Finding, ...]
     notes: tuple[Finding, ...]
     followed: tuple[Place, ...]
@@ -53,46 +63,87 @@ class Verdict:
     survived: tuple[Finding, ...]
     earlier: tuple[tuple[str, int], ...]
     trouble: tuple[Place, ...]
+    strange: tuple[Place, ...]
+    silent: Place | None
     logs: int
     lines: int
     size: int
 
+    @property
+    def named(self) -> Finding | None:
+        """The cause, or the symptom where no line names a cause."""
+        return self.cause or self.symptom
 
-def verdict(logs: Sequence[Seen]) -> Verdict:
-    """Judge what was seen in all logs."""
-    hits, earlier = _of_last_run(logs)
+
+def verdict(logs: Sequence[Seen], *, since: Mapping[str, float] | None = None, healthy: bool = False) -> Verdict:
+    """Judge what was seen in all logs.
+
+    With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
+    is evidence of another attempt. `healthy` says that the cluster works now, so that it has survived what is found.
+    """
+    hits, earlier = _of_last_run(logs, since)
     alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
+
+    def over(place: Place) -> bool:
+        return healthy or bool(alive and _precedes(place, alive)) or not _within(place, since)
+
     failing = [hit for hit in hits if hit.known.weight <= Weight.CONSEQUENCE]
-    survived = [hit for hit in failing if alive and _precedes(hit.last, alive)]
+    survived = [hit for hit in failing if over(hit.last)]
     failing = [hit for hit in failing if hit not in survived]
     stuck = [hit for hit in hits if hit.known.weight is Weight.HARMLESS and hit.known.row and not hit.evidence]
-    causes = [hit for hit in failing if hit.known.weight <= Weight.SYMPTOM]
-    if not any(hit.known.weight is Weight.CAUSE for hit in causes):
-        causes += [hit for log in logs for hit in log.before.values() if not (alive and _precedes(hit.last, alive))]
-    causes = causes or stuck
-    trouble = sorted(
-        (place for log in logs for place in log.trouble if not (alive and _precedes(place, alive))), key=_when
-    )
+    stuck = [hit for hit in stuck if not over(hit.last)]
+    trouble = sorted((place for log in logs for place in log.trouble if not over(place)), key=_when)
+    strange = sorted((place for log in logs for place in log.strange if not over(place)), key=_when)
     notes = [hit for hit in hits if hit.known.weight is Weight.NOTE]
-    cause, others = _first(causes, notes)
-    # A symptom is a cause of its own only where nothing better is there.
-    lowest = Weight.CAUSE if cause and cause.certain else Weight.SYMPTOM
-    others = [other for other in others if other.certain or not (cause and cause.certain)]
-    kind: Kind = "explained" if cause else "unknown" if trouble or failing else "nothing"
+    before = [hit for log in logs for hit in log.before.values() if not over(hit.last)]
+    first, others = _first(_foremost(failing, before, stuck, strange), notes)
+    symptom = first if first and first.row.kind == "symptom" else None
+    kind: Kind = "symptom" if symptom else "explained" if first else "unknown" if trouble or failing else "nothing"
+    if kind == "nothing" and any(hit.known.weight <= Weight.SYMPTOM for hit in survived):
+        kind = "healed"
+    shown = {place for found in (first, *others) if found for place in found.places}
     return Verdict(
         kind=kind,
-        cause=cause,
+        cause=None if symptom else first,
+        symptom=symptom,
         others=tuple(others[:MOST_OTHERS]),
-        notes=tuple(_findings(hit for hit in notes if cause is None or hit.known.row != cause.row.number)),
-        followed=_once(sorted((hit.first for hit in failing if hit.known.weight > lowest), key=_when)),
-        harmless=tuple(_harmless(hits, stuck if cause and not failing else [])),
+        notes=tuple(_findings(hit for hit in notes if first is None or hit.known.row != first.row.number)),
+        followed=_once(sorted((hit.first for hit in failing if hit.first not in shown), key=_when)),
+        harmless=tuple(_harmless(hits, stuck if first and not failing else [])),
         survived=tuple(_findings(hit for hit in survived if hit.known.weight <= Weight.SYMPTOM)),
         earlier=tuple(sorted(earlier.items())),
         trouble=tuple(trouble[-MOST_LINES * 2 :]) if kind == "unknown" else (),
+        strange=tuple(strange[:MOST_STRANGE]) if symptom else (),
+        silent=_silent(logs) if symptom else None,
         logs=len(logs),
         lines=sum(log.lines for log in logs),
         size=sum(log.size for log in logs),
     )
+
+
+def _foremost(failing: list[Hit], before: list[Hit], stuck: list[Hit], strange: list[Place]) -> list[Hit]:
+    """The hits that say most: causes, else what a host suffered before, else symptoms, else work that stopped.
+
+    That something has failed says least: where a line of trouble is there that no row knows, that line is nearer.
+    """
+    of = {weight: [hit for hit in failing if hit.known.weight is weight] for weight in Weight}
+    ends = [] if strange else of[Weight.CONSEQUENCE]
+    return of[Weight.CAUSE] or before or of[Weight.SYMPTOM] or stuck or ends
+
+
+def _within(place: Place, since: Mapping[str, float] | None) -> bool:
+    """Whether a line is of the attempt; what belongs to no host is what the attempt itself said."""
+    if since is None or place.host not in since:
+        return True
+    return place.time is not None and place.time >= since[place.host]
+
+
+def _silent(logs: Sequence[Seen]) -> Place | None:
+    """The last line of the rank's log that ended first, where the others went on for long after it."""
+    ends = sorted((log.last for log in logs if log.last and log.last.time and "worker-" in log.name), key=_when)
+    if len(ends) < 2 or (ends[1].time or 0.0) - (ends[0].time or 0.0) < SILENT:
+        return None
+    return ends[0]
 
 
 def _when(place: Place) -> tuple[bool, float, str, int]:
@@ -106,7 +157,7 @@ def _precedes(place: Place, other: Place) -> bool:
     return place.time is not None and other.time is not None and place.time < other.time
 
 
-def _of_last_run(logs: Sequence[Seen]) -> tuple[list[Hit], Counter[str]]:
+def _of_last_run(logs: Sequence[Seen], since: Mapping[str, float] | None) -> tuple[list[Hit], Counter[str]]:
     """The hits since vLLM last started, wherever they stand, and the rows that were hit before."""
     started = max((log.started.time for log in logs if log.started and log.started.time is not None), default=None)
     hits: list[Hit] = []
@@ -116,16 +167,16 @@ def _of_last_run(logs: Sequence[Seen]) -> tuple[list[Hit], Counter[str]]:
         for hit in log.hits.values():
             time = hit.last.time
             lasting = hit.known.host and hit.known.weight is Weight.CAUSE
-            if started is not None and time is not None and time < started - SLACK and not lasting:
+            if started is not None and time is not None and time < started - (LASTING if lasting else SLACK):
                 if hit.known.weight <= Weight.SYMPTOM:
                     earlier[hit.known.row] += 1
-            else:
+            elif _within(hit.last, since):
                 hits.append(hit)
     return hits, earlier
 
 
 def _first(causes: Sequence[Hit], notes: Iterable[Hit]) -> tuple[Finding | None, list[Finding]]:
-    """The cause that outranks the others, and the others: certain before likely, then the earliest."""
+    """The earliest, and the others; a note can be why, and then comes first."""
     found = _findings(causes)
     if not found:
         return None, []
@@ -147,7 +198,6 @@ def _findings(hits: Iterable[Hit]) -> list[Finding]:
             _once(hit.first for hit in several)[:MOST_LINES],
             several[0].more,
             sum(hit.count for hit in several),
-            several[0].known.weight in (Weight.CAUSE, Weight.NOTE),
         )
         for row, several in by_row.items()
     ]

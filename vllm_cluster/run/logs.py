@@ -23,7 +23,7 @@ KERNEL_SECONDS = 10.0
 TAIL = 2000
 STOPPED_LOG = 8 << 20
 # Only what warns: the rest of the kernel's log is of no use here. Where only root may read it, it stays empty.
-_KERNEL = "dmesg -T --level=emerg,alert,crit,err,warn 2>/dev/null | tail -n 500"
+_KERNEL = "TZ=UTC dmesg -T --level=emerg,alert,crit,err,warn 2>/dev/null | tail -n 500"
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,18 @@ def collect(link: Link, cluster: str) -> list[Log]:
     if there is None:
         return []
     state = there["State"]
-    shown = {key: state.get(key) for key in ("Status", "ExitCode", "OOMKilled", "Error", "StartedAt", "FinishedAt")}
+    # A line is as old as the first time in it: of a container that has ended, its end.
+    times = ("StartedAt", "FinishedAt") if state["Status"] == "running" else ("FinishedAt", "StartedAt")
+    shown = {key: state.get(key) for key in ("Status", "ExitCode", "OOMKilled", "Error", *times)}
     # Docker's own spelling, for the catalogue knows it so from `docker inspect`.
     logs = [Log(link.name, "state.json", ((1, json.dumps(shown, separators=(",", ":")).encode() + b"\n"),))]
     inside = _inside(link, container) if state["Status"] == "running" else _stopped(link, container)
     logs += inside
-    told = engine.logs(container, tail=TAIL).splitlines(keepends=True)
+    # Without times a line could be of any attempt.
+    told = engine.logs(container, tail=TAIL, times=True).splitlines(keepends=True)
     # vLLM's own lines stand in serve.log too.
     twice = any(log.name == "serve.log" for log in inside)
-    lines = [line for line in told if not (twice and line.startswith("[vllm] "))]
+    lines = [line for line in told if not (twice and " [vllm] " in line[:50])]
     logs.append(Log(link.name, "docker.log", ((1, "".join(lines).encode()),)))
     logs.append(Log(link.name, "dmesg", ((1, _kernel(link, str(state.get("StartedAt", "")))),)))
     return logs

@@ -244,7 +244,8 @@ def _logs(engine: FakeEngine, request: Request, reference: str) -> Answer:
     rows = [(stream, row) for stream, text in ((1, box.log), (2, box.errors)) for row in text.splitlines(keepends=True)]
     tail = request.query.get("tail", "all")
     shown = rows if tail == "all" else rows[len(rows) - min(len(rows), int(tail)) :]
-    data = b"".join(framed(row.encode(), stream) for stream, row in shown)
+    time = f"{engine.world.stamp(box.started)} " if request.query.get("timestamps") == "1" else ""
+    data = b"".join(framed(f"{time}{row}".encode(), stream) for stream, row in shown)
     return Answer(200, data, {"Content-Type": "application/octet-stream"})
 
 

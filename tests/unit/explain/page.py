@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.corpus import CORPUS
 from tests.support.logs import PRODUCED, reported, row_of
 from vllm_cluster.core.reasons import HELD_OTHERWISE, REASONS
 from vllm_cluster.explain.catalogue import ROWS
@@ -20,16 +21,20 @@ SECTIONS = (
     ("44", "vLLM: plan, memory, life"),
     ("60", "Model and tokens"),
     ("71", "More of vLLM"),
+    ("74", "Starts that fail at once, and what many causes share"),
 )
 HEAD = """# Failures
 
-How a cluster of several hosts fails, as its users reported it: what is seen, why, and what mends it. The numbers are \
-those that `vcluster explain` names.
+How a cluster of several hosts fails, as its users reported it: what is seen, why, and what repairs it. The numbers \
+are those that `vcluster explain` names, and `docs/failures.md#failure-71` is failure 71.
 
-*Found by* is the code of the finding with which [`vcluster check`](check.md) tells of it before anything is loaded, \
+A **symptom** has many causes, and its line says nothing of them: `vcluster explain` then says so, and where the cause \
+is written.
+
+*Found by* is the code of the finding with which [`vcluster check`](check.md) shows it before anything is loaded, \
 or the verb that refuses it. *Explained* is the log by which tests hold that [`vcluster explain`](explain.md) names \
-it: **produced** by breaking a real cluster in that way (`tests/fixtures/logs`), or **reported** by the user of \
-another. Where no log can tell, the reason stands there.
+it: **produced** by breaking a real cluster in that way (`tests/fixtures/logs`), **reported** by the user of another, \
+or in the **corpus** (`tests/fixtures/corpus`). Where no log can show it, the reason is there.
 
 This page is written by `python -m tests.unit.explain.page`.
 """
@@ -52,27 +57,31 @@ def shown() -> dict[str, list[str]]:
         found.setdefault(row_of(path), []).append(f"produced: {path.stem}")
     for row, source, _ in reported():
         found.setdefault(row.removeprefix("note-"), []).append(f"reported: {source}")
+    for row in {row for case in CORPUS for row in case.rows[:1]} - set(found):
+        found[row] = [f"corpus: {next(case.log for case in CORPUS if case.rows[:1] == (row,))}"]
     return found
 
 
 def page() -> str:
-    """The whole page."""
+    """The whole page: a section for each row, so that it can be linked."""
     found, logs, heads = checked(), shown(), dict(SECTIONS)
     lines = [HEAD]
     for number, row in ROWS.items():
         if number in heads:
-            lines += ["", f"## {heads[number]}", "", "| # | seen | cause | what mends it | found by | explained |"]
-            lines.append("|---|---|---|---|---|---|")
-        lines.append(line(row, found.get(number, ""), logs.get(number, ())))
-    return "\n".join(lines) + "\n"
+            lines += [f"## {heads[number]}", ""]
+        lines += section(row, found.get(number, ""), logs.get(number, ()))
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def line(row: Row, found: str, logs: Sequence[str]) -> str:
-    """One row as the table has it."""
-    before = found or (f"`{row.before}`" if row.before else "—")
+def section(row: Row, found: str, logs: Sequence[str]) -> list[str]:
+    """One row under its anchor."""
+    before = found or (f"`{row.before}`" if row.before else "nothing")
     explained = "; ".join(logs) or f"no: {row.silent}"
-    cells = (row.number, row.symptom, row.cause, row.fix, before, explained)
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    names = ("What it means", "Where its cause is written") if row.kind == "symptom" else ("Cause", "Fix")
+    parts = [("Seen", row.symptom), (names[0], row.cause), (names[1], row.fix), ("Found by", before)]
+    kind = " (symptom)" if row.kind == "symptom" else ""
+    cells = [f"- {name}{kind if name == 'Seen' else ''}: {text}" for name, text in (*parts, ("Explained", explained))]
+    return [f"### Failure {row.number}", "", *cells, ""]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from tests.support.logs import FOLDER, HEALTHY, explained
 from vllm_cluster.explain.line import moment, said
 from vllm_cluster.explain.noise import LOOKALIKES, OWN_START, Lookalike
-from vllm_cluster.explain.scan import Source, scan
+from vllm_cluster.explain.scan import Seen, Source, scan
 from vllm_cluster.explain.verdict import verdict
 from vllm_cluster.node.attempt import STARTS
 
@@ -18,6 +18,8 @@ CONTEXT = (
 PORT = "ERROR 11-21 02:{minute}:40 [core.py:1] OSError: [Errno 98] Address already in use\n"
 READY = "INFO:     Application startup complete.\n"
 DEAD = "ERROR 11-21 02:{minute}:20 [core.py:1] RuntimeError: Engine core initialization failed. See root cause above.\n"
+DIED = "ERROR 11-21 02:{minute}:15 [m.py:1] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.\n"
+STUCK = "INFO 11-21 02:05:00 [shm.py:1] No available shared memory broadcast block found in 60 seconds.\n"
 FILLER = "INFO 11-21 02:00:01 [x.py:1] Route: /v1\n" * 50
 
 
@@ -36,7 +38,7 @@ def test_a_cause_outranks_what_follows_from_it_though_that_is_said_first() -> No
     )
     found = explained(head, worker)
     assert found.cause
-    assert (found.cause.row.number, found.cause.places[0].source, found.cause.certain) == ("17", "1", True)
+    assert (found.cause.row.number, found.cause.places[0].source) == ("17", "1")
     assert found.cause.places[0].who == "RayWorkerProc pid=7, ip=10.0.0.2"
     assert {place.number for place in found.followed} == {52, 53}
     assert found.others == ()
@@ -48,12 +50,36 @@ def test_the_earliest_of_two_causes_comes_first_whatever_log_it_stands_in() -> N
     assert (found.cause.row.number, [other.row.number for other in found.others]) == ("71", ["46"])
 
 
-def test_a_symptom_is_only_the_likely_cause() -> None:
+def test_a_symptom_is_never_given_as_a_cause() -> None:
     found = explained(
         "x [c10d] The client socket has timed out after 600s while trying to connect to (10.0.0.1, 29501)\n"
     )
-    assert found.cause
-    assert (found.cause.row.number, found.cause.certain) == ("30", False)
+    assert found.symptom
+    assert (found.kind, found.cause, found.symptom.row.number) == ("symptom", None, "30")
+
+
+def test_what_no_row_knows_is_shown_beside_a_symptom_for_it_may_be_why() -> None:
+    found = explained(at(1, START, "FrobnicationError: the frob is out\n", DIED, DEAD))
+    assert found.symptom
+    assert (found.symptom.row.number, [place.text for place in found.strange]) == (
+        "40",
+        ["FrobnicationError: the frob is out"],
+    )
+    # That something has failed says less than a line that no row knows.
+    assert explained(at(1, START, DEAD)).kind == "symptom"
+    assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).kind == "unknown"
+
+
+def test_the_rank_that_fell_silent_first_is_named() -> None:
+    def worker(name: str, minute: int) -> Seen:
+        text = f"INFO 11-21 02:{minute:02}:00 [x.py:1] step\n"
+        return scan(Source(f"gpu{name}:ray/worker-{name}.out", [(1, text.encode())], f"gpu{name}", 2026))
+
+    stuck = scan(Source("gpu1:serve.log", [(1, (at(1, START) + STUCK).encode())], "gpu1", 2026))
+    found = verdict([stuck, worker("1", 9), worker("2", 4), worker("3", 9)])
+    assert found.silent
+    assert (found.kind, found.silent.source) == ("symptom", "gpu2:ray/worker-2.out")
+    assert verdict([stuck, worker("1", 9), worker("2", 9)]).silent is None
 
 
 def test_the_last_run_counts_and_the_earlier_ones_are_named() -> None:
@@ -71,7 +97,8 @@ def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> Non
     usage = "vllm: error: unrecognized arguments: --no-such-flag\n"
     first = (begin + START + CONTEXT).format(minute="01")
     found = explained(first + begin.format(minute="02") + usage)
-    assert (found.kind, found.trouble[-1].text, found.earlier) == ("unknown", usage.strip(), (("71", 1),))
+    assert found.cause
+    assert (found.cause.row.number, found.earlier) == ("74", (("71", 1),))
     assert explained(first).kind == "explained"
     # The node program's word, in a log of its own making.
     assert STARTS == OWN_START
@@ -95,12 +122,13 @@ def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_
     flag = "2026-11-21T02:05:00Z vcluster starts vLLM\nvllm: error: unrecognized arguments: --no-such-flag\n"
     for logs in ((died + flag,), (flag, died)):
         found = explained(*logs)
-        assert (found.kind, found.earlier) == ("unknown", (("40", 1),))
+        assert found.cause
+        assert (found.cause.row.number, found.earlier) == ("74", (("40", 1),))
 
 
 def test_what_the_server_has_survived_is_no_failure() -> None:
     found = explained(at(1, START, PORT) + READY)
-    assert (found.kind, [one.row.number for one in found.survived]) == ("nothing", ["46"])
+    assert (found.kind, [one.row.number for one in found.survived]) == ("healed", ["46"])
     assert explained(at(1, START) + READY + at(2, PORT)).kind == "explained"
     refused = 'INFO: 10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
     found = explained(at(1, START, PORT) + READY + at(2, CONTEXT) + refused)
@@ -116,8 +144,8 @@ def test_long_work_is_harmless_with_the_evidence_and_a_stop_is_not() -> None:
     assert entry.evidence.number > entry.place.number
     assert "200" in entry.evidence.text
     stuck = explained((FOLDER / "51-stuck.log").read_bytes())
-    assert stuck.cause
-    assert (stuck.cause.row.number, stuck.cause.certain) == ("51", False)
+    assert stuck.symptom
+    assert stuck.symptom.row.number == "51"
     assert not any("shared memory broadcast" in entry.place.text for entry in stuck.harmless)
 
 
@@ -205,7 +233,7 @@ def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
         found = explained(*noise, ends, cause)
         assert found.cause, name
         assert (found.cause.row.number, found.cause.places[0].source) == (row, str(len(noise) + 1))
-        assert ("40", 1) not in [(other.row.number, other.certain) for other in found.others]
+        assert all(other.row.kind == "cause" for other in found.others)
 
 
 @pytest.mark.parametrize("like", LOOKALIKES, ids=lambda like: like.needle[:40])
@@ -213,5 +241,5 @@ def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: Lookalike) 
     alone = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n")
     after = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n{READY}")
     assert (after.kind, [entry.why for entry in after.harmless]) == ("nothing", [like.why])
-    assert alone.kind == ("explained" if like.row else "nothing")
-    assert (alone.cause.row.number if alone.cause else "") == like.row
+    assert alone.kind == ("symptom" if like.row else "nothing")
+    assert (alone.symptom.row.number if alone.symptom else "") == like.row

@@ -9,8 +9,11 @@ from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.explain.catalogue import ROWS
+from vllm_cluster.explain.row import Row
 from vllm_cluster.explain.scan import Place
-from vllm_cluster.explain.verdict import Finding, Verdict
+from vllm_cluster.explain.verdict import Finding, Harmless, Verdict
+from vllm_cluster.text import count
 
 WIDTH = 240
 
@@ -21,6 +24,7 @@ def explain_document(found: Verdict, failures: Mapping[str, VclusterError]) -> d
         "v": 1,
         "verdict": found.kind,
         "cause": _finding(found.cause) if found.cause else None,
+        "symptom": _finding(found.symptom) if found.symptom else None,
         "others": [_finding(other) for other in found.others],
         "notes": [_finding(other) for other in found.notes],
         "followed": [asdict(place) for place in found.followed],
@@ -28,6 +32,8 @@ def explain_document(found: Verdict, failures: Mapping[str, VclusterError]) -> d
         "survived": [_finding(other) for other in found.survived],
         "earlier": dict(found.earlier),
         "trouble": [asdict(place) for place in found.trouble],
+        "strange": [asdict(place) for place in found.strange],
+        "silent": asdict(found.silent) if found.silent else None,
         "read": {"logs": found.logs, "lines": found.lines, "bytes": found.size},
         "unreachable": {host: error.message for host, error in failures.items()},
     }
@@ -37,11 +43,13 @@ def _finding(found: Finding) -> dict[str, Any]:
     row = found.row
     return {
         "failure": row.number,
-        "cause": row.cause,
-        "symptom": row.symptom,
-        "fix": row.fix,
+        "kind": row.kind,
+        "seen": row.symptom,
+        "cause": row.cause if row.kind == "cause" else None,
+        "meaning": row.cause if row.kind == "symptom" else None,
+        "fix": row.fix if row.kind == "cause" else None,
+        "look": row.fix if row.kind == "symptom" else None,
         "found_by": row.before or None,
-        "certain": found.certain,
         "count": found.count,
         "lines": [asdict(place) for place in found.places],
         "more": list(found.more),
@@ -57,49 +65,87 @@ def show_explained(found: Verdict, *, color: str) -> None:
 
 
 def _lines(found: Verdict) -> Iterable[str]:
-    if found.cause:
-        yield from _cause(found.cause)
-    elif found.kind == "unknown":
-        yield "Something failed, and it is no failure that is known here. The last lines of trouble:"
-        yield from (_line(place) for place in found.trouble or found.followed)
-        yield "do:      vcluster bundle packs what a report needs, without secrets"
-    elif found.size:
-        yield "Nothing in these logs tells of a failure."
-    else:
-        yield "There is nothing in these logs." if found.logs else "There is no node that has logs."
+    yield from _answer(found)
     if found.others:
-        yield f"also:    {'; '.join(f'failure {other.row.number}: {other.row.cause}' for other in found.others)}"
-    if found.cause and found.followed:
+        yield f"also:    {'; '.join(_named(other.row) for other in found.others)}"
+    if (found.cause or found.symptom) and found.followed:
         yield "then followed:"
         yield from (_line(place) for place in found.followed[:3])
     for other in found.notes:
-        yield f"note:    failure {other.row.number}: {other.row.cause}"
+        yield f"note:    {_named(other.row)}"
         yield _line(other.places[0])
     for entry in found.harmless:
-        times = f", {entry.count} times" if entry.count > 1 else ""
-        yield f"harmless: {entry.why} ({entry.place.source}:{entry.place.number}{times}: {_cut(entry.place.text, 60)})"
-        if after := entry.evidence:
-            yield f"          work went on: {after.source}:{after.number}: {_cut(after.text, 100)}"
-    for other in found.survived:
-        yield f"survived: failure {other.row.number}: {other.row.cause}; the server answered after it"
-    if found.earlier:
-        before = ", ".join(
-            f"failure {row}" + (f" ({count} times)" if count > 1 else "") for row, count in found.earlier
-        )
-        yield f"before the last start: {before}"
-    yield f"read:    {found.lines} lines of {found.logs} log{'s'[: found.logs != 1]}, {found.size / 1e6:.1f} MB"
+        yield f"harmless: {entry.place.source}:{entry.place.number}: {_cut(entry.place.text, 60)}"
+        yield f"          {entry.why}{_evidence(entry)}"
+    if found.kind != "healed":
+        yield from (f"survived: {_named(other.row)}; the server answered after it" for other in found.survived)
+    for row, times in found.earlier:
+        yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(ROWS[row])}"
+    yield f"read:    {found.lines} lines of {count(found.logs, 'log')}, {found.size / 1e6:.1f} MB"
+
+
+def _answer(found: Verdict) -> Iterable[str]:
+    if found.cause:
+        yield from _cause(found.cause)
+    elif found.symptom:
+        yield from _symptom(found.symptom, found)
+    elif found.kind == "unknown":
+        yield "Something failed, and it is not a known failure. The last lines of trouble:"
+        yield from (_line(place) for place in found.trouble or found.followed)
+        yield "do:      vcluster bundle packs what a report needs, without secrets"
+    elif found.kind == "healed":
+        yield f"Healed: it works now, and has survived {count(len(found.survived), 'failure')}."
+        for other in found.survived:
+            yield f"survived: {_named(other.row)}"
+            yield _line(other.places[-1])
+    elif found.size:
+        yield f"No known failure in {count(found.lines, 'line')} of {count(found.logs, 'log')}."
+    else:
+        yield "There is nothing in these logs." if found.logs else "There is no node that has logs."
 
 
 def _cause(found: Finding) -> Iterable[str]:
     row = found.row
     begun = row.cause if row.cause.startswith("vLLM") else row.cause[0].upper() + row.cause[1:]
-    cause = begun if found.certain else f"Most likely: {row.cause}"
-    yield f"{cause} (failure {row.number} of docs/failures.md)"
-    yield from (_line(place) for place in found.places)
-    yield from (f"           {_cut(text.strip())}" for text in found.more)
+    yield f"{begun} ({_link(row)})"
+    yield from _shown(found)
     yield f"fix:     {row.fix}"
     if row.before:
         yield f"before:  {row.before} finds it before anything is loaded"
+
+
+def _symptom(symptom: Finding, found: Verdict) -> Iterable[str]:
+    """What is seen, that its cause is not in these logs, and where the cause is written."""
+    row = symptom.row
+    yield f"Only a symptom, and no line names its cause: {row.cause} ({_link(row)})"
+    yield from _shown(symptom)
+    if found.strange:
+        yield "not known, and it may be why:"
+        yield from (_line(place) for place in found.strange)
+    if found.silent:
+        yield "this rank fell silent first, with:"
+        yield _line(found.silent)
+    yield f"look:    {row.fix}"
+
+
+def _shown(found: Finding) -> Iterable[str]:
+    yield from (_line(place) for place in found.places)
+    yield from (f"           {_cut(text.strip())}" for text in found.more)
+
+
+def _evidence(entry: Harmless) -> str:
+    times = f"; {entry.count} times" if entry.count > 1 else ""
+    went_on = f"; work went on in line {entry.evidence.number}" if entry.evidence else ""
+    return times + went_on
+
+
+def _named(row: Row) -> str:
+    return f"{row.cause} ({_link(row)})"
+
+
+def _link(row: Row) -> str:
+    """The row's place in the catalogue, as its page names it."""
+    return f"docs/failures.md#failure-{row.number}"
 
 
 def _line(place: Place) -> str:

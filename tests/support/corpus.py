@@ -1,0 +1,51 @@
+"""The corpus of logs: how each was judged by people, and how `vcluster explain` does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.support.logs import explained
+from tests.support.paths import FIXTURES
+from vllm_cluster.explain.verdict import Verdict
+
+FOLDER = FIXTURES / "corpus"
+Outcome = Literal["right", "wrong", "unknown"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A log, where it comes from, and its answer: a cause or symptom by any of these rows, none known, or health."""
+
+    log: str
+    kind: Literal["cause", "symptom", "unknown", "healthy"]
+    rows: tuple[str, ...]
+    source: str
+
+    @property
+    def part(self) -> str:
+        """The folder: logs that no rule was written from, or those of clusters that we broke."""
+        return self.log.split("/", 1)[0]
+
+
+CORPUS = tuple(
+    Case(entry["log"], entry["kind"], tuple(entry["rows"]), entry["source"])
+    for entry in json.loads((FOLDER / "index.json").read_text())
+)
+
+
+def judged(case: Case) -> tuple[Outcome, Verdict]:
+    """Whether the verdict is right; wrong is a name for what is not there, unknown is no name for what is."""
+    found = explained((FOLDER / f"{case.log}.log").read_bytes())
+    named = found.named
+    row = named.row.number if named else ""
+    if case.kind == "healthy":
+        return ("right" if found.kind in ("nothing", "healed") else "wrong"), found
+    if case.kind == "unknown":
+        return ("wrong" if named or found.kind == "healed" else "right"), found
+    if row in case.rows and (found.kind == "explained") == (case.kind == "cause"):
+        return "right", found
+    # A symptom where the cause was there to be read misleads nobody, and names nothing.
+    misleads = found.kind in ("explained", "healed") or bool(named and case.kind == "symptom")
+    return ("wrong" if misleads else "unknown"), found
