@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import getpass
 import os
 import shlex
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +66,8 @@ def cache_folder() -> Path:
 
 def user() -> str:
     """The user's name; the number where the name is known nowhere, as in containers."""
+    import getpass  # noqa: PLC0415 - help and completion do not wait for it
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -76,6 +76,8 @@ def user() -> str:
 
 def whoami() -> str:
     """Who changes a cluster, for its audit log and for those who wait."""
+    import socket  # noqa: PLC0415 - as above
+
     return f"{user()}@{socket.gethostname()}"
 
 

@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from urllib.parse import quote, quote_plus
 
 REDACTED = "[redacted]"
@@ -83,13 +84,9 @@ _NAMED = (
 )
 # What is a secret whatever is written before it.
 _BARE = (
-    (("private key",), re.compile(_PEM), REDACTED),
-    (("_", "-", "akia", "asia", "aiza", "ya29", "hvs.", "eyj"), re.compile(_TOKENS), REDACTED),
-    (("://",), re.compile(r"(?<=://)[^\s/\"'<>\\]{1,600}@"), REDACTED + "@"),
-)
-_RULES = (
-    *_BARE,
-    *((words, re.compile(shape), rf"\g<1>{REDACTED}") for words, shape in _NAMED),
+    (("private key",), _PEM, REDACTED),
+    (("_", "-", "akia", "asia", "aiza", "ya29", "hvs.", "eyj"), _TOKENS, REDACTED),
+    (("://",), r"(?<=://)[^\s/\"'<>\\]{1,600}@", REDACTED + "@"),
 )
 # An option of a command line and the word after it, also in a list of words.
 _OPTION = re.compile(
@@ -101,10 +98,17 @@ _GUESSES = re.compile(r"\b[0-9a-fA-F]{32,}\b|(?<=:)[^\s/@:]+(?=@)")
 _WORD = re.compile(r"[\w+/=\-]{20,}")
 
 
+@cache
+def _rules() -> list[tuple[tuple[str, ...], re.Pattern[str], str]]:
+    """All shapes; compiled at the first use, since that takes a quarter of the time until help shows."""
+    named = ((words, shape, rf"\g<1>{REDACTED}") for words, shape in _NAMED)
+    return [(words, re.compile(shape), instead) for words, shape, instead in (*_BARE, *named)]
+
+
 def redact(text: str) -> str:
     """The text without what looks like a secret."""
     lowered = text.lower()
-    for words, shape, instead in _RULES:
+    for words, shape, instead in _rules():
         if any(word in lowered for word in words):
             text = shape.sub(instead, text)
     return _OPTION.sub(_redact_option, text) if "-" in text else text
@@ -112,7 +116,7 @@ def redact(text: str) -> str:
 
 def holds_token(text: str) -> bool:
     """Whether a text holds a token, a key or a password by its shape alone, whatever its name."""
-    return any(shape.search(text) for _, shape, _ in _BARE)
+    return any(shape.search(text) for _, shape, _ in _rules()[: len(_BARE)])
 
 
 def redact_value(text: str) -> str:

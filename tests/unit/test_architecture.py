@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,6 +83,60 @@ def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
     assert wrong == []
 
 
+# What help and completion wait for, beside typer and the standard library.
+AT_START = {
+    "app",
+    "complete",
+    "edge",
+    "help",
+    "options",
+    "program",
+    "session",
+    "values",
+    "verbs",
+    "words",
+}
+BESIDE = {"core.errors", "inventory.find", "inventory.problems", "inventory.words", "laptop", "text"}
+LOADED = """
+import sys, typer
+typers = set(sys.modules)
+sys.argv = ['vcluster', *sys.argv[1:]]
+from vllm_cluster.cli.app import main
+try: main()
+except SystemExit: pass
+ours = {name for name in set(sys.modules) - typers if name.split('.')[0] not in sys.stdlib_module_names}
+print(*sorted(name for name in ours if not name.startswith('typer.')), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "more"),
+    [
+        (["--help"], {}, set()),
+        (["serve", "--help"], {}, {"cli.serve"}),
+        (["status", "--no-such-option"], {}, {"cli.status"}),
+        (["status", "-i", "missing.yaml"], {}, {"cli.status", "cli.render", "cli.render.errors", "cli.render.text"}),
+        ([], {"COMP_WORDS": "vcluster st", "COMP_CWORD": "1"}, set()),
+        ([], {"COMP_WORDS": "vcluster facts -i x ", "COMP_CWORD": "4"}, {"cli.facts"}),
+        ([], {"COMP_WORDS": "vcluster serve ", "COMP_CWORD": "2"}, {"cli.serve"}),
+    ],
+)
+def test_what_needs_no_host_waits_for_no_library(argv: list[str], environment: dict[str, str], more: set[str]) -> None:
+    """A list rather than a time: not pydantic, not YAML, not rich, and no other verb."""
+    complete = {"_VCLUSTER_COMPLETE": "complete_bash"} if environment else {}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *argv],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **complete, **environment},
+    )
+    loaded = set(done.stderr.splitlines()[-1].split()) - {"vllm_cluster", "vllm_cluster.cli"}
+    loaded -= {"vllm_cluster.core", "vllm_cluster.inventory"}
+    ours = {f"vllm_cluster.cli.{name}" for name in AT_START}
+    assert loaded == ours | {f"vllm_cluster.{name}" for name in BESIDE | more}
+
+
 @pytest.mark.parametrize(
     "verb", [[], ["up"], ["serve"], ["fit"], ["check"], ["facts"], ["explain"], ["bundle"], ["sandbox", "up"]]
 )
@@ -91,8 +146,7 @@ def test_help_loads_nothing_heavy(verb: list[str]) -> None:
         "from vllm_cluster.cli.app import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        # Not pydantic: typer itself loads it for the parameters of a verb.
-        "heavy = {'docker', 'fabric', 'paramiko', 'rich', 'requests', 'ruamel'}\n"
+        "heavy = {'docker', 'fabric', 'paramiko', 'pydantic', 'rich', 'requests', 'ruamel'}\n"
         "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, *verb], capture_output=True, text=True, check=True)

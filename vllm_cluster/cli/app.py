@@ -1,81 +1,56 @@
-"""The program: its verbs, and the options before them."""
+"""The program, and the options before its verbs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vllm_cluster import __version__
-from vllm_cluster.cli import (
-    bundle,
-    check,
-    down,
-    edge,
-    explain,
-    facts,
-    fit,
-    init,
-    key,
-    plan,
-    sandbox,
-    schema,
-    serve,
-    status,
-    stop,
-    tunnel,
-    up,
-)
-from vllm_cluster.cli.session import SETTINGS
+from vllm_cluster.cli import edge
+from vllm_cluster.cli.options import Color, InventoryPath, Quiet, Verbose
+from vllm_cluster.cli.program import program
+from vllm_cluster.cli.verbs import VERBS
 
-app = typer.Typer(
-    rich_markup_mode=None,  # plain help: rich doubles the time until it shows
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Turn a list of machines with SSH and Docker into one vLLM endpoint.",
-)
+NAME = "vcluster"
 
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"vcluster {__version__}")
-        raise typer.Exit
+app = program(VERBS, "Turn hosts with SSH and Docker into one vLLM endpoint.")
 
 
 @app.callback()
 def root(
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Tell more; twice for all.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell only the result and what is wrong.")] = False,
-    color: Annotated[str, typer.Option(metavar="auto|always|never", help="Colour; NO_COLOR is honoured.")] = "auto",
-    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    ctx: typer.Context,
+    inventory: InventoryPath = None,
+    verbose: Verbose = 0,
+    quiet: Quiet = False,
+    color: Color = "auto",
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version; with -i or -v also the images.")
+    ] = False,
 ) -> None:
-    """Take the options before the verb."""
-    if color not in ("auto", "always", "never"):
-        raise typer.BadParameter("say auto, always or never", param_hint="--color")
-    SETTINGS.verbosity = -1 if quiet else verbose
-    SETTINGS.color = color
+    """Print what was asked for without a verb."""
+    if version:
+        _show_version(ctx, inventory, verbose)
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
 
 
-app.command()(init.init)
-app.command()(fit.fit)
-app.command()(check.check)
-app.command()(facts.facts)
-app.command()(plan.plan)
-app.command()(up.up)
-app.command()(status.status)
-app.command(context_settings={"ignore_unknown_options": False})(serve.serve)
-app.command()(stop.stop)
-app.command()(tunnel.tunnel)
-app.command()(key.key)
-app.command()(explain.explain)
-app.command()(bundle.bundle)
-app.command()(down.down)
-app.command()(schema.schema)
-app.add_typer(sandbox.app, name="sandbox")
+def _show_version(ctx: typer.Context, inventory: Path | None, verbose: int) -> None:
+    typer.echo(f"vcluster {__version__}")
+    given = inventory is not None and str(ctx.get_parameter_source("inventory")).endswith("COMMANDLINE")
+    if not (given or verbose):
+        return
+    from vllm_cluster.cli.session import Session
+    from vllm_cluster.versions import RAY, VLLM, VLLM_IMAGE
+
+    image = Session(inventory, as_json=False).load().image if given else VLLM_IMAGE
+    typer.echo(f"image {image}\nRay {RAY}, added to images that have none\ntested with vLLM {VLLM}")
 
 
 def main() -> None:
     """Run the program."""
     edge.open_streams()
-    raise SystemExit(edge.run(app))
+    # By its name also where it runs as a module: help and remedies are to be pasted.
+    raise SystemExit(edge.run(lambda: app(prog_name=NAME)))

@@ -14,22 +14,26 @@ from vllm_cluster.cli.session import Session
 def bundle(
     inventory: InventoryPath = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write; else one named by cluster and time.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The file to write. Default: a name with cluster and time."
+        ),
     ] = None,
     anonymous: Annotated[
         bool, typer.Option("--anonymous", help="Also replace addresses, host names, users, proxies, images and paths.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Pack logs, facts, plan and versions for a report, without secrets; from the hosts that answer."""
+    """Pack logs, facts, plan and versions for a report."""
 
     def action(session: Session) -> None:
+        loaded = session.load()
         import json
 
         from vllm_cluster.actions.bundle import bundle as bundle_action
         from vllm_cluster.cli.render.text import plain
 
-        path, packed, failures = bundle_action(session.load(), session.progress, output=output, anonymous=anonymous)
+        path, packed, failures = bundle_action(loaded, session.progress, output=output, anonymous=anonymous)
         session.finish()
         if session.as_json:
             missing = {host: error.message for host, error in failures.items()}

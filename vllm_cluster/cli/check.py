@@ -12,21 +12,20 @@ from vllm_cluster.cli.session import SETTINGS, Session
 EXIT_ERRORS = 3
 
 
-Deep = Annotated[
-    bool, typer.Option("--deep", help="Have all GPUs sum numbers together, as they will to serve: up to 90 s.")
-]
+Deep = Annotated[bool, typer.Option("--deep", help="Also run an NCCL all-reduce over all GPUs (up to 90 s).")]
 
 
 def check(inventory: InventoryPath = None, deep: Deep = False, as_json: Json = False) -> None:
-    """Look for what is known to go wrong, on every host and between them. Exits with 3 when something surely will."""
+    """Check hosts and the links between them for known problems."""
 
     def action(session: Session) -> None:
+        loaded = session.load()
         import json
 
         from vllm_cluster.actions import check as check_action
         from vllm_cluster.cli.render.check import report_document, show_report
 
-        report = check_action.check(session.load(), session.progress, deep=deep)
+        report = check_action.check(loaded, session.progress, deep=deep)
         session.finish()
         if session.as_json:
             print(json.dumps(report_document(report)))

@@ -7,11 +7,12 @@ from vllm_cluster.cli.session import Session
 
 
 def down(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
-    """Remove the cluster's containers and volumes from every host. Exits with 4 when one could not be reached."""
+    """Remove the cluster's containers and volumes from all hosts."""
 
     def action(session: Session) -> None:
+        loaded = session.load()
         from vllm_cluster.actions.down import down as down_action
 
-        down_action(session.load(), session.emit, confirm=session.confirm(yes), wait=wait)
+        down_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
 
     Session(inventory, as_json=as_json, changes=True).run(action)

@@ -17,12 +17,15 @@ EXIT_UNREACHABLE = 4
 def explain(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Logs of any launcher, packed with gzip or not; - is standard input. None: the cluster's."),
+        typer.Argument(
+            metavar="FILE",
+            help="Logs of any launcher, also gzipped; - is standard input. Default: those of the cluster.",
+        ),
     ] = None,
     inventory: InventoryPath = None,
     as_json: Json = False,
 ) -> None:
-    """Name the first cause of a failure from logs. Exits with 1 when something failed and no line names the cause."""
+    """Name the first cause of a failure from logs."""
 
     def action(session: Session) -> None:
         import json

@@ -6,24 +6,29 @@ from typing import Annotated
 
 import typer
 
+from vllm_cluster.cli.complete import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
 
 
 def facts(
-    hosts: Annotated[list[str] | None, typer.Argument(help="Hosts of the inventory; all when left out.")] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="HOST", help="Hosts of the inventory. Default: all.", autocompletion=complete_hosts),
+    ] = None,
     inventory: InventoryPath = None,
     as_json: Json = False,
 ) -> None:
     """Show what the hosts are: GPUs, Docker, network, RDMA, memory and disks."""
 
     def action(session: Session) -> None:
+        loaded = session.load()
         import json
 
         from vllm_cluster.actions import facts as facts_action
         from vllm_cluster.cli.render.facts import facts_document, show_facts
 
-        found = facts_action.facts(session.load(), hosts or (), session.progress)
+        found = facts_action.facts(loaded, hosts or (), session.progress)
         session.finish()
         if session.as_json:
             print(json.dumps(facts_document(found)))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vllm_cluster.cli.complete import complete_models
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.core.errors import UsageError
@@ -17,30 +18,67 @@ EXIT_NOTHING_FITS = 3
 LEAST_MEMORY = 10**9
 
 
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="A repository on the hub, or a folder here.", autocompletion=complete_models),
+]
+Context = Annotated[
+    int,
+    typer.Option(
+        "--context", metavar="TOKENS", min=0, max=1 << 30, help="Tokens of a request. Default: the model's context."
+    ),
+]
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", metavar="NUMBER", min=1, max=1 << 20, help="Such requests at once.")
+]
+KvCacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", metavar="TYPE", help="As for vLLM: auto, fp8, …")]
+GpuCount = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus", metavar="NUMBER", min=1, max=64, help="GPUs of a host, with --gpu-memory.", show_default=False
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", metavar="NUMBER", min=1, max=256, help="Hosts, with --gpu-memory.", show_default=False),
+]
+GpuMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-memory",
+        metavar="SIZE",
+        help="Memory of a GPU (80GB, 79.6GiB) in place of asking hosts.",
+        show_default=False,
+    ),
+]
+Params = Annotated[
+    str | None,
+    typer.Option(
+        "--params",
+        metavar="COUNT",
+        help="Parameter count (405B) in place of MODEL; no network access.",
+        show_default=False,
+    ),
+]
+Bits = Annotated[
+    int, typer.Option("--bits", metavar="NUMBER", min=1, max=64, help="Bits of a parameter, with --params.")
+]
+
+
 def fit(
-    model: Annotated[str | None, typer.Argument(help="A repository on the hub, or a folder here.")] = None,
+    model: Model = None,
     inventory: InventoryPath = None,
-    context: Annotated[
-        int, typer.Option("--context", min=0, max=1 << 30, help="Tokens of a request; else the model's own context.")
-    ] = 0,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=1 << 20, help="Such requests at once.")] = 1,
-    kv_cache_dtype: Annotated[str, typer.Option("--kv-cache-dtype", help="As vLLM's option: auto, fp8, …")] = "auto",
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, max=64, help="GPUs of a node, with --gpu-memory.", show_default=False)
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, max=256, help="Nodes, with --gpu-memory.", show_default=False)
-    ] = None,
-    gpu_memory: Annotated[
-        str | None, typer.Option("--gpu-memory", help="80GB or 79.6GiB: these, and ask no host.", show_default=False)
-    ] = None,
-    params: Annotated[
-        str | None, typer.Option("--params", help="405B: reckon with these, ask no hub.", show_default=False)
-    ] = None,
-    bits: Annotated[int, typer.Option("--bits", min=1, max=64, help="Bits of each parameter.")] = 16,
+    context: Context = 0,
+    concurrency: Concurrency = 1,
+    kv_cache_dtype: KvCacheDtype = "auto",
+    gpus: GpuCount = None,
+    nodes: Nodes = None,
+    gpu_memory: GpuMemory = None,
+    params: Params = None,
+    bits: Bits = 16,
     as_json: Json = False,
 ) -> None:
-    """Tell whether a model fits, in which layouts, with how much context. Exits with 3 when it does not."""
+    """Check whether a model fits, in which layouts and context."""
 
     def action(session: Session) -> None:
         import json

@@ -10,23 +10,32 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli.session import Session
+from vllm_cluster.versions import VLLM_IMAGE
 
 
 def init(
-    hosts: Annotated[list[str] | None, typer.Option("--host", help="name or name=address; once for each host.")] = None,
+    hosts: Annotated[
+        list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="A host; once for each.")
+    ] = None,
     from_ssh_config: Annotated[
-        str | None, typer.Option("--from-ssh-config", metavar="PATTERN", help="Take the hosts that match, e.g. 'gpu*'.")
+        str | None,
+        typer.Option(
+            "--from-ssh-config", metavar="PATTERN", help="The hosts of ssh_config that match, such as 'gpu*'."
+        ),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="The cluster's name; by default that of the folder that the file is in.")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the cluster. Default: the name of the folder of the file."),
     ] = None,
     image: Annotated[
-        str, typer.Option(help="A vLLM image; Ray is added where it has none.")
-    ] = "vllm/vllm-openai:v0.33.0",
-    model_cache: Annotated[str, typer.Option(help="Where models lie on the hosts.")] = "/data/huggingface",
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; - for standard output.")] = Path(
-        "inventory.yaml"
-    ),
+        str, typer.Option(metavar="IMAGE", help="A vLLM image; vcluster up adds Ray where it has none.")
+    ] = VLLM_IMAGE,
+    model_cache: Annotated[
+        str, typer.Option(metavar="FOLDER", help="Model cache folder on the hosts.")
+    ] = "/data/huggingface",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - is standard output.")
+    ] = Path("inventory.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a commented inventory."""

@@ -7,18 +7,44 @@ from typing import Annotated
 
 import typer
 
+from vllm_cluster.cli.complete import complete_colors, complete_inventories
+
+
+def _color(value: str) -> str:
+    if value not in ("auto", "always", "never"):
+        raise typer.BadParameter(f"must be auto, always or never, got {value!r}")
+    return value
+
+
 InventoryPath = Annotated[
     Path | None,
     typer.Option(
         "--inventory",
         "-i",
+        metavar="FILE",
         envvar="VCLUSTER_INVENTORY",
-        help="The inventory file, or - for standard input. Else inventory.yaml here or above, up to the git root.",
+        help="The inventory; - reads standard input. Default: inventory.yaml here, or above up to the git root.",
         show_default=False,
+        autocompletion=complete_inventories,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Data for programs on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Wait = Annotated[
-    float, typer.Option("--wait", metavar="SECONDS", help="Wait this long while somebody else changes the cluster.")
+    float,
+    typer.Option("--wait", metavar="SECONDS", min=0, max=1e9, help="Wait up to SECONDS for the lease of the hosts."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping something that runs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping what runs.")]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="More output; -v shows the whole text of problems.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and the result.")]
+Color = Annotated[
+    str,
+    typer.Option(
+        "--color",
+        metavar="auto|always|never",
+        help="When to use colours; NO_COLOR and FORCE_COLOR apply to auto.",
+        callback=_color,
+        autocompletion=complete_colors,
+    ),
+]

@@ -16,20 +16,23 @@ EXIT_CHANGES = 10
 def plan(
     inventory: InventoryPath = None,
     as_json: Json = False,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 10 when there is something to do.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 10 where there is something to do.")
+    ] = False,
 ) -> None:
-    """Show what `up` would do. Changes nothing."""
+    """Show what up would change."""
     Session(inventory, as_json=as_json).run(lambda session: show(session, exit_code=exit_code))
 
 
 def show(session: Session, *, exit_code: bool, forget: Sequence[str] = ()) -> None:
     """Make the plan and write it."""
+    loaded = session.load()
     import json
 
     from vllm_cluster.actions import up as action
     from vllm_cluster.cli.render.plan import plan_document, show_plan
 
-    made = action.plan(session.load(), session.progress, forget=forget)
+    made = action.plan(loaded, session.progress, forget=forget)
     session.finish()
     if session.as_json:
         print(json.dumps({"v": 1, **plan_document(made)}))

@@ -8,18 +8,27 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli.options import Json
+from vllm_cluster.cli.program import program
 from vllm_cluster.cli.session import Session
+from vllm_cluster.cli.verbs import SANDBOX
 from vllm_cluster.text import count
 
-app = typer.Typer(no_args_is_help=True, help="A cluster of real hosts on this machine, to try and to test.")
-
-Folder = Annotated[Path, typer.Option("--dir", help="Where its inventory and keys lie.")]
+app = program(SANDBOX, "Create and remove a local test cluster.", add_completion=False)
 
 
-@app.command()
+@app.callback()
+def root(ctx: typer.Context) -> None:
+    """Print what there is, where no verb is given."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+Folder = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of its inventory and keys.")]
+
+
 def up(
-    hosts: Annotated[int, typer.Option(min=1, max=16, help="How many hosts.")] = 2,
-    gpus: Annotated[int, typer.Option(min=1, max=8, help="Logical GPUs of each.")] = 2,
+    hosts: Annotated[int, typer.Option(min=1, max=16, metavar="NUMBER", help="How many hosts, 1 to 16.")] = 2,
+    gpus: Annotated[int, typer.Option(min=1, max=8, metavar="NUMBER", help="Logical GPUs of each host, 1 to 8.")] = 2,
     folder: Folder = Path("sandbox"),
     as_json: Json = False,
 ) -> None:
@@ -38,7 +47,6 @@ def up(
     Session(None, as_json=as_json, changes=True).run(action)
 
 
-@app.command()
 def down(
     folder: Folder = Path("sandbox"),
     purge: Annotated[bool, typer.Option("--purge", help="Also remove its images and everything built.")] = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def schema() -> None:
-    """Print the inventory's JSON Schema, for editors."""
+    """Print the JSON Schema of the inventory."""
     import json
 
     from vllm_cluster.inventory.schema import json_schema

@@ -6,45 +6,62 @@ from typing import Annotated
 
 import typer
 
+from vllm_cluster.cli.complete import complete_models, remember_model
+from vllm_cluster.cli.help import VLLM_FLAGS
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import Session
 
 Tp = Annotated[
-    int | None, typer.Option("--tp", min=1, help="Tensor parallel size; else the GPUs of a host.", show_default=False)
+    int | None,
+    typer.Option(
+        "--tp", metavar="NUMBER", min=1, help="Tensor parallel size. Default: GPUs of a host.", show_default=False
+    ),
 ]
 Pp = Annotated[
     int | None,
-    typer.Option("--pp", min=1, help="Pipeline parallel size; else the number of hosts.", show_default=False),
+    typer.Option(
+        "--pp", metavar="NUMBER", min=1, help="Pipeline parallel size. Default: number of hosts.", show_default=False
+    ),
 ]
 
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A repository on the hub, or a folder below the model cache.",
+        autocompletion=complete_models,
+    ),
+]
+Flags = Annotated[list[str] | None, typer.Argument(metavar=VLLM_FLAGS, help="Flags passed to vllm serve unchanged.")]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The name that clients use. Default: MODEL.", show_default=False)
+]
+Expose = Annotated[bool, typer.Option("--expose", help="Listen on the head's cluster address, not on loopback.")]
+Tunnel = Annotated[bool, typer.Option("--tunnel", help="When ready, forward the API to localhost until Ctrl-C.")]
+
+
 def serve(
-    model: Annotated[str, typer.Argument(help="A repository on the hub, or a folder below the model cache.")],
-    flags: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- VLLM FLAGS]", help="Handed to vLLM as they are.")
-    ] = None,
+    model: Model,
+    flags: Flags = None,
     inventory: InventoryPath = None,
-    name: Annotated[str | None, typer.Option(help="The name that clients use; else MODEL.", show_default=False)] = None,
+    name: Name = None,
     tp: Tp = None,
     pp: Pp = None,
-    expose: Annotated[
-        bool, typer.Option("--expose", help="Listen on the head's cluster address, not on its loopback.")
-    ] = False,
-    tunnel: Annotated[
-        bool, typer.Option("--tunnel", help="Once ready, bring it to this machine until Ctrl-C.")
-    ] = False,
+    expose: Expose = False,
+    tunnel: Tunnel = False,
     as_json: Json = False,
     wait: Wait = 0.0,
     yes: Yes = False,
 ) -> None:
-    """Serve a model on the whole cluster. Returns once it has generated a token."""
+    """Serve a model on all GPUs of the cluster."""
 
     def action(session: Session) -> None:
+        loaded = session.load()
         from vllm_cluster.actions.serve import serve as serve_action
         from vllm_cluster.cli.render.endpoint import show_endpoint
         from vllm_cluster.cli.tunnel import hold
 
-        loaded = session.load()
         endpoint = serve_action(
             loaded,
             session.emit,
@@ -58,6 +75,7 @@ def serve(
             wait=wait,
         )
         session.finish()
+        remember_model(loaded.path, model)
         show_endpoint(endpoint, inventory, as_json=session.as_json)
         if tunnel:
             hold(session, loaded, 0)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vllm_cluster.cli import edge
 from vllm_cluster.core.errors import Interrupted, VclusterError
+from vllm_cluster.inventory.find import read
+from vllm_cluster.laptop import here
 
 if TYPE_CHECKING:
     from vllm_cluster.inventory.model import Inventory
@@ -40,9 +42,10 @@ class Session:
 
     def load(self) -> Inventory:
         """The inventory that was named, or the one found here."""
-        from vllm_cluster.inventory.load import load
+        path, raw = read(self._path, stdin=sys.stdin)
+        from vllm_cluster.inventory.load import load_text
 
-        return load(self._path, stdin=sys.stdin)
+        return load_text(raw, path=path, cwd=None if path else here())
 
     def emit(self, event: Event) -> None:
         """Show an event the way this call wants it."""

@@ -13,11 +13,12 @@ from vllm_cluster.cli.session import SETTINGS, Session
 def status(
     inventory: InventoryPath = None,
     as_json: Json = False,
-    ray: Annotated[bool, typer.Option("--ray", help="Show what `ray status` prints on the head.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Print what ray status prints on the head.")] = False,
 ) -> None:
-    """Show every host, what Ray counts there, and what is served. Exits with 4 when a host cannot be reached."""
+    """Show hosts, GPUs and the served model."""
 
     def action(session: Session) -> None:
+        loaded = session.load()
         import json
 
         from vllm_cluster.actions import status as status_action
@@ -25,9 +26,9 @@ def status(
         from vllm_cluster.cli.render.text import plain
 
         if ray:
-            print(plain(status_action.ray_status(session.load(), session.progress)))
+            print(plain(status_action.ray_status(loaded, session.progress)))
             return
-        found = status_action.status(session.load(), session.progress)
+        found = status_action.status(loaded, session.progress)
         session.finish()
         if session.as_json:
             print(json.dumps(status_document(found), default=str))

@@ -7,11 +7,12 @@ from vllm_cluster.cli.session import Session
 
 
 def stop(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
-    """End serving and leave the cluster up."""
+    """Stop the served model; keep the cluster up."""
 
     def action(session: Session) -> None:
+        loaded = session.load()
         from vllm_cluster.actions.stop import stop as stop_action
 
-        stop_action(session.load(), session.emit, confirm=session.confirm(yes), wait=wait)
+        stop_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
 
     Session(inventory, as_json=as_json, changes=True).run(action)

@@ -16,11 +16,20 @@ if TYPE_CHECKING:
 def tunnel(
     inventory: InventoryPath = None,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", help="The port here; else the endpoint's own.", show_default=False)
+        int | None,
+        typer.Option(
+            "--port",
+            "-p",
+            metavar="PORT",
+            min=1,
+            max=65535,
+            help="The local port. Default: that of the API.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Bring the endpoint to this machine's loopback, until Ctrl-C."""
+    """Forward the API to localhost until Ctrl-C."""
     Session(inventory, as_json=as_json).run(lambda session: hold(session, session.load(), port))
 
 

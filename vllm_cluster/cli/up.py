@@ -23,17 +23,18 @@ def up(
             "--forget", metavar="HOST", help="A host that left the inventory and is gone for good. Repeatable."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `plan` does.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as vcluster plan does.")] = False,
 ) -> None:
-    """Make every host what the inventory says, and wait until Ray counts exactly its GPUs."""
+    """Bring every host to the state of the inventory."""
 
     def action(session: Session) -> None:
-        from vllm_cluster.actions import up as up_action
-
         if dry_run:
             plan.show(session, exit_code=False, forget=forget or ())
             return
+        loaded = session.load()
+        from vllm_cluster.actions import up as up_action
+
         cache, confirm = cache_folder(), session.confirm(yes)
-        up_action.up(session.load(), session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or ())
+        up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or ())
 
     Session(inventory, as_json=as_json, changes=True).run(action)

@@ -9,15 +9,14 @@ from typing import TextIO
 from vllm_cluster.core.errors import InventoryError
 from vllm_cluster.inventory.checks import check, ssh_key
 from vllm_cluster.inventory.document import Document, parse
+from vllm_cluster.inventory.find import MAX_BYTES, read
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.paths import anchor
 from vllm_cluster.inventory.problems import file_name, told
 from vllm_cluster.inventory.validate import validate
 from vllm_cluster.laptop import here
 
-DEFAULT_NAME = "inventory.yaml"
-# 256 hosts with every key take 150 kB. The YAML parser needs 10 s for 1 MB, and 4 s for 100,000 brackets.
-MAX_BYTES = 256_000
+# The YAML parser needs 4 s for 100,000 of them.
 MAX_BRACKETS = 5_000
 
 
@@ -27,74 +26,8 @@ def load(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = N
     Raises:
         InventoryError: one line for each problem, with file, line and key.
     """
-    if path is not None and str(path) == "-":
-        return load_text(_from_stdin(stdin), path=None, cwd=cwd or here())
-    if path is not None and path.is_absolute():
-        found = path
-    else:
-        found = find(cwd or here()) if path is None else (cwd or here()) / path
-    return load_text(_from_file(found, file_name(found, cwd)), path=found, cwd=cwd)
-
-
-def find(cwd: Path) -> Path:
-    """The nearest inventory.yaml from `cwd` up to the root of its git repository, never the home folder's.
-
-    Raises:
-        InventoryError: there is none.
-    """
-    start = cwd.resolve()
-    root = next((folder for folder in (start, *start.parents) if _seen(folder / ".git")), start)
-    for folder in (start, *start.parents):
-        # A file in the home folder would silently serve every project below it.
-        if folder != start and folder == _home():
-            break
-        if _seen(folder / DEFAULT_NAME):
-            # As the user stands, not as links resolve: messages name this path.
-            return cwd / DEFAULT_NAME if folder == start else folder / DEFAULT_NAME
-        if folder == root:
-            break
-    up = f" nor above it up to {root}" if root != start else ""
-    raise InventoryError(
-        f"no {DEFAULT_NAME} in {start}{up}",
-        hint="write one with `vcluster init`, or name one with -i FILE or VCLUSTER_INVENTORY",
-    )
-
-
-def _seen(path: Path) -> bool:
-    """Whether it is there, and may be looked at: a folder above may belong to others."""
-    try:
-        return path.is_file() or (path.name == ".git" and path.exists())
-    except OSError:
-        return False
-
-
-def _home() -> Path | None:
-    try:
-        return Path.home().resolve()
-    except RuntimeError:
-        return None
-
-
-def _from_file(path: Path, file: str) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            return stream.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise InventoryError(f"{file}: no such file", hint="`vcluster init` writes an inventory") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        hint = f"name the file: -i {path / DEFAULT_NAME}" if isinstance(error, IsADirectoryError) else None
-        raise InventoryError(f"{file}: cannot be read: {reason}", hint=hint) from None
-
-
-def _from_stdin(stdin: TextIO | None) -> bytes:
-    if stdin is None:
-        raise InventoryError("-i - reads standard input, and there is none")
-    try:
-        # surrogateescape brings back the bytes that a lenient terminal encoding has let through.
-        return stdin.read(MAX_BYTES + 1).encode("utf-8", "surrogateescape")
-    except UnicodeError:
-        raise InventoryError("<stdin>:1: is not UTF-8 text") from None
+    found, raw = read(path, stdin=stdin, cwd=cwd)
+    return load_text(raw, path=found, cwd=cwd if found else cwd or here())
 
 
 def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:

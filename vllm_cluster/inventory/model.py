@@ -22,6 +22,7 @@ from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import CoreSchema
 
 from vllm_cluster.inventory import folders, grammar, reserved
+from vllm_cluster.versions import RAY, VLLM_IMAGE
 
 MAX_HOSTS = 256
 
@@ -209,7 +210,7 @@ class Inventory(_Section):
         None, description="Host that runs Ray's head and the endpoint; absent: the first host.", examples=["gpu1"]
     )
     image: Annotated[str, AfterValidator(grammar.image)] = Field(
-        description="Image with vLLM for every host.", examples=["vllm/vllm-openai:latest"]
+        description="Image with vLLM for every host.", examples=[VLLM_IMAGE]
     )
     accelerator: Literal["nvidia", "cpu"] = Field(
         "nvidia", description="nvidia takes GPUs; cpu runs vLLM's CPU engine, for rehearsals.", examples=["cpu"]
@@ -256,7 +257,7 @@ class Inventory(_Section):
         False, description="Run containers with --privileged. Nothing needs it that we know of.", examples=["false"]
     )
     ray: Annotated[str, AfterValidator(grammar.release)] = Field(
-        "2.56.1", description="Version of Ray put into images that come without.", examples=["2.56.1"]
+        RAY, description="Version of Ray put into images that come without.", examples=[RAY]
     )
     hosts: dict[Annotated[str, AfterValidator(grammar.host_name)], Host] = Field(
         description="The machines, by name.",

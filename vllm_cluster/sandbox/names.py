@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_cluster.versions import VLLM
+
 # On everything that a sandbox makes; `down` removes by this label and by nothing else.
 LABEL = "io.vcluster.sandbox"
 LABEL_HOST = f"{LABEL}.host"
@@ -14,7 +16,7 @@ LABEL_RECIPE = f"{LABEL}.recipe"
 # One volume for all sandboxes, mounted whole: hard links do not cross mounts.
 VOLUME = "vcluster-sandbox"
 ROOT = "/sandbox"
-ENGINE_IMAGE = "vcluster-sandbox/vllm-cpu:0.32.0"
+ENGINE_IMAGE = f"vcluster-sandbox/vllm-cpu:{VLLM}"
 MODEL = "sandbox/tiny-llama"
 USER = "vcluster"
 

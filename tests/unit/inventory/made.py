@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vllm_cluster.inventory.schema import json_schema_text, key_table
 from vllm_cluster.inventory.template import HostSeed, render
+from vllm_cluster.versions import VLLM_IMAGE
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/inventory.md"
@@ -16,7 +17,7 @@ _BEGIN, _END = "<!-- keys: made from the model -->\n\n", "\n<!-- end of keys -->
 def example() -> str:
     """The example that stands in the repository's root."""
     hosts = [HostSeed("gpu1", "ubuntu@gpu1.example.com", "10.0.0.11"), HostSeed("gpu2", "gpu2", "10.0.0.12")]
-    return render("lab", hosts, "vllm/vllm-openai:latest", "/srv/models", schema="docs/inventory.schema.json")
+    return render("lab", hosts, VLLM_IMAGE, "/srv/models", schema="docs/inventory.schema.json")
 
 
 def page() -> str:

@@ -1,0 +1,115 @@
+"""What TAB offers, in each shell: hosts and models by name, without a connection."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_cluster.cli.complete import MAX_MODELS, complete_hosts, complete_models, remember_model
+
+INVENTORY = """version: 1
+cluster: lab
+hosts:
+  # a note
+  gpu1:
+    address: 10.0.0.1
+    ssh: {user: me}
+
+  "gpu-2":
+    address: 10.0.0.2
+  other: {address: 10.0.0.3}
+image: org/image:tag
+"""
+
+
+class Typed:
+    """The words so far."""
+
+    def __init__(self, inventory: Path) -> None:
+        self.params: Mapping[str, Any] = {"inventory": inventory}
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An inventory, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY)
+    return path
+
+
+def test_hosts_are_those_of_the_inventory(inventory: Path) -> None:
+    assert complete_hosts(Typed(inventory), [], "") == ["gpu1", "gpu-2", "other"]
+    assert complete_hosts(Typed(inventory), [], "gpu") == ["gpu1", "gpu-2"]
+
+
+@pytest.mark.parametrize("text", ["", "hosts:", "hosts: [", "\0", "hosts:\n  ", "cluster: a\nhosts: {a: {}}\n"])
+def test_a_file_that_is_no_inventory_offers_nothing(text: str, inventory: Path) -> None:
+    inventory.write_text(text)
+    assert complete_hosts(Typed(inventory), [], "") == []
+    assert complete_hosts(Typed(inventory / "missing"), [], "") == []
+
+
+def test_models_are_those_seen_last_with_this_inventory_first(inventory: Path, tmp_path: Path) -> None:
+    for number in range(MAX_MODELS + 5):
+        remember_model(inventory, f"org/m{number}")
+    remember_model(tmp_path / "other.yaml", "org/other")
+    remember_model(inventory, "org/m7")
+    found = complete_models(Typed(inventory), [], "org/")
+    assert found[:2] == ["org/m7", f"org/m{MAX_MODELS + 4}"]
+    assert (found[-1], len(found)) == ("org/other", MAX_MODELS + 1)
+    assert complete_models(Typed(inventory), [], "x") == []
+
+
+def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "vcluster").write_text("a file in the place of the folder")
+    remember_model(inventory, "org/m")
+    assert complete_models(Typed(inventory), [], "") == []
+    (tmp_path / "cache" / "vcluster").unlink()
+    for text in ("[1]", "{", '{"a": 1}', "null"):
+        (tmp_path / "cache" / "vcluster").mkdir(exist_ok=True)
+        (tmp_path / "cache" / "vcluster" / "models.json").write_text(text)
+        assert complete_models(Typed(inventory), [], "") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("vcluster facts -i inventory.yaml g", ["gpu1", "gpu-2"]),
+        ("vcluster -i inventory.yaml facts o", ["other"]),
+        ("vcluster serve o", ["org/model"]),
+        ("vcluster st", ["status", "stop"]),
+        ("vcluster status -i in", ["inventory.yaml"]),
+        ("vcluster up --color n", ["never"]),
+        ("vcluster tunnel --po", ["--port"]),
+        ("vcluster sandbox u", ["up"]),
+    ],
+)
+def test_each_shell_is_offered_the_same(shell: str, typed: str, offered: list[str], inventory: Path) -> None:
+    remember_model(inventory, "org/model")
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_TYPER_COMPLETE_ARGS": typed}
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_cluster"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=inventory.parent,
+        env={
+            **os.environ,
+            **words,
+            "_VCLUSTER_COMPLETE": f"complete_{shell}",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        },
+    )
+    shown = done.stdout.strip()
+    if shell == "zsh":
+        shown = shown.removeprefix("_arguments '*: :((").removesuffix("))'").replace('"', "")
+    assert (shown.split(), done.stderr) == (offered, "")

@@ -1,0 +1,171 @@
+"""Where options may be, which verb was meant, and what a flag of vLLM in the wrong place becomes."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_cluster.cli import words
+from vllm_cluster.cli.app import app
+from vllm_cluster.cli.verbs import SANDBOX, VERBS
+from vllm_cluster.core.errors import UsageError, VclusterError
+
+GROUPS = {"sandbox": ("up", "down")}
+PATHS = [(name, inner) for name in VERBS for inner in GROUPS.get(name, ("",))]
+
+
+def call(*argv: str) -> object:
+    """What the program's parser makes of a command line: its exit code, or its error."""
+    try:
+        app(list(argv), prog_name="vcluster")
+    except SystemExit as end:
+        return end.code
+    except VclusterError as error:
+        return error
+    return None
+
+
+def run(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The program in a process of its own."""
+    line = [sys.executable, "-m", "vllm_cluster", *argv]
+    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("-i x status", "status -i x"),
+        ("-v -i x status --json", "status -v -i x --json"),
+        ("-qix --color=never up -y", "-qix up --color=never -y"),
+        ("-ix -vv status", "status -ix -vv"),
+        ("--version -v", "--version -v"),
+        ("status -v", "status -v"),
+        ("-- status", "-- status"),
+        ("--inventory=a b", "b --inventory=a"),
+        ("", ""),
+    ],
+)
+def test_common_options_go_behind_the_verb(given: str, meant: str) -> None:
+    assert words.options_last(given.split()) == meant.split()
+
+
+@pytest.mark.parametrize(
+    "where", ["-i {} status", "status -i {}", "-q -i {} status -v", "status --inventory={} --quiet"]
+)
+def test_both_sides_of_the_verb_name_the_inventory(where: str, tmp_path: Path) -> None:
+    done = run(*where.format("missing.yaml").split(), cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: missing.yaml: no such file")
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("serve M --max-model-len 1024", "vcluster serve M -- --max-model-len 1024"),
+        ("serve M --max-model-len 1024 --foo=1 -x", "vcluster serve M -- --max-model-len 1024 --foo=1 -x"),
+        ("serve --enforce-eager org/m --tp 2 -i x", "vcluster serve org/m --tp 2 -i x -- --enforce-eager"),
+        ("serve --foo", "vcluster serve MODEL -- --foo"),
+        ("-i x serve M --foo -- --bar 1", "vcluster serve M -i x -- --foo --bar 1"),
+        ("serve M stray --tunnel", "vcluster serve M --tunnel -- stray"),
+    ],
+)
+def test_flags_of_vllm_before_the_dashes_are_all_named_with_the_command(typed: str, fix: str) -> None:
+    found = call(*typed.split())
+    assert isinstance(found, UsageError)
+    assert "flags of vLLM come after --" in found.message
+    before = typed.split(" -- ", maxsplit=1)[0].split()
+    unknown = [word.split("=")[0] for word in before if word.startswith("-") and word not in ("-i", "--tp", "--tunnel")]
+    assert all(word in found.message for word in unknown)
+    assert found.hint == fix
+
+
+def test_all_unknown_options_are_named(tmp_path: Path) -> None:
+    done = run("status", "--yaml", "--jsn", "-z", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: vcluster status has no options --yaml, --jsn, -z (did you mean --json?)\n  do: vcluster status --help\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("restart", "vcluster serve MODEL"),
+        ("logs", "vcluster explain"),
+        ("ps", "vcluster status"),
+        ("kill", "vcluster stop"),
+        ("rm", "vcluster stop"),
+        ("delete", "vcluster stop"),
+        ("start", "vcluster up"),
+        ("statsu", "vcluster status"),
+        ("Logs", "vcluster explain"),
+        ("qqqq", "vcluster --help"),
+    ],
+)
+def test_a_verb_that_is_none_names_the_one_that_was_meant(typed: str, near: str) -> None:
+    found = call(typed)
+    assert isinstance(found, UsageError)
+    assert (found.exit_code, str(found.hint).splitlines()[0]) == (2, near)
+    named = call("-i", "a b.yaml", typed)
+    assert isinstance(named, UsageError)
+    assert str(named.hint).splitlines()[0] == (near if "--" in near else f"{near} -i 'a b.yaml'")
+
+
+@pytest.mark.parametrize("command", sorted({one for commands in words._MEANINGS.values() for one in commands}))
+def test_what_is_suggested_exists(command: str) -> None:
+    program, *argv = command.split()
+    assert program == "vcluster"
+    assert call(*argv, *([] if argv[0].startswith("-") else ["--help"])) == 0
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize(("verb", "inner"), PATHS)
+def test_help_is_whole_and_in_the_words_of_the_field(
+    verb: str, inner: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    argv = list(filter(None, (verb, inner, "--help")))
+    assert call(*argv) == 0
+    shown = capsys.readouterr().out
+    for word in ("<int", "<str", "list[", "<path", "x>=", "<=x", "...\n", "[["):
+        assert word not in shown
+    assert "\nExamples:\n  vcluster " in shown
+    # Names and examples are to be pasted: they are not broken.
+    descriptions = [line for line in shown.splitlines() if not line.startswith(("  ", "Usage:"))]
+    assert max(map(len, descriptions)) < columns
+    if not inner:
+        assert len(VERBS[verb].summary) <= 60
+        assert " ".join(shown.split()).find(VERBS[verb].summary) > 0
+
+
+@pytest.mark.parametrize("argv", [(), ("--help",), ("sandbox",)])
+def test_a_program_without_a_verb_shows_its_verbs(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert not call(*argv)
+    shown = capsys.readouterr().out
+    assert shown.startswith("Usage: vcluster")
+    table = VERBS if argv != ("sandbox",) else {}
+    for name, verb in table.items():
+        assert f"  {name}".ljust(12) + verb.summary in shown
+
+
+@pytest.mark.parametrize("path", [f"{verb} {inner}".strip() for verb, inner in PATHS])
+def test_examples_are_commands_of_the_program(path: str) -> None:
+    """Each is parsed whole: the help that is asked for in its midst keeps it from being run."""
+    name, _, inner = path.partition(" ")
+    for example in (SANDBOX[inner] if inner else VERBS[name]).examples:
+        program, *argv = shlex.split(example.split(" > ")[0])
+        if program == "vcluster":
+            at = argv.index("--") if "--" in argv else len(argv)
+            assert call(*argv[:at], "--help", *argv[at:]) == 0
+
+
+def test_the_version_names_the_program(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "version: 1\ncluster: lab\nimage: org/image:tag\nmodel_cache: /data\nhosts: {gpu1: {address: 10.0.0.1}}\n"
+    )
+    assert run("--version", cwd=tmp_path).stdout.startswith("vcluster 0.")
+    assert "image org/image:tag\n" in run("--version", "-i", "a.yaml", cwd=tmp_path).stdout
+    assert "image vllm/vllm-openai:v" in run("--version", "-v", cwd=tmp_path).stdout

@@ -1,0 +1,111 @@
+"""What TAB offers: hosts and files as they are here, models that were seen before. Never a connection.
+
+Nothing here may be slow or fail: the shell waits for it, and shows what it prints.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.inventory.find import MAX_BYTES, find
+from vllm_cluster.laptop import cache_folder, here
+
+MAX_MODELS = 20
+_HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t]+.*\n|[ \t]*#.*\n|[ \t]*\n)*)", re.MULTILINE)
+_KEY = re.compile(r"""^([ \t]+)["']?([\w.-]+)["']?[ \t]*:""", re.MULTILINE)
+
+
+class Words(Protocol):
+    """What was typed so far, by the names of the parameters."""
+
+    params: Mapping[str, Any]
+
+
+def complete_hosts(ctx: Words, args: list[str], incomplete: str) -> list[str]:
+    """The hosts of the inventory, by its text: a YAML parser takes longer than a TAB may."""
+    path = _inventory(ctx)
+    if path is None:
+        return []
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            found = _HOSTS.search(file.read(MAX_BYTES) + "\n")
+    except OSError:
+        return []
+    keys = _KEY.findall(found[1]) if found else []
+    return [name for indent, name in keys if indent == keys[0][0] and name.startswith(incomplete)]
+
+
+def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
+    """The models that were served with this inventory, then those of others."""
+    seen = _models()
+    own = seen.pop(str(_inventory(ctx)), [])
+    every = dict.fromkeys([*own, *(name for names in seen.values() for name in names)])
+    return [name for name in every if name.startswith(incomplete)]
+
+
+def complete_inventories(ctx: Words, args: list[str], incomplete: str) -> list[str]:
+    """YAML files and folders."""
+    folder, _, start = incomplete.rpartition("/")
+    try:
+        found = sorted(os.scandir((folder + "/") if folder or incomplete.startswith("/") else "."), key=_name)
+    except OSError:
+        return []
+    before = incomplete[: len(incomplete) - len(start)]
+    rows = [(one.name, one.is_dir()) for one in found if one.name.startswith(start)]
+    return [before + name + "/" * folder for name, folder in rows if folder or name.endswith((".yaml", ".yml"))]
+
+
+def complete_colors(ctx: Words, args: list[str], incomplete: str) -> list[str]:
+    """The values of --color."""
+    return [value for value in ("auto", "always", "never") if value.startswith(incomplete)]
+
+
+def remember_model(inventory: Path | None, model: str) -> None:
+    """Keep the name of a model that is served, for the next TAB."""
+    import json
+
+    key = str(inventory.absolute() if inventory else None)
+    seen = _models()
+    names = seen.get(key, [])
+    if names[:1] == [model]:
+        return
+    seen[key] = [model, *(name for name in names if name != model)][:MAX_MODELS]
+    try:
+        file = _file()
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new = file.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(seen))
+        new.replace(file)
+    except (OSError, VclusterError):
+        return  # a cache that cannot be written is none
+
+
+def _models() -> dict[str, list[str]]:
+    import json
+
+    try:
+        seen = json.loads(_file().read_text())
+        return {str(key): [str(name) for name in names] for key, names in seen.items()}
+    except (OSError, ValueError, AttributeError, TypeError, VclusterError):
+        return {}
+
+
+def _file() -> Path:
+    return cache_folder() / "models.json"
+
+
+def _name(entry: os.DirEntry[str]) -> str:
+    return entry.name
+
+
+def _inventory(ctx: Words) -> Path | None:
+    try:
+        given = ctx.params.get("inventory") or os.environ.get("VCLUSTER_INVENTORY")
+        return (here() / given) if given else find(here()).absolute()
+    except (OSError, VclusterError):
+        return None

@@ -1,0 +1,102 @@
+"""Help as text: nothing cut, types in the words of the field, examples and exit codes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_cluster.cli.program import Verb
+
+# The metavar of the argument that takes what follows `--`.
+VLLM_FLAGS = "-- VLLM_FLAGS"
+MIN_WIDTH, MAX_WIDTH = 40, 100
+# The column of descriptions; a longer name gets a line of its own.
+COLUMN = 26
+COMMON = ("inventory", "as_json", "verbose", "quiet", "color", "help")
+_METAVARS = {int: "NUMBER", float: "NUMBER", str: "TEXT"}
+
+
+def verb_help(path: str, verb: Verb, params: Sequence[Any]) -> str:
+    """The help of one verb."""
+    width = _width()
+    arguments = [one for one in params if one.param_type_name == "argument"]
+    options = [one for one in params if one.param_type_name == "option" and not one.hidden]
+    own = [one for one in options if one.name not in COMMON]
+    common = sorted((one for one in options if one.name in COMMON), key=lambda one: COMMON.index(one.name))
+    lines = [*_usage(path, arguments), "", *textwrap.wrap(verb.summary, width)]
+    for paragraph in filter(None, verb.about.split("\n")):
+        lines += ["", *textwrap.wrap(paragraph, width)]
+    lines += _section("Arguments", ((shown_name(one), one.help or "") for one in arguments), width)
+    lines += _section("Options", map(_option, own), width)
+    lines += _section("Common options", map(_option, common), width)
+    lines += _section("Exit codes", ((str(code), what) for code, what in sorted(verb.exits.items())), width, column=6)
+    if verb.examples:
+        lines += ["", "Examples:", *(f"  {example}" for example in verb.examples)]
+    return "\n".join(lines)
+
+
+def program_help(path: str, about: str, verbs: Mapping[str, Verb], params: Sequence[Any]) -> str:
+    """The help of a program or of a group of verbs."""
+    width = _width()
+    options = [one for one in params if one.param_type_name == "option" and not one.hidden]
+    lines = [f"Usage: {path} VERB [OPTIONS]", "", *textwrap.wrap(about, width)]
+    for group in dict.fromkeys(verb.group for verb in verbs.values()):
+        rows = ((name, verb.summary) for name, verb in verbs.items() if verb.group == group)
+        lines += _section(group, rows, width, column=12)
+    lines += _section("Options", map(_option, options), width)
+    lines += ["", *textwrap.wrap(f"{path} VERB --help shows the options of a verb, with examples.", width)]
+    return "\n".join(lines)
+
+
+def shown_name(param: Any) -> str:
+    """How a parameter is called in help and errors: MODEL, --port."""
+    if param.param_type_name == "option":
+        return str(max(param.opts, key=len))
+    return str(param.metavar or param.name.upper())
+
+
+def _usage(path: str, arguments: Iterable[Any]) -> Iterator[str]:
+    pieces = [f"Usage: {path}"]
+    last = []
+    for one in arguments:
+        name = shown_name(one)
+        if name == VLLM_FLAGS:
+            last.append(f"[{name}]")
+        else:
+            pieces.append((name if one.required else f"[{name}]") + "..." * (one.nargs == -1))
+    yield " ".join([*pieces, "[OPTIONS]", *last])
+
+
+def _option(param: Any) -> tuple[str, str]:
+    name = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
+    if not (param.is_flag or param.count):
+        name += f" {param.metavar or _METAVARS.get(param.type_descriptor.annotation, 'FILE')}"
+    more = []
+    if param.envvar:
+        more.append(f"environment: {param.envvar}")
+    default = None if param.default is None or callable(param.default) else param.default
+    if param.show_default and default not in (None, False, "", 0, 0.0, (), []):
+        more.append(f"default: {default}")
+    return name, (param.help or "") + (f" [{'; '.join(more)}]" if more else "")
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]], width: int, column: int = COLUMN) -> list[str]:
+    lines = []
+    for name, description in rows:
+        wrapped = textwrap.wrap(description, max(20, width - column)) or [""]
+        first = f"  {name}"
+        if len(first) + 2 > column:
+            lines.append(first)
+        else:
+            lines.append(first.ljust(column) + wrapped.pop(0))
+        lines += [" " * column + line for line in wrapped]
+    return ["", f"{title}:", *(line.rstrip() for line in lines)] if lines else []
+
+
+def _width() -> int:
+    columns = shutil.get_terminal_size().columns if os.environ.get("COLUMNS") or os.isatty(1) else 80
+    return max(MIN_WIDTH, min(MAX_WIDTH, columns)) - 1

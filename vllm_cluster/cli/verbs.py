@@ -1,0 +1,160 @@
+"""The verbs: where each is, and what its help says."""
+
+from __future__ import annotations
+
+from vllm_cluster.cli.program import Verb
+
+_SET_UP, _RUN, _LOOK, _OTHER = "Set up", "Run", "Look into a failure", "Other"
+_LEASE = {
+    2: "usage or inventory; or a question without a terminal and without --yes",
+    3: "an error was found before anything was changed",
+    4: "a host is unreachable",
+    75: "another run holds the lease",
+}
+_READ = {2: "usage or inventory", 4: "a host is unreachable"}
+
+VERBS = {
+    "init": Verb(
+        _SET_UP,
+        "init:init",
+        "Write a commented inventory.",
+        examples=(
+            "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12",
+            "vcluster init --from-ssh-config 'gpu*'",
+        ),
+    ),
+    "fit": Verb(
+        _SET_UP,
+        "fit:fit",
+        "Check whether a model fits, in which layouts and context.",
+        "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts.",
+        ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit --params 405B --gpus 8 --gpu-memory 80GB"),
+        {3: "it does not fit", **_READ},
+    ),
+    "check": Verb(
+        _SET_UP,
+        "check:check",
+        "Check hosts and the links between them for known problems.",
+        "Changes nothing: temporary containers are removed.",
+        ("vcluster check", "vcluster check --deep"),
+        {0: "no errors; there may be warnings", 3: "an error was found", **_READ},
+    ),
+    "facts": Verb(
+        _SET_UP,
+        "facts:facts",
+        "Show GPUs, Docker, network, RDMA, memory and disks of hosts.",
+        examples=("vcluster facts", "vcluster facts gpu1 --json"),
+        exits=_READ,
+    ),
+    "plan": Verb(
+        _RUN,
+        "plan:plan",
+        "Show what up would change.",
+        "Changes nothing. Each change shows what it was and what it will be; -v also shows each container "
+        "as a docker create line.",
+        ("vcluster plan", "vcluster plan --exit-code"),
+        {3: "an error was found", 10: "there is something to do (with --exit-code)", **_READ},
+    ),
+    "up": Verb(
+        _RUN,
+        "up:up",
+        "Bring every host to the state of the inventory.",
+        "Waits until Ray reports exactly the planned GPUs. With nothing to do it changes nothing.",
+        ("vcluster up", "vcluster up --yes --wait 600"),
+        {0: "the cluster is up", 1: "failed, or the answer was no", **_LEASE},
+    ),
+    "status": Verb(
+        _RUN,
+        "status:status",
+        "Show hosts, GPUs and the served model.",
+        "Problems are one line each; -v shows their whole text.",
+        ("vcluster status", "vcluster status --json"),
+        {
+            0: "the cluster is as in the inventory, and the model that is to be served is ready",
+            1: "it is not",
+            2: "usage or inventory",
+            4: "not all hosts are reachable over SSH",
+        },
+    ),
+    "serve": Verb(
+        _RUN,
+        "serve:serve",
+        "Serve a model on all GPUs of the cluster.",
+        "A cluster serves one model: another one replaces it. Returns when the model has generated a token. "
+        "Flags of vLLM follow --.",
+        (
+            "vcluster serve meta-llama/Llama-3.1-8B-Instruct",
+            "vcluster serve meta-llama/Llama-3.1-70B-Instruct --tp 8 --pp 2 -- --max-model-len 8192",
+        ),
+        {0: "the model is ready", 1: "failed, or the answer was no", **_LEASE},
+    ),
+    "stop": Verb(
+        _RUN,
+        "stop:stop",
+        "Stop the served model; keep the cluster up.",
+        examples=("vcluster stop --yes",),
+        exits={0: "no model is served", 1: "failed, or the answer was no", **_LEASE},
+    ),
+    "tunnel": Verb(
+        _RUN,
+        "tunnel:tunnel",
+        "Forward the API to localhost until Ctrl-C.",
+        "Ends with an error when the connection to the head breaks.",
+        ("vcluster tunnel", "vcluster tunnel --port 8001"),
+        {1: "the connection broke", **_READ},
+    ),
+    "key": Verb(
+        _RUN,
+        "key:key",
+        "Print the API key.",
+        examples=("vcluster key", 'curl -H "Authorization: Bearer $(vcluster key)" http://127.0.0.1:8000/v1/models'),
+        exits={3: "the cluster is not up", **_READ},
+    ),
+    "down": Verb(
+        _RUN,
+        "down:down",
+        "Remove the cluster's containers and volumes from all hosts.",
+        "Images and the model cache stay.",
+        ("vcluster down", "vcluster down --yes"),
+        {0: "nothing of the cluster is left", 1: "failed, or the answer was no", **_LEASE},
+    ),
+    "explain": Verb(
+        _LOOK,
+        "explain:explain",
+        "Name the first cause of a failure from logs.",
+        "Reads the logs of the cluster, or of any launcher.",
+        ("vcluster explain", "vcluster explain vllm.log ray/session_latest/logs"),
+        {0: "a cause was found, or no failure", 1: "something failed, and no line names the cause", **_READ},
+    ),
+    "bundle": Verb(
+        _LOOK,
+        "bundle:bundle",
+        "Pack logs, facts, plan and versions for a report.",
+        "Known secrets are redacted; review it before you share it.",
+        ("vcluster bundle", "vcluster bundle --anonymous --output report.tar.gz"),
+        _READ,
+    ),
+    "schema": Verb(
+        _OTHER,
+        "schema:schema",
+        "Print the JSON Schema of the inventory.",
+        examples=("vcluster schema > inventory.schema.json",),
+    ),
+    "sandbox": Verb(_OTHER, "sandbox:app", "Create and remove a local test cluster."),
+}
+
+SANDBOX = {
+    "up": Verb(
+        "Verbs",
+        "sandbox:up",
+        "Create local hosts, a CPU image, a tiny model, an inventory.",
+        "The hosts are containers with an sshd and a Docker of their own.",
+        ("vcluster sandbox up --hosts 2 --gpus 2",),
+    ),
+    "down": Verb(
+        "Verbs",
+        "sandbox:down",
+        "Remove the local hosts.",
+        examples=("vcluster sandbox down", "vcluster sandbox down --purge"),
+    ),
+}

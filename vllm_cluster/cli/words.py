@@ -1,0 +1,156 @@
+"""The words of a command line before they are parsed: where options may be, and what was meant."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vllm_cluster.text import printable
+
+# Options that every verb takes, before it and behind it.
+WITH_VALUE = ("-i", "--inventory", "--color")
+# A longer word is cut in a message.
+MAX_SHOWN = 80
+FLAGS = ("-v", "--verbose", "-q", "--quiet", "--json")
+
+# What other programs call it, by the commands that do it here.
+_RUN = ("vcluster up", "vcluster serve MODEL")
+_REMOVE = ("vcluster stop", "vcluster down")
+_MEANINGS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("restart", "reload", "redeploy", "switch"): ("vcluster serve MODEL", "vcluster up"),
+    ("start", "run", "launch", "deploy", "load"): _RUN,
+    ("apply", "create", "install", "join", "scale", "upgrade", "update"): ("vcluster plan", "vcluster up"),
+    ("kill", "rm", "delete", "remove", "destroy"): _REMOVE,
+    ("unload", "pause", "undeploy"): ("vcluster stop",),
+    ("teardown", "purge", "clean", "uninstall"): ("vcluster down",),
+    ("ps", "ls", "list", "get", "top", "state", "health", "info", "show", "watch"): ("vcluster status",),
+    ("log", "logs", "tail"): ("vcluster explain", "vcluster bundle"),
+    ("why", "debug", "diagnose", "troubleshoot"): ("vcluster explain",),
+    ("report", "dump", "collect"): ("vcluster bundle",),
+    ("diff", "dry-run", "preview"): ("vcluster plan",),
+    ("doctor", "verify", "validate", "preflight", "lint", "test"): ("vcluster check",),
+    ("connect", "forward", "port-forward", "proxy", "open", "chat", "ask"): ("vcluster tunnel",),
+    ("token", "password", "secret", "auth", "api-key", "login"): ("vcluster key",),
+    ("hosts", "nodes", "gpus", "describe", "inspect", "hardware"): ("vcluster facts",),
+    ("estimate", "size", "memory", "plan-memory"): ("vcluster fit MODEL",),
+    ("new", "config", "configure", "setup"): ("vcluster init",),
+    ("help", "man"): ("vcluster --help",),
+    ("version",): ("vcluster --version",),
+}
+_BY_WORD = {word: commands for words, commands in _MEANINGS.items() for word in words}
+
+
+def options_last(words: Sequence[str]) -> list[str]:
+    """The words with the common options that come before the verb behind it."""
+    moved: list[str] = []
+    kept: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        width = _common(rest[0])
+        (moved if width else kept).extend(rest[: width or 1])
+        del rest[: width or 1]
+    if not rest:
+        return [*kept, *moved]
+    return [*kept, rest[0], *moved, *rest[1:]]
+
+
+def _common(word: str) -> int:
+    """How many words a common option takes; 0 where this is none."""
+    if word in WITH_VALUE:
+        return 2
+    together = len(word) > 1 and word[1] != "-" and not word[1:].strip("vq")
+    attached = word.startswith(("--inventory=", "--color=")) or (word.startswith("-i") and not word.startswith("--"))
+    return int(word in FLAGS or together or attached)
+
+
+def meant(word: str, verbs: Sequence[str]) -> tuple[str, ...]:
+    """Commands that a verb which does not exist may have meant."""
+    lowered = word.lower()
+    if lowered in _BY_WORD:
+        return _BY_WORD[lowered]
+    close = difflib.get_close_matches(lowered, [*verbs, *_BY_WORD], n=1, cutoff=0.7)
+    return tuple(f"vcluster {name}" if name in verbs else _BY_WORD[name][0] for name in close)
+
+
+@dataclass
+class Sorted:
+    """The words of a verb: arguments, known options with their values, and what follows `--`; and unknown options.
+
+    A word behind an unknown option is taken for its value.
+    """
+
+    arguments: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+
+def sort(words: Sequence[str], flags: Sequence[str], with_value: Sequence[str]) -> Sorted:
+    """Sort the words behind a verb that has these options."""
+    found = Sorted()
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name = word.split("=", 1)[0]
+        if word == "--":
+            found.after = rest
+            break
+        if not word.startswith("-") or len(word) == 1:
+            found.arguments.append(word)
+        elif name in with_value:
+            found.options += [word, *([rest.pop(0)] if "=" not in word and rest else [])]
+        elif name in flags or _short(word, flags, with_value):
+            found.options.append(word)
+        else:
+            found.names.append(name)
+            found.unknown.append(word)
+            while "=" not in word and rest and not rest[0].startswith("-"):
+                found.unknown.append(rest.pop(0))
+    return found
+
+
+def _short(word: str, flags: Sequence[str], with_value: Sequence[str]) -> bool:
+    """Whether this is known short options together, or one with its value: -vv, -yv, -iFILE."""
+    if word.startswith("--") or len(word) < 3:
+        return False
+    return word[:2] in with_value or all(f"-{letter}" in flags for letter in word[1:])
+
+
+def behind_dashes(verb: str, given: Sorted) -> str:
+    """The command of a verb with one argument in which what it does not know follows `--`, for vLLM."""
+    argument, *more = given.arguments or [""]
+    unknown = list(given.unknown)
+    if not argument:
+        # An option that takes no value has swallowed it: a repository has a slash in its name.
+        values = [word for word in unknown if not word.startswith("-")]
+        argument = next((word for word in values if "/" in word), values[-1] if values else "MODEL")
+        if argument in unknown:
+            unknown.remove(argument)
+    return shlex.join(["vcluster", verb, argument, *given.options, "--", *unknown, *more, *given.after])
+
+
+def inventory_option(words: Sequence[str]) -> str:
+    """The inventory that these words name, as an option to paste behind another command; empty where they name none."""
+    for at, word in enumerate(words):
+        if word == "--":
+            break
+        if word in ("-i", "--inventory") and at + 1 < len(words):
+            return f" -i {shlex.quote(words[at + 1])}"
+        if word.startswith("--inventory="):
+            return f" -i {shlex.quote(word.partition('=')[2])}"
+    return ""
+
+
+def closest(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The option that is nearest to each of these names, where one is near."""
+    near = (difflib.get_close_matches(name, known, n=1, cutoff=0.7) for name in names)
+    return list(dict.fromkeys(found for one in near for found in one))
+
+
+def shown(word: str) -> str:
+    """A word of the command line as a message shows it."""
+    word = printable(word)
+    return word if len(word) <= MAX_SHOWN else word[:MAX_SHOWN] + "…"
