@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.attack import attack
+from tests.support.breaks import broken
 from tests.support.hosts import Sandbox
 from tests.support.waiting import until
 
@@ -55,5 +56,47 @@ def test_a_host_leaves_and_returns_and_the_head_moves_and_returns(sandbox: Sandb
             assert sandbox.vcluster("plan", "--exit-code", inventory=inventory).code == 0, name
             assert sandbox.vcluster("key", inventory=inventory).ok().out == key, name
         sandbox.vcluster("down", "--yes", inventory=both).ok()
+        assert sandbox.nodes() == {}
+        measured.figure = "served again after " + ", ".join(f"{s:.0f} s ({name})" for name, s in took.items())
+
+
+# The same name and way there, and another machine: nothing of the cluster is on it.
+ANOTHER = (
+    "cp -p /etc/machine-id /root/machine-id && docker rm -f vcluster-sandbox && "
+    "docker volume ls -q --filter label=io.vcluster.cluster=sandbox | xargs -r docker volume rm && "
+    "tr a-f0-9 0-9a-f </root/machine-id >/etc/machine-id"
+)
+
+
+def changes(sandbox: Sandbox, inventory: Path, key: str) -> None:
+    """`up` does what `plan` said, and the model is served again with the same key."""
+    sandbox.vcluster("up", "--yes", inventory=inventory).ok()
+    until(partial(ready, sandbox, inventory), 240)
+    assert sandbox.vcluster("plan", "--exit-code", inventory=inventory).code == 0
+    assert sandbox.vcluster("key", inventory=inventory).ok().out == key
+
+
+@pytest.mark.cluster("serving", leaves="own")
+def test_a_host_is_another_machine_and_gets_another_name(sandbox: Sandbox) -> None:
+    key = sandbox.vcluster("key").ok().out
+    with attack("P33", "a host is another machine under its name, then has another name, and both back") as measured:
+        took = {}
+        with broken(sandbox, "gpu2", ANOTHER, "cp -p /root/machine-id /etc/machine-id"):
+            measured.begin()
+            seen = status(sandbox, sandbox.inventory)
+            assert (seen["up"], [host["state"] for host in seen["hosts"]]) == (False, ["running", "absent"])
+            assert "gpu2 is another machine now" in sandbox.vcluster("plan").ok().out
+            changes(sandbox, sandbox.inventory, key)
+            took["another machine"] = measured.seconds
+        assert "gpu2 is another machine now" in sandbox.vcluster("plan").ok().out
+        sandbox.vcluster("up", "--yes").ok()
+        named = sandbox.rewrite(Path("members-named.yaml"), replace=[("  gpu2: {", "  big: {ssh: gpu2, ")])
+        measured.begin()
+        assert "gpu2 is called big" in sandbox.vcluster("plan", inventory=named).ok().out
+        changes(sandbox, named, key)
+        took["another name"] = measured.seconds
+        assert [host["host"] for host in status(sandbox, named)["hosts"]] == ["gpu1", "big"]
+        assert "big is called gpu2" in sandbox.vcluster("plan").ok().out
+        sandbox.vcluster("down", "--yes").ok()
         assert sandbox.nodes() == {}
         measured.figure = "served again after " + ", ".join(f"{s:.0f} s ({name})" for name, s in took.items())

@@ -105,8 +105,8 @@ def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox) -> None:
         with black_hole(sandbox, "gpu1"):
             measured.begin()
             free = lease_is_free_after(sandbox, measured.began, TIME_TO_LIVE + 2)
-            assert run.end() == 1
-        assert run.error()["error"] == "Lost"
+            assert run.end() == 75
+        assert run.error()["error"] == "LeaseLost"
         measured.figure = (
             f"free after {free:.1f} s of {TIME_TO_LIVE} s to live; its holder ended after {measured.seconds:.1f} s"
         )

@@ -18,7 +18,7 @@ from tests.support.sim.interleave import Controller, interleave
 from tests.support.sim.lab import Verb
 from tests.support.sim.world import World
 from vllm_cluster.actions import down, stop, up
-from vllm_cluster.core.errors import Locked, Lost, Replaced, VclusterError
+from vllm_cluster.core.errors import LeaseLost, Locked, Lost, Replaced, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit
 from vllm_cluster.run.runtime import Runtime
@@ -126,7 +126,7 @@ def test_a_request_from_a_laptop_that_slept_is_refused() -> None:
 
         script = sleeps(world, 20, "PUT /containers/vcluster-lab/archive", serve_b)
         late = lab.run(world, inventory, partial(lab.do_serve, model="org/a"), script)
-        assert isinstance(late.error, Lost), late.story()
+        assert isinstance(late.error, LeaseLost), late.story()
         assert "the lease is lost" in late.error.message
         head = world.machines["gpu1"].box("vcluster-lab")
         assert head

@@ -106,15 +106,15 @@ def moment(event: Event | None) -> str:
     return f"{event['event']} {where}{text}"[:60].strip()
 
 
-def race(sandbox: Sandbox, *second: str) -> tuple[Controller, Controller]:
-    """Two `up` that begin 100 ms apart, run to their ends."""
+def race(sandbox: Sandbox, *more: str, other: Sandbox | None = None) -> tuple[Controller, Controller]:
+    """Two `up` that begin 100 ms apart, run to their ends; the second with more options, and its own inventory."""
     with ExitStack() as stack:
         one = stack.enter_context(controller(sandbox, "up", "--yes"))
         time.sleep(APART)  # the attack itself: this far apart
-        other = stack.enter_context(controller(sandbox, "up", "--yes", *second))
-        for run in (one, other):
+        two = stack.enter_context(controller(other or sandbox, "up", "--yes", *more))
+        for run in (one, two):
             run.end()
-        return one, other
+        return one, two
 
 
 def operations(run: Controller) -> int:

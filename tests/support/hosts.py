@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,10 @@ class Sandbox:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"{host}: {shlex.join(argv)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
+
+    def by(self, inventory: Path) -> Sandbox:
+        """The same hosts as another inventory names them."""
+        return replace(self, environment={**self.environment, "VCLUSTER_INVENTORY": str(inventory)})
 
     def docker(self, host: str, *argv: str) -> str:
         """Run docker on a host."""

@@ -10,6 +10,7 @@ VclusterError            1   something failed
 │   │   └── AuthRefused
 │   ├── ShellUnusable    3   connected, and the login shell runs no commands: nothing was done
 │   ├── Lost             1   the connection broke: what was sent may have happened
+│   │   └── LeaseLost   75   the lease ended under way: another run may change the cluster now
 │   ├── TimedOut         1   a deadline passed without an answer
 │   ├── NotJoined        1   the hosts answer, and Ray has not come together
 │   └── CommandFailed    1   the command ran and said no
@@ -122,6 +123,12 @@ class ShellUnusable(HostError):
 
 class Lost(HostError):
     """The connection broke while something was under way: it may or may not have happened."""
+
+
+class LeaseLost(Lost):
+    """The lease ended while it was needed: another run may change the cluster now. Nothing more is sent."""
+
+    exit_code = 75
 
 
 class TimedOut(HostError):

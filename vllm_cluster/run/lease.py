@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from vllm_cluster.core.errors import CommandFailed, HostError, Locked, Lost, VclusterError, together
+from vllm_cluster.core.errors import CommandFailed, HostError, LeaseLost, Locked, Lost, VclusterError, together
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.fleet import WORKERS, Fleet, Link
@@ -184,14 +184,14 @@ class Lease:
         """Go on only while the lease is surely ours: what is sent into a black hole seems to arrive, answers don't.
 
         Raises:
-            Lost: a channel that holds it is gone, or silent for as long as its host waits.
+            LeaseLost: a channel that holds it is gone, or silent for as long as its host waits.
         """
         now = self._runtime.clock.monotonic()
         for hold in self._holds:
             if why := hold.lost(now):
-                raise Lost(hold.link.name, f"the lease is lost ({why}): run the command again")
+                raise LeaseLost(hold.link.name, f"the lease is lost ({why}): run the command again")
         if len(self._holds) < len(self._links):
-            raise Lost(self._links[len(self._holds)].name, "the lease is not held: run the command again")
+            raise LeaseLost(self._links[len(self._holds)].name, "the lease is not held: run the command again")
 
     def release(self) -> None:
         """Give the lease back on every host; no error where it is gone already."""

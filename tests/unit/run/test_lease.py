@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.core.errors import CommandFailed, Locked, Lost
+from vllm_cluster.core.errors import CommandFailed, LeaseLost, Locked
 from vllm_cluster.run import lease
 from vllm_cluster.run.fleet import Link
 from vllm_cluster.run.lease import Lease
@@ -172,10 +172,10 @@ def test_what_was_opened_under_a_lost_lease_is_ended_before_the_next_one_has_it(
     late.settimeout(10)
     assert late.recv(10) == b""
     assert "the lease was given up" in late.stderr_tail()
-    with pytest.raises(Lost, match="the lease is lost"):
+    with pytest.raises(LeaseLost, match="the lease is lost"):
         one.check()
     assert not one.beat()
-    with pytest.raises(Lost, match=r"the lease is lost \(the host has given it up\)"):
+    with pytest.raises(LeaseLost, match=r"the lease is lost \(the host has given it up\)"):
         one.check()
     one.release()
     other.check()
@@ -228,6 +228,6 @@ def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> No
     held.acquire()
     held.check()
     now[0] += lease.TIME_TO_LIVE
-    with pytest.raises(Lost, match="no answer for 15 s"):
+    with pytest.raises(LeaseLost, match="no answer for 15 s"):
         held.check()
     held.release()
