@@ -139,7 +139,7 @@ def test_a_model_that_loads_is_asked_about_too(world: World) -> None:
         person = Person(None)
         refused = run(world, verb, person)
         assert refused.script.changing == [], refused.story()
-        assert any(f"org/model ({phase} for" in person.asked[0] for phase in ("waiting", "starting", "loading"))
+        assert any(f"org/model ({phase} for" in person.asked[0] for phase in ("waiting", "importing", "loading"))
 
 
 def interrupt_at(words: str, number: int) -> Script:

@@ -124,9 +124,12 @@ def _host(
         return HostStatus(
             name, address, role, "unreachable", "", 0, _counted(head, address), failure.message if failure else ""
         )
-    problem = row.problem
-    if row.status and row.status.ray.state != "up":
-        problem = f"Ray is {row.status.ray.state}: {row.status.ray.error or ''}".strip(": ")
+    problems = [row.problem] if row.problem else []
+    if row.status and (row.status.ray.state != "up" or row.status.ray.error):
+        problems.append(f"Ray is {row.status.ray.state}: {row.status.ray.error or ''}".strip(": "))
+    if row.status and row.status.error:
+        problems.append(row.status.error)
+    problem = "; ".join(problems)
     return HostStatus(name, address, role, row.state, row.container, row.gpus, _counted(head, address), problem)
 
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -71,6 +72,7 @@ class Reply:
         self._host, self._call, self._deadline = host, call, deadline
         self._seconds = deadline.left()
         self._connection: Connection | None = None
+        self.date: float | None = None
 
     def send(self, connection: Connection, target: str) -> None:
         """Send the request, and read the beginning of the answer.
@@ -83,7 +85,7 @@ class Reply:
         with self.failing():
             content, headers = call.content, {**call.kind, **call.headers}
             response = connection.send_request(call.method, target, self._deadline, content, headers)
-            status = response.status
+            status, self.date = response.status, _seconds(response.headers.get("Date"))
         if status >= http.HTTPStatus.BAD_REQUEST:
             reason = _reason(self.read(MAX_REFUSAL))
             text = f"{call.what}: Docker says: {reason or response.reason}"
@@ -154,6 +156,14 @@ class Reply:
             raise
 
 
+def _seconds(date: str | None) -> float | None:
+    """The Unix time of an HTTP date."""
+    try:
+        return parsedate_to_datetime(date).timestamp() if date else None
+    except (ValueError, OverflowError):
+        return None
+
+
 def _reason(content: bytes) -> str:
     """What Docker gives as the reason of a refusal."""
     text = content.decode("utf-8", "replace")
@@ -174,6 +184,7 @@ class Calls:
         self, host: str, version: str, open_stream: OpenStream, guard: Guard | None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.host, self.guard, self.count = host, guard, 0
+        self.now: float | None = None
         self.pool = Pool(open_stream)
         self._version, self._clock = version, clock
 
@@ -194,6 +205,7 @@ class Calls:
                 self.guard()
             query = {key: value for key, value in call.query.items() if value is not None}
             reply.send(connection, f"/v{self._version}{call.path}" + (f"?{urlencode(query)}" if query else ""))
+            self.now = reply.date or self.now
             yield reply
         finally:
             self.pool.give_back(connection)

@@ -64,6 +64,11 @@ class EngineClient:
     def guard(self, guard: Guard | None) -> None:
         self._calls.guard = guard
 
+    @property
+    def now(self) -> float | None:
+        """The host's own clock when Docker answered last, as seconds of Unix time; None where it did not say."""
+        return self._calls.now
+
     def fence(self, open_stream: OpenStream) -> None:
         """Send what follows over streams that `open_stream` opens; idle ones of before are closed."""
         self._calls.pool.fence(open_stream)

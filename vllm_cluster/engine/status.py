@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AllowInfNan, TypeAdapter, ValidationError
@@ -11,10 +11,32 @@ from pydantic import AllowInfNan, TypeAdapter, ValidationError
 from vllm_cluster.core.errors import VclusterError
 
 VERSION = 1
-RayState = Literal["waiting", "starting", "up", "down"]
+RayState = Literal["waiting", "starting", "up", "down", "unknown"]
 # NaN and Infinity are numbers to Python's JSON, and to nobody else's.
 Number = Annotated[float, AllowInfNan(False)]
-Phase = Literal["waiting", "starting", "loading", "profiling", "probing", "ready", "failed", "backoff", "stopping"]
+# Those of a start are in their order; "unknown" is ours: the node program has not said anything for too long.
+Phase = Literal[
+    "waiting",
+    "starting",
+    "importing",
+    "joining",
+    "downloading",
+    "loading",
+    "compiling",
+    "profiling",
+    "capturing",
+    "probing",
+    "ready",
+    "hung",
+    "failed",
+    "backoff",
+    "stopping",
+    "unknown",
+]
+# A node program that has missed so many of its beats is stopped, or cannot write.
+MISSED_BEATS = 6
+# Docker's clock comes in whole seconds, rounded down, and a little earlier than it is read.
+DATE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +83,8 @@ class ServeStatus:
     """What is served and how far it is; `gpus` are those that Ray has and those that are wanted.
 
     `request` counts what was asked for; `instead_of` is the one that failed, `away_s` how long its predecessor was not
-    served, `rollback_to` what is served again if this one does not get ready.
+    served, `rollback_to` what is served again if this one does not get ready. `phases` are those of this start that are
+    over, with their seconds; `last_line` is the last one of vLLM's log.
     """
 
     generation: str
@@ -83,17 +106,24 @@ class ServeStatus:
     instead_of: FailedRequest | None = None
     rollback_to: str | None = None
     away_s: Number | None = None
+    phases: tuple[tuple[str, Number], ...] = ()
+    last_line: str = ""
+    token_age_s: Number | None = None
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node's status.json; `error` is about what it was told, not about what it runs."""
+    """One node's status.json; `error` is about what it was told, not about what it runs.
+
+    It is written anew at least every `beat` seconds; a node program of an earlier version did not do that.
+    """
 
     role: str
     updated: Number
     ray: RayStatus
     serve: ServeStatus | None
     error: str | None = None
+    beat: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +140,26 @@ class Membership:
     def complete(self) -> bool:
         """Whether exactly the planned GPUs are there, at the planned addresses."""
         return not (self.missing or self.foreign or self.wrong)
+
+
+def current(status: NodeStatus, started: float, now: float | None) -> NodeStatus | None:
+    """What a status is worth at `now`, for a container that started at `started`; both by the host's own clock.
+
+    None where it was written before that start. Where it is older than several beats, whatever it says is unknown. A
+    clock that was put back since the start makes the start a moment to come, which says nothing about what came first.
+    """
+    if status.beat is None or now is None:
+        return None if status.updated < started else status
+    if status.updated < started < now + DATE_SECONDS:
+        return None
+    age = abs(now - status.updated)
+    return status if age <= status.beat * MISSED_BEATS else _distrusted(status, age)
+
+
+def _distrusted(status: NodeStatus, age: float) -> NodeStatus:
+    why = f"the node program has not written its status for {age:.0f} s: it is stopped, or its disk is full"
+    serve = replace(status.serve, phase="unknown", detail=why, token_age_s=None) if status.serve else None
+    return replace(status, ray=replace(status.ray, state="unknown", error=why, nodes=()), serve=serve)
 
 
 class UnknownStatus(VclusterError):

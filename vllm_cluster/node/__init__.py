@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from importlib import resources
 
-_MODULES = ("process.py", "attempt.py", "requests.py", "serving.py", "ray_nodes.py")
+_MODULES = (
+    "api.py",
+    "attempt.py",
+    "course.py",
+    "files.py",
+    "movement.py",
+    "pace.py",
+    "phases.py",
+    "process.py",
+    "ray_nodes.py",
+    "requests.py",
+    "serving.py",
+    "wanted.py",
+)
 
 
 def program() -> dict[str, bytes]:

@@ -23,14 +23,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.node.attempt import Pace, refusal
+from vllm_cluster.node.attempt import refusal
+from vllm_cluster.node.files import write_whole
+from vllm_cluster.node.pace import Pace
 from vllm_cluster.node.process import Child, descendants, end, missing_secrets, say, secret_environment
 from vllm_cluster.node.ray_nodes import ray_nodes
-from vllm_cluster.node.requests import write_whole
 from vllm_cluster.node.serving import Serving
 
 PR_SET_CHILD_SUBREAPER = 36
 ERROR_LINES = 12
+# After a write that failed, the next try.
+UNWRITTEN_SECONDS = 1.0
 # EX_CONFIG: only another container can help, and `vcluster up` makes one.
 NO_SECRETS = 78
 
@@ -74,6 +77,7 @@ class Node:
         self._nodes_at = 0.0
         self._version = _ray_version()
         self._told: dict[str, Any] = {}
+        self._told_at = 0.0
         self._serving = (
             Serving(state_folder(), pace, self.stopping, self.publish, self._reap) if role == "head" else None
         )
@@ -99,7 +103,7 @@ class Node:
         return 0
 
     def publish(self) -> None:
-        """Write status.json when there is something new to tell."""
+        """Write status.json when there is something new to tell, and at each beat, so that its age tells of ours."""
         ray = {
             "state": self._ray_state,
             "restarts": self._restarts,
@@ -107,11 +111,17 @@ class Node:
             "version": self._version,
             "nodes": self._nodes or [],
         }
-        serve, error = (self._serving.status(), self._serving.error) if self._serving else (None, None)
-        told = {"v": 1, "role": self._role, "ray": ray, "serve": serve, "error": error}
+        serving = self._serving
+        serve, error = (serving.status(), serving.error) if serving else (None, None)
+        told = {"v": 1, "role": self._role, "beat": self._pace.beat, "ray": ray, "serve": serve, "error": error}
         content = json.loads(json.dumps(told))  # a copy, of what can change under it
-        if content != self._told and write_whole(state_folder() / "status.json", {**content, "updated": time.time()}):
-            self._told = content
+        now = time.monotonic()
+        if content == self._told and now - self._told_at < self._pace.beat:
+            return
+        self._told, self._told_at = content, now
+        beat = {"serve": {**serve, **serving.beat()}} if serving and serve else {}
+        if not write_whole(state_folder() / "status.json", {**content, **beat, "updated": time.time()}):
+            self._told_at = now - self._pace.beat + UNWRITTEN_SECONDS
 
     # ---- Ray
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.node.files import write_whole
 from vllm_cluster.node.process import say
 
 # What was ready, newest last, and what became of each request: read by `vcluster rollback` and `vcluster history`.
@@ -23,19 +24,6 @@ def load(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def write_whole(path: Path, content: Mapping[str, Any]) -> bool:
-    """Replace a JSON file so that a reader sees the old one or the new one; whether the disk took it."""
-    fresh = path.with_name(path.name + ".new")
-    try:
-        fresh.write_text(json.dumps(content))
-        fresh.chmod(0o644)
-        fresh.replace(path)
-    except OSError as error:
-        say("node", f"cannot write {path}: {error}")
-        return False
-    return True
 
 
 class Requests:
@@ -85,7 +73,7 @@ class Requests:
         if served:
             kept = [one for one in load(self._state / READY_FILE).get("requests", []) if _other(one, served)]
             requests = [*kept, {**served, "ready_at": round(time.time(), 3)}][-MAX_READY:]
-            write_whole(self._state / READY_FILE, {"v": 1, "requests": requests})
+            write_whole(self._state / READY_FILE, {"v": 1, "requests": requests}, sync=True)
 
     def fail(self, failure: Mapping[str, Any] | None) -> bool:
         """What runs has failed for good; whether the one before it shall be served again."""
@@ -121,7 +109,7 @@ class Requests:
         }
 
     def _save(self) -> None:
-        write_whole(self._state / "request.json", self._kept)
+        write_whole(self._state / "request.json", self._kept, sync=True)
 
     def _result(self, result: str, what: str, seconds: float | None = None) -> None:
         """Append one line to the history; a full disk costs the line alone."""

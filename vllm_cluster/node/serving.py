@@ -2,95 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.node.attempt import Attempt, Pace, Wanted, outdated, refusal
+from vllm_cluster.node.attempt import Attempt, refusal
+from vllm_cluster.node.course import Course, against
+from vllm_cluster.node.files import write_whole
+from vllm_cluster.node.pace import Pace
 from vllm_cluster.node.process import end
-from vllm_cluster.node.requests import Requests, write_whole
+from vllm_cluster.node.requests import Requests
+from vllm_cluster.node.wanted import Inbox, Wanted
 
 LOG_BYTES = 16 * 1024 * 1024
 Nodes = Sequence[Mapping[str, Any]]
 
 
-def against(planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """How many planned GPUs Ray has, and what is not as planned. Ghosts at one address add up, and so are wrong."""
-    alive: dict[str, float] = {}
-    for node in nodes:
-        if node["alive"]:
-            alive[node["address"]] = alive.get(node["address"], 0) + node["gpus"]
-    wrong = [f"{address} is missing" for address in planned if address not in alive]
-    wrong += [f"{address} is not of this cluster" for address in alive if address not in planned]
-    for address, count in planned.items():
-        if address in alive and alive[address] != count:
-            wrong.append(f"{address} has {alive[address]:g} GPUs instead of {count}")
-    return sum(count for address, count in alive.items() if address in planned), wrong
-
-
-@dataclass
-class Course:
-    """What has become of one wish so far."""
-
-    wanted: Wanted
-    phase: str = "waiting"
-    detail: str = ""
-    since: float = 0.0
-    have: float = 0.0
-    attempts: int = 0
-    failures: int = 0  # in a row
-    losses: int = 0
-    again_at: float = 0.0
-    judge_until: float | None = None
-    once_ready: bool = False
-    first_failure: dict[str, Any] | None = None
-    failure: dict[str, Any] | None = None
-    ready_at: float | None = None
-    seconds_to_ready: float | None = None
-
-    def turn(self, phase: str, detail: str = "") -> None:
-        """Be in a phase; its beginning is kept while only the detail changes."""
-        if phase != self.phase or not self.since:
-            self.since = round(time.time(), 3)
-        self.phase, self.detail = phase, detail
-
-    def fail(self, failure: dict[str, Any]) -> None:
-        """Remember how an attempt ended; the first one is the one that explains."""
-        self.failure, self.first_failure = failure, self.first_failure or failure
-        self.failures += 1
-
-    def wait(self, pace: Pace) -> None:
-        """Be due again later, each time twice as late."""
-        pause = min(pace.serve_backoff_most, pace.serve_backoff * 2.0 ** min(self.failures - 1, 16))
-        self.again_at = time.monotonic() + pause
-        self.turn("backoff", f"starts again {pause:g} s after: {self.failure['what'] if self.failure else ''}")
-
-    def memory(self) -> dict[str, Any]:
-        """What must outlive the container."""
-        kept = {"once_ready": self.once_ready, "failed": self.phase == "failed"}
-        failures = {"first_failure": self.first_failure, "failure": self.failure}
-        return {"v": 1, "generation": self.wanted.generation, **kept, **failures}
-
-
 class Serving:
-    """The wish, its course and, while vLLM runs, the attempt."""
+    """The request, its course and, while vLLM runs, the attempt."""
 
     def __init__(
         self, state: Path, pace: Pace, hurry: threading.Event, publish: Callable[[], None], reap: Callable[[], None]
     ) -> None:
         self.course: Course | None = None
         self.attempt: Attempt | None = None
-        self.error: str | None = None
-        self._heard: str | None = None
-        self._requests = Requests(state)
+        self._inbox, self._requests = Inbox(state), Requests(state)
         self._members: dict[str, int] = {}
+        self._left: Callable[[], list[int]] = list
         self._state, self._pace, self._hurry, self._publish, self._reap = state, pace, hurry, publish, reap
         self._log = logging.handlers.RotatingFileHandler(
             state / "serve.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True
@@ -99,8 +44,13 @@ class Serving:
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         self._environment = {**os.environ, "PYTHONPATH": path}
 
+    @property
+    def error(self) -> str | None:
+        """What is wrong with the file of the request."""
+        return self._inbox.error
+
     def tick(self, nodes: Nodes | None) -> None:
-        """Look at the wish, at Ray's nodes (None when Ray does not answer) and at vLLM, and do what is due."""
+        """Look at the request, at Ray's nodes (None when Ray does not answer) and at vLLM, and do what is due."""
         self._hear()
         if self.course is None:
             return
@@ -121,13 +71,13 @@ class Serving:
             self._ended(self.course, self.attempt, why, lost=True)
 
     def close(self) -> None:
-        """End vLLM because this program ends; the wish stays."""
+        """End vLLM because this program ends; the request stays."""
         if self.course and self.attempt:
             self._stop(self.course, self.attempt, "the node stops")
 
     def status(self) -> dict[str, Any] | None:
         """What there is to tell; None when nothing is wanted."""
-        course = self.course
+        course, attempt = self.course, self.attempt
         if course is None:
             return None
         names = ("phase", "detail", "since", "first_failure", "failure", "ready_at", "seconds_to_ready")
@@ -139,10 +89,16 @@ class Serving:
             "port": course.wanted.port,
             **{name: getattr(course, name) for name in names},
             "attempt": course.attempts,
-            "progress": self.attempt.progress if self.attempt else None,
+            "progress": attempt.phases.progress if attempt else None,
+            "phases": attempt.phases.timeline() if attempt else [],
             "gpus": [course.have, sum(self._planned.values())],
             **self._requests.status(),
         }
+
+    def beat(self) -> dict[str, Any]:
+        """What changes too often for each change to be written; it is written with the next beat."""
+        attempt = self.attempt
+        return {"last_line": attempt.last_line, "token_age_s": attempt.token_age()} if attempt else {}
 
     @property
     def _planned(self) -> dict[str, int]:
@@ -160,23 +116,12 @@ class Serving:
             return self._members  # perhaps half written: what was read before holds
 
     def _hear(self) -> None:
-        # Read whole each time: its time stamp comes from the sender's archive, and may not differ from the last one's.
-        try:
-            path = self._state / "wanted.json"
-            text = path.read_text() if path.exists() else '{"v": 1, "serve": null}'
-            if text == self._heard:
-                return
-            Wanted.read(text)
-            request = json.loads(text)
-            if path.exists() and outdated(self._state, request, write_whole):
-                return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # Perhaps half written: what was wanted before holds, and the next look decides.
-            self.error = f"wanted.json cannot be read: {error!r}"
-            return
-        self._heard, self.error = text, None
-        fresh = self._requests.accept(request)
-        self._take(self._requests.served, fresh=fresh)
+        """Take what is asked for; where a power cut broke that file, what was asked for before this program began."""
+        if (request := self._inbox.news()) is not None:
+            fresh = self._requests.accept(request)
+            self._take(self._requests.served, fresh=fresh)
+        elif self._inbox.error and self.course is None and self._requests.served:
+            self._take(self._requests.served, fresh=False)
 
     def _take(self, serve: dict[str, Any] | None, *, fresh: bool) -> None:
         """Serve this from now on. The same again changes nothing, unless it had failed and was asked for afresh."""
@@ -193,50 +138,55 @@ class Serving:
             self._save(self.course)
 
     def _remember(self, course: Course) -> Course:
-        """What a container before this one has learned about the same wish."""
+        """What a container before this one has learned about the same request."""
         course.turn("waiting")
-        try:
-            memory = json.loads((self._state / "serve.json").read_text())
-            if memory["generation"] == course.wanted.generation:
-                course.once_ready, course.first_failure = memory["once_ready"], memory["first_failure"]
-                course.failure = memory["failure"]
-                if memory["failed"]:
-                    course.turn("failed", course.failure["what"] if course.failure else "")
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # a first start, or a file that the disk has lost: begin anew
+        # A first start has no such file, and a disk may have lost it.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            course.remember(json.loads((self._state / "serve.json").read_text()))
         return course
 
     def _save(self, course: Course) -> None:
-        write_whole(self._state / "serve.json", course.memory())
+        write_whole(self._state / "serve.json", course.memory(), sync=True)
 
     def _consider(self, course: Course, nodes: Nodes, wrong: list[str]) -> None:
-        """Start vLLM when it is due and every GPU is there, and nothing else is."""
+        """Start vLLM when it is due and every GPU is there and free, and nothing else is."""
         now = time.monotonic()
         if course.judge_until is not None:
-            if wrong:
-                course.judge_until = None
-                self._lost(course)
-            elif now >= course.judge_until:
-                course.judge_until = None
-                course.turn("failed", course.failure["what"] if course.failure else "")
-                self._save(course)
+            self._judge(course, wrong, late=now >= course.judge_until)
             return
         if now < course.again_at:
             return
+        if not wrong:
+            wrong = self._held(course, nodes)
         wanted = course.wanted
         if wrong:
             course.turn("waiting", f"GPUs {course.have:g}/{sum(self._planned.values())}: {'; '.join(wrong)}")
         elif refusal(wanted.host, wanted.port) is None:
-            # Somebody else's server would answer our health check.
+            # Another program's server would answer our health check.
             what = f"port {wanted.port} of {wanted.host} is taken by another program"
             course.fail({"at": round(time.time(), 3), "what": what, "lines": []})
             self._decide(course, lost=False, judge=False)
         else:
-            course.attempts += 1
-            course.ready_at = course.seconds_to_ready = None
-            members = {node["address"]: node["id"] for node in nodes if node["alive"]}
-            self.attempt = Attempt(wanted, members, self._environment, self._log, self._pace)
-            course.turn("starting")
+            self._start(course, nodes)
+
+    def _held(self, course: Course, nodes: Nodes) -> list[str]:
+        """What an attempt before has left: processes that have not ended, GPUs that Ray has not got back."""
+        if not course.attempts:
+            return []  # GPUs that others hold from the start are Ray's to wait for
+        left = self._left()
+        held = [f"process {', '.join(map(str, left))} of the last start has not ended"] if left else []
+        taken = {n["address"]: n["gpus"] - n.get("free", n["gpus"]) for n in nodes if n["alive"]}
+        return held + [f"{count:g} GPUs of {address} are not free yet" for address, count in taken.items() if count > 0]
+
+    def _start(self, course: Course, nodes: Nodes) -> None:
+        course.attempts += 1
+        course.ready_at = course.seconds_to_ready = None
+        course.starts.append(round(time.time(), 3))
+        self._save(course)
+        members = {node["address"]: node["id"] for node in nodes if node["alive"]}
+        self.attempt = Attempt(course.wanted, members, self._environment, self._log, self._pace)
+        self._left = self.attempt.child.alive
+        course.turn(*self.attempt.stage)
 
     def _follow(self, course: Course, attempt: Attempt, nodes: Nodes | None) -> None:
         code = attempt.child.code()
@@ -249,13 +199,14 @@ class Serving:
         if what:
             self._ended(course, attempt, "; ".join(what), lost=bool(gone))
             return
-        if attempt.stage[0] == "ready" and course.phase != "ready":
-            course.once_ready, course.failures, course.losses = True, 0, 0
+        phase, detail = attempt.stage
+        if phase == "ready" and course.ready_at is None:
+            course.once_ready, course.failures = True, 0
             course.ready_at = round(time.time(), 3)
             course.seconds_to_ready = round(time.time() - attempt.began_at, 3)
             self._save(course)
             self._requests.ready(course.seconds_to_ready)
-        course.turn(*attempt.stage)
+        course.turn(phase, detail)
 
     def _ended(self, course: Course, attempt: Attempt, what: str, *, lost: bool) -> None:
         self._stop(course, attempt, what)
@@ -263,25 +214,25 @@ class Serving:
         self._decide(course, lost=lost, judge=attempt.maybe_lost)
 
     def _decide(self, course: Course, *, lost: bool, judge: bool) -> None:
-        """Whether to try again: always when it once was ready, else only when a node was lost."""
-        if course.once_ready:
+        """Whether to try again, within the budget: when it once was ready, or when a node was lost."""
+        if course.once_ready or lost:
             course.wait(self._pace)
-        elif lost:
-            self._lost(course)
         elif judge:
             course.judge_until = time.monotonic() + self._pace.notice_loss
-            course.turn("backoff", f"was a node lost? {course.failure['what'] if course.failure else ''}")
+            course.turn("backoff", f"was a node lost? {course.what}")
         else:
-            course.turn("failed", course.failure["what"] if course.failure else "")
+            course.turn("failed", course.what)
         self._save(course)
 
-    def _lost(self, course: Course) -> None:
-        course.losses += 1
-        if course.losses > self._pace.loss_retries:
-            course.turn("failed", f"nodes were lost {course.losses} times before it was ready")
-        else:
-            course.wait(self._pace)
-        self._save(course)
+    def _judge(self, course: Course, wrong: list[str], *, late: bool) -> None:
+        """Whether a node was lost, which Ray notices seconds after vLLM has ended of it."""
+        if wrong or late:
+            course.judge_until = None
+            if wrong:
+                course.wait(self._pace)
+            else:
+                course.turn("failed", course.what)
+            self._save(course)
 
     def _stop(self, course: Course, attempt: Attempt, why: str) -> None:
         """End vLLM and all that it started; what it shares in memory is freed by a process of its that ends last."""

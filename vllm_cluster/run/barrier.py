@@ -11,7 +11,7 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, NotJoined, Unreachable
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.engine.status import Membership, NodeStatus, membership, parse_status
+from vllm_cluster.engine.status import Membership, NodeStatus, current, membership, parse_status
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 
@@ -48,10 +48,8 @@ def look(engine: EngineClient, container: str) -> Node:
         raise ended(engine, container, state)
     raw = engine.read_file(container, f"{STATE_FOLDER}/status.json")
     status = parse_status(raw) if raw else None
-    # The file outlives the container: what was written before this start is not about it.
-    if status and status.updated < _timestamp(state["StartedAt"]):
-        status = None
-    return Node(state, status)
+    # The file outlives the container, and the node program may have stopped.
+    return Node(state, current(status, _timestamp(state["StartedAt"]), engine.now) if status else None)
 
 
 def ended(engine: EngineClient, container: str, state: Mapping[str, Any]) -> CommandFailed:

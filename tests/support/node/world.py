@@ -34,7 +34,15 @@ PACE = {
     "health": 0.05,
     "health_dead": 0.4,
     "notice_loss": 1.0,
+    "beat": 0.2,
+    "movement": 0.05,
+    # Requests to an idle model only where a test is about them.
+    "idle": 600.0,
+    "hung": 900.0,
+    "hung_end": 900.0,
 }
+# How a ready model is watched, a hundred times as fast.
+WATCHED = {"idle": 0.15, "answer": 0.2, "hung": 0.6, "hung_end": 2.0}
 KEY = "sk-canary-0123456789"
 TOKEN = "ray-canary-0123456789"
 HEAD, WORKER = "127.0.0.1", "127.0.0.2"
@@ -168,7 +176,6 @@ class World:
             "host": "127.0.0.1",
             "port": self.port,
             "probe_timeout_s": 5,
-            "start_timeout_s": 20,
             **changed,
         }
         self._write(
@@ -225,7 +232,7 @@ class World:
 
     @property
     def completions(self) -> list[dict[str, Any]]:
-        """Every completion that was asked for."""
+        """Every request to the model."""
         return self._records("completions")
 
     def strays(self, of: str) -> list[int]:

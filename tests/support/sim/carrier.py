@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from email.utils import formatdate
 from importlib.resources import files
 from urllib.parse import parse_qsl, urlsplit
 
@@ -328,7 +329,8 @@ class EngineStream(_Stream):
             self.world.unfenced.append(f"{self.transport.host}: {request.what}")
 
     def _send(self, answer: Answer) -> None:
-        headers = {"Api-Version": "1.47", **answer.headers}
+        now = self.world.host_time(self.transport.machine)
+        headers = {"Api-Version": "1.47", "Date": formatdate(now, usegmt=True), **answer.headers}
         if answer.chunks is not None:
             headers["Transfer-Encoding"] = "chunked"
             body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in answer.chunks) + b"0\r\n\r\n"

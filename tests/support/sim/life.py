@@ -17,7 +17,8 @@ NODE_PROGRAM = "/opt/vcluster/node.py"
 # Seconds: Ray's start, how long a dead node stays in the list, how long a raylet waits for a head that has gone.
 RAY_START, GHOST, FOLLOW = 0.3, 0.5, 0.5
 NO_SECRETS, NO_TOKEN = 78, "the Ray token file is not there"
-PHASES = (("starting", 0.3), ("loading", 0.3), ("probing", 0.3))
+PHASES = (("importing", 0.3), ("loading", 0.3), ("probing", 0.3))
+BEAT = 5.0
 
 
 def begin(world: World, machine: Machine, box: Box) -> None:
@@ -186,7 +187,7 @@ def _serve(world: World, machine: Machine, box: Box) -> None:
         box.life["serve"] = course = {**asked, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "waiting":
         if box.life["state"] == "up" and members(box) == planned(machine, box, wish):
-            course.update(phase="starting", since=world.clock.now)
+            course.update(phase="importing", since=world.clock.now)
         return
     for (phase, seconds), following in zip(PHASES, ("loading", "probing", "ready"), strict=True):
         if course["phase"] == phase and world.clock.now - course["since"] >= seconds:
@@ -230,11 +231,14 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
 
 
 def say(world: World, machine: Machine, box: Box) -> None:
-    """Write status.json as the node program does: when there is something new."""
+    """Write status.json as the node program does: when there is something new, and at each beat."""
     life = box.life
+    if life.get("stopped"):
+        return
     told = {
         "v": 1,
         "role": role(box),
+        "beat": BEAT,
         "ray": {
             "state": life["state"],
             "restarts": life["restarts"],
@@ -249,8 +253,8 @@ def say(world: World, machine: Machine, box: Box) -> None:
         "error": None,
     }
     content = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-    if life.get("told") != content:
-        life["told"] = content
+    if life.get("told") != content or world.clock.now - life["told_at"] >= BEAT:
+        life.update(told=content, told_at=world.clock.now)
         files, inside, _ = machine.place(box, f"{STATE}/status.json")
         files[inside] = json.dumps({**told, "updated": world.host_time(machine)}).encode()
 

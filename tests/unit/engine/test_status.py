@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.engine.status import Membership, RayNode, UnknownStatus, membership, parse_status
+from vllm_cluster.engine.status import Membership, RayNode, UnknownStatus, current, membership, parse_status
 
 
 def document(**changed: Any) -> bytes:
@@ -99,3 +99,30 @@ def test_membership(nodes: list[RayNode], expected: Membership) -> None:
     found = membership({"a": 2, "b": 2}, nodes)
     assert found == expected
     assert found.complete == (nodes in ([node("a"), node("b")], [node("a", 0, alive=False), node("a"), node("b")]))
+
+
+@pytest.mark.promise("P38")
+@pytest.mark.parametrize(
+    ("updated", "started", "now", "found"),
+    [
+        (100.0, 90.0, 104.0, "loading"),
+        (100.0, 90.0, 129.0, "loading"),
+        (100.0, 90.0, 131.0, "unknown"),  # stopped, or a full disk
+        (100.0, 101.0, 102.0, None),  # of the start before this one
+        (100.0, 101.5, 101.0, None),  # Docker's time comes in whole seconds
+        (100.0, 7300.0, 104.0, "loading"),  # the clock was put back by two hours after the start
+        (100.0, 7300.0, 200.0, "unknown"),
+        (7300.0, 90.0, 104.0, "unknown"),  # written before the clock was put back, and not since
+    ],
+)
+def test_a_status_is_worth_what_its_age_says(updated: float, started: float, now: float, found: str | None) -> None:
+    worth = current(parse_status(document(updated=updated, beat=5.0)), started, now)
+    assert (worth.serve.phase if worth and worth.serve else None) == found
+    if found == "unknown":
+        assert worth is not None
+        assert (worth.ray.state, worth.ray.nodes) == ("unknown", ())
+
+
+@pytest.mark.parametrize(("started", "found"), [(90.0, True), (101.0, False)])
+def test_a_node_of_an_earlier_version_is_believed_whatever_its_age(started: float, found: bool) -> None:
+    assert (current(parse_status(document(updated=100.0)), started, 10_000.0) is not None) is found

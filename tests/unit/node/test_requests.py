@@ -107,7 +107,7 @@ def test_what_was_not_ready_yet_is_not_gone_back_to(world: World) -> None:
     world.phase("ready", generation="good")
     ask(world, 2, "slow")
     world.runs(2)
-    assert world.phase("starting", generation="slow").rollback_to == "good"
+    assert world.phase("importing", generation="slow").rollback_to == "good"
     ask(world, 3, "bad")
     eventually(lambda: results(world)[-1][2] == "back", "back")
     back = world.phase("ready", generation="good")

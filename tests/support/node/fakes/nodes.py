@@ -18,3 +18,7 @@ class GlobalState:
 
     def node_table(self) -> Any:
         return json.loads((Path(os.environ["FAKE"]) / "nodes.json").read_text())
+
+    def available_resources_per_node(self) -> Any:
+        path = Path(os.environ["FAKE"]) / "free.json"
+        return json.loads(path.read_text()) if path.exists() else {}

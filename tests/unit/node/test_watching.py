@@ -1,0 +1,201 @@
+"""Ready is asked by what the model is, and watched by its tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.node.world import HEAD, WATCHED, WORKER, World, eventually, lives
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.promise("P28")
+@pytest.mark.parametrize("logged", [True, False])
+@pytest.mark.parametrize(
+    ("tasks", "path"),
+    [
+        (["generate"], "/v1/completions"),
+        (["generate"], "/v1/chat/completions"),
+        (["embed", "token_embed"], "/v1/embeddings"),
+        (["classify"], "/score"),
+        (["classify", "token_classify"], "/classify"),
+        (["token_embed"], "/pooling"),
+        (["transcription"], "/v1/audio/transcriptions"),
+    ],
+)
+def test_a_model_is_asked_for_what_it_is(world: World, tasks: list[str], path: str, logged: bool) -> None:
+    lines = [f"(APIServer pid=1) INFO 11-21 02:40:35 [entry.py:136] Supported tasks: {tasks}\n"]
+    world.plan({"lines": lines if logged else [], "paths": [path]})
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    assert [asked["path"] for asked in world.completions][-2:] == [path, path]
+    if logged and path not in ("/v1/chat/completions", "/classify"):
+        assert len(world.completions) == 2
+
+
+@pytest.mark.promise("P28")
+def test_a_model_that_answers_nothing_known_is_not_ready(world: World) -> None:
+    world.plan({"paths": []})
+    world.start()
+    world.want("one")
+    what = world.phase("failed").first_failure.what
+    assert "it answers no kind of request that vcluster knows: a completion ended with HTTP 404" in what
+
+
+@pytest.mark.promise("P38")
+@pytest.mark.parametrize("metrics", [True, False])
+def test_an_engine_that_hangs_behind_a_200_is_not_ready_and_is_started_again(world: World, metrics: bool) -> None:
+    world.pace |= WATCHED
+    world.plan({"metrics": metrics}, {})
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    (world.fake / "hangs").touch()
+    assert world.phase("hung").detail.startswith("no token for ")
+    eventually(lambda: not lives(world.attempts[0]["pid"]), "the engine that hangs is ended")
+    (world.fake / "hangs").unlink()
+    assert "has given no token for 2 s, though /health says 200" in world.phase("ready", attempt=2).failure.what
+
+
+@pytest.mark.promise("P38")
+def test_an_engine_that_was_only_slow_is_ready_again(world: World) -> None:
+    world.pace |= WATCHED | {"hung_end": 600.0}
+    world.start()
+    world.want("one")
+    ready = world.phase("ready")
+    (world.fake / "hangs").touch()
+    world.phase("hung")
+    (world.fake / "hangs").unlink()
+    again = world.phase("ready")
+    assert (again.attempt, again.ready_at, len(world.attempts)) == (1, ready.ready_at, 1)
+
+
+@pytest.mark.promise("P38")
+def test_a_busy_engine_is_not_asked_and_an_idle_one_is(world: World) -> None:
+    world.pace |= WATCHED
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    eventually(lambda: len(world.completions) > 4, "an idle engine is asked")
+    (world.fake / "hangs").touch()  # what is asked gets no answer, and yet there are tokens
+    for _ in range(10):
+        with (world.fake / "busy").open("ab") as file:
+            file.write(b"x")
+        eventually(lambda: (world.phase("ready").token_age_s or 9) < 0.5, "the tokens are counted")
+
+
+@pytest.mark.promise("P37")
+def test_a_start_that_stands_still_is_ended_with_what_did_not_move(world: World) -> None:
+    world.pace["still"] = 0.5
+    world.plan({"lines": ["INFO Starting to load model org/model...\n"], "loading": True, "stubborn": True})
+    world.start()
+    world.want("one")
+    what = world.phase("failed").first_failure.what
+    assert "while loading: nothing has moved for 0.5 s: no new line in the log" in what
+    assert not lives(world.attempts[0]["pid"])
+
+
+@pytest.mark.promise("P37")
+def test_a_start_that_moves_has_no_limit(world: World) -> None:
+    world.pace["still"] = 1.0
+    world.plan({"loading": True})
+    world.start(HF_HOME=str(world.folder / "models"))
+    world.want("one")
+    world.runs(1)
+    blobs = world.folder / "models" / "hub" / "models--org--model" / "blobs"
+    blobs.mkdir(parents=True)
+    for number in range(60):
+        (blobs / str(number)).write_bytes(os.urandom(2 << 20))
+        time.sleep(0.05)  # the bytes come slowly: three times as long as it may stand still
+        assert world.status
+        assert world.status.serve
+        assert world.status.serve.phase in ("importing", "downloading")
+    assert world.phase("downloading", detail=" MB/s").detail.startswith("0.1 GB, ")
+    (world.fake / "loaded").touch()
+    ready = world.phase("ready")
+    assert [phase for phase, _ in ready.phases] == ["importing", "downloading", "probing"]
+
+
+@pytest.mark.promise("P37")
+def test_restarts_have_a_budget(world: World) -> None:
+    world.pace["restarts"] = 3
+    world.plan({"lines": ["RuntimeError: the first cause\n"]}, {"lines": ["error: the second\n"], "exit": 1})
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    os.kill(world.attempts[0]["pid"], signal.SIGKILL)
+    failed = world.phase("failed")
+    first = "vLLM ended with exit code 137: RuntimeError: the first cause"
+    assert failed.detail == f"started 4 times within 60 min; the first failure: {first}"
+    assert len(world.attempts) == 4
+    # Neither another container nor time starts it again; a new request does.
+    assert world.stop() == 0
+    world.start()
+    world.ray("up")
+    assert world.phase("failed").detail == failed.detail
+    world.plan({})
+    world.want("two")
+    world.phase("ready", generation="two")
+
+
+@pytest.mark.promise("P27")
+def test_the_next_start_waits_until_ray_has_its_gpus_back(world: World) -> None:
+    free = world.fake / "free.json"
+    free.write_text(json.dumps({f"id-{HEAD}": {"GPU": 2.0}, f"id-{WORKER}": {"GPU": 2.0}}))
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    free.write_text(json.dumps({f"id-{HEAD}": {"GPU": 2.0}, f"id-{WORKER}": {"CPU": 1.0}}))
+    os.kill(world.attempts[0]["pid"], signal.SIGKILL)
+    world.phase("waiting", detail=f"2 GPUs of {WORKER} are not free yet")
+    assert len(world.attempts) == 1
+    free.write_text(json.dumps({f"id-{HEAD}": {"GPU": 2.0}, f"id-{WORKER}": {"GPU": 2.0}}))
+    world.phase("ready", attempt=2)
+
+
+@pytest.mark.promise("P38")
+def test_a_broken_request_is_told_and_the_last_good_one_is_served(world: World) -> None:
+    """What a power cut leaves of a file that was not synced: its length, in NULs."""
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    (world.state / "wanted.json").write_bytes(bytes(512))
+    eventually(lambda: world.status and world.status.error, "told that it cannot be read")
+    assert lives(world.attempts[0]["pid"])
+    assert world.stop() == 0
+    world.start()
+    world.phase("ready", generation="one", attempt=1)
+    assert len(world.attempts) == 2
+    assert world.status
+    assert "wanted.json cannot be read" in str(world.status.error)
+    world.want("two")
+    world.phase("ready", generation="two")
+    assert world.status.error is None
+
+
+@pytest.mark.promise("P38")
+def test_the_status_is_written_again_and_again(world: World) -> None:
+    world.start()
+    world.ray("up")
+    first = world.status.updated if world.status else 0.0
+    eventually(lambda: world.status and world.status.updated > first, "the next beat")
+    assert world.status
+    assert world.status.beat == world.pace["beat"]
+
+
+@pytest.mark.promise("P38")
+def test_a_full_disk_fills_no_log(world: World) -> None:
+    world.start()
+    world.ray("up")
+    Path(world.state / "status.json.new").mkdir()
+    world.want("one")
+    eventually(lambda: world.completions, "it is served though nobody can be told")
+    eventually(lambda: "cannot write" in world.log.read_text(), "told")
+    assert world.log.read_text().count("cannot write") == 1

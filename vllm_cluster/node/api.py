@@ -1,0 +1,172 @@
+"""What vLLM's API is asked: whether it is healthy, a smallest request of the model's own kind, its counters."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import math
+import os
+import re
+import wave
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (asked at loopback when it listens everywhere)
+MAX_ANSWER = 16 << 20
+# What a server answers on a path that its model does not serve; older ones have the path and refuse each request.
+_NOT_SERVED = (400, 404, 405, 501)
+_TOKENS = re.compile(r"^vllm:(?:prompt|generation)_tokens_total(?:\{.*\})? ([0-9.e+]+)$", re.MULTILINE)
+_BOUNDARY = "vcluster-probe"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A smallest request: what it is called, for which of vLLM's tasks, and what a good answer to it holds."""
+
+    name: str
+    tasks: tuple[str, ...]
+    path: str
+    body: Callable[[str], bytes]
+    good: Callable[[Any], bool]
+    kind: str = "application/json"
+
+
+def _json(**content: Any) -> Callable[[str], bytes]:
+    return lambda model: json.dumps({"model": model, **content}).encode()
+
+
+def _speech(model: str) -> bytes:
+    """A second of silence, as a form."""
+    sound = io.BytesIO()
+    with wave.open(sound, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(bytes(32_000))
+    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="'
+    model_part = f'{head}model"\r\n\r\n{model}\r\n'
+    file_part = f'{head}file"; filename="silence.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    return model_part.encode() + file_part.encode() + sound.getvalue() + f"\r\n--{_BOUNDARY}--\r\n".encode()
+
+
+def _numbers(value: Any) -> bool:
+    flat = [number for row in value for number in (row if isinstance(row, list) else [row])]
+    return bool(flat) and all(math.isfinite(number) for number in flat)
+
+
+def _generated(answer: Any) -> bool:
+    return int(answer["usage"]["completion_tokens"]) >= 1
+
+
+QUESTIONS = (
+    Question(
+        "completion", ("generate",), "/v1/completions", _json(prompt="Hello", max_tokens=1, temperature=0), _generated
+    ),
+    Question(
+        "chat completion",
+        ("generate",),
+        "/v1/chat/completions",
+        _json(messages=[{"role": "user", "content": "Hello"}], max_tokens=1, temperature=0),
+        _generated,
+    ),
+    Question(
+        "embedding",
+        ("embed",),
+        "/v1/embeddings",
+        _json(input="Hello"),
+        lambda answer: _numbers(answer["data"][0]["embedding"]),
+    ),
+    Question(
+        "score",
+        ("classify", "score"),
+        "/score",
+        _json(text_1="Hello", text_2="Hello"),
+        lambda answer: _numbers([answer["data"][0]["score"]]),
+    ),
+    Question(
+        "classification",
+        ("classify",),
+        "/classify",
+        _json(input="Hello"),
+        lambda answer: _numbers(answer["data"][0]["probs"]),
+    ),
+    Question(
+        "pooling",
+        ("token_embed", "token_classify", "encode", "plugin"),
+        "/pooling",
+        _json(input="Hello"),
+        lambda answer: _numbers(answer["data"][0]["data"]),
+    ),
+    Question(
+        "transcription",
+        ("transcription",),
+        "/v1/audio/transcriptions",
+        _speech,
+        lambda answer: isinstance(answer["text"], str),
+        f"multipart/form-data; boundary={_BOUNDARY}",
+    ),
+)
+
+
+class NotServed(ValueError):
+    """The server refuses this kind of request: its model is of another kind."""
+
+
+class Api:
+    """vLLM's API on this host."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = _ANY.get(host, host), port
+
+    def healthy(self, timeout: float) -> bool:
+        """Whether /health says 200, which an engine that hangs does, too."""
+        try:
+            return self._ask("GET", "/health", None, timeout)[0] == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def tokens(self, timeout: float) -> float | None:
+        """How many tokens were read and generated so far; None where the server does not count."""
+        try:
+            status, text = self._ask("GET", "/metrics", None, timeout)
+        except (OSError, http.client.HTTPException):
+            return None
+        counts = [float(count) for count in _TOKENS.findall(text)] if status == http.client.OK else []
+        return sum(counts) if counts else None
+
+    def ask(self, question: Question, model: str, timeout: float) -> None:
+        """Ask one question.
+
+        Raises:
+            NotServed: the model is not of this kind.
+            OSError, HTTPException, ValueError, KeyError, TypeError, IndexError: no answer, or not a good one.
+        """
+        status, text = self._ask("POST", question.path, question.body(model), timeout, question.kind)
+        if status != http.client.OK:
+            error = NotServed if status in _NOT_SERVED else ValueError
+            raise error(f"a {question.name} ended with HTTP {status}: {text[:500]}")
+        if not question.good(json.loads(text)):
+            raise ValueError(f"a {question.name} has no token or value: {text[:500]}")
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, timeout: float, kind: str = "application/json"
+    ) -> tuple[int, str]:
+        # Not urllib: it would ask a proxy named in the environment for our own port.
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        headers: Mapping[str, str] = {"Content-Type": kind}
+        if key := os.environ.get("VCLUSTER_API_KEY_FILE"):
+            headers = {**headers, "Authorization": f"Bearer {Path(key).read_text().strip()}"}
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(MAX_ANSWER).decode("utf-8", "replace")
+        finally:
+            connection.close()
+
+
+def in_order(tasks: Sequence[str]) -> list[Question]:
+    """The questions, those first that fit what vLLM's log says of the model's tasks; it may have said nothing."""
+    return sorted(QUESTIONS, key=lambda question: not set(question.tasks) & set(tasks))

@@ -1,0 +1,45 @@
+"""How long things may take inside a node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long things may take, in seconds; tests make it faster."""
+
+    tick: float = 0.2
+    # status.json is written at least this often: who reads it distrusts what is older than a few of these.
+    beat: float = 5.0
+    ray_backoff: float = 1.0
+    ray_backoff_most: float = 30.0
+    ray_steady: float = 60.0
+    ray_start: float = 180.0
+    ray_stop: float = 8.0
+    nodes: float = 1.0
+    nodes_stale: float = 15.0
+    look: float = 2.0
+    misses: int = 3
+    serve_backoff: float = 2.0
+    serve_backoff_most: float = 60.0
+    serve_stop: float = 20.0
+    serve_stop_hurry: float = 4.0
+    # So many restarts within this time, and then no more: each load wears on hosts that leak memory.
+    restarts: int = 5
+    restarts_within: float = 3600.0
+    # A start of which nothing moves for `still`, or only CPU time for `busy`, is ended: a collective that hangs spins.
+    still: float = 1800.0
+    busy: float = 5400.0
+    movement: float = 5.0
+    health: float = 2.0
+    health_timeout: float = 10.0
+    health_dead: float = 30.0
+    # A ready model without a token for `idle` is asked for one; without one for `hung` it is not ready any more, and
+    # after `hung_end` it is started again.
+    idle: float = 15.0
+    answer: float = 20.0
+    hung: float = 35.0
+    hung_end: float = 120.0
+    notice_loss: float = 15.0
+    probes: int = 2
