@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import Container, Image
-from vllm_cluster.docker import archive
+from vllm_cluster.docker import archive, rows
 from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, path
 from vllm_cluster.docker.output import Ended, read_framed
 from vllm_cluster.docker.progress import built, pulled
@@ -80,23 +80,23 @@ class EngineClient:
     def containers(self, label: str | None) -> tuple[Container, ...]:
         """Every container, running or not, that has the label (`key` or `key=value`); None: whatever it has."""
         query = {"all": 1, "filters": json.dumps({"label": [label]}) if label else None}
-        return self._calls.ask(Call("list containers", "GET", "/containers/json", query), _containers)
+        return self._calls.ask(Call("list containers", "GET", "/containers/json", query), rows.containers)
 
     def container_named(self, name: str) -> Mapping[str, Any] | None:
         """What `docker inspect` says of a container, None where there is none of that name or id."""
-        return self._info(Call(f"inspect {name}", "GET", path("containers", name, "json")))
+        return self._info(Call(f"inspect {name}", "GET", path("containers", name, "json")), rows.container)
 
     def images(self) -> tuple[Image, ...]:
         """Every image that has a name."""
-        return self._calls.ask(Call("list images", "GET", "/images/json"), _images)
+        return self._calls.ask(Call("list images", "GET", "/images/json"), rows.images)
 
     def image_config(self, reference: str) -> Mapping[str, Any] | None:
         """What `docker image inspect` says, None where the image is not there."""
-        return self._info(Call(f"inspect image {reference}", "GET", path("images", reference, "json")))
+        return self._info(Call(f"inspect image {reference}", "GET", path("images", reference, "json")), rows.image)
 
-    def _info(self, call: Call) -> Mapping[str, Any] | None:
+    def _info(self, call: Call, read: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any] | None:
         try:
-            return self._calls.ask(call, _mapping)
+            return self._calls.ask(call, read)
         except NotFound:
             return None
 
@@ -133,7 +133,7 @@ class EngineClient:
     def create(self, name: str, body: Mapping[str, Any]) -> str:
         """Create a container from an Engine API body; returns its id."""
         call = Call(f"create {name}", "POST", "/containers/create", {"name": name}, body)
-        return self._calls.ask(call, lambda made: str(made["Id"]))
+        return self._calls.ask(call, lambda made: rows.text(made["Id"]))
 
     def start(self, container: str) -> None:
         """Start a container; no error where it runs."""
@@ -201,47 +201,13 @@ class EngineClient:
         what = f"exec in {container[:12]}"
         body = {"Cmd": list(argv), "AttachStdout": True, "AttachStderr": True}
         create = Call(what, "POST", path("containers", container, "exec"), json=body, reads=not changes)
-        made = self._calls.ask(create, lambda made: str(made["Id"]), deadline)
+        made = self._calls.ask(create, lambda made: rows.text(made["Id"]), deadline)
         start = {"Detach": False, "Tty": False}
         call = Call(what, "POST", path("exec", made, "start"), json=start, reads=not changes)
         with self._calls.stream(call, deadline) as reply:
             output = read_framed(reply.read(MAX_OUTPUT))
         ended = Call(what, "GET", path("exec", made, "json"))
         return Ended(self._calls.ask(ended, lambda info: int(info["ExitCode"] or 0), deadline), output)
-
-
-def _containers(rows: Any) -> tuple[Container, ...]:
-    return tuple(
-        Container(
-            row["Id"],
-            (row["Names"] or ["/"])[0].lstrip("/"),
-            row["State"],
-            row["ImageID"],
-            row.get("Labels") or {},
-            str(row.get("Image", "")),
-            str(row.get("Status", "")),
-        )
-        for row in _list(rows)
-    )
-
-
-def _images(rows: Any) -> tuple[Image, ...]:
-    return tuple(
-        Image(row["Id"], tuple(row.get("RepoTags") or ()), tuple(row.get("RepoDigests") or ()), row.get("Labels") or {})
-        for row in _list(rows)
-    )
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("no list")
-    return value
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value["Id"], str):
-        raise TypeError("Id is no text")
-    return cast(Mapping[str, Any], value)
 
 
 def _parts(reference: str) -> tuple[str, str]:

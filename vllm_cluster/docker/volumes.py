@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_cluster.core.errors import HostError
 from vllm_cluster.core.spec import ID
+from vllm_cluster.docker import rows
 from vllm_cluster.docker.calls import Call, Calls, NotFound, path
 
 # Docker adds up the files of every volume.
@@ -23,11 +24,11 @@ class Volumes:
 
     def labelled(self, label: str) -> Mapping[str, Mapping[str, str]]:
         """The volumes that have the label: their labels by name."""
-        return {str(row["Name"]): row.get("Labels") or {} for row in self._listed({"label": [label]})}
+        return {row["Name"]: row["Labels"] for row in self._listed({"label": [label]})}
 
     def _listed(self, filters: Mapping[str, object]) -> list[Mapping[str, Any]]:
         call = Call("list volumes", "GET", "/volumes", {"filters": json.dumps(filters)})
-        return self._calls.ask(call, _rows)
+        return self._calls.ask(call, rows.volumes)
 
     def create(self, name: str, labels: Mapping[str, str]) -> None:
         """Create a volume; no error where it is there.
@@ -70,25 +71,19 @@ class Volumes:
         suspects = {
             row["Name"]
             for row in self._listed({"name": [part]})
-            if not (row.get("Labels") or row.get("Options")) and wanted(row["Name"])
+            if not (row["Labels"] or row.get("Options")) and wanted(row["Name"])
         }
         if not suspects:
             return 0
         # Not without `type`: Docker would add up all images and containers too.
         look = Call("look into volumes", "GET", "/system/df", {"type": "volume"})
-        for row in self._calls.ask(look, _rows, self._calls.after(LOOK_SECONDS)):
-            usage = row.get("UsageData") or {}
+        for row in self._calls.ask(look, rows.volumes, self._calls.after(LOOK_SECONDS)):
+            usage = row["UsageData"]
             if row["Name"] in suspects and (usage.get("Size"), usage.get("RefCount")) == (0, 0):
                 self._calls.do(Call(f"remove volume {row['Name']}", "DELETE", path("volumes", row["Name"])))
                 removed += 1
         return removed
 
 
-def _rows(answer: Any) -> list[Mapping[str, Any]]:
-    """The volumes of an answer, each an object with a name."""
-    rows = list(answer["Volumes"] or ())
-    return [row for row in rows if isinstance(row["Name"], str) and isinstance(row.get("UsageData") or {}, dict)]
-
-
 def _labels(answer: Any) -> Mapping[str, str]:
-    return dict(answer["Labels"] or {}) if "Labels" in answer else {}
+    return rows.labels(answer.get("Labels"))

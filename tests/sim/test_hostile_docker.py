@@ -1,0 +1,90 @@
+"""P23: one answer of a host's Docker is not what it should be: an error that names the host, or the verb's own end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.support.depth import cases
+from tests.support.figures import record
+from tests.support.sim import lab, make
+from tests.support.sim.engine import Answer, FakeEngine, Request
+from tests.support.sim.make import inventory_of as inventory
+from tests.support.sim.world import World
+
+VERBS = (lab.do_up, lab.do_plan, lab.do_down, lab.do_status, lab.do_serve, lab.do_stop)
+WORDS = (inventory(1, 2), inventory(2, 1), inventory(1), inventory(1, 2, environment={"A": "1"}))
+WRONG: tuple[Any, ...] = (
+    None, [], {}, "x", 5, -1, 1e999, True, ["x"], {"a": "b"}, "\x1b[2J", "\ud800", [[]], [None], {"a": 5},
+)  # fmt: skip
+CASES = cases(50, 100, 4000)
+MOST_CALLS = 25
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a document."""
+    yield at
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        yield from places(entry, (*at, key))
+
+
+def changed(value: Any, at: tuple[Any, ...], new: Any) -> Any:
+    """The document with another thing at a place."""
+    if not at:
+        return new
+    key, *rest = at
+    if isinstance(value, dict):
+        return {**value, key: changed(value[key], tuple(rest), new)}
+    return [changed(entry, tuple(rest), new) if n == key else entry for n, entry in enumerate(value)]
+
+
+class Liar:
+    """Changes the n-th answer that is a document, at a random place."""
+
+    def __init__(self, random: Random) -> None:
+        self.random, self.due, self.lie = random, random.randrange(MOST_CALLS), ""
+
+    def tell(self, request: Request, answer: Answer) -> Answer:
+        """The answer, or the lie in its place."""
+        self.due -= 1
+        if self.due >= 0 or self.lie or answer.status >= 300 or answer.chunks is not None or not answer.body:
+            return answer
+        try:
+            document = json.loads(answer.body)
+        except ValueError:
+            return answer
+        at, new = self.random.choice(list(places(document))), self.random.choice(WRONG)
+        self.lie = f"{request.what}: {at} is {new!r}"
+        return replace(answer, body=json.dumps(changed(document, at, new)).encode())
+
+
+@pytest.mark.promise("P23")
+def test_an_answer_that_is_not_what_it_should_be_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make.world((2, 2))
+    with lab.inside(world):
+        assert lab.run(world, inventory(1, 2), lab.do_up).error is None
+        assert lab.run(world, inventory(1, 2), lab.do_serve).error is None
+    start, honest, lies = world.snapshot(), FakeEngine.answer, 0
+    for seed in range(CASES):
+        liar = Liar(Random(seed))
+        world, verb, words = World.again(start), liar.random.choice(VERBS), liar.random.choice(WORDS)
+
+        def answer(engine: FakeEngine, request: Request, liar: Liar = liar) -> Answer:
+            return liar.tell(request, honest(engine, request))
+
+        monkeypatch.setattr(FakeEngine, "answer", answer)
+        with lab.inside(world):
+            try:
+                # Whatever is no error of ours goes on to here.
+                lab.run(world, words, verb)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, {verb.__name__}: {liar.lie}") from error
+        lies += bool(liar.lie)
+    assert lies > CASES / 4
+    record("P23", "sim: one answer of Docker has another type or value at a random place", f"{lies} lies: 0 bugs", True)
