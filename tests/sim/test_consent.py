@@ -253,3 +253,21 @@ def test_down_without_its_head_says_that_it_does_not_know(world: World) -> None:
     refused = run(world, "down", person)
     assert person.asked == ["Stop whatever lab serves (unknown: the head gpu1 cannot be asked) and remove the cluster?"]
     assert refused.script.changing == []
+
+
+@pytest.mark.promise("P35")
+@pytest.mark.parametrize("verb", ["up", "down"])
+def test_workers_of_a_head_that_is_no_host_of_the_inventory_do_not_stop_unasked(verb: str) -> None:
+    """Somebody has set the cluster's id, as for a head that was lost, and that head still serves."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        assert lab.run(world, make.inventory(3), lab.do_up).error is None
+        assert lab.run(world, make.inventory(3), lab.do_serve).error is None
+        node = world.machines["gpu2"].box("vcluster-lab")
+        assert node
+        without = make.inventory_of(2, 3, id=node.labels["io.vcluster.id"])
+        person = Person(None)
+        refused = lab.run(world, without, verbs(person)[verb][1])
+        assert "Stop whatever lab serves (unknown: the head at 10.0.0.1 cannot be asked)" in person.asked[0]
+        assert refused.script.changing == [], refused.story()
+        assert serves(world) == "ready"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
-from vllm_cluster.core.errors import NotJoined, Unreachable
+from vllm_cluster.core.errors import HostError, NotJoined, Unreachable
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import GONE_SECONDS
@@ -102,6 +103,91 @@ def test_broken_off_at_every_call(change: str, fault: Fault) -> None:
     record("P33", f"sim: {change}, broken off at every call", f"{calls} of {calls} converged, and serve again", True)
 
 
+GPU3 = {"name": "gpu3", "address": "10.0.0.3", "machine_id": "machine-3", "gpus": 2, "since": 1.0, "host": "gpu3"}
+HOSTILE: tuple[dict[str, Any], ...] = (
+    {"host": "-oProxyCommand=touch x"}, {"host": ["a"]}, {"host": 5}, {"host": "\ud800"}, {"user": "-x"},
+    {"port": "x"}, {"port": 99999999}, {"machine_id": ["x"]}, {"machine_id": "\x1b[2J"}, {"name": ["x"]},
+    {"name": "\x1b[2Jgpu3; rm -rf ~"}, {"name": "gpu3\nrm -rf ~"}, {"name": "-x"}, {"address": "x"},
+    {"address": ["x"]}, {"gpus": "x"}, {"gpus": float("nan")}, {"since": "x"}, {"since": 1e999}, {"jump": "-oX"},
+)  # fmt: skip
+
+
+def rewritten(world: World, change: Callable[[Any], Any]) -> None:
+    """The head's cluster.json as somebody else left it."""
+    files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
+    raw = json.loads(files["cluster.json"])
+    changed = change(raw)
+    files["cluster.json"] = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
+
+
+def warnings(outcome: Outcome) -> list[str]:
+    """What a run warned of."""
+    return [event.text for event in outcome.events if event.kind == "warning"]
+
+
+@pytest.mark.promise("P33", "P15")
+@pytest.mark.parametrize("words", HOSTILE, ids=repr)
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down, lab.do_status])
+def test_a_member_that_is_none_is_named_and_in_nobody_s_way(verb: lab.Verb, words: dict[str, Any]) -> None:
+    """Whoever may use the head's Docker can write its record."""
+    world, here = make.world((2, 2, 2)), inventory(1, 2)
+    with lab.inside(world):
+        good(world, here, lab.do_up)
+        rewritten(world, lambda raw: {**raw, "members": [*raw["members"], {**GPU3, **words}]})
+        outcome = good(world, here, verb)
+        assert outcome.script_hosts() == {"gpu1", "gpu2"}
+        if verb is not lab.do_status:
+            (key,) = words
+            assert f"cluster.json cannot be read: member 3: {key}" in warnings(outcome)[0]
+            assert "".join(warnings(outcome)).isprintable()
+        if verb is lab.do_up:
+            whole(world, here)
+
+
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda raw: b"{", "it is no record"),
+        (lambda raw: b"[" * 100_000, "it is no record"),
+        (lambda raw: [raw], "it is no record"),
+        (lambda raw: {**raw, "v": 2}, "it has format 2; this vcluster reads 1"),
+        (lambda raw: {**raw, "id": "0" * 16}, "it is of another cluster, with the id 0000000000000000"),
+    ],
+    ids=["half", "deep", "list", "newer", "foreign"],
+)
+def test_a_record_that_cannot_be_read_is_named_and_written_again(change: Callable[[Any], Any], why: str) -> None:
+    world, here = make.world((2, 2)), inventory(1, 2)
+    with lab.inside(world):
+        good(world, here, lab.do_up)
+        rewritten(world, change)
+        for verb in (lab.do_plan, lab.do_up):
+            outcome = good(world, here, verb)
+            assert f"cluster.json cannot be read: {why}" in warnings(outcome)[0]
+        whole(world, here)
+        assert not warnings(good(world, here, lab.do_plan))
+
+
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+def test_another_machine_on_the_way_to_a_member_that_left_is_not_taken_for_it(verb: lab.Verb) -> None:
+    """The laptop of a colleague has another gpu3 in its ssh_config, or the address was given away."""
+    world = make.world((2, 2, 2, 2))
+    with lab.inside(world):
+        good(world, inventory(1, 2, 3), lab.do_up)
+        there = world.machines["gpu3"]
+        world.machines["gpu3"] = world.machines["gpu4"]
+        outcome = lab.run(world, inventory(1, 2), verb)
+        told = "\n".join([event.text for event in outcome.events] + [str(outcome.error)])
+        assert "another machine answers at gpu3: its machine id is machine-4, not machine-3" in told
+        node = there.box("vcluster-lab")
+        assert node and f"label=io.vcluster.id={node.labels['io.vcluster.id']}" in told
+        if verb is lab.do_down:
+            assert isinstance(outcome.error, HostError)
+        else:
+            assert remembered(world, inventory(1, 2)) == {"gpu1": False, "gpu2": False, "gpu3": True}
+
+
 @pytest.mark.promise("P33")
 def test_a_stopped_model_does_not_come_back_when_the_head_does() -> None:
     world = make.world((2, 2))
@@ -176,7 +262,7 @@ def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
         gone.reachable = False
         outcome = good(world, inventory(1, 2), lab.do_up)
         warned = [event.text for event in outcome.events if event.kind == "warning" and event.host == "gpu3"]
-        assert warned and "docker rm -f vcluster-lab" in warned[0]
+        assert warned and " --filter name=vcluster-lab | xargs -r docker rm -f; " in warned[0]
         assert remembered(world, inventory(1, 2)) == {"gpu1": False, "gpu2": False, "gpu3": True}
         missed = World.again(world.snapshot())
         gone.reachable = True
@@ -185,7 +271,11 @@ def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
     with lab.inside(missed):
         down = lab.run(missed, inventory(1, 2), lab.do_down)
         assert code(down) == 4
-        assert any("docker rm -f vcluster-lab" in event.text for event in down.events if event.host == "gpu3")
+        assert any(
+            "--filter name=vcluster-lab | xargs -r docker rm -f" in event.text
+            for event in down.events
+            if event.host == "gpu3"
+        )
     record("P33", "sim: a member left and is behind a black hole", "named with the command, cleaned later", True)
 
 

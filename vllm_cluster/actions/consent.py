@@ -10,10 +10,10 @@ from vllm_cluster.core.errors import Aborted, HostError, Lost, PreflightFailed, 
 from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.identity import node_name
 from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
-from vllm_cluster.core.spec import CLUSTER, ROLE
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE
 from vllm_cluster.engine.status import ServeStatus, UnknownStatus
 from vllm_cluster.run.barrier import look
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.transport.base import Deadline
 
 # Asks a person: yes, no, or None where nobody can be asked.
@@ -131,7 +131,7 @@ def _refused(what: str, *, first: bool) -> VclusterError:
     return PreflightFailed(text, again=("--yes",))
 
 
-def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], links: Mapping[str, Link]) -> Stops:
+def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stops:
     """What a plan stops: running nodes that it removes or restarts, and the model that runs on them."""
     containers = {host: seen.containers for host, seen in facts.items()}
     running = {host: {c.id for c in there if c.state in _RUNS} for host, there in containers.items()}
@@ -141,17 +141,29 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], links: Mapping[str, L
         if isinstance(operation, RemoveContainer | RestartNode)
         if operation.name == f"vcluster-{plan.cluster}" and operation.id in running[operation.host]
     }
-    return replace(served_by(plan.cluster, containers, links), nodes=nodes) if nodes else Stops()
+    return replace(served_by(plan.cluster, containers, fleet), nodes=nodes) if nodes else Stops()
 
 
-def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], links: Mapping[str, Link]) -> Stops:
-    """What the head serves or loads, wherever among these containers, by host, it is."""
-    for host, there in containers.items():
-        for container in there:
-            # By name too: what runs from a committed image has inherited a node's labels.
-            is_head = container.name == node_name(cluster) and container.labels.get(ROLE) == "head"
-            if is_head and container.labels.get(CLUSTER) == cluster and container.state in _RUNS:
-                return served_on(links[host], cluster)
+def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
+    """What the head serves or loads, wherever among these containers, by host, it is.
+
+    Only the head knows: where a node runs whose head was not looked at, it is unknown.
+    """
+    # By name too: what runs from a committed image has inherited a node's labels.
+    running = [
+        (host, container.labels)
+        for host, there in containers.items()
+        for container in there
+        if container.name == node_name(cluster) and container.labels.get(CLUSTER) == cluster
+        if container.state in _RUNS
+    ]
+    for host, labels in running:
+        if labels.get(ROLE) == "head":
+            return served_on(fleet.links[host], cluster)
+    for _, labels in running:
+        head = labels.get(HEAD_ADDRESS, "?")
+        if fleet.addresses.get(head) not in containers:
+            return Stops(unknown=f"the head {fleet.addresses.get(head, f'at {head}')} cannot be asked")
     return Stops()
 
 

@@ -10,7 +10,7 @@ from vllm_cluster.actions.survey import refuse
 from vllm_cluster.core.checks.docker import foreign as foreign_findings
 from vllm_cluster.core.errors import FleetError, HostError, VclusterError, together
 from vllm_cluster.core.facts import Container, HostFacts
-from vllm_cluster.core.identity import foreign, is_leftover, is_ours, is_volume_name, node_name, our_id
+from vllm_cluster.core.identity import Owner, foreign, is_leftover, is_ours, is_volume_name, node_name, our_id
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.preflight import engine_problem
@@ -19,7 +19,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease, in_order
-from vllm_cluster.run.members import cleanup, look_at_former
+from vllm_cluster.run.members import cleanup, look_at_former, unreadable
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
@@ -42,11 +42,14 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
             emit(Event("failed", error.message, name))
         _refuse_foreign(inventory, facts)
         found = record_of(inventory, facts)
-        left, lost = look_at_former(inventory, fleet, former(inventory, facts, found[1] if found else None))
+        if found and found.problem:
+            emit(Event("warning", unreadable(found.problem), found.host))
+        left, lost = look_at_former(inventory, fleet, former(inventory, facts, found.record if found else None))
+        identity = our_id(inventory, facts)
         for name, error in lost.items():
-            emit(Event("failed", f"{error.message}; {cleanup(inventory, name)}", name))
+            emit(Event("failed", f"{error.message}; {cleanup(Owner(inventory.cluster, identity), name)}", name))
         facts, failures = {**facts, **left}, {**failures, **lost}
-        ours = _Ours(inventory, our_id(inventory, facts))
+        ours = _Ours(inventory, identity)
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
         removed: dict[str, int] | None = None
         while facts and removed is None:
@@ -122,13 +125,9 @@ def _stops(ours: _Ours, fleet: Fleet, hosts: Collection[str]) -> tuple[Stops, di
     """What is served now, and the hosts that do not answer any more; a worker does not know what its head serves."""
     containers, lost = fleet.each(ours.containers, hosts)
     try:
-        stops = served_by(ours.cluster, containers, fleet.links)
+        return served_by(ours.cluster, containers, fleet), lost
     except HostError as error:
         return Stops(), {**lost, error.host: error}
-    runs = any(container.state == "running" for there in containers.values() for container in there)
-    if runs and ours.inventory.head_name not in containers:
-        return Stops(unknown=f"the head {ours.inventory.head_name} cannot be asked"), lost
-    return stops, lost
 
 
 def _remove(

@@ -147,7 +147,7 @@ def _former(inventory: Inventory, facts: Mapping[str, HostFacts], head: NodeStat
             _counted(head, member.address),
             "not in the inventory: vcluster up removes its node",
         )
-        for name, member in former(inventory, facts, found[1] if found else None).items()
+        for name, member in former(inventory, facts, found.record if found else None).items()
     )
 
 

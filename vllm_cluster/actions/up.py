@@ -80,12 +80,12 @@ def _change(
     head = fleet.links[inventory.head_name]
     while True:
         # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
-        consent.ask(stopped_by(seen.plan, seen.facts, fleet.links))
+        consent.ask(stopped_by(seen.plan, seen.facts, fleet))
         with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
             lease.acquire(wait, waiting(emit))
             # Others may have changed things until the lease was ours.
             seen = look(locked=True)
-            if consent.covers(stopped_by(seen.plan, seen.facts, fleet.links)):
+            if consent.covers(stopped_by(seen.plan, seen.facts, fleet)):
                 emit(Event("plan", "", data={"plan": seen.plan}))
                 _announce(inventory, seen, emit)
                 Execution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache).run()

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AllowInfNan, Field, TypeAdapter, ValidationError
 
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import is_ours, node_of, our_id
-from vllm_cluster.core.spec import ROLE, ContainerSpec
+from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.engine.request import Followed
-from vllm_cluster.inventory.model import Host, HostSsh, Inventory
+from vllm_cluster.inventory import grammar
+from vllm_cluster.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory, Jump, SshPort, User
+from vllm_cluster.text import printable
 
 FORMAT = 1
+# Those of an inventory, and as many that left it.
+MAX_MEMBERS = 2 * MAX_HOSTS
 
 
 @dataclass(frozen=True)
 class Member:
     """A host of the cluster, and how the inventory reached it; `since` is when it joined, by the head's clock.
 
-    One that is `leaving` left the inventory, and its node could not be removed yet.
+    One that is `leaving` left the inventory, and its node could not be removed yet. The types are the inventory's:
+    whoever may use the head's Docker can write the file, and other hosts are connected to by what it says.
     """
 
-    name: str
-    address: str
-    machine_id: str
-    gpus: int
-    since: float
-    host: str
-    user: str | None = None
-    port: int | None = None
-    jump: str | None = None
+    name: Annotated[str, AfterValidator(grammar.host_name)]
+    address: Annotated[str, AfterValidator(grammar.address)]
+    machine_id: Annotated[str, Field(max_length=128, pattern=r"^[!-~]*$")]
+    gpus: Annotated[int, Field(ge=0)]
+    since: Annotated[float, AllowInfNan(False)]
+    host: Annotated[str, AfterValidator(grammar.ssh_host)]
+    user: User | None = None
+    port: SshPort | None = None
+    jump: Jump | None = None
     leaving: bool = False
 
     def as_host(self, name: str) -> Host:
@@ -58,15 +66,42 @@ class Record:
         return tuple(replace(member, leaving=True) for member in self.members if member.machine_id not in there)
 
     @classmethod
-    def read(cls, raw: bytes | None) -> Record | None:
-        """The record in a file; None where there is none that can be read."""
-        known = {field.name for field in fields(Member)}
+    def read(cls, raw: bytes | None) -> tuple[Record | None, str]:
+        """The record in a file as far as it can be read, and what of it cannot be; None where there is none."""
+        if not raw:
+            return None, ""
         try:
-            data = json.loads(raw or b"")
-            rows = [{key: value for key, value in row.items() if key in known} for row in data["members"]]
-            return cls(str(data["cluster"]), str(data["id"]), tuple(Member(**row) for row in rows))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return None
+            data = json.loads(raw)
+            if data["v"] != FORMAT:
+                return None, f"it has format {data['v']!r:.20}; this vcluster reads {FORMAT}"
+            rows = list(data["members"])[:MAX_MEMBERS]
+            read = [_member(number, row) for number, row in enumerate(rows, 1)]
+            problems = "; ".join(entry for entry in read if isinstance(entry, str))
+            members = tuple(entry for entry in read if isinstance(entry, Member))
+            return cls(str(data["cluster"]), str(data["id"]), members), problems
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            return None, f"it is no record of members ({type(error).__name__})"
+
+
+_MEMBER = TypeAdapter(Member)
+
+
+def _member(number: int, row: Any) -> Member | str:
+    """A member as the file has it, or what is wrong with it."""
+    try:
+        return _MEMBER.validate_python(row)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"member {number}: {'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The host whose node is the head now, what it remembers, and what of its record cannot be read."""
+
+    host: str
+    record: Record | None
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -87,13 +122,16 @@ class Membership:
     request: Followed | None
 
 
-def record_of(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[str, Record | None] | None:
-    """The host whose node is the cluster's head now, and what it remembers; the inventory's head goes first."""
+def record_of(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Remembered | None:
+    """What the cluster's head remembers, None where there is no head; the inventory's head goes first."""
     identity = our_id(inventory, facts)
     for name in sorted(facts, key=lambda name: name != inventory.head_name):
         node = node_of(inventory.cluster, facts[name])
         if node and node.labels.get(ROLE) == "head" and is_ours(inventory, identity, node.labels):
-            return name, Record.read(facts[name].record.encode())
+            record, problem = Record.read(facts[name].record.encode())
+            if record and record.id != node.labels.get(ID, record.id):
+                return Remembered(name, None, f"it is of another cluster, with the id {printable(record.id)[:40]}")
+            return Remembered(name, record, problem)
     return None
 
 

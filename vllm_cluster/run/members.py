@@ -11,7 +11,7 @@ from vllm_cluster.core.identity import Owner, node_name
 from vllm_cluster.core.members import Member, Membership, Record, differences, former, record_of, recorded
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import ContainerSpec, Mount
+from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.once import passing
 from vllm_cluster.docker.spec import idle_body
@@ -42,15 +42,19 @@ def membership(
         UsageError: one to forget has not left.
     """
     found = record_of(inventory, facts)
-    source, old = found or (None, None)
+    source, old = (found.host, found.record) if found else (None, None)
+    if found and found.problem:
+        emit(Event("warning", unreadable(found.problem), found.host))
     left = former(inventory, facts, old)
+    owner = Owner(inventory.cluster, specs[0].cluster_id)
     _require_left(inventory, left, forget)
     seen, failed = look_at_former(inventory, fleet, left)
     for name, error in failed.items():
-        _warn(inventory, name, error, emit, forgotten=name in forget)
+        _warn(owner, name, error, emit, forgotten=name in forget)
     lost = {name: left[name] for name in failed if name not in forget}
     new = recorded(inventory, facts, specs, old, lost.values())
     changed = "; ".join(differences(old, new, [left[name] for name in failed.keys() - lost.keys()]))
+    changed = changed or ("the record cannot be read" if found and found.problem else "")
     moved_from = source if source not in (None, inventory.head_name) else None
     followed = None
     if source and (changed or moved_from):
@@ -75,14 +79,14 @@ def _require_left(inventory: Inventory, left: Mapping[str, Member], forget: Coll
             raise UsageError(f"--forget {name}: hosts that left the inventory: {', '.join(left) or 'none'}", hint=hint)
 
 
-def _warn(inventory: Inventory, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
+def _warn(owner: Owner, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
     """Say what becomes of a member that left and cannot be reached."""
     text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
     if forgotten:
-        emit(Event("warning", f"{text}; it is forgotten. What it holds stays there. {by_hand(inventory, host)}", host))
+        emit(Event("warning", f"{text}; it is forgotten. What it holds stays there. {by_hand(owner, host)}", host))
         return
     gone = f"If it is gone for good: vcluster up --forget {host}"
-    emit(Event("warning", f"{text}; its node may still run. {cleanup(inventory, host)}. {gone}", host))
+    emit(Event("warning", f"{text}; its node may still run. {cleanup(owner, host)}. {gone}", host))
 
 
 def look_at_former(
@@ -90,28 +94,39 @@ def look_at_former(
 ) -> tuple[dict[str, HostFacts], dict[str, VclusterError]]:
     """The facts of members that left, and why others cannot be reached."""
     lost = fleet.join(inventory, [member.as_host(name) for name, member in left.items()])
-    facts, failed = fleet.each(lambda link: _observe(inventory, link), left.keys() - lost.keys())
+    facts, failed = fleet.each(lambda link: _observe(inventory, link, left[link.name]), left.keys() - lost.keys())
     return facts, {**lost, **failed}
 
 
-def _observe(inventory: Inventory, link: Link) -> HostFacts:
+def unreadable(problem: str) -> str:
+    """The warning about a record that cannot be read."""
+    return f"{RECORD_FILE} cannot be read: {problem}; hosts that left the inventory may still hold a node"
+
+
+def _observe(inventory: Inventory, link: Link, member: Member) -> HostFacts:
     facts = observe(inventory, link, volumes=True)
+    if facts.machine_id != member.machine_id:
+        # An alias of another laptop, or an address that was given away: what is there is not the member.
+        raise HostError(
+            link.name,
+            f"another machine answers at {member.host}: its machine id is {facts.machine_id}, not {member.machine_id}",
+        )
     problem = engine_problem(facts)
     if problem:
         raise HostError(link.name, problem.text, hint=problem.fix)
     return facts
 
 
-def cleanup(inventory: Inventory, host: str) -> str:
+def cleanup(owner: Owner, host: str) -> str:
     """How what a member that left still holds is removed."""
-    return f"Run vcluster up once it answers. {by_hand(inventory, host)}"
+    return f"Run vcluster up once it answers. {by_hand(owner, host)}"
 
 
-def by_hand(inventory: Inventory, host: str) -> str:
-    """The commands that remove it without vcluster."""
-    node = node_name(inventory.cluster)
-    volumes = f"docker volume ls -q --filter label=io.vcluster.cluster={inventory.cluster} | xargs -r docker volume rm"
-    return f"By hand, on {host}: docker rm -f {node}; {volumes}"
+def by_hand(owner: Owner, host: str) -> str:
+    """The commands that remove it without vcluster, and nothing of another cluster of that name."""
+    label = f"label={ID}={owner.id}" if owner.id else f"label={CLUSTER}={owner.cluster}"
+    nodes = f"docker ps -aq --filter {label} --filter name={node_name(owner.cluster)} | xargs -r docker rm -f"
+    return f"By hand, on {host}: {nodes}; docker volume ls -q --filter {label} | xargs -r docker volume rm"
 
 
 def move_head(source: EngineClient, target: EngineClient, spec: ContainerSpec, image: str, record: Record) -> None:
@@ -132,7 +147,7 @@ def record_members(link: Link, operation: RecordMembers, emit: Emit) -> None:
     node, record = node_name(operation.record.cluster), operation.record
     if not operation.seen:
         # No head stood where this could be read before: members of then may be left somewhere.
-        old = Record.read(link.engine.read_file(node, f"{STATE_FOLDER}/{RECORD_FILE}"))
+        old, _ = Record.read(link.engine.read_file(node, f"{STATE_FOLDER}/{RECORD_FILE}"))
         kept = old.missing_from(record) if old and old.id == record.id else ()
         for member in kept:
             emit(Event("warning", f"{member.name} left the inventory; run vcluster up again to remove its node"))
