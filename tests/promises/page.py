@@ -61,7 +61,9 @@ def cell(text: object) -> str:
 def lines(rows: dict[str, list[dict[str, object]]]) -> list[str]:
     """The table's lines; a promise that nothing was measured of says so."""
     table = []
-    for promise, text in PROMISES.items():
+    # What was measured is shown, also where nobody has put it into words.
+    for promise in sorted({*PROMISES, *rows}, key=lambda name: int(name.removeprefix("P"))):
+        text = PROMISES.get(promise, "")
         for number, row in enumerate(rows.get(promise) or [{"attack": "", "figure": "not run here", "passed": True}]):
             first = (promise, text) if number == 0 else ("", "")
             figure = cell(row["figure"]) if row["passed"] else f"**{cell(row['figure'])}**"

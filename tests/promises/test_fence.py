@@ -168,6 +168,7 @@ class Moment:
     verb: tuple[str, ...]
     event: Callable[[Event], bool] | None
     later: float = 0.0
+    transport: str = "fabric"
 
     def reached(self, sandbox: Sandbox, run: Controller) -> None:
         """Wait for it."""
@@ -190,6 +191,7 @@ MOMENTS = {
     "up, while it creates the worker": Moment(UP, begins("gpu2", "create"), 0.3),
     "serve, which holds the lease": Moment(SERVE, None),
     "serve, before it writes the request": Moment(SERVE, None, 0.1),
+    "up over openssh, while it creates the head": Moment(UP, begins("gpu1", "create"), 0.3, "openssh"),
     "down, which holds the lease": Moment(DOWN, None),
     "down, while it removes the worker": Moment(DOWN, lambda event: event.get("host") == "gpu2"),
     "down, while it removes the head": Moment(DOWN, lambda event: event.get("host") == "gpu1"),
@@ -213,11 +215,14 @@ def request(sandbox: Sandbox) -> str:
 @pytest.mark.parametrize("name", MOMENTS)
 def test_a_laptop_that_stands_still(sandbox: Sandbox, name: str) -> None:
     moment, second = MOMENTS[name], changed(sandbox)
+    # Its ssh processes are not stopped with it.
+    words = [("{config: ssh_config}", f"{{config: ssh_config, transport: {moment.transport}}}")]
+    first = sandbox.by(sandbox.rewrite(Path("stopped.yaml"), replace=words))
     sandbox.vcluster("down", "--yes", "--wait", "30")
     if moment.verb != UP:
         sandbox.vcluster("up", "--yes").ok()
     with attack("P34", f"SIGSTOP of {name}, until another laptop has moved the head") as measured:
-        with controller(sandbox, *moment.verb) as run:
+        with controller(first, *moment.verb) as run:
             moment.reached(sandbox, run)
             run.process.send_signal(signal.SIGSTOP)
             free = lease_is_free_after(sandbox, time.monotonic(), TIME_TO_LIVE + 2)
