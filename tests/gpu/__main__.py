@@ -144,7 +144,7 @@ class Measuring:
     def do_executors(self) -> dict[str, Any]:
         """Ray's executor beside vLLM's own, by hand, while the cluster is up and serves nothing."""
         hosts = self.cluster.inventory.hosts.values()
-        cases = self.options.cases or executors.of(len(hosts), next(iter(hosts)).gpus or 1)
+        cases = self.options.cases or executors.of(len(hosts), next(iter(hosts)).gpu_number or 1)
         done = self.report.steps.get("executors", {}) if self.options.resume else {}
         kept = {name: figures for name, figures in done.items() if self._whole(figures)}
         self.cluster.vcluster("stop", "--yes", seconds=120).ok()

@@ -99,6 +99,7 @@ def full(root: Path) -> Machine:
     machine.file("/sys/class/net/eth0/speed", "100000\n")
     for name, script in _TOOLS.items():
         machine.tool(name, script.replace("ROOT", str(root)))
+    machine.file("/sys/bus/pci/devices/0000:01:00.0/numa_node", "1\n")
     machine.file("/models/hub/models--meta--llama/refs/main", "0123abc")
     machine.file("/models/hub/models--meta--llama/blobs/77.incomplete", "")
     snapshot = root / "models/hub/models--meta--llama/snapshots/0123abc"
@@ -163,8 +164,8 @@ _TOOLS = {
 *) echo '10.0.0.2 via 10.0.0.254 dev eth0 src 10.0.0.1' ;;
 esac""",
     "nvidia-smi": rf"""case "$*" in
-*query*) printf '0, {UUIDS[0]}, NVIDIA H200, 143771, 120003, 580.159.04, Disabled, 0\n'
-  printf '1, {UUIDS[1]}, NVIDIA H200, 143771, 0, 580.159.04, Enabled, 3\n' ;;
+*query*) printf '0, {UUIDS[0]}, NVIDIA H200, 143771, 120003, 580.159.04, Disabled, 0, 00000000:01:00.0\n'
+  printf '1, {UUIDS[1]}, NVIDIA H200, 143771, 0, 580.159.04, Enabled, 3, 00000000:02:00.0\n' ;;
 *nvlink*) printf 'GPU 0: NVIDIA H200 (UUID: x)\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\n'
   printf 'GPU 1: NVIDIA H200 (UUID: y)\n\t Link 0: 26.562 GB/s\n' ;;
 *) cat ROOT/smi.xml ;;

@@ -11,6 +11,7 @@ from vllm_cluster.actions.survey import connected
 from vllm_cluster.core.desired import gpu_count, hcas
 from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.gpus import chosen
 from vllm_cluster.fit.layouts import Gpus, Model, Wish
 from vllm_cluster.fit.verdict import Verdict, verdict
 from vllm_cluster.hub.read import read
@@ -71,6 +72,12 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _Found:
         hosts = inventory.hosts
         nodes = tuple(gpu_count(host, facts[name], inventory.accelerator) for name, host in hosts.items())
         memory = min(_memory(inventory, host, facts[name]) for name, host in hosts.items())
+        for name, found in facts.items():
+            if unified := [gpu.memory_mib for gpu in found.gpus if gpu.unified]:
+                text = (
+                    f"its GPUs share the host's memory: {unified[0] / 1024:.0f} GiB of {found.memory / 2**30:.0f} count"
+                )
+                emit(Event("note", f"{text}, the rest is for the system", name))
         rdma = all(hcas(host, facts[name]) for name, host in hosts.items())
         pipelines = None
         if len(nodes) > 1 and not facts[inventory.head_name].engine.problem:
@@ -86,7 +93,7 @@ def _memory(inventory: Inventory, host: Host, facts: HostFacts) -> int:
     if inventory.accelerator == "cpu":
         found = facts.memory // count if count else 0
     else:
-        found = min((gpu.memory_mib for gpu in facts.gpus), default=0) << 20
+        found = min((gpu.memory_mib for gpu in chosen(host, facts)), default=0) << 20
     if not found:
         hint = "say what there is: --gpus, --nodes and --gpu-memory"
         raise PreflightFailed(f"{facts.host}: no GPU that tells how much memory it has", hint=hint)

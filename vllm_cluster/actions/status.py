@@ -98,7 +98,7 @@ def _look(inventory: Inventory, link: Link) -> _Row:
         facts = observe(inventory, link)
     except ShellUnusable as error:
         return _Row("shell", "", "", 0, None, f"{error.detail}; {error.hint}")
-    gpus = inventory.hosts[link.name].gpus or found_gpus(facts, inventory.accelerator)
+    gpus = inventory.hosts[link.name].gpu_number or found_gpus(facts, inventory.accelerator)
     problem = engine_problem(facts)
     if problem:
         return _Row("docker", "", "", gpus, None, problem.text)

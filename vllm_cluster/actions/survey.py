@@ -15,6 +15,7 @@ from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.preflight import engine_problem, preflight
+from vllm_cluster.core.settled import settled
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.files import digest, node_files
@@ -103,7 +104,9 @@ def survey(
     for problem in secrets.unread:
         emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
     identity = our_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
-    specs = desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity))
+    specs, less = settled(desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity)), facts)
+    for lost in less:
+        emit(Event("warning", f"{lost.text}; the node stays as it is", lost.host, {"code": "found-less"}))
     members = membership(inventory, fleet, facts, specs, emit=emit, forget=forget)
     return Survey({**facts, **members.former}, diff(specs, facts, members), secrets)
 

@@ -55,7 +55,8 @@ class Change:
 
 def compare(current: ContainerSpec, wanted: ContainerSpec) -> Change:
     """The fields in which a container differs from what is wanted, those of a list or a mapping one by one."""
-    return Change(tuple(change for field in fields(ContainerSpec) for change in _field(field.name, current, wanted)))
+    names = [field.name for field in fields(ContainerSpec) if field.name != "intent"]
+    return Change(tuple(change for name in names for change in _field(name, current, wanted)))
 
 
 def _field(name: str, current: ContainerSpec, wanted: ContainerSpec) -> Iterator[FieldChange]:

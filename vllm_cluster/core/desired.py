@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vllm_cluster.core import adapters, gpus
 from vllm_cluster.core.facts import Hca, HostFacts
-from vllm_cluster.core.gpus import KIND, ways
-from vllm_cluster.core.spec import ContainerSpec, GpuRequest, Mount, Role, Way, secrets_volume, state_volume
+from vllm_cluster.core.spec import ContainerSpec, Mount, Role, secrets_volume, state_volume
 from vllm_cluster.engine import ray
 from vllm_cluster.inventory.model import Host, Inventory
 
@@ -34,9 +34,9 @@ class Inputs:
 
 
 def gpu_count(host: Host, facts: HostFacts, accelerator: str) -> int:
-    """How many GPUs the host brings: the inventory's number, else what was found."""
-    if host.gpus is not None:
-        return host.gpus
+    """How many GPUs the host brings: as many as the inventory says, else what was found."""
+    if host.gpu_number is not None:
+        return host.gpu_number
     return found_gpus(facts, accelerator)
 
 
@@ -54,9 +54,8 @@ def interface(host: Host, facts: HostFacts) -> str | None:
 
 
 def hcas(host: Host, facts: HostFacts) -> tuple[Hca, ...]:
-    """The adapter ports that NCCL may use: ACTIVE ones, of the devices that the inventory names or all."""
-    active = tuple(hca for hca in facts.hcas if hca.active and hca.uverbs)
-    return active if host.hcas is None else tuple(hca for hca in active if hca.device in host.hcas)
+    """The adapter ports that NCCL may use, for the GPUs that the node gets."""
+    return adapters.used(host, facts, gpus.chosen(host, facts))
 
 
 def desired(inventory: Inventory, facts: Mapping[str, HostFacts], inputs: Inputs) -> tuple[ContainerSpec, ...]:
@@ -87,7 +86,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         environment=tuple(sorted(_environment(inventory, host, facts, secrets, head_address).items())),
         mounts=_mounts(inventory, secrets),
         shm_size=inventory.shm_size,
-        gpus=_gpu_request(facts, count) if inventory.accelerator == "nvidia" else None,
+        gpus=gpus.request(host, facts) if inventory.accelerator == "nvidia" else None,
         devices=_devices(ports),
         capabilities=("IPC_LOCK",) if ports else (),
         unlimited_memlock=bool(ports),
@@ -95,7 +94,14 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         program=inputs.program,
         secrets=spec_secrets,
         cluster_id=inputs.id,
+        intent=_intent(host),
     )
+
+
+def _intent(host: Host) -> tuple[tuple[str, str], ...]:
+    """What the inventory itself says of that which is otherwise found, so that the two are told apart later."""
+    words = {"gpus": host.gpus, "hcas": host.hcas, "interface": host.interface}
+    return tuple((key, "found" if value is None else json.dumps(value)) for key, value in words.items())
 
 
 def _environment(
@@ -120,6 +126,8 @@ def _environment(
         values |= {"NCCL_SOCKET_IFNAME": f"={nic}", "GLOO_SOCKET_IFNAME": nic}
     if ports:
         values["NCCL_IB_HCA"] = "=" + ",".join(f"{port.device}:{port.port}" for port in ports)
+    if "NCCL_IB_GID_INDEX" not in values and (index := adapters.gid_index(ports, facts)) is not None:
+        values["NCCL_IB_GID_INDEX"] = str(index)
     if "hf-token" in secrets:
         values["HF_TOKEN_PATH"] = f"{SECRETS_FOLDER}/hf-token-{secrets['hf-token']}"
     if hidden := {name.removeprefix(VARIABLE): f"{SECRETS_FOLDER}/{name}-{identity}" for name, identity in variables}:
@@ -138,14 +146,6 @@ def _mounts(inventory: Inventory, secrets: Mapping[str, str]) -> tuple[Mount, ..
         Mount(inventory.model_cache, inventory.model_cache),
         *(Mount(volume.source, volume.target, volume.read_only) for volume in inventory.volumes),
     )
-
-
-def _gpu_request(facts: HostFacts, count: int) -> GpuRequest:
-    way: Way = next(iter(ways(facts.engine)), "request")
-    if way == "cdi":
-        wanted = ("all",) if count == len(facts.gpus) else tuple(str(index) for index in range(count))
-        return GpuRequest(tuple(f"{KIND}={index}" for index in wanted), way)
-    return GpuRequest(tuple(str(gpu.index) for gpu in facts.gpus[:count]), way)
 
 
 def _devices(ports: tuple[Hca, ...]) -> tuple[str, ...]:

@@ -43,18 +43,6 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Gid:
-    """An address of an adapter's port, with its number and kind (``RoCE v2``, ``IB/RoCE v1``)."""
-
-    device: str
-    port: int
-    index: int
-    address: str
-    kind: str
-    netdev: str = ""
-
-
-@dataclass(frozen=True)
 class FileSystem:
     """What carries a path; `source` is a device or ``server:/path``, sizes are in bytes."""
 
@@ -89,7 +77,6 @@ class Details:
     fabric_manager: str = ""
     peermem: bool = False
     open_driver: bool = False
-    gids: tuple[Gid, ...] = ()
     acs: bool | None = None
     iommu: str = ""
     memlock: str = ""

@@ -35,7 +35,10 @@ class Nic:
 
 @dataclass(frozen=True)
 class Hca:
-    """A port of an InfiniBand or RoCE adapter, with the device files that a container needs for it."""
+    """A port of an InfiniBand or RoCE adapter, with the device files that a container needs for it.
+
+    `path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
+    """
 
     device: str
     port: int
@@ -46,6 +49,7 @@ class Hca:
     netdevs: tuple[str, ...] = ()
     pci: str = ""
     numa: int | None = None
+    path: str = ""
 
     @property
     def active(self) -> bool:
@@ -55,7 +59,11 @@ class Hca:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where it does not say."""
+    """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where it does not say.
+
+    `unified` is one that has no memory of its own: `memory_mib` is then the host's, less what that needs itself.
+    `path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
+    """
 
     index: int
     uuid: str
@@ -65,6 +73,21 @@ class Gpu:
     driver: str = ""
     mig: bool | None = None
     ecc_errors: int | None = None
+    unified: bool = False
+    numa: int | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An address of an adapter's port, with its number and kind (``RoCE v2``, ``IB/RoCE v1``)."""
+
+    device: str
+    port: int
+    index: int
+    address: str
+    kind: str
+    netdev: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,6 +178,7 @@ class HostFacts:
     strangers: tuple[Container, ...] = ()
     volumes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     record: str = ""
+    gids: tuple[Gid, ...] = ()
 
     def interface_of(self, address: str) -> Nic | None:
         """The interface that holds the address."""

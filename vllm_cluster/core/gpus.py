@@ -1,17 +1,51 @@
-"""By which way Docker hands out a host's GPUs, as its engine says and not as files on the host do."""
+"""Which GPUs of a host a node gets, and by which way Docker hands them out: as its engine says, not files on it."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
-from vllm_cluster.core.facts import Engine
-from vllm_cluster.core.spec import Way
+from vllm_cluster.core.facts import Engine, Gpu, HostFacts
+from vllm_cluster.core.spec import GpuRequest, Way
+from vllm_cluster.inventory.model import Host
 
 KIND = "nvidia.com/gpu"
 RUNTIME = "nvidia"
 # Since this version CDI is on unless it is switched off, and containers with CDI devices are started with the engine.
 CDI_MATURE = (28, 2)
+# vLLM takes 92 % of a GPU's memory unless told otherwise; what others hold must fit into the rest.
+OTHERS_SHARE = 0.08
+
+
+def chosen(host: Host, facts: HostFacts) -> tuple[Gpu, ...]:
+    """The GPUs that the inventory names; of a number, those that nobody uses first, on one side of the machine."""
+    if isinstance(host.gpus, tuple):
+        return tuple(gpu for gpu in facts.gpus if gpu.index in host.gpus or gpu.uuid in host.gpus)
+    if host.gpus is None or host.gpus >= len(facts.gpus):
+        return facts.gpus
+    free = [gpu for gpu in facts.gpus if not busy(gpu)]
+    sides = Counter(gpu.numa for gpu in free)
+    # The side with the fewest free GPUs that are enough, so that the larger stays whole.
+    enough = [side for side, number in sides.items() if number >= host.gpus]
+    whole = min(enough, key=lambda side: sides[side], default=-1)
+    best = sorted(facts.gpus, key=lambda gpu: (busy(gpu), gpu.numa != whole, gpu.index))
+    return tuple(sorted(best[: host.gpus], key=lambda gpu: gpu.index))
+
+
+def busy(gpu: Gpu) -> bool:
+    """Whether somebody holds more of its memory than vLLM leaves; what nobody can say of unified memory."""
+    return not gpu.unified and 0 < gpu.memory_mib * OTHERS_SHARE < gpu.used_mib
+
+
+def request(host: Host, facts: HostFacts) -> GpuRequest:
+    """What a node's container asks of Docker."""
+    way: Way = next(iter(ways(facts.engine)), "request")
+    gpus = chosen(host, facts)
+    if way == "cdi":
+        wanted = ["all"] if gpus == facts.gpus else [str(gpu.index) for gpu in gpus]
+        return GpuRequest(tuple(f"{KIND}={name}" for name in wanted), way)
+    return GpuRequest(tuple(str(gpu.index) for gpu in gpus), way)
 
 
 def ways(engine: Engine) -> tuple[Way, ...]:

@@ -8,10 +8,14 @@ from dataclasses import replace
 from ipaddress import ip_interface
 from typing import Any
 
-from vllm_cluster.core.facts import Engine, Gpu, Hca, HostFacts, Nic
+from vllm_cluster.core.facts import Engine, Gid, Gpu, Hca, HostFacts, Nic
 from vllm_cluster.core.parse_details import details
 from vllm_cluster.core.words import document, items, mapping, number, rows
 
+# What the system, Ray and vLLM's own processes need of memory that GPU and processor share: this, or a tenth.
+MIN_RESERVE = 8 << 30
+# How nvidia-smi says that a GPU has no memory of its own.
+_NO_MEMORY = ("N/A", "Not Supported")
 _ROW = re.compile(r"[0-9]+,")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})+")
 
@@ -45,7 +49,8 @@ def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
         clock=float(number(part["clock"]) or 0),
         nics=_nics(part["nics"], {fields[0]: number(fields[1]) or 0 for fields in rows(part["speeds"], 2)}),
         hcas=tuple(_hcas(part["hcas"])),
-        gpus=tuple(_gpus(part["gpus"].splitlines())),
+        gpus=tuple(_gpus(part)),
+        gids=tuple(_gids(part["gids"])),
         gpu_problem=next((line for line in part["gpus"].splitlines() if not _ROW.match(line)), "")[:300],
         slots=number(part["slots"]),
         memory=number(part["memory"]) or 0,
@@ -88,19 +93,42 @@ def _addresses(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _hcas(text: str) -> Iterable[Hca]:
-    for device, port, state, link_layer, rate, verbs, nets, pci, numa, *_ in rows(text, 6):
+    for device, port, state, link_layer, rate, verbs, nets, pci, numa, path, *_ in rows(text, 6):
         uverbs, netdevs = (tuple(filter(None, names.split(","))) for names in (verbs, nets))
-        yield Hca(device, number(port) or 0, state, link_layer, rate, uverbs, netdevs, pci, number(numa))
+        yield Hca(device, number(port) or 0, state, link_layer, rate, uverbs, netdevs, pci, number(numa), path)
 
 
-def _gpus(lines: Iterable[str]) -> Iterable[Gpu]:
-    for line in lines:
+def _gids(text: str) -> Iterable[Gid]:
+    for device, port, index, address, kind, netdev, *_ in rows(text, 5):
+        yield Gid(device, number(port) or 0, number(index) or 0, address, kind, netdev)
+
+
+def _gpus(part: Mapping[str, str]) -> Iterable[Gpu]:
+    places = {bus: (path, number(numa)) for bus, path, numa, *_ in rows(part["gpupaths"], 3)}
+    for line in part["gpus"].splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) >= 4 and (index := number(fields[0])) is not None:
-            memory = number(fields[3]) or 0  # "[N/A]" on unified memory
-            used, driver, mig, ecc, *_ = (*fields[4:], "", "", "", "")
-            split = {"Enabled": True, "Disabled": False}.get(mig)
-            yield Gpu(index, fields[1], fields[2], memory, number(used) or 0, driver, split, number(ecc))
+            used, driver, mig, ecc, bus, *_ = (*fields[4:], "", "", "", "", "")
+            path, numa = places.get(bus.lower()[4:], ("", None))
+            memory, unified = number(fields[3]), fields[3].strip("[]") in _NO_MEMORY
+            yield Gpu(
+                index,
+                uuid=fields[1],
+                name=fields[2],
+                memory_mib=unified_mib(number(part["memory"]) or 0) if unified else memory or 0,
+                used_mib=number(used) or 0,
+                driver=driver,
+                mig={"Enabled": True, "Disabled": False}.get(mig),
+                ecc_errors=number(ecc),
+                unified=unified,
+                numa=numa,
+                path=path,
+            )
+
+
+def unified_mib(memory: int) -> int:
+    """MiB of a host's memory, in bytes, that a GPU without memory of its own can have."""
+    return max(0, memory - max(MIN_RESERVE, memory // 10)) >> 20
 
 
 def _ports(words: Iterable[str]) -> Iterable[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from vllm_cluster.core.details import Details, FileSystem, Gid
+from vllm_cluster.core.details import Details, FileSystem
 from vllm_cluster.core.smi import links, smi
 from vllm_cluster.core.words import number, rows
 
@@ -28,7 +28,6 @@ def details(part: Mapping[str, str]) -> Details:
         fabric_manager=_service(part["fabricmanager"]),
         peermem=bool({"nvidia_peermem", "nv_peer_mem"} & set(part["driver"].split())),
         open_driver="Open Kernel Module" in part["driver"],
-        gids=tuple(_gids(part["gids"])),
         acs=any("SrcValid+" in line for line in acs) if acs else None,
         iommu=part["iommu"],
         memlock=part["memlock"],
@@ -48,11 +47,6 @@ def _service(text: str) -> str:
     """A service's state as systemd calls it; empty where there is none of that name."""
     words = dict(line.partition("=")[::2] for line in text.splitlines())
     return "" if words.get("LoadState") == "not-found" else words.get("ActiveState", "")
-
-
-def _gids(text: str) -> Iterable[Gid]:
-    for device, port, index, address, kind, netdev, *_ in rows(text, 5):
-        yield Gid(device, number(port) or 0, number(index) or 0, address, kind, netdev)
 
 
 def _filesystems(text: str) -> Iterable[FileSystem]:

@@ -44,6 +44,7 @@ _ON_DEMAND: Sequence[Check] = (
     network.ways,
     network.hostname,
     rdma.idle,
+    rdma.unused,
     rdma.alike,
     rdma.direct,
     rdma.rules,

@@ -32,6 +32,7 @@ REASONS: Mapping[str, Reason] = {
     "toolkit-old": Reason("After a systemctl daemon-reload the GPUs vanish from running containers.", (4,)),
     # GPUs
     "gpus-fewer": Reason("Ray would promise GPUs that are not there.", (8, 36)),
+    "gpu-named": Reason("The node would get fewer GPUs than it is to serve with.", (8, 36)),
     "gpus-none": Reason("A node without a GPU carries no rank.", (8,)),
     "gpu-busy": Reason("vLLM refuses to start when less is free than it may take, 92 % by default.", (9, 53, 73)),
     "mig": Reason("A rank would get a slice, and ranks cannot join slices.", (8, 36)),
@@ -79,6 +80,7 @@ REASONS: Mapping[str, Reason] = {
     # RDMA
     "hca": Reason("NCCL would look for an adapter that carries nothing.", (24,)),
     "rdma-device": Reason("The container cannot be made without the device, nor NCCL use the adapter.", (24, 29)),
+    "hca-left": Reason("On adapters of storage NCCL is slow, and slows storage.", (24, 26)),
     "hca-idle": Reason("Adapters that are there and unused: NCCL takes TCP.", (24,)),
     "hcas-differ": Reason(
         "Pairs of adapters of different kinds or rates do not connect, or run at the least.", (24, 26)

@@ -89,6 +89,8 @@ class ContainerSpec:
     program: str = ""
     secrets: tuple[tuple[str, str], ...] = ()
     cluster_id: str = ""
+    # What the inventory says, and does not leave to what is found; no part of the container.
+    intent: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -156,6 +158,7 @@ def _pairs(rows: list[list[str]]) -> tuple[tuple[str, str], ...]:
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "environment": _pairs,
     "secrets": _pairs,
+    "intent": _pairs,
     "mounts": lambda rows: tuple(_known(Mount, row) for row in rows),
     "gpus": lambda row: _known(GpuRequest, row) if row else None,
 }

@@ -16,6 +16,7 @@ VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 SECRET_PATTERN = r"^(env|file|cmd):.+$"  # noqa: S105 - the grammar of a reference, not a secret
 SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? ?([kKmMgGtT]([iI]?[bB])?|[bB])?$"
 VOLUME_PATTERN = r"^/[^:]*:/[^:]*(:(ro|rw))?$"
+MAX_GPUS = 64
 # What `vcluster init` writes where only the user can know.
 UNKNOWN = "CHANGE_ME"
 
@@ -28,6 +29,7 @@ _IMAGE = re.compile(
     r"(?:@[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
 )
 _DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+_GPU = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4,12}){0,4}")
 _INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}")
 _RELEASE = re.compile(r"[0-9]+(\.[0-9]+){1,3}((a|b|rc|\.post|\.dev)[0-9]+)?")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
@@ -123,6 +125,33 @@ def device(text: str) -> str:
     if not _DEVICE.fullmatch(text):
         raise ValueError(f"{shown(text)} is no device name: write it as `ls /sys/class/infiniband` does (mlx5_0)")
     return text
+
+
+def gpus(value: object) -> int | tuple[int | str, ...]:
+    """How many GPUs, or which: their indices or UUIDs as nvidia-smi shows them."""
+    if isinstance(value, list | tuple):
+        return _named_gpus(list(value))
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError("must be a whole number, or a list of indices or UUIDs: [0, 2, 5, 7]")
+    if not 1 <= value <= MAX_GPUS:
+        raise ValueError("must be at least 1" if value < 1 else f"must be at most {MAX_GPUS}")
+    return value
+
+
+def _named_gpus(names: list[object]) -> tuple[int | str, ...]:
+    found: list[int | str] = []
+    for name in names:
+        if isinstance(name, str) and name.startswith("MIG-"):
+            raise ValueError("names a MIG slice, and ranks cannot join slices: name whole GPUs")
+        index = isinstance(name, int) and not isinstance(name, bool) and 0 <= name < MAX_GPUS
+        if not index and not (isinstance(name, str) and _GPU.fullmatch(name)):
+            raise ValueError(f"{shown(str(name))} is neither an index (0) nor a UUID (GPU-…): see `nvidia-smi -L`")
+        if name in found:
+            raise ValueError(f"names GPU {name} twice")
+        found.append(name)  # type: ignore[arg-type]
+    if not 1 <= len(found) <= MAX_GPUS:
+        raise ValueError(f"must name 1 to {MAX_GPUS} GPUs; without the key all are used")
+    return tuple(found)
 
 
 def variable_name(text: str) -> str:

@@ -13,8 +13,6 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     StrictBool,
-    StrictInt,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -22,21 +20,10 @@ from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import CoreSchema
 
 from vllm_cluster.inventory import folders, grammar, reserved
+from vllm_cluster.inventory.kinds import Gpus, Jump, LocalPath, Port, Size, SshPort, User
 from vllm_cluster.versions import RAY, VLLM_IMAGE
 
 MAX_HOSTS = 256
-
-LocalPath = Annotated[Path, AfterValidator(grammar.local_path)]
-User = Annotated[str, AfterValidator(grammar.ssh_user)]
-Jump = Annotated[str, AfterValidator(grammar.ssh_jump)]
-SshPort = Annotated[StrictInt, Field(ge=1, le=65535)]
-Port = Annotated[StrictInt, Field(ge=1024, le=65535)]
-Size = Annotated[
-    StrictInt,
-    Field(ge=1 << 20, le=1 << 50),
-    BeforeValidator(grammar.size),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": grammar.SIZE_PATTERN}]}),
-]
 
 
 class _Section(BaseModel):
@@ -113,15 +100,25 @@ class Host(_Section):
         examples=["10.0.0.11"],
         json_schema_extra={"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]},
     )
-    gpus: Annotated[StrictInt, Field(ge=1, le=64)] | None = Field(
-        None, description="How many GPUs it gives; found out when absent.", examples=["8"]
+    gpus: Gpus | None = Field(
+        None,
+        description="How many GPUs it gives, or which: indices or UUIDs; absent: all that are found.",
+        examples=["8"],
     )
     interface: Annotated[str, AfterValidator(grammar.interface)] | None = Field(
         None, description="Interface for NCCL and Gloo; absent: the one that holds `address`.", examples=["eth0"]
     )
     hcas: tuple[Annotated[str, AfterValidator(grammar.device)], ...] | None = Field(
-        None, description="InfiniBand or RoCE devices; absent: the active ones; [] uses none.", examples=["[mlx5_0]"]
+        None,
+        description="InfiniBand or RoCE devices; absent: the active ones of the highest rate near the GPUs; "
+        "[] uses none.",
+        examples=["[mlx5_0]"],
     )
+
+    @property
+    def gpu_number(self) -> int | None:
+        """How many GPUs the file asks for, by number or by name; None where it does not say."""
+        return len(self.gpus) if isinstance(self.gpus, tuple) else self.gpus
 
     @property
     def destination(self) -> str:

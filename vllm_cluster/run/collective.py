@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from vllm_cluster.core import allreduce
+from vllm_cluster.core.adapters import gigabits
 from vllm_cluster.core.allreduce import Pair, Row, Trial
 from vllm_cluster.core.desired import Inputs, desired, gpu_count, hcas
 from vllm_cluster.core.errors import HostError, VclusterError
@@ -196,14 +197,8 @@ def _expected(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mappin
     """What the slowest host's link should give, in GB/s: its adapters, as many as GPUs, else its interface."""
     links = []
     for name, host in inventory.hosts.items():
-        rates = sorted((_gigabits(port.rate) for port in hcas(host, facts[name])), reverse=True)
+        rates = sorted((gigabits(port.rate) for port in hcas(host, facts[name])), reverse=True)
         speed = said[name].get("speed")
         whole = sum(rates[: gpu_count(host, facts[name], inventory.accelerator)])
         links.append((whole or (speed / 1000 if isinstance(speed, int) else 0.0)) / 8)
     return min(links) if len(links) > 1 and min(links) > 0 else None
-
-
-def _gigabits(rate: str) -> float:
-    """The number in sysfs' words: `400 Gb/sec (4X NDR)`."""
-    number = rate.split(" ", maxsplit=1)[0]
-    return float(number) if number.replace(".", "", 1).isdecimal() else 0.0

@@ -23,22 +23,6 @@ command -v systemctl >/dev/null 2>&1 && limit 3 systemctl show -p LoadState,Acti
 section driver
 grep -oE '^nv(idia_peermem|_peer_mem) ' /proc/modules 2>/dev/null
 head -c 200 /proc/driver/nvidia/version 2>/dev/null
-section gids
-for port in /sys/class/infiniband/*/ports/*; do
-  [ -d "$port/gids" ] || continue
-  device=${port%/ports/*} found=0
-  for gid in "$port"/gids/*; do
-    get "$gid"
-    case $value in '' | *[!0-9a-f:]* | 0000:0000:0000:0000:0000:0000:0000:0000 | fe80:0000:0000:0000:0000:0000:0000:0000) continue ;; esac
-    address=$value index=${gid##*/}
-    get "$port/gid_attrs/types/$index"
-    kind=$value
-    get "$port/gid_attrs/ndevs/$index"
-    printf '%s|%s|%s|%s|%s|%s\n' "${device##*/}" "${port##*/}" "$index" "$address" "$kind" "$value"
-    found=$((found + 1))
-    [ "$found" -lt 32 ] || break
-  done
-done
 section acs
 # Without root lspci hides it, and nothing is printed.
 ls /sys/class/infiniband/* >/dev/null 2>&1 && limit 5 lspci -vvv 2>/dev/null | grep -o 'ACSCtl:.*' | head -n 100

@@ -50,16 +50,32 @@ for port in /sys/class/infiniband/*/ports/*; do
   done)
   nets=$(for net in "$device"/device/net/*; do [ -e "$net" ] && printf '%s,' "${net##*/}"; done)
   pci=$(cd "$device/device" 2>/dev/null && pwd -P)
-  printf '%s|%s|%s|%s|%s|%s|%s|%s|%s\n' "${device##*/}" "${port##*/}" "$(line "$port/state")" \
-    "$(line "$port/link_layer")" "$(line "$port/rate")" "$verbs" "$nets" "${pci##*/}" "$(line "$device/device/numa_node")"
+  printf '%s|%s|%s|%s|%s|%s|%s|%s|%s|%s\n' "${device##*/}" "${port##*/}" "$(line "$port/state")" \
+    "$(line "$port/link_layer")" "$(line "$port/rate")" "$verbs" "$nets" "${pci##*/}" \
+    "$(line "$device/device/numa_node")" "${pci#/sys/devices/}"
+done
+section gids
+# The addresses of a port; there is room for 256, and those that are used come first.
+for port in /sys/class/infiniband/*/ports/*; do
+  [ -d "$port/gids" ] || continue
+  device=${port%/ports/*}
+  for index in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
+    get "$port/gids/$index"
+    case $value in '' | *[!0-9a-f:]* | 0000:0000:0000:0000:0000:0000:0000:0000 | fe80:0000:0000:0000:0000:0000:0000:0000) continue ;; esac
+    address=$value
+    get "$port/gid_attrs/types/$index"
+    kind=$value
+    get "$port/gid_attrs/ndevs/$index"
+    printf '%s|%s|%s|%s|%s|%s\n' "${device##*/}" "${port##*/}" "$index" "$address" "$kind" "$value"
+  done
 done
 section rdma
 for node in /dev/infiniband/*; do [ -e "$node" ] && printf '%s\n' "$node"; done
 section gpus
 # What is no row says why there are fewer: a driver that does not answer, a GPU that is lost.
-smi=
+smi='' answer=''
 if command -v nvidia-smi >/dev/null 2>&1; then
-  wanted=index,uuid,name,memory.total,memory.used,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total
+  wanted=index,uuid,name,memory.total,memory.used,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total,pci.bus_id
   answer=$(limit 20 nvidia-smi --query-gpu=$wanted --format=csv,noheader,nounits 2>&1)
   case $? in
     124) answer="nvidia-smi does not answer" ;;
@@ -67,6 +83,13 @@ if command -v nvidia-smi >/dev/null 2>&1; then
   esac
   printf '%s\n' "$answer" | head -c 20000
 fi
+section gpupaths
+# Where each GPU hangs: what is near it, and on which side of the machine. sysfs writes 0000:06:00.0 for 00000000:06:00.0.
+for bus in $(printf '%s\n' "$answer" | awk -F', *' 'NF >= 9 { print tolower(substr($9, 5)) }' | head -n 64); do
+  at=/sys/bus/pci/devices/$bus
+  path=$(cd "$at" 2>/dev/null && pwd -P)
+  printf '%s|%s|%s\n' "$bus" "${path#/sys/devices/}" "$(line "$at/numa_node")"
+done
 section slots
 cat /etc/vcluster/slots 2>/dev/null
 section missing

@@ -19,7 +19,7 @@ def converged(world: World, inventory: Inventory) -> None:
     gpus: dict[str, int] = {}
     for name, host in inventory.hosts.items():
         machine = world.machines[name]
-        gpus[host.address] = host.gpus or machine.gpus
+        gpus[host.address] = host.gpu_number or machine.gpus
         mine = [box for box in machine.boxes.values() if ours(box)]
         assert [box.name for box in mine] == ["vcluster-lab"], f"{name}: {[(b.name, b.state) for b in mine]}"
         node = mine[0]

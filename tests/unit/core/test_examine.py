@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.core.details import Details, FileSystem, Gid, GpuHealth, GpuProcess, ImageDetails, Links
-from vllm_cluster.core.facts import Container, Engine, Gpu, Hca, HostFacts, Image, Nic
+from vllm_cluster.core.details import Details, FileSystem, GpuHealth, GpuProcess, ImageDetails, Links
+from vllm_cluster.core.facts import Container, Engine, Gid, Gpu, Hca, HostFacts, Image, Nic
 from vllm_cluster.core.preflight import examine, preflight, unseen
 
 CACHE = FileSystem("/models", "ext4", "/dev/nvme0n1", "/models", 1 << 40)
@@ -194,7 +194,7 @@ def test_an_interface_for_nccl_alone_needs_no_route_to_addresses() -> None:
 
 
 def test_unified_memory_says_nothing_of_who_uses_it() -> None:
-    facts = hosts(gpus=gpus(memory_mib=0, used_mib=5000))
+    facts = hosts(gpus=gpus(memory_mib=110_000, used_mib=50_000, unified=True))
     assert examine(world.inventory(), facts) == ()
 
 

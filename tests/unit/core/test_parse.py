@@ -66,8 +66,9 @@ def test_every_section_is_read() -> None:
     ]
     assert [(gpu.index, gpu.name, gpu.memory_mib) for gpu in host.gpus] == [
         (0, "NVIDIA H200", 143771),
-        (1, "NVIDIA GB10", 0),
+        (1, "NVIDIA GB10", (25276502016 - (8 << 30)) >> 20),
     ]
+    assert [gpu.unified for gpu in host.gpus] == [False, True]
     assert host.slots is None
     assert host.missing_paths == {"/srv/nothing here"}
     assert (host.engine.version, host.engine.runtimes, host.engine.cdi_specs) == (

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support import tree, world
 from vllm_cluster.core import parse
-from vllm_cluster.core.details import Gid, GpuProcess, Links
+from vllm_cluster.core.details import GpuProcess, Links
+from vllm_cluster.core.facts import Gid
 from vllm_cluster.core.preflight import engine_problem, examine, unseen
 
 SHELLS = ["sh", "bash --posix"]
@@ -28,8 +29,12 @@ def test_a_host_with_everything(tmp_path: Path, shell: str) -> None:
         "mlx5_0", True, (f"{tmp_path}/dev/infiniband/uverbs0",), ("ib0",), "0000:00:00.0", 1,
     )  # fmt: skip
     assert (idle.active, idle.link_layer) == (False, "Ethernet")
+    assert active.path == "pci0000:00/0000:00:00.0"
+    assert host.gids[0] == Gid("mlx5_0", 1, 1, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "ib0")
+    assert [gid.device for gid in host.gids] == ["mlx5_0", "mlx5_1"]
     assert [Path(path).name for path in host.rdma_devices] == ["rdma_cm", "uverbs0", "uverbs1"]
     assert [(gpu.used_mib, gpu.mig, gpu.ecc_errors) for gpu in host.gpus] == [(120003, False, 0), (0, True, 3)]
+    assert [(Path(gpu.path).name, gpu.numa) for gpu in host.gpus] == [("0000:01:00.0", 1), ("", None)]
     engine = host.engine
     assert (engine.cgroup_driver, engine.cgroup_version, engine.rootless, engine.toolkit, engine.gpu_hook) == (
         "systemd", "2", True, "1.17.4", True,
@@ -52,8 +57,6 @@ def test_its_details(tmp_path: Path) -> None:
     assert details.xids is not None
     assert [line.partition("NVRM: ")[2][:4] for line in details.xids] == ["Xid "]
     assert (details.fabric_manager, details.peermem, details.open_driver) == ("failed", True, True)
-    assert details.gids[0] == Gid("mlx5_0", 1, 1, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "ib0")
-    assert [gid.device for gid in details.gids] == ["mlx5_0", "mlx5_1"]
     assert (details.acs, details.iommu, details.engine_memlock, details.remove_ipc) == (True, "DMA-FQ", "8388608", True)
     assert details.resolves == ("127.0.1.1",)
     assert details.revisions == {"meta--llama": "0123abc"}

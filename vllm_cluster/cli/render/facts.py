@@ -48,7 +48,7 @@ def _lines(facts: HostFacts) -> Iterator[tuple[str, str]]:
         speed = f", {nic.speed} Mbit/s" if nic.speed else ""
         words = f"{nic.name} {nic.kind} {nic.state}, MTU {nic.mtu}{speed}: {', '.join(nic.addresses) or 'no address'}"
         yield "interface", " ".join(words.split()) + (" (leased)" if nic.leased else "")
-    yield from _rdma(facts, details)
+    yield from _rdma(facts)
     for disk in details.filesystems:
         free = facts.free.get(disk.path, 0)
         yield "disk", f"{disk.path}: {disk.kind} of {disk.source}, {free / GB:.1f} of {disk.total / GB:.1f} GB free"
@@ -81,7 +81,9 @@ def _gpus(facts: HostFacts, details: Details) -> Iterator[tuple[str, str]]:
     if facts.slots is not None:
         yield "GPUs", f"{facts.slots} logical ones"
     for gpu in facts.gpus:
-        words = f"{gpu.index}: {gpu.name}, {gpu.used_mib} of {gpu.memory_mib} MiB used, driver {gpu.driver}"
+        held = f"{gpu.used_mib} of {gpu.memory_mib} MiB used"
+        held = f"{gpu.memory_mib} MiB of the host's memory, which it shares" if gpu.unified else held
+        words = f"{gpu.index}: {gpu.name}, {held}, driver {gpu.driver}"
         if more := health.get(gpu.uuid):
             words += f", MIG {more.mig}, ECC {more.ecc} ({more.ecc_uncorrected} uncorrected)"
             words += f", fabric {more.fabric_state}" if more.fabric_state else ""
@@ -92,11 +94,11 @@ def _gpus(facts: HostFacts, details: Details) -> Iterator[tuple[str, str]]:
         yield "NVLink", f"GPU {link.gpu}: {link.active} of {link.total} links active"
 
 
-def _rdma(facts: HostFacts, details: Details) -> Iterator[tuple[str, str]]:
+def _rdma(facts: HostFacts) -> Iterator[tuple[str, str]]:
     for hca in facts.hcas:
         where = f"{', '.join(hca.netdevs) or 'no netdev'}, PCI {hca.pci}, NUMA {hca.numa}"
         yield "adapter", f"{hca.device} port {hca.port}: {hca.state}, {hca.link_layer}, {hca.rate}, {where}"
-    for gid in details.gids:
+    for gid in facts.gids:
         yield "GID", f"{gid.device} port {gid.port} index {gid.index}: {gid.kind} {gid.address} {gid.netdev}"
     if facts.rdma_devices and not facts.hcas:
         yield "adapter", f"none, though there is {', '.join(facts.rdma_devices[:4])}"

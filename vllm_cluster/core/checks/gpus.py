@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.core.desired import found_gpus, gpu_count
+from vllm_cluster.core import gpus
+from vllm_cluster.core.desired import found_gpus
 from vllm_cluster.core.details import GpuHealth
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding, each_host, has_node, odd_ones
 from vllm_cluster.inventory.model import Host, Inventory
 
-# vLLM takes 92 % of a GPU's memory unless told otherwise; what others hold must fit into the rest.
-OTHERS_SHARE = 0.08
 # N/A on GPUs without NVSwitch.
 FABRIC_WELL = ("", "Completed", "Not Supported")
 MOST_NAMED = 4
@@ -21,12 +20,20 @@ MOST_NAMED = 4
 def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """As many as the inventory says, and one at least."""
     found = found_gpus(facts, inventory.accelerator)
-    if inventory.accelerator == "cpu" and host.gpus is not None and facts.slots is None:
-        found = host.gpus  # a CPU host that says nothing offers what the inventory asks
+    if inventory.accelerator == "cpu" and host.gpu_number is not None and facts.slots is None:
+        found = host.gpu_number  # a CPU host that says nothing offers what the inventory asks
     kind = "logical GPUs (from /etc/vcluster/slots)" if inventory.accelerator == "cpu" else "GPUs (by nvidia-smi)"
     said = f": {facts.gpu_problem}" if facts.gpu_problem and inventory.accelerator == "nvidia" else ""
-    if host.gpus is not None and host.gpus > found:
-        text = f"the inventory says {host.gpus} GPUs, the host has {found} {kind}{said}"
+    if isinstance(host.gpus, tuple) and inventory.accelerator == "nvidia":
+        have = {*(gpu.index for gpu in facts.gpus), *(gpu.uuid for gpu in facts.gpus)}
+        lacking = [name for name in host.gpus if name not in have]
+        if lacking or len(gpus.chosen(host, facts)) < len(host.gpus):
+            what = ", ".join(map(str, lacking)) or "one GPU by index and by UUID"
+            there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus[:MOST_NAMED]) or "none"
+            text = f"the inventory names GPU {what}, the host has {there}{said}"
+            yield Finding("gpu-named", host.name, text, f"correct hosts.{host.name}.gpus: see nvidia-smi -L")
+    elif host.gpu_number is not None and host.gpu_number > found:
+        text = f"the inventory says {host.gpu_number} GPUs, the host has {found} {kind}{said}"
         yield Finding("gpus-fewer", host.name, text, f"set hosts.{host.name}.gpus to {found}, or mend the host")
     elif not found:
         text = f"no {kind} found{said}"
@@ -38,8 +45,8 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     """What the driver's short answer tells: memory in use, MIG, errors of memory."""
     if inventory.accelerator != "nvidia":
         return
-    wanted = facts.gpus[: gpu_count(host, facts, "nvidia")]
-    busy = [gpu for gpu in wanted if 0 < gpu.memory_mib * OTHERS_SHARE < gpu.used_mib]
+    wanted = gpus.chosen(host, facts)
+    busy = [gpu for gpu in wanted if gpus.busy(gpu)]
     if busy and not has_node(inventory, facts, "running"):
         used = ", ".join(f"{gpu.used_mib} of {gpu.memory_mib} MiB of GPU {gpu.index}" for gpu in busy[:MOST_NAMED])
         yield Finding("gpu-busy", host.name, f"in use: {used}{_users(facts)}", _stop(host.name), error=False)

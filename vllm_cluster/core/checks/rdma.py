@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from vllm_cluster.core import gpus
+from vllm_cluster.core.adapters import left_out
 from vllm_cluster.core.desired import hcas
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.finding import Finding, each_host, odd_ones
+from vllm_cluster.core.finding import Finding, each_host, has_node, odd_ones
 from vllm_cluster.inventory.model import Host, Inventory
 
 
 @each_host
-def named(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+def named(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """The adapters that the inventory names."""
     for device in host.hcas or ():
         ports = [hca for hca in facts.hcas if hca.device == device]
         if not any(port.active for port in ports):
             state = ports[0].state if ports else "not there"
-            yield Finding("hca", host.name, f"{device} is {state}", f"correct hosts.{host.name}.hcas, or cable it")
+            fix = f"correct hosts.{host.name}.hcas, or cable it"
+            # A node that runs was made with it, and stays.
+            error = not has_node(inventory, facts, "running")
+            yield Finding("hca", host.name, f"{device} is {state}", fix, error=error)
 
 
 @each_host
@@ -40,6 +45,16 @@ def idle(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding
         text = f"no adapter is ACTIVE, so NCCL takes TCP: {states}"
         fix = f"on {host.name}: cable it; InfiniBand needs a subnet manager: ibstat"
         yield Finding("hca-idle", host.name, text, fix, error=False)
+
+
+@each_host
+def unused(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Adapters that carry traffic and are left to others: storage has its own."""
+    if rest := left_out(host, facts, gpus.chosen(host, facts)):
+        names = "; ".join(f"{port.device} ({why})" for port, why in rest)
+        text = f"NCCL does not get every ACTIVE adapter: {names}"
+        fix = f"none needed; to choose otherwise, name the devices in hosts.{host.name}.hcas"
+        yield Finding("hca-left", host.name, text, fix, error=False)
 
 
 def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -82,7 +97,7 @@ def rules(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
         text = f"Docker runs without root and may not lift the limit of locked memory ({_limit(facts)})"
         fix = f"on {host.name}: use the system's Docker, or raise LimitMEMLOCK of the user's service"
         yield Finding("memlock", host.name, text, fix, error=False)
-    routable = {(gid.device, gid.port) for gid in facts.details.gids if "v2" in gid.kind} if facts.details else set()
+    routable = {(gid.device, gid.port) for gid in facts.gids if "v2" in gid.kind}
     for hca in used if facts.details else ():
         if hca.link_layer == "Ethernet" and (hca.device, hca.port) not in routable:
             text = f"{hca.device} port {hca.port} is Ethernet and has no RoCE v2 address"
