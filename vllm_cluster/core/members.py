@@ -14,7 +14,8 @@ from vllm_cluster.core.identity import is_ours, node_of, our_id
 from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.engine.request import Followed
 from vllm_cluster.inventory import grammar
-from vllm_cluster.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory, Jump, SshPort, User
+from vllm_cluster.inventory.kinds import Jump, SshPort, User
+from vllm_cluster.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory
 from vllm_cluster.text import printable
 
 FORMAT = 1
