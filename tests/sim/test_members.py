@@ -14,7 +14,7 @@ from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
-from vllm_cluster.core.errors import HostError, NotJoined, Unreachable
+from vllm_cluster.core.errors import HostError, Unreachable
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import GONE_SECONDS
@@ -348,7 +348,7 @@ def test_a_node_that_nobody_knows_is_named_once_ray_would_have_noticed_its_end()
         good(world, inventory(1, 2, 3), lab.do_up)
         del world.machines["gpu1"].volumes["vcluster-lab-state"].files["cluster.json"]
         outcome = lab.run(world, inventory(1, 2), lab.do_up)
-        assert isinstance(outcome.error, NotJoined), outcome.story()
+        assert isinstance(outcome.error, HostError), outcome.story()
         assert "Ray counts a node at 10.0.0.3, which is not in the inventory" in outcome.error.message
         assert "docker rm -f vcluster-lab" in str(outcome.error.hint)
     assert GONE_SECONDS < outcome.seconds < GONE_SECONDS + 10

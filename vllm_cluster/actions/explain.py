@@ -9,7 +9,8 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
@@ -17,14 +18,16 @@ from typing import IO, cast
 
 from vllm_cluster.core.errors import Aborted, Lost, NotJoined, TimedOut, Unreachable, UsageError, VclusterError
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.explain.scan import Source, scan
+from vllm_cluster.engine.status import NodeStatus
+from vllm_cluster.explain.scan import Place, Source, scan
 from vllm_cluster.explain.verdict import Finding, Verdict, verdict
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.logs import collect, observed, sources
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.text import count
+from vllm_cluster.text import count, redact
 
 PART = 1 << 20
 LOOKED_AT = 64 << 10
@@ -72,7 +75,41 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
         logs, failures = fleet.each(lambda link: collect(observed(inventory, link), inventory.cluster))
-    return Explained(verdict([scan(source) for source in sources(logs.values())]), failures)
+        head = _head(fleet, inventory) if inventory.head_name in logs else None
+    if head and head.ray.ended:
+        return Explained(_of_ray(inventory.head_name, head), failures)
+    seen = [scan(source) for source in sources(logs.values())]
+    return Explained(verdict(seen, healthy=_works(inventory, head)), failures)
+
+
+def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
+    """What the head says of itself; None where its container does not run, or says nothing that can be read."""
+    with suppress(VclusterError):
+        return look(fleet.links[inventory.head_name].engine, f"vcluster-{inventory.cluster}").status
+    return None
+
+
+def _of_ray(host: str, head: NodeStatus) -> Verdict:
+    """The verdict on the last words of a Ray that has ended on the head.
+
+    No other host can join it, so what the others write is no evidence; a symptom in these words is less than the words.
+    """
+    text = f"{head.ray.error}\n"
+    seen = scan(Source(f"{host}:ray", [(1, text.encode("utf-8", "replace"))], host))
+    found = verdict([seen])
+    if found.cause:
+        return found
+    lines = text.strip().splitlines()
+    places = tuple(Place(seen.name, number, redact(line), host=host) for number, line in enumerate(lines, 1))
+    return replace(found, kind="unknown", symptom=None, trouble=places)
+
+
+def _works(inventory: Inventory, head: NodeStatus | None) -> bool:
+    """Whether every host is in Ray, and what is served, if anything, is ready."""
+    if head is None or head.ray.state != "up" or (head.serve and head.serve.phase != "ready"):
+        return False
+    alive = {node.address for node in head.ray.nodes if node.alive}
+    return alive == {host.address for host in inventory.hosts.values()}
 
 
 def with_cause(
@@ -100,7 +137,9 @@ def with_cause(
     logs, _ = fleet.each(lambda link: collect(link, inventory.cluster), set(inventory.hosts) - cut_off)
     # vLLM's log is older than what `up` does: a model that could not be served explains nothing of it.
     asked = (own, *sources(logs.values(), of_vllm=bool(otherwise)))
-    found = verdict([scan(source) for source in asked], since=since)
+    head = _head(fleet, inventory) if inventory.head_name in logs else None
+    down = head is not None and head.ray.ended
+    found = _of_ray(inventory.head_name, head) if head and down else verdict([scan(one) for one in asked], since=since)
     error.message += "" if found.cause else otherwise
     if found.named:
         return _named(error, found.named)

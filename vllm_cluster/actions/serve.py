@@ -19,7 +19,7 @@ from vllm_cluster.fit.layouts import refusal
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
-from vllm_cluster.run.barrier import look
+from vllm_cluster.run.barrier import look, refuse_failing
 from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
@@ -192,10 +192,12 @@ def _follow(fleet: Fleet, inventory: Inventory, number: int, emit: Emit) -> None
         CommandFailed: it never will, and why; and what is served in its place.
     """
     head = fleet.links[inventory.head_name]
-    shown, error = "", None
+    shown, error, ended = "", None, dict[str, int]()
     heed = fleet.runtime.after(HEED_SECONDS)
     while True:
-        serving = serving_on(head, inventory)
+        node = look(head.engine, f"vcluster-{inventory.cluster}")
+        refuse_failing(head.name, node, ended)
+        serving = node.status.serve if node.status else None
         if serving is None or serving.request != number:
             serve_request.refuse_replaced(head, inventory.cluster, number)
             if not heed.left():

@@ -126,7 +126,7 @@ def _host(
         )
     problems = [row.problem] if row.problem else []
     if row.status and (row.status.ray.state != "up" or row.status.ray.error):
-        problems.append(f"Ray is {row.status.ray.state}: {row.status.ray.error or ''}".strip(": "))
+        problems.append(f"Ray is {row.status.ray.state}: {row.status.ray.words}".strip(": "))
     if row.status and row.status.error:
         problems.append(row.status.error)
     problem = "; ".join(problems)

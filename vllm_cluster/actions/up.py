@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
 from vllm_cluster.actions.explain import began, with_cause
 from vllm_cluster.actions.survey import Survey, connected, survey
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.errors import NotJoined, VclusterError
+from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.inventory.model import Inventory
@@ -20,6 +22,7 @@ from vllm_cluster.run.execute import Execution
 from vllm_cluster.run.files import node_files
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.lease import Lease, in_order
+from vllm_cluster.run.mesh import mesh
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import count
@@ -59,9 +62,22 @@ def up(
                 done = _change(inventory, fleet, first, look, emit=emit, confirm=confirm, cache=cache, wait=wait)
             _verify(fleet, done, emit)
         except VclusterError as error:
-            raise with_cause(error, fleet, inventory, since=began(first.facts)) from None
+            raise _told(error, fleet, inventory, first, emit) from None
         _report(fleet, done, emit)
         return done
+
+
+def _told(error: VclusterError, fleet: Fleet, inventory: Inventory, seen: Survey, emit: Emit) -> VclusterError:
+    """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts."""
+    if isinstance(error, NotJoined) and error.cut_off:
+        found: list[Finding] = []
+        with suppress(VclusterError):
+            found = [finding for finding in mesh(fleet, inventory, seen.facts, emit)[0] if finding.error]
+        if found:
+            error.message += "".join(f"\nmeasured between the hosts: {one.host}: {one.text}" for one in found)
+            error.hint = "\n".join(dict.fromkeys(one.fix for one in found))
+            return error
+    return with_cause(error, fleet, inventory, since=began(seen.facts))
 
 
 def _change(

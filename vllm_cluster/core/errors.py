@@ -136,7 +136,14 @@ class TimedOut(HostError):
 
 
 class NotJoined(HostError):
-    """The hosts answer, and Ray does not count what it should: their logs may tell why."""
+    """The hosts answer, and Ray does not count what it should: their logs may say why.
+
+    `cut_off` are hosts that have not joined a Ray that runs: what is between the hosts may be why.
+    """
+
+    def __init__(self, host: str, message: str, *, hint: str | None = None, cut_off: Iterable[str] = ()) -> None:
+        super().__init__(host, message, hint=hint)
+        self.cut_off = tuple(cut_off)
 
 
 class CommandFailed(HostError):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AllowInfNan, TypeAdapter, ValidationError
 
 from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.explain.noise import TROUBLE
 
 VERSION = 1
 RayState = Literal["waiting", "starting", "up", "down", "unknown"]
@@ -58,6 +59,19 @@ class RayStatus:
     error: str | None
     version: str | None
     nodes: tuple[RayNode, ...]
+    # In a row; an earlier version of the node program does not write it.
+    failures: int = 0
+
+    @property
+    def words(self) -> str:
+        """The line of its last words that says most, empty where it ended without a word."""
+        lines = [line.strip() for line in (self.error or "").splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if TROUBLE.search(line)), lines[-1] if lines else "")
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself, and is not up again."""
+        return self.state in ("down", "starting") and bool(self.error)
 
 
 @dataclass(frozen=True)

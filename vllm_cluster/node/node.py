@@ -107,6 +107,7 @@ class Node:
         ray = {
             "state": self._ray_state,
             "restarts": self._restarts,
+            "failures": self._failures,
             "error": self._ray_error or None,
             "version": self._version,
             "nodes": self._nodes or [],

@@ -72,14 +72,18 @@ def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
     """
     deadline = link.runtime.after(JOIN_SECONDS)
     before: dict[str, int] = {}
-    emit(Event("progress", "waiting for Ray on the head", link.name))
+    shown = ""
     while True:
         node = look(link.engine, f"vcluster-{plan.cluster}")
-        _refuse_failing(link.name, node, before)
+        refuse_failing(link.name, node, before)
         if node.status and node.status.ray.state == "up":
             return
+        if (text := _waiting_for_head(node)) != shown:
+            emit(Event("progress", text, link.name))
+            shown = text
         if deadline.left() <= 0:
-            raise NotJoined(link.name, f"Ray did not answer on the head within {JOIN_SECONDS:.0f} s")
+            text = f"Ray did not answer on the head within {JOIN_SECONDS:.0f} s: {_waiting_for_head(node)}"
+            raise NotJoined(link.name, text)
         link.runtime.clock.sleep(POLL)
 
 
@@ -99,17 +103,23 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
             emit(Event("progress", f"GPUs {found.have}/{found.want}", data={"gpus": [found.have, found.want]}))
             return
         seconds_so_far = clock.monotonic() - started
-        for name, node in nodes.items():
-            _refuse_failing(name, node, before)
+        # No other host can join while Ray is down on the head: its last words are the answer.
+        refuse_failing(plan.head, nodes[plan.head], before)
+        head_up = _is_up(nodes[plan.head])
+        for name, node in nodes.items() if head_up else ():
+            refuse_failing(name, node, before)
             _refuse_cut_off(name, node, seconds_so_far)
         _refuse_outsider(plan, found, seconds_so_far)
-        text = f"GPUs {found.have}/{found.want}: {_explain(found, {**plan.lost, **fleet.addresses})}"
+        why = _explain(found, {**plan.lost, **fleet.addresses}) if head_up else _waiting_for_head(nodes[plan.head])
+        text = f"GPUs {found.have}/{found.want}: {why}"
         if text != shown:
             emit(Event("progress", text, data={"gpus": [found.have, found.want]}))
             shown = text
         if deadline.left() <= 0:
             hint = "vcluster status shows every node; docker logs on the host shows its Ray"
-            raise NotJoined(plan.head, f"Ray does not count the planned GPUs after {seconds:.0f} s: {text}", hint=hint)
+            text = f"Ray does not count the planned GPUs after {seconds:.0f} s: {text}"
+            late = [fleet.addresses[address] for address in found.missing if address in fleet.addresses]
+            raise NotJoined(plan.head, text, hint=hint, cut_off=late if head_up else ())
         clock.sleep(POLL)
 
 
@@ -125,20 +135,40 @@ def _explain(found: Membership, names: Mapping[str, str]) -> str:
     return ", ".join(parts) or "waiting for Ray"
 
 
-def _refuse_failing(host: str, node: Node, before: dict[str, int]) -> None:
-    """Refuse a Ray that keeps ending; `before` remembers how often it had ended when it was first looked at."""
+def _is_up(node: Node) -> bool:
+    return node.status is not None and node.status.ray.state == "up"
+
+
+def _waiting_for_head(node: Node) -> str:
     ray = node.status.ray if node.status else None
-    if ray and ray.state == "down" and ray.restarts - before.setdefault(host, ray.restarts) >= RAY_ATTEMPTS:
-        raise CommandFailed(host, f"Ray does not start; it said last:\n{ray.error}", exit_code=1, stderr=str(ray.error))
+    return f"Ray has ended on the head: {ray.words}" if ray and ray.ended else "waiting for Ray on the head"
+
+
+def refuse_failing(host: str, node: Node, before: dict[str, int]) -> None:
+    """Refuse a Ray that keeps ending; `before` remembers how often it had ended when it was first looked at.
+
+    One that had failed often before is given one more start: what was wrong may have been corrected meanwhile.
+
+    Raises:
+        CommandFailed: with Ray's own last words.
+    """
+    ray = node.status.ray if node.status else None
+    if ray is None:
+        return
+    ends = ray.restarts - before.setdefault(host, ray.restarts)
+    if ray.ended and ends and max(ends, ray.failures) >= RAY_ATTEMPTS:
+        text = f"Ray does not start; its last words:\n{ray.error}"
+        raise CommandFailed(host, text, exit_code=1, stderr=str(ray.error))
 
 
 def _refuse_cut_off(host: str, node: Node, seconds: float) -> None:
     ray = node.status.ray if node.status else None
     if ray and ray.state == "waiting" and seconds > CONNECT_SECONDS:
-        raise HostError(
+        raise NotJoined(
             host,
             f"no connection to the head for {seconds:.0f} s ({ray.error})",
             hint="open the cluster's ports between the hosts' private addresses (docs/inventory.md, ports)",
+            cut_off=[host],
         )
 
 
@@ -154,7 +184,7 @@ def _refuse_outsider(plan: Plan, found: Membership, seconds: float) -> None:
         if seconds > GONE_SECONDS:
             text = f"Ray counts a node at {address}, which is not in the inventory"
             hint = f"on {address}: docker rm -f {node}, or add that host to the inventory\nvcluster up"
-            raise NotJoined(plan.head, text, hint=hint)
+            raise HostError(plan.head, text, hint=hint)
 
 
 def _timestamp(text: str) -> float:

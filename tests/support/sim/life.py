@@ -94,6 +94,11 @@ def go_on(world: World) -> None:
 
 def _head(world: World, machine: Machine, box: Box) -> None:
     life = box.life
+    if life["state"] != "up" and machine.ray_ends and world.clock.now >= life["due"]:
+        ends = life["restarts"] + 1
+        life.update(state="down", error=machine.ray_ends, restarts=ends, failures=ends, due=world.clock.now + ends)
+    elif life["state"] == "down" and world.clock.now >= life["due"]:
+        life.update(state="starting", due=world.clock.now + RAY_START)
     if life["state"] == "starting" and world.clock.now >= life["due"]:
         life["state"] = "up"
         life["nodes"] = {f"n{box.born}": _row(machine.address, int(flag(box, "num-gpus")), (machine.name, box.born))}
@@ -242,6 +247,7 @@ def say(world: World, machine: Machine, box: Box) -> None:
         "ray": {
             "state": life["state"],
             "restarts": life["restarts"],
+            "failures": life.get("failures", 0),
             "error": life["error"],
             "version": "2.56.1",
             "nodes": [

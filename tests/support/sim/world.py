@@ -136,6 +136,7 @@ class Machine:
     images: dict[str, Picture] = field(default_factory=dict)
     lock: Lock | None = None
     listening: set[int] = field(default_factory=set)
+    ray_ends: str = ""  # with these last words, again and again
     execs: dict[str, dict[str, Any]] = field(default_factory=dict)
     late: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
 
