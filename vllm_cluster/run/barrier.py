@@ -141,7 +141,7 @@ def _is_up(node: Node) -> bool:
 
 def _waiting_for_head(node: Node) -> str:
     ray = node.status.ray if node.status else None
-    return f"Ray has ended on the head: {ray.words}" if ray and ray.ended else "waiting for Ray on the head"
+    return f"Ray is {ray.state} on the head: {ray.words}" if ray and ray.error else "waiting for Ray on the head"
 
 
 def refuse_failing(host: str, node: Node, before: dict[str, int]) -> None:
