@@ -15,7 +15,7 @@ from tests.support.figures import record
 from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.interleave import Controller, interleave
-from tests.support.sim.lab import Verb
+from tests.support.sim.lab import Verb, code
 from tests.support.sim.world import World
 from vllm_cluster.actions import down, stop, up
 from vllm_cluster.core.errors import LeaseLost, Locked, Lost, Replaced, VclusterError
@@ -101,11 +101,11 @@ def test_two_controllers_call_by_call(pair: str) -> None:
     record("P34", f"sim: two controllers, {pair}", f"{figure}, one rerun converges; {seconds:.0f} s", True)
 
 
-def sleeps(world: World, seconds: float, words: str, meanwhile: Callable[[], object]) -> Script:
+def sleeps(world: World, seconds: float, words: str, meanwhile: Callable[[], object], host: str = "") -> Script:
     """The laptop is closed right when a call is on its way, for so long, and others work meanwhile."""
 
     def hook(call: Call) -> None:
-        if words in call.what and not script.met and "lease" not in call.what:
+        if words in call.what and host in ("", call.host) and "lease" not in call.what:
             script.hook = lambda _: None
             world.nap(seconds)
             meanwhile()
@@ -244,3 +244,25 @@ def test_every_writer_of_the_request_counts_up() -> None:
         good(fewer, lab.do_up)
     assert epochs == sorted(epochs)
     assert epochs[0] < epochs[1] < epochs[3], epochs
+
+
+@pytest.mark.promise("P34")
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+@pytest.mark.parametrize("host", ["gpu1", "gpu2"])
+def test_a_laptop_that_slept_under_its_lease_says_so(verb: Verb, host: str) -> None:
+    """Also where the call that was under way broke with the lease."""
+    world = make.world((2, 2, 2))
+    with lab.inside(world):
+        assert lab.run(world, HERE, lab.do_up).error is None
+        inventory = make.inventory(3, environment={"NCCL_DEBUG": "INFO"}) if verb is lab.do_up else HERE
+
+        def another() -> None:
+            outcome = lab.run(world, ELSEWHERE, lab.do_up)
+            assert outcome.error is None, outcome.story()
+
+        script = sleeps(world, 20, "DELETE /containers", another, host)
+        late = lab.run(world, inventory, verb, script)
+        assert script.met == [] and isinstance(late.error, LeaseLost), late.story()
+        assert code(late) == 75
+        one_head(world)
+        assert lab.run(world, ELSEWHERE, lab.do_plan).value.empty

@@ -19,7 +19,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease, in_order
-from vllm_cluster.run.members import cleanup, look_at_former, unreadable
+from vllm_cluster.run.members import by_hand, look_at_former, unreadable
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
@@ -47,7 +47,7 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         left, lost = look_at_former(inventory, fleet, former(inventory, facts, found.record if found else None))
         identity = our_id(inventory, facts)
         for name, error in lost.items():
-            emit(Event("failed", f"{error.message}; {cleanup(Owner(inventory.cluster, identity), name)}", name))
+            emit(Event("failed", f"{error.message}; {by_hand(Owner(inventory.cluster, identity), name)}", name))
         facts, failures = {**facts, **left}, {**failures, **lost}
         ours = _Ours(inventory, identity)
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
@@ -62,6 +62,8 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
                         stops, lost = _stops(ours, fleet, facts)
                     if not lost and consent.covers(stops):
                         removed, lost = _remove(ours, fleet, facts, emit)
+                        if lost:
+                            lease.refuse_given_up()
             # A host that cannot be asked, leased or cleaned stays as it is; the others are cleaned.
             facts, failures = {name: entry for name, entry in facts.items() if name not in lost}, {**failures, **lost}
         total = sum((removed or {}).values())

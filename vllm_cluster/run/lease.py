@@ -193,6 +193,15 @@ class Lease:
         if len(self._holds) < len(self._links):
             raise LeaseLost(self._links[len(self._holds)].name, "the lease is not held: run the command again")
 
+    def refuse_given_up(self) -> None:
+        """Where something failed: a host that gives the lease up ends the streams under it, which is the cause then.
+
+        Raises:
+            LeaseLost: a host has given it up.
+        """
+        if any(hold.given_up(self._runtime) for hold in self._holds):
+            self.check()
+
     def release(self) -> None:
         """Give the lease back on every host; no error where it is gone already."""
         for hold in self._holds:
@@ -226,9 +235,8 @@ class Lease:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
-            # A host that gives the lease up ends the streams under it: that they broke is no more than a consequence.
-            if isinstance(error, VclusterError) and any(hold.given_up(self._runtime) for hold in self._holds):
-                self.check()
+            if isinstance(error, VclusterError):
+                self.refuse_given_up()
         finally:
             self.release()
 

@@ -85,8 +85,10 @@ def _warn(owner: Owner, host: str, error: VclusterError, emit: Emit, *, forgotte
     if forgotten:
         emit(Event("warning", f"{text}; it is forgotten. What it holds stays there. {by_hand(owner, host)}", host))
         return
-    gone = f"If it is gone for good: vcluster up --forget {host}"
-    emit(Event("warning", f"{text}; its node may still run. {cleanup(owner, host)}. {gone}", host))
+    ways = (
+        f"Run vcluster up once it answers. {by_hand(owner, host)}. If it is gone for good: vcluster up --forget {host}"
+    )
+    emit(Event("warning", f"{text}; its node may still run. {ways}", host))
 
 
 def look_at_former(
@@ -117,13 +119,8 @@ def _observe(inventory: Inventory, link: Link, member: Member) -> HostFacts:
     return facts
 
 
-def cleanup(owner: Owner, host: str) -> str:
-    """How what a member that left still holds is removed."""
-    return f"Run vcluster up once it answers. {by_hand(owner, host)}"
-
-
 def by_hand(owner: Owner, host: str) -> str:
-    """The commands that remove it without vcluster, and nothing of another cluster of that name."""
+    """The commands that remove what a member that left still holds, and nothing of another cluster of that name."""
     label = f"label={ID}={owner.id}" if owner.id else f"label={CLUSTER}={owner.cluster}"
     nodes = f"docker ps -aq --filter {label} --filter name={node_name(owner.cluster)} | xargs -r docker rm -f"
     return f"By hand, on {host}: {nodes}; docker volume ls -q --filter {label} | xargs -r docker volume rm"
