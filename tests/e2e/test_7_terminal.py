@@ -33,7 +33,7 @@ def test_ctrl_c_ends_the_program_and_not_the_model(sandbox: Sandbox) -> None:
     sandbox.vcluster("up", "--yes").ok()
     sandbox.vcluster("stop", "--yes").ok()
     with at_terminal(sandbox, "serve", MODEL) as terminal:
-        terminal.until("starting", 120)
+        terminal.until("importing", 120)
         terminal.press(CTRL_C)
         assert terminal.end() == 130, terminal.shown
         assert f"goes on starting {MODEL}" in terminal.shown

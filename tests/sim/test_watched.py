@@ -6,8 +6,10 @@ import pytest
 
 from tests.support.figures import record
 from tests.support.sim import lab, make
+from tests.support.sim.faults import Call, Script
 from tests.support.sim.world import World
 from vllm_cluster.actions.status import ClusterStatus
+from vllm_cluster.core.errors import HostError
 
 INVENTORY = make.inventory(2)
 
@@ -60,3 +62,40 @@ def test_a_node_program_that_stopped_is_not_believed() -> None:
         assert (phase, status.up, took < 60) == ("unknown", False, True)
         assert "the node program has not written its status for" in status.hosts[0].problem
     record("P38", "sim: the head's node program is stopped", f"ready for {took:.0f} s more, then unknown", True)
+
+
+@pytest.mark.promise("P37")
+@pytest.mark.parametrize(
+    ("how", "phase", "why"),
+    [
+        ("a worker's Ray is gone", "waiting", "GPUs 1/2"),
+        ("the head's node program stops as the request is written", "", "the head does not take the request"),
+        ("the head's node program stops while the model loads", "unknown", "has not written its status for"),
+    ],
+)
+def test_serve_always_returns(how: str, phase: str, why: str) -> None:
+    world = make.world((1, 1))
+    with lab.inside(world):
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+        head, worker = (world.machines[name].box("vcluster-lab") for name in ("gpu1", "gpu2"))
+        assert head
+        assert worker
+        script = Script()
+        if "worker" in how:
+            worker.life.update(state="down", due=float("inf"))
+            world.clock.sleep(120)
+
+        def strike(call: Call) -> None:
+            loads = (head.life.get("serve") or {}).get("phase") == "loading"
+            if "PUT" in call.what if "request" in how else loads and "loads" in how:
+                head.life["stopped"] = True
+
+        script.hook = strike
+        ended = lab.run(world, INVENTORY, lab.do_serve, script)
+        assert isinstance(ended.error, HostError), ended.story()
+        assert why in ended.error.message
+        if phase:
+            assert f"org/model does not start for 300 s: {phase}: " in ended.error.message
+            assert "the request stays" in ended.error.message
+        assert ended.seconds < 400
+    record("P37", f"sim: serve, {how}", f"returns after {ended.seconds:.0f} s: {ended.error.message[:90]}", True)

@@ -191,16 +191,20 @@ def _events() -> list[Schema]:
     """One schema for each kind and each form of its data."""
     pair = {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}
     operation: Schema = {"operation": TEXT}
+    passed = {"type": "array", "prefixItems": [TEXT, NUMBER], "minItems": 2, "maxItems": 2}
+    start: Schema = {"phase": TEXT, "detail": TEXT, "progress": maybe(pair), "attempt": COUNT}
+    start |= {"phases": rows(passed), "last_line": TEXT}
     forms: list[tuple[str, Schema]] = [
-        *((kind, {}) for kind in ("phase", "note", "failed", "warning", "progress", "start")),
+        *((kind, {}) for kind in ("phase", "note", "failed", "warning", "progress", "start", "log")),
         ("plan", {"plan": _plan()}),
         ("start", operation),
         ("done", operation),
         ("done", {"removed": COUNT}),
         ("warning", {"code": TEXT}),
+        ("warning", {"rollback_to": TEXT}),
         ("note", {"code": TEXT}),
         ("progress", {"gpus": pair}),
-        ("progress", {"phase": TEXT, "detail": TEXT, "progress": maybe(pair)}),
+        ("progress", start),
         ("progress", {"bytes": COUNT}),
         ("progress", {"bytes": COUNT, "seconds": NUMBER, "bus": NUMBER}),
         ("progress", {"links": COUNT}),

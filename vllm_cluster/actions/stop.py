@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vllm_cluster.actions.consent import Confirm, Consent
-from vllm_cluster.actions.serve import ask_head, serving_on
+from vllm_cluster.actions.follow import serving_on
+from vllm_cluster.actions.serve import ask_head
 from vllm_cluster.actions.survey import connected, refuse
 from vllm_cluster.core.checks.docker import engine_problem, foreign
 from vllm_cluster.core.errors import HostError, PreflightFailed

@@ -9,7 +9,7 @@ import typer
 from vllm_cluster.cli.complete import complete_models, remember_model
 from vllm_cluster.cli.help import VLLM_FLAGS
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.session import Session
+from vllm_cluster.cli.session import SETTINGS, Session
 
 Tp = Annotated[
     int | None,
@@ -73,6 +73,7 @@ def serve(
             extra=flags or (),
             confirm=session.confirm(yes),
             wait=wait,
+            log=SETTINGS.verbosity > 0,
         )
         session.finish()
         remember_model(loaded.path, model)

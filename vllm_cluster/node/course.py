@@ -38,6 +38,7 @@ class Course:
     attempts: int = 0
     failures: int = 0  # in a row
     starts: list[float] = field(default_factory=list)  # when vLLM was started, within the time of the budget
+    waited: list[list[Any]] = field(default_factory=list)  # for its GPUs, before this start
     again_at: float = 0.0
     judge_until: float | None = None
     once_ready: bool = False

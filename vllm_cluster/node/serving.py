@@ -90,7 +90,7 @@ class Serving:
             **{name: getattr(course, name) for name in names},
             "attempt": course.attempts,
             "progress": attempt.phases.progress if attempt else None,
-            "phases": attempt.phases.timeline() if attempt else [],
+            "phases": [*course.waited, *attempt.phases.timeline()] if attempt else [],
             "gpus": [course.have, sum(self._planned.values())],
             **self._requests.status(),
         }
@@ -179,9 +179,12 @@ class Serving:
         return held + [f"{count:g} GPUs of {address} are not free yet" for address, count in taken.items() if count > 0]
 
     def _start(self, course: Course, nodes: Nodes) -> None:
+        now = round(time.time(), 3)
         course.attempts += 1
+        waited = now - course.since if course.phase == "waiting" else 0.0
+        course.waited = [["waiting", round(waited, 1)]] if waited >= 1 else []
         course.ready_at = course.seconds_to_ready = None
-        course.starts.append(round(time.time(), 3))
+        course.starts.append(now)
         self._save(course)
         members = {node["address"]: node["id"] for node in nodes if node["alive"]}
         self.attempt = Attempt(course.wanted, members, self._environment, self._log, self._pace)

@@ -220,7 +220,7 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "generation": course["generation"],
         "request": course["request"],
         "phase": course["phase"],
-        "detail": "",
+        "detail": _detail(machine, box, wish) if course["phase"] == "waiting" else "",
         "progress": None,
         "since": world.host_time(machine) - world.clock.now + course["since"],
         "attempt": 1,
@@ -230,6 +230,10 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "ready_at": None,
         "seconds_to_ready": None,
     }
+
+
+def _detail(machine: Machine, box: Box, wish: dict[str, Any]) -> str:
+    return f"GPUs {sum(members(box).values())}/{sum(planned(machine, box, wish).values())}"
 
 
 # ---- status.json

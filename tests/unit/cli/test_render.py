@@ -62,6 +62,67 @@ def test_lines_name_host_and_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err.endswith("s  gpu1: failed: broke\n")
 
 
+def a_start() -> list[Event]:
+    """The events of a start, the second of which fails and is tried again."""
+    told: list[tuple[str, str, int, list[tuple[str, float]], str]] = [
+        ("waiting", "GPUs 2/4: 10.0.0.2 is missing", 0, [], ""),
+        ("importing", "", 1, [("waiting", 12.3)], ""),
+        ("joining", "ranks 1/4", 1, [("waiting", 12.3), ("importing", 8.0)], "(Worker) rank 0"),
+        ("joining", "ranks 4/4", 1, [("waiting", 12.3), ("importing", 8.0)], "(Worker) rank 3"),
+        ("backoff", "starts again 2 s after: it died", 1, [], ""),
+        ("loading", "shards 1/2", 2, [("importing", 7.0), ("joining", 3.0)], ""),
+        ("ready", "", 2, [("importing", 7.0), ("joining", 3.0), ("loading", 20.0), ("probing", 1.0)], ""),
+    ]
+    return [
+        Event(
+            "progress",
+            f"{phase}: {detail}" if detail else phase,
+            data={"phase": phase, "detail": detail, "attempt": n, "phases": over, "last_line": line, "progress": None},
+        )
+        for phase, detail, n, over, line in told
+    ]
+
+
+@pytest.mark.promise("P37")
+def test_a_start_is_a_line_a_phase_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = events.Lines(0)
+    for event in a_start():
+        shown.show(event)
+    assert [line.partition("s  ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "waiting: GPUs 2/4: 10.0.0.2 is missing",
+        "importing  (waiting took 12 s)",
+        "joining: ranks 1/4  (importing took 8 s)",
+        "backoff: starts again 2 s after: it died",
+        "loading: shards 1/2  (joining took 3 s)",
+        "ready  (probing took 1 s)",
+    ]
+
+
+@pytest.mark.promise("P37")
+def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    live = events.Live()
+    for event in a_start():
+        live.show(event)
+    live.close()
+    lines = [line.split() for line in capsys.readouterr().err.splitlines() if "✓" in line]
+    assert [" ".join(line[1:]) for line in lines] == [
+        "waiting 12.3 s",
+        "importing 8.0 s",
+        "importing 7.0 s",
+        "joining 3.0 s",
+        "loading 20.0 s",
+        "probing 1.0 s",
+        "ready",
+    ]
+
+
+def test_the_log_of_vllm_is_shown_with_v(capsys: pytest.CaptureFixture[str]) -> None:
+    line = Event("log", "(APIServer pid=1) INFO starting", "gpu1")
+    for verbosity in (0, 1):
+        events.Lines(verbosity).show(line)
+    assert capsys.readouterr().err.count("gpu1: (APIServer pid=1) INFO starting") == 1
+
+
 def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     error = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": Unreachable("b", "no route")})
     errors.show(error, as_json=False, color="never")

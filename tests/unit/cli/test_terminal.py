@@ -21,7 +21,7 @@ from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 PROGRAM = """
 import functools, sys, time
 from tests.support.sim import lab, life, make
-from vllm_cluster.actions import down, serve, up
+from vllm_cluster.actions import down, serve, stop, up
 from vllm_cluster.cli import app, session
 
 folder, mode, *argv = sys.argv[1:]
@@ -37,7 +37,7 @@ with lab.inside(world):
         world.clock.sleep = lambda seconds: (time.sleep(0.01), sleep(seconds))
     if argv[0] == "up":
         inventory = make.inventory(2, environment={"A": "1"})
-    for module, name in (up, "up"), (down, "down"), (serve, "serve"), (serve, "stop"):
+    for module, name in (up, "up"), (down, "down"), (serve, "serve"), (stop, "stop"):
         setattr(module, name, functools.partial(getattr(module, name), runtime=world.runtime))
     session.Session.load = lambda self: inventory
     sys.argv = ["vcluster", *argv]
@@ -105,7 +105,7 @@ def test_progress_goes_on_after_a_yes(verb: str, tmp_path: Path) -> None:
 @pytest.mark.promise("P17")
 def test_ctrl_c_in_serve_says_that_the_start_goes_on(tmp_path: Path) -> None:
     with cluster(tmp_path, "serve", "org/other", "--yes", mode="slow") as terminal:
-        terminal.until("starting")
+        terminal.until("importing")
         terminal.press(CTRL_C)
         assert terminal.end() == 130, terminal.shown
         quiet(terminal.shown)
@@ -143,7 +143,7 @@ def test_ctrl_c_in_a_verb_that_only_reads_says_nothing(verb: str, tmp_path: Path
 def test_a_polite_end_is_an_orderly_one(how: str, tmp_path: Path) -> None:
     """The lease is given back, and what was begun is left as it is."""
     with cluster(tmp_path, "serve", "org/other", "--yes", mode="slow") as terminal:
-        terminal.until("starting")
+        terminal.until("importing")
         if how == "closed terminal":
             terminal.close()
         else:
@@ -158,7 +158,7 @@ def test_nohup_means_it(tmp_path: Path) -> None:
     with cluster(
         tmp_path, "serve", "org/other", "--yes", mode="slow", prefix=["env", "--ignore-signal=HUP"]
     ) as terminal:
-        terminal.until("starting")
+        terminal.until("importing")
         status = Path(f"/proc/{terminal.process.pid}/status").read_text()
     (ignored,) = re.findall(r"^SigIgn:\s+([0-9a-f]+)", status, re.MULTILINE)
     assert int(ignored, 16) & 1 << (signal.SIGHUP - 1)

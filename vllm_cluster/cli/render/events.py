@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_cluster.cli.render.plan import plan_document
@@ -47,21 +47,48 @@ def quiet(event: Event) -> None:
         Lines(0).show(event)
 
 
+class Passed:
+    """Which phases of a start are new in an event: those that are over, and whether another one has begun."""
+
+    def __init__(self) -> None:
+        self._attempt: object = None
+        self._count = 0
+        self._phase: object = None
+
+    def news(self, event: Event) -> tuple[list[tuple[str, float]], bool]:
+        """The phases that are over since the last event, with their seconds; and whether this is another phase."""
+        data: Mapping[str, Any] = event.data
+        if data["attempt"] != self._attempt:
+            self._attempt, self._count, self._phase = data["attempt"], 0, None
+        over = list(data["phases"])[self._count :]
+        self._count += len(over)
+        changed = data["phase"] != self._phase
+        self._phase = data["phase"]
+        return over, changed
+
+
 class Lines:
     """A line an event on standard error, with the seconds since the start."""
 
     def __init__(self, verbosity: int) -> None:
         self._started = time.monotonic()
         self._verbosity = verbosity
+        self._passed = Passed()
 
     def show(self, event: Event) -> None:
-        """Write the event's line; the beginning of an operation only with -v."""
-        if not event.text or (event.kind == "start" and self._verbosity < 1):
+        """Write the event's line; of a start a line each phase; the beginning of an operation only with -v."""
+        if not event.text or (event.kind in ("start", "log") and self._verbosity < 1):
             return
+        over = ""
+        if "phases" in event.data:
+            passed, changed = self._passed.news(event)
+            if not changed:
+                return
+            over = "".join(f"  ({phase} took {seconds:.0f} s)" for phase, seconds in passed[-1:])
         mark = {"failed": "failed: ", "warning": "warning: ", "done": "done: "}.get(event.kind, "")
         host = f"{event.host}: " if event.host else ""
         seconds = time.monotonic() - self._started
-        sys.stderr.write(f"{seconds:6.1f}s  {host}{mark}{plain(event.text)}\n")
+        sys.stderr.write(f"{seconds:6.1f}s  {host}{mark}{plain(event.text)}{over}\n")
         sys.stderr.flush()
 
 
@@ -74,7 +101,8 @@ class Live:
 
         self._console = Console(stderr=True, highlight=False)
         self._rows: dict[str, tuple[str, str]] = {}
-        self._phase = ""
+        self._phase = self._line = ""
+        self._passed = Passed()
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._live = RichLive(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._picture)
@@ -85,6 +113,8 @@ class Live:
         from rich.text import Text
 
         text = plain(event.text)
+        if "phases" in event.data:
+            self._show_start(event)
         with self._lock:
             if event.kind == "phase" or (event.kind == "progress" and not event.host):
                 self._phase = text
@@ -94,6 +124,17 @@ class Live:
             style = {"warning": "yellow", "failed": "red", "result": "bold green"}.get(event.kind, "")
             host = f"{event.host}: " if event.host else ""
             self._console.print(Text(f"{host}{text}", style=style))
+
+    def _show_start(self, event: Event) -> None:
+        """A line that stays for each phase that is over, and below the picture the last line of vLLM's log."""
+        from rich.text import Text
+
+        over, changed = self._passed.news(event)
+        for phase, seconds in over:
+            self._console.print(Text.assemble(("  ✓", "green"), f" {plain(phase):<12}{seconds:7.1f} s"))
+        self._line = plain(str(event.data["last_line"]))
+        if changed and event.data["phase"] == "ready":
+            self._console.print(Text.assemble(("  ✓", "green"), f" {plain(event.text)}"))
 
     def _picture(self) -> Any:
         from rich.console import Group
@@ -113,7 +154,8 @@ class Live:
             table.add_row(
                 Text(f"  {mark}", style=style), Text(host, style="bold"), Text(text, overflow="ellipsis", no_wrap=True)
             )
-        return Group(Spinner("dots", Text(f" {phase}  {seconds:.0f} s")), table)
+        line = [Text(f"  {self._line}", style="dim", overflow="ellipsis", no_wrap=True)] if self._line else []
+        return Group(Spinner("dots", Text(f" {phase}  {seconds:.0f} s")), table, *line)
 
     def close(self) -> None:
         """Take the picture away; what was printed above it stays."""

@@ -1,0 +1,157 @@
+"""Follow a start on the head until the model has answered, or never will."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vllm_cluster.actions.explain import with_cause
+from vllm_cluster.core.errors import HostError, Interrupted, VclusterError
+from vllm_cluster.engine.status import Failure, ServeStatus
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import serve_request
+from vllm_cluster.run.barrier import look, refuse_failing
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Fleet, Link
+
+POLL = 0.3
+# The node program looks at what is wanted several times a second; silence for this long means it does not.
+HEED_SECONDS = 30.0
+# A start that moves is followed for as long as it takes; these phases do not move by themselves.
+IDLE_PHASES = ("waiting", "backoff", "stopping", "hung", "unknown")
+IDLE_SECONDS = 300.0
+LOG_SECONDS = 1.0
+
+
+@contextmanager
+def goes_on(cluster: str, served: str) -> Iterator[None]:
+    """Ctrl-C ends this program, and not the start on the hosts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = f"Interrupted. {cluster} goes on starting {served}; the same command follows it again."
+        raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
+
+
+def serving_on(head: Link, inventory: Inventory) -> ServeStatus | None:
+    """What the head serves or starts."""
+    status = look(head.engine, f"vcluster-{inventory.cluster}").status
+    return status.serve if status else None
+
+
+class Follower:
+    """Shows how far one request is; `log` shows the lines that vLLM prints on the head meanwhile, too."""
+
+    def __init__(self, fleet: Fleet, inventory: Inventory, number: int, emit: Emit, *, log: bool = False) -> None:
+        self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
+        self._head, self._after = fleet.links[inventory.head_name], fleet.runtime.after
+        self._heed, self._idle = self._after(HEED_SECONDS), self._after(IDLE_SECONDS)
+        self._shown: tuple[str, str] | None = None
+        self._error: VclusterError | None = None
+        self._ended: dict[str, int] = {}
+        self._log = _Log(self._head, inventory.cluster, emit) if log else None
+
+    def follow(self) -> None:
+        """Show each change until the model has answered.
+
+        Raises:
+            HostError: it never will, and why; and what is served in its place. Or it waits for something that does
+                not come; the request stays.
+        """
+        while True:
+            node = look(self._head.engine, f"vcluster-{self._inventory.cluster}")
+            refuse_failing(self._head.name, node, self._ended)
+            serving = node.status.serve if node.status else None
+            if self._log:
+                self._log.show()
+            if serving is None or serving.request != self._number:
+                self._await_heed()
+            elif self._see(serving):
+                return
+            self._fleet.runtime.clock.sleep(POLL)
+
+    def _await_heed(self) -> None:
+        serve_request.refuse_replaced(self._head, self._inventory.cluster, self._number)
+        if not self._heed.left():
+            raise HostError(self._head.name, "the head does not take the request", hint="vcluster status; vcluster up")
+
+    def _see(self, serving: ServeStatus) -> bool:
+        """Show a status; whether it is the end."""
+        if serving.instead_of and self._error is None:
+            self._error = failure(self._fleet, self._inventory, serving.instead_of.model, serving.instead_of)
+            text = f"{serving.instead_of.name} cannot be served; {serving.name} comes back"
+            self._emit(Event("warning", text, data={"rollback_to": serving.name}))
+        self._show(serving)
+        if serving.phase in ("ready", "failed") and self._error:
+            raise _with_rollback(self._error, serving)
+        if serving.phase == "failed":
+            raise failure(self._fleet, self._inventory, serving.model, serving.first_failure)
+        self._refuse_idle(serving)
+        return serving.phase == "ready"
+
+    def _show(self, serving: ServeStatus) -> None:
+        # Why it failed is the error's to say.
+        detail = "" if serving.phase == "failed" else serving.detail
+        before, self._shown = self._shown, (serving.phase, f"{detail}{serving.last_line}")
+        if self._shown == before:
+            return
+        text = f"{serving.phase}: {detail}" if detail else serving.phase
+        if serving.phase == "ready" and before and serving.seconds_to_ready is not None:
+            text = f"ready after {serving.seconds_to_ready:.0f} s"
+        data = {"phase": serving.phase, "detail": detail, "progress": serving.progress, "attempt": serving.attempt}
+        # The phases of a start that was over before this program looked are of no interest.
+        passed = serving.phases if before or serving.phase != "ready" else ()
+        self._emit(Event("progress", text, data={**data, "phases": passed, "last_line": serving.last_line}))
+
+    def _refuse_idle(self, serving: ServeStatus) -> None:
+        if serving.phase not in IDLE_PHASES:
+            self._idle = self._after(IDLE_SECONDS)
+        elif self._idle.left() <= 0:
+            text = f"serve: {serving.name} does not start for {IDLE_SECONDS:.0f} s: {serving.phase}: {serving.detail}"
+            hint = "vcluster status\nvcluster stop"
+            raise HostError(self._head.name, f"{text}; the request stays, and is served once this is over", hint=hint)
+
+
+class _Log:
+    """The lines that vLLM prints on the head."""
+
+    def __init__(self, head: Link, cluster: str, emit: Emit) -> None:
+        self._head, self._container, self._emit = head, f"vcluster-{cluster}", emit
+        self._since = head.engine.now or 0.0
+        self._last = ""
+        self._due = head.runtime.after(0)
+
+    def show(self) -> None:
+        """Pass on what is new, about once a second."""
+        if self._due.left() > 0:
+            return
+        self._due = self._head.runtime.after(LOG_SECONDS)
+        for stamp, line in self._head.engine.stamped_logs(self._container, self._since):
+            if stamp > self._last:
+                self._last = stamp
+                if line.startswith("[vllm] "):
+                    self._emit(Event("log", line.removeprefix("[vllm] "), self._head.name))
+
+
+def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:
+    """The failure of a request, and whether what was served before it is back."""
+    if serving.phase == "ready":
+        away = "" if serving.away_s is None else f", after {serving.away_s:.0f} s without it"
+        error.message += f"\n{serving.name} is served again{away}"
+    else:
+        why = f": {serving.first_failure.what}" if serving.first_failure else ""
+        error.message += f"\n{serving.name}, which was served before, has not come back{why}"
+    return error
+
+
+def failure(fleet: Fleet, inventory: Inventory, model: str, found: Failure | None) -> VclusterError:
+    """The error for a model that cannot be served."""
+    host = inventory.head_name
+    if found is None:
+        return HostError(host, "vLLM failed and left no reason", hint="docker logs on the head has all of it")
+    error = HostError(
+        host,
+        f"{model} cannot be served: {found.what}",
+        hint="mend the cause and serve again; vcluster status keeps this failure",
+    )
+    return with_cause(error, fleet, inventory, "\n" + "\n".join(found.lines[-30:]))
