@@ -71,7 +71,7 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _Found:
         facts = fleet.all(lambda link: observe(inventory, link))
         hosts = inventory.hosts
         nodes = tuple(gpu_count(host, facts[name], inventory.accelerator) for name, host in hosts.items())
-        memory = min(_memory(inventory, host, facts[name]) for name, host in hosts.items())
+        memory = min(gpu_memory(inventory, host, facts[name]) for name, host in hosts.items())
         for name, found in facts.items():
             if unified := [gpu.memory_mib for gpu in found.gpus if gpu.unified]:
                 text = (
@@ -87,7 +87,7 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _Found:
     return _Found(Gpus(nodes, memory, rdma), pipelines)
 
 
-def _memory(inventory: Inventory, host: Host, facts: HostFacts) -> int:
+def gpu_memory(inventory: Inventory, host: Host, facts: HostFacts) -> int:
     """Bytes of the host's smallest GPU; logical GPUs share the host's memory."""
     count = gpu_count(host, facts, inventory.accelerator)
     if inventory.accelerator == "cpu":

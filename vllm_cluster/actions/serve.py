@@ -8,19 +8,18 @@ from typing import Any
 
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_on
 from vllm_cluster.actions.follow import Follower, goes_on, serving_on
+from vllm_cluster.actions.serve_check import check_request
 from vllm_cluster.actions.survey import connected, survey
 from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.plan import Plan, RecordMembers
 from vllm_cluster.engine import request, vllm
-from vllm_cluster.fit.layouts import refusal
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Link
 from vllm_cluster.run.lease import Lease
-from vllm_cluster.run.models import cached_shape
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
 
@@ -62,7 +61,7 @@ def serve(
 
     Raises:
         Aborted, UsageError: another model is served, and nobody confirmed that it may stop.
-        PreflightFailed: the cluster is not up, or the model cannot be split so.
+        PreflightFailed: the cluster is not up, or what is asked for cannot work; what is served goes on.
         HostError: the engine ended, or waits for something that does not come; and why.
     """
     served = name or model
@@ -70,41 +69,27 @@ def serve(
     with connected(inventory, emit, runtime=runtime) as fleet:
         seen = survey(inventory, fleet, emit, reading=Reading.NONE)
         _require_up(seen.plan)
-        layout = vllm.layout(list(seen.plan.gpus.values()), tp, pp)
+        names = {host.address: name for name, host in inventory.hosts.items()}
+        layout = vllm.layout(list(seen.plan.gpus.values()), tp, pp, [names[address] for address in seen.plan.gpus])
         for reason in layout.reasons:
             emit(Event("note", reason))
         head = fleet.links[inventory.head_name]
         host = inventory.hosts[inventory.head_name].address if expose else "127.0.0.1"
         port = inventory.ports.api
         argv = vllm.serve_argv(model, name=served, tp=layout.tp, pp=layout.pp, host=host, port=port, extra=extra)
-        refuse_split(head, inventory, model, layout, extra)
         words = {"model": model, "name": served, "host": host, "port": port, "nodes": seen.plan.gpus}
         wanted = request.request(argv, by_default=tp is None and pp is None, rollback=rollback, **words)
         number = _asked_already(head, inventory, wanted["generation"])
         if number is None:
             if serving_on(head, inventory) is None:
                 _require_port(seen.facts[head.name], port)
+            check_request(fleet, inventory, seen.facts, wanted, emit, extra=extra)
             consent = Consent(confirm, inventory.cluster, then=f" and serve {served}")
             number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what=f"serve {model}")
         emit(Event("phase", f"serving {served}: TP={layout.tp} × PP={layout.pp}"))
         with goes_on(inventory.cluster, served):
             Follower(fleet, inventory, number, emit, log=log).follow()
         return Endpoint(served, host, head.name, port)
-
-
-def refuse_split(head: Link, inventory: Inventory, model: str, layout: vllm.Layout, extra: Sequence[str]) -> None:
-    """Refuse what vLLM would refuse minutes later, where the head has the model's config.
-
-    Raises:
-        PreflightFailed: the model cannot be split so.
-    """
-    shape = cached_shape(head, inventory, model, extra)
-    problem = refusal(shape, layout.tp, layout.pp) if shape else ""
-    if shape and problem:
-        total = layout.tp * layout.pp
-        others = [(tp, total // tp) for tp in range(total, 0, -1) if total % tp == 0]
-        good = next((f"--tp {tp} --pp {pp}" for tp, pp in others if not refusal(shape, tp, pp)), "fewer GPUs")
-        raise PreflightFailed(f"{model} cannot be split so: {problem}", hint=f"try {good}; vcluster fit shows the rest")
 
 
 def ask_head(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vllm_cluster.core.errors import UsageError
 from vllm_cluster.text import holds_token, redact
@@ -12,6 +13,7 @@ from vllm_cluster.text import holds_token, redact
 MIDDLEWARE = "vcluster_auth.RequireKey"
 
 _GROUP = "vcluster starts the ranks through Ray"
+_ONE = "a cluster serves one engine over all its GPUs: use --tp and --pp"
 _TLS = "the endpoint speaks plain HTTP: use vcluster tunnel, or a proxy that ends TLS"
 # Each option that would undo what vcluster does, and what to use instead.
 _OURS = {
@@ -30,6 +32,19 @@ _OURS = {
     "--master-addr": _GROUP,
     "--master-port": _GROUP,
     "--headless": _GROUP,
+    "--fd": "the endpoint is a port: ports.api in the inventory",
+    "--grpc": "the endpoint speaks HTTP, with the key on every route",
+    "--data-parallel-size": _ONE,
+    "--data-parallel-size-local": _ONE,
+    "--data-parallel-rank": _ONE,
+    "--data-parallel-start-rank": _ONE,
+    "--data-parallel-address": _ONE,
+    "--data-parallel-rpc-port": _ONE,
+    "--data-parallel-backend": _ONE,
+    "--data-parallel-hybrid-lb": _ONE,
+    "--data-parallel-external-lb": _ONE,
+    "--data-parallel-multi-port-external-lb": _ONE,
+    "--prefill-context-parallel-size": _ONE,
     "--ssl-keyfile": _TLS,
     "--ssl-certfile": _TLS,
     "--ssl-ca-certs": _TLS,
@@ -37,6 +52,16 @@ _OURS = {
 _SHORT = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpl": "--data-parallel-size-local",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-pcp": "--prefill-context-parallel-size",
     "-n": "--nnodes",
     "-r": "--node-rank",
 }
@@ -93,8 +118,9 @@ def check(model: str, name: str, extra: Sequence[str]) -> None:
     """
     _check_word("the model", model)
     _check_word("the name", name)
-    for flag in extra:
-        _check_flag(flag)
+    for index, flag in enumerate(extra):
+        if not _agrees(flag, extra[index + 1 : index + 2]):
+            _check_flag(flag)
         if holds_token(flag):
             raise UsageError(
                 f"{redact(flag)!r} holds a secret, which ps and vLLM's log would show",
@@ -130,6 +156,40 @@ def _check_flag(flag: str) -> None:
         raise UsageError(f"{text} is set by vcluster", hint=_OURS[ours])
 
 
+def _agrees(flag: str, following: Sequence[str]) -> bool:
+    """Whether a flag says what we say too: guides begin with it."""
+    name, _, value = flag.replace("_", "-").partition("=")
+    return name == "--distributed-executor-backend" and (value or "".join(following)) == "ray"
+
+
+# What vLLM's parser is asked for: where these are not ours, or not its own defaults, something else would be served.
+_MINE = ("model_tag", "served_model_name", "tensor_parallel_size", "pipeline_parallel_size", "host", "port")
+SIZES = ("--tensor-parallel-size=", "--pipeline-parallel-size=")
+ASKED = (*_MINE, "distributed_executor_backend", "middleware")
+
+
+def undone(values: Mapping[str, Any], given: Sequence[str], argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options that undo what `serve_argv` set, by what vLLM's own parser made of its words; and what to use."""
+    own = {word.partition("=")[0]: word.partition("=")[2] for word in argv if word.startswith("--") and "=" in word}
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        expected = argv[2] if name == "model_tag" else own.get(option)
+        got = value[-1] if isinstance(value, list) and value else value
+        if expected is not None and str(got) != expected:
+            yield ("the model", _OURS["--model"]) if name == "model_tag" else (option, _OURS.get(option, _GROUP))
+    for name in given:
+        option = f"--{name.replace('_', '-')}"
+        if option in _OURS and option not in own and name != "model":
+            yield option, _OURS[option]
+
+
+def options(words: Sequence[str]) -> Iterator[str]:
+    """The names of the options among words, as vLLM's parser names their values."""
+    for word in words:
+        if word.startswith("--"):
+            yield word.partition("=")[0].partition(".")[0].removeprefix("--").replace("-", "_")
+
+
 def _ours(flag: str) -> str | None:
     """The option of ours that vLLM's parser would take this word for."""
     name = flag.partition("=")[0].replace("_", "-")
@@ -141,8 +201,10 @@ def _ours(flag: str) -> str | None:
     return next((option for short, option in _SHORT.items() if len(name) > 1 and short.startswith(name)), None)
 
 
-def layout(nodes: Sequence[int], tp: int | None, pp: int | None) -> Layout:
+def layout(nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = ()) -> Layout:
     """TP = GPUs of a host and PP = hosts, unless told otherwise. `nodes` are the GPUs of each host, the head first.
+
+    `names` are those of the hosts, to say which of them idle.
 
     Raises:
         UsageError: it cannot be laid out so, with what can.
@@ -158,10 +220,24 @@ def layout(nodes: Sequence[int], tp: int | None, pp: int | None) -> Layout:
         text = f"TP={tp} x PP={pp} needs {tp * pp} GPUs; the cluster has {total}"
         raise UsageError(text, hint=f"choose --tp and --pp whose product is {total}, or give neither")
     if tp * pp < total:
-        reasons.append(f"{total - tp * pp} of the {total} GPUs stay idle, Ray chooses which")
+        reasons.append(_idle(nodes, tp * pp, names))
     if len(nodes) > 1 and any(count % tp for count in nodes):
         reasons.append(f"TP={tp} crosses hosts: every layer waits for the network, which only RDMA makes bearable")
     return Layout(tp, pp, tuple(reasons))
+
+
+def _idle(nodes: Sequence[int], used: int, names: Sequence[str]) -> str:
+    """Which GPUs stay idle: Ray packs the ranks, and the head has the first of them."""
+    total, hosts = sum(nodes), list(names) or [f"host {number}" for number in range(1, len(nodes) + 1)]
+    text = f"{total - used} of the {total} GPUs stay idle"
+    left = [max(0, nodes[0] - used), *nodes[1:]]
+    if len(nodes) == 1:
+        return text
+    if used > nodes[0] and len(nodes) > 2:
+        return f"{text}, of those on {', '.join(hosts[1:])}: Ray chooses which"
+    left[1] -= max(0, used - nodes[0])
+    idle = [f"{count} of {host}" for host, count in zip(hosts, left, strict=True) if count]
+    return f"{text}: {', '.join(idle)}"
 
 
 def _sizes(nodes: Sequence[int], tp: int | None, pp: int | None) -> tuple[int, int, list[str]]:

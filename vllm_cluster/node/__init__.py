@@ -7,8 +7,10 @@ from importlib import resources
 _MODULES = (
     "api.py",
     "attempt.py",
+    "checker.py",
     "course.py",
     "files.py",
+    "model_files.py",
     "movement.py",
     "pace.py",
     "phases.py",

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.node.attempt import refusal
+from vllm_cluster.node.checker import Standby, check, serve_checks
 from vllm_cluster.node.files import write_whole
 from vllm_cluster.node.pace import Pace
 from vllm_cluster.node.process import Child, descendants, end, missing_secrets, say, secret_environment
@@ -73,6 +74,7 @@ class Node:
         self._misses: dict[str, int] = {}
         self._watch: Child | None = None
         self._watch_due = 0.0
+        self._checker = Standby()
         self._nodes: list[dict[str, Any]] | None = None
         self._nodes_at = 0.0
         self._version = _ray_version()
@@ -90,6 +92,7 @@ class Node:
                 if self._serving:
                     self._keep_watch()
                     self._serving.tick(self._nodes)
+                    self._checker.keep(ready=self._serving.ready)
                 self._reap()
                 self.publish()
                 self.stopping.wait(self._pace.tick)
@@ -230,7 +233,7 @@ class Node:
     def _reap(self) -> None:
         """Orphans come to us; those that somebody waits for are left to him."""
         attempt = self._serving.attempt if self._serving else None
-        children = (self._ray, self._watch, attempt.child if attempt else None)
+        children = (self._ray, self._watch, self._checker.child, attempt.child if attempt else None)
         known = {child.pid for child in children if child}
         try:
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -254,9 +257,13 @@ def main(argv: Sequence[str]) -> int:
     nodes.add_argument("--address", required=True)
     nodes.add_argument("--every", type=float, default=1.0)
     commands.add_parser("status")
+    commands.add_parser("checker")
+    commands.add_parser("check").add_argument("question")
     given = parser.parse_args(argv)
     if given.command == "ray-nodes":
         return ray_nodes(given.address, given.every)
+    if given.command in ("checker", "check"):
+        return serve_checks(state_folder()) if given.command == "checker" else check(state_folder(), given.question)
     if given.command == "status":
         sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
         return 0

@@ -65,6 +65,11 @@ class Serving:
         if self.course.phase == "failed" and self._requests.fail(self.course.failure):
             self._take(self._requests.served, fresh=True)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a model answers."""
+        return self.course is not None and self.course.phase == "ready"
+
     def ray_ended(self, why: str) -> None:
         """End vLLM, whose ranks have gone with Ray."""
         if self.course and self.attempt:

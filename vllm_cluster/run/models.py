@@ -1,24 +1,19 @@
-"""What the hosts know of a model: the config in the head's model cache, and its class in the image's vLLM."""
+"""What the image's vLLM knows of a model's class."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from vllm_cluster.core.errors import CommandFailed, TimedOut
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import Owner, node_name, our_id
 from vllm_cluster.core.images import find
 from vllm_cluster.docker.once import run_once
-from vllm_cluster.fit.shape import Shape, shape
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link
 
 # Importing vLLM and a model's class took a minute on two busy cores.
 CLASS_SECONDS = 180.0
-
-# Flags with which vLLM takes another config than the one that lies there.
-_OTHERS = ("--revision", "--hf-overrides", "--hf-config-path", "--config-format", "--model-impl", "--config")
 
 _CLASS = """
 import json
@@ -26,27 +21,6 @@ from vllm.model_executor.models.registry import ModelRegistry
 known = ModelRegistry.models.get({architecture!r})
 print(json.dumps({{"supports_pp": known.inspect_model_cls().supports_pp if known else None}}))
 """
-
-
-def cached_shape(head: Link, inventory: Inventory, model: str, flags: Sequence[str]) -> Shape | None:
-    """The model's shape by the config that the head would serve; None where there is none that can be read."""
-    if any(flag.partition("=")[0].replace("_", "-") in _OTHERS for flag in flags):
-        return None
-    container = f"vcluster-{inventory.cluster}"
-    try:
-        folder = model if model.startswith("/") else _snapshot(head, container, inventory.model_cache, model)
-        content = head.engine.read_file(container, f"{folder}/config.json") if folder else None
-        document = json.loads(content) if content else None
-        return shape(document) if isinstance(document, dict) else None
-    except (CommandFailed, ValueError, RecursionError):
-        return None
-
-
-def _snapshot(head: Link, container: str, cache: str, model: str) -> str | None:
-    """The folder in which the hub's cache keeps the newest files of a repository."""
-    folder = f"{cache}/hub/models--{model.replace('/', '--')}"
-    commit = (head.engine.read_file(container, f"{folder}/refs/main", 200) or b"").decode("ascii", "replace").strip()
-    return f"{folder}/snapshots/{commit}" if commit.isalnum() else None
 
 
 def supports_stages(head: Link, facts: HostFacts, inventory: Inventory, architecture: str) -> bool | None:

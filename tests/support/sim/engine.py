@@ -53,7 +53,8 @@ class Request:
         """
         if self.method in ("GET", "HEAD") or self.path.endswith("/wait") or re.search("/exec/.*/start$", self.path):
             return False
-        return not (self.path.endswith("/exec") and LOAD in self.json["Cmd"])
+        asks = self.path.endswith("/exec") and (LOAD in self.json["Cmd"] or "check" in self.json["Cmd"])
+        return not asks
 
     @property
     def what(self) -> str:

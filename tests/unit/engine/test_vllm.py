@@ -85,7 +85,6 @@ def test_what_is_ours_is_refused_with_what_to_use_instead(flag: str, instead: st
         "--port-x",
         "-1",
         "-",
-        "-dp",
         "-O3",
         "--middleware=a.B",
         "--chat-template=/a b/c.jinja",
@@ -179,3 +178,19 @@ def test_left_to_itself_it_uses_every_gpu_and_no_group_crosses_hosts(nodes: list
     found = vllm.layout(nodes, None, None)
     assert found.tp * found.pp == sum(nodes)
     assert all(count % found.tp == 0 for count in nodes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tp", "pp", "idle"),
+    [
+        ([8, 8], 1, 1, "15 of the 16 GPUs stay idle: 7 of gpu1, 8 of gpu2"),
+        ([8, 8], 8, 1, "8 of the 16 GPUs stay idle: 8 of gpu2"),
+        ([2, 4], 2, 2, "2 of the 6 GPUs stay idle: 2 of gpu2"),
+        ([8, 8, 8], 8, 1, "16 of the 24 GPUs stay idle: 8 of gpu2, 8 of gpu3"),
+        ([8, 8, 8], 8, 2, "8 of the 24 GPUs stay idle, of those on gpu2, gpu3: Ray chooses which"),
+        ([4], 2, 1, "2 of the 4 GPUs stay idle"),
+    ],
+)
+def test_it_says_which_gpus_stay_idle(nodes: list[int], tp: int, pp: int, idle: str) -> None:
+    names = [f"gpu{number}" for number in range(1, len(nodes) + 1)]
+    assert idle in vllm.layout(nodes, tp, pp, names).reasons

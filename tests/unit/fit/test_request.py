@@ -1,0 +1,152 @@
+"""What is refused before anything is stopped, by what the nodes and the image's vLLM answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.models import configs
+from vllm_cluster.core.errors import UsageError
+from vllm_cluster.engine import vllm
+from vllm_cluster.fit.layouts import Gpus
+from vllm_cluster.fit.request import Asked, Files, Judged, problems
+
+NAME = "meta-llama/Llama-3.1-8B"
+GB = 10**9
+
+
+def asked(tp: int = 8, pp: int = 2, *extra: str, memory: int = 80 * GB) -> Asked:
+    """A request for the layout over two hosts of 8 GPUs."""
+    argv = vllm.serve_argv(NAME, name="llama", tp=tp, pp=pp, host="127.0.0.1", port=8000, extra=extra)
+    return Asked(NAME, tp, pp, argv, extra, Gpus((8, 8), memory, True))
+
+
+HERE = Files("cache", config=configs.LLAMA_8B, weights=16 * GB, free=100 * GB, missing=0)
+BOTH = {"gpu1": HERE, "gpu2": HERE}
+# What the parser makes of the words of `asked()`.
+VALUES = {
+    "model_tag": NAME,
+    "served_model_name": ["llama"],
+    "tensor_parallel_size": 8,
+    "pipeline_parallel_size": 2,
+    "host": "127.0.0.1",
+    "port": 8000,
+    "distributed_executor_backend": "ray",
+    "middleware": ["other.One", vllm.MIDDLEWARE],
+}
+GOOD = Judged(flags="accepted", model="accepted", values=VALUES, max_model_len=8192, supports_pp=True)
+
+
+def said(request: Asked, files: dict[str, Files] = BOTH, judged: Judged = GOOD) -> list[str]:
+    """Each problem as people see it; vLLM's parser has read the layout of the request."""
+    if judged.values:
+        sizes = {"tensor_parallel_size": request.tp, "pipeline_parallel_size": request.pp}
+        judged = replace(judged, values={**judged.values, **sizes})
+    return [f"{one.host}: {one.text} | {one.fix}" for one in problems(request, "gpu1", files, judged)]
+
+
+def test_what_is_right_is_not_refused() -> None:
+    assert said(asked()) == []
+    assert said(asked(), judged=Judged(unchecked="no answer")) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        (
+            {"problem": "it is not in the model cache", "near": ("meta-llama/Llama-3.1-8b", "lab/x")},
+            f"gpu1: {NAME}: it is not in the model cache | did you mean meta-llama/Llama-3.1-8b?",
+        ),
+        ({"problem": "the hub has no such model"}, "check the name: ORG/NAME"),
+        ({"problem": "it is gated, private or not there: 403 without a token"}, "accept its terms on the hub"),
+    ],
+)
+def test_a_name_that_is_nowhere(files: dict[str, Any], text: str) -> None:
+    (found,) = said(asked(), {"gpu1": Files("nowhere", **files), "gpu2": HERE})
+    assert text in found
+
+
+def test_each_rank_needs_the_files_on_its_own_host() -> None:
+    files = {"gpu1": HERE, "gpu2": Files("nowhere", "it is not in the model cache, and HF_HUB_OFFLINE is set")}
+    (found,) = said(asked(), files)
+    assert found.startswith(f"gpu2: {NAME}: it is not in the model cache")
+    assert "copy it to gpu2" in found
+    # One rank runs on the head.
+    assert said(asked(1, 1), files) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"headless": True}, "--headless is set by vcluster"),
+        ({"nnodes": 2}, "--nnodes is set by vcluster"),
+        ({"data_parallel_size": 16}, "--data-parallel-size is set by vcluster"),
+        ({"uds": "/tmp/x"}, "--uds is set by vcluster"),
+        ({"grpc": True}, "--grpc is set by vcluster"),
+        ({"api_key": ["x"]}, "--api-key is set by vcluster"),
+    ],
+)
+def test_what_a_config_file_sets_is_refused_as_on_the_command_line(change: dict[str, Any], text: str) -> None:
+    (found,) = said(asked(), judged=replace(GOOD, given=(*change, "max_model_len")))
+    assert text in found
+    with pytest.raises(UsageError):
+        vllm.check(NAME, "llama", [text.split(maxsplit=1)[0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("port", 9, "--port is set"),
+        ("host", "0.0.0.0", "--host is set"),
+        ("model_tag", "another", "the model is set"),
+        ("middleware", [vllm.MIDDLEWARE, "x"], "--middleware is set"),
+        ("distributed_executor_backend", "mp", "--distributed-executor-backend is set"),
+    ],
+)
+def test_what_we_set_must_be_what_is_served(name: str, value: object, text: str) -> None:
+    (found,) = said(asked(), judged=replace(GOOD, values={**VALUES, name: value}))
+    assert text in found
+
+
+def test_agreement_is_no_reason() -> None:
+    for flags in (["--distributed-executor-backend", "ray"], ["--distributed_executor_backend=ray"]):
+        vllm.check(NAME, "llama", flags)
+    for flags in (["--distributed-executor-backend", "mp"], ["--distributed-executor-backend"]):
+        with pytest.raises(UsageError):
+            vllm.check(NAME, "llama", flags)
+
+
+def test_vllm_s_own_words_are_passed_on() -> None:
+    (flags,) = said(asked(), judged=Judged(flags="refused", problem="unrecognized arguments: --no-such-flag 1"))
+    assert "gpu1: vLLM refuses these flags: unrecognized arguments: --no-such-flag 1" in flags
+    (length,) = said(asked(), judged=replace(GOOD, model="refused", problem="max_model_len (100000) is greater"))
+    assert f"vLLM refuses {NAME}: max_model_len (100000) is greater" in length
+
+
+def test_a_split_that_cannot_be_names_one_that_can() -> None:
+    (found,) = said(asked(3, 4))
+    assert "TP=3 does not divide its 32 attention heads" in found
+    assert "--tp 4 --pp 3" in found
+    assert "stages" in said(asked(), judged=replace(GOOD, supports_pp=False))[0]
+
+
+def test_weights_that_no_gpu_holds_and_a_context_without_room() -> None:
+    (weights,) = said(asked(1, 1, memory=12 * GB))
+    assert "its weights take 14.9 GiB of a GPU's 11.2 GiB at TP=1 × PP=1" in weights
+    (context,) = said(asked(1, 1, memory=24 * GB), judged=replace(GOOD, max_model_len=131072))
+    assert "of 131072 tokens" in context
+    assert "--max-model-len=" in context
+    # With a flag that changes what is loaded, we cannot tell.
+    assert said(asked(1, 1, memory=12 * GB), judged=replace(GOOD, given=("quantization",))) == []
+    assert said(asked(1, 1, "--cpu-offload-gb=20", memory=12 * GB), judged=Judged(unchecked="x")) == []
+
+
+def test_a_disk_too_small_is_named_by_host() -> None:
+    head = Files("hub", weights=810 * GB, missing=810 * GB, free=900 * GB)
+    worker = Files("hub", held=400 * GB, free=300 * GB)
+    (found,) = said(asked(), {"gpu1": head, "gpu2": worker})
+    assert "gpu2: 410 GB of" in found
+    assert "300 GB are free" in found
+    assert said(asked(), {"gpu1": head, "gpu2": replace(worker, held=600 * GB)}) == []

@@ -1,0 +1,241 @@
+"""What the node knows of a model and of flags, before anything is stopped: the real program beside a small vLLM."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.support.node.world import World, eventually
+from vllm_cluster.node import model_files
+
+SERVE = """
+import argparse
+
+FlexibleArgumentParser = argparse.ArgumentParser
+
+
+class Command:
+    def subparser_init(self, below):
+        parser = below.add_parser("serve")
+        parser.add_argument("model_tag", nargs="?")
+        parser.add_argument("--model", default="default/one")
+        parser.add_argument("--max-model-len", type=int)
+        parser.add_argument("--nnodes", type=int, default=1)
+        return parser
+
+    def validate(self, args):
+        if args.nnodes == 13:
+            raise ValueError("13 nodes bring no luck")
+
+
+def cmd_init():
+    return [Command()]
+"""
+ENGINE = """
+class AsyncEngineArgs:
+    @classmethod
+    def from_cli_args(cls, args):
+        self = cls()
+        self.args = args
+        return self
+
+    def create_model_config(self):
+        if (self.args.max_model_len or 0) > 2048:
+            raise ValueError("1 validation error for ModelConfig\\n  Value error, too long: 2048 at most [type=value]")
+        self.architectures, self.max_model_len, self.registry = ["X"], 2048, self
+        return self
+
+    def is_pp_supported_model(self, architectures, config):
+        return True
+"""
+
+
+def install(world: World, serve: str = SERVE) -> None:
+    """A package called vllm with the parts that are asked."""
+    for name, text in (
+        ("entrypoints/cli/serve.py", serve),
+        ("engine/arg_utils.py", ENGINE),
+        ("model_executor/models/registry.py", ""),
+    ):
+        path = world.folder / "python" / "vllm" / name
+        for folder in path.parents:
+            if folder == world.folder / "python":
+                break
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "__init__.py").touch()
+        path.write_text(text)
+
+
+def check(world: World, *flags: str, model: str = "org/model", seconds: float = 20) -> dict[str, Any]:
+    """What `node.py check` answers."""
+    argv = ["serve", model, *flags]
+    question = {"model": model, "argv": argv, "ask": ["nnodes", "gone"], "seconds": seconds}
+    done = subprocess.run(
+        [sys.executable, str(world.opt / "node.py"), "check", json.dumps(question)],
+        env={"VCLUSTER_STATE": str(world.state), "HF_HOME": str(world.folder / "hf"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.strip())
+    return found
+
+
+def cached(home: Path, name: str = "org/model", *, index: bool = False) -> Path:
+    """A model in a cache of the hub's shape, with one file of weights."""
+    folder = home / "hub" / f"models--{name.replace('/', '--')}"
+    snapshot = folder / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    (snapshot / "config.json").write_text('{"model_type": "llama"}')
+    header = json.dumps({"__metadata__": {}, "w": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}).encode()
+    (snapshot / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    if index:
+        (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-2.safetensors"}}')
+    return snapshot
+
+
+@pytest.mark.slow
+def test_flags_are_judged_by_vllm_s_own_parser_while_a_model_is_served(world: World) -> None:
+    install(world)
+    cached(world.folder / "hf")
+    world.start()
+    assert "unchecked" in check(world, seconds=1)["vllm"]
+    world.want("one")
+    world.phase("ready")
+    eventually((world.state / "check.sock").exists, "the parser")
+    good = check(world, "--max-model-len", "1024")["vllm"]
+    assert (good["flags"], good["values"], good["model"]) == ("accepted", {"nnodes": 1}, "accepted")
+    assert set(good["given"]) >= {"max_model_len", "model_tag"}
+    typo = check(world, "--max-model-ln", "1024")["vllm"]
+    assert (typo["flags"], typo["problem"]) == ("refused", "unrecognized arguments: --max-model-ln 1024")
+    assert check(world, "another/model")["vllm"]["problem"] == "unrecognized arguments: another/model"
+    assert check(world, "--nnodes=13")["vllm"]["problem"] == "13 nodes bring no luck"
+    long = check(world, "--max-model-len=4096")["vllm"]
+    assert (long["flags"], long["model"], long["problem"]) == ("accepted", "refused", "too long: 2048 at most")
+    # Questions leave nothing behind, and the model goes on.
+    assert len(world.attempts) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("serve", "why"),
+    [
+        ("raise ImportError('another vLLM')", "ImportError: another vLLM"),
+        ("def cmd_init(): return []", "AttributeError"),
+    ],
+)
+def test_another_vllm_is_not_checked_and_that_is_said(world: World, serve: str, why: str) -> None:
+    install(world, serve)
+    world.start()
+    world.want("one")
+    world.phase("ready")
+    eventually((world.state / "check.sock").exists, "the parser")
+    answer = check(world, "--no-such-flag")["vllm"]
+    assert list(answer) == ["unchecked"]
+    assert why in answer["unchecked"]
+
+
+def test_what_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snapshot = cached(tmp_path)
+    found = model_files.look("org/model")
+    assert (found["where"], found["config"], found["missing"]) == ("cache", {"model_type": "llama"}, 0)
+    assert (found["tensors"], found["lacking"]) == ([["w", "BF16", 4]], [])
+    assert model_files.look(str(snapshot))["where"] == "folder"
+    wrong = model_files.look("org/modl")
+    assert (wrong["where"], wrong["near"]) == ("nowhere", ["org/model"])
+    assert "HF_HUB_OFFLINE" in wrong["problem"]
+    for word, text in (
+        ("a/b/c", "neither a folder nor ORG/NAME"),
+        ("./foo", "no such folder"),
+        ("/nowhere", "no such"),
+    ):
+        assert text in model_files.look(word)["problem"]
+    assert model_files.look("s3://bucket/model")["where"] == "unknown"
+    assert model_files.look("org/model", "v2")["where"] == "nowhere"
+
+
+def test_a_part_of_a_model_is_not_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snapshot = cached(tmp_path, index=True)
+    assert "only a part" in model_files.look("org/model")["problem"]
+    assert model_files.look(str(snapshot))["lacking"] == ["model-2.safetensors"]
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """A hub with one open and one gated model; what it was sent is kept."""
+
+    seen: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_GET(self) -> None:
+        """Answer as the hub does."""
+        Hub.seen.append((self.path, self.headers["Authorization"]))
+        files = [{"rfilename": name, "size": 10} for name in ("a.safetensors", "b.safetensors", "pytorch_model.bin")]
+        if "org/gone" in self.path:
+            self._say(404, b"")
+        elif "/api/models/" in self.path:
+            self._say(200, json.dumps({"siblings": files}).encode())
+        elif "org/gated" in self.path:
+            self._say(403, b"")
+        else:
+            self.send_response(302)
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+            self.end_headers()
+
+    def _say(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    Hub.seen.clear()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_hub_is_asked_from_the_node_with_its_token(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    found = model_files.look("org/open")
+    # Not what vLLM leaves aside, and a redirect is followed by nobody, least of all with the token.
+    assert (found["where"], found["weights"], found["missing"]) == ("hub", 20, 20)
+    assert [token for _, token in Hub.seen] == ["Bearer hf_canary"] * 2
+    assert "403 with the token that is set" in model_files.look("org/gated")["problem"]
+    monkeypatch.delenv("HF_TOKEN")
+    assert "403 without a token" in model_files.look("org/gated")["problem"]
+    assert "has no such model" in model_files.look("org/gone")["problem"]
+    assert model_files.look("org/open", ask_hub=False)["where"] == "hub"
+
+
+def test_a_hub_that_cannot_be_reached_is_a_reason(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    found = model_files.look("org/open")
+    assert found["where"] == "nowhere"
+    assert "cannot be asked" in found["problem"]

@@ -1,0 +1,82 @@
+"""What can be known of a request to serve before anything is stopped for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_cluster.actions.fit import gpu_memory
+from vllm_cluster.core.desired import hcas
+from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.engine import vllm
+from vllm_cluster.fit.layouts import Gpus
+from vllm_cluster.fit.request import Asked, Files, Judged, problems, to_download
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.ask_nodes import VLLM_SECONDS, ask_nodes
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Fleet
+
+
+def check_request(
+    fleet: Fleet,
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    wanted: Mapping[str, Any],
+    emit: Emit,
+    *,
+    extra: Sequence[str],
+) -> None:
+    """Refuse what cannot be served, all reasons at once; what could not be checked is said.
+
+    Raises:
+        PreflightFailed: the model is not there, vLLM refuses the flags, or it does not fit.
+    """
+    emit(Event("phase", f"checking {wanted['model']} and its flags"))
+    argv, head = list(wanted["argv"]), inventory.head_name
+    question = {
+        "model": wanted["model"],
+        "revision": _revision(extra),
+        "argv": argv[1:],
+        "env": wanted["env"],
+        "ask": vllm.ASKED,
+        "seconds": VLLM_SECONDS,
+    }
+    files, judged = ask_nodes(fleet, inventory, question)
+    tp, pp = (int(next(word for word in argv if word.startswith(name)).partition("=")[2]) for name in vllm.SIZES)
+    asked = Asked(wanted["model"], tp, pp, argv, extra, _gpus(inventory, facts, wanted["nodes"]))
+    found = list(problems(asked, head, files, judged))
+    if found:
+        text = "\n".join(dict.fromkeys(f"{one.host}: {one.text}" for one in found))
+        raise PreflightFailed(text, hint="\n".join(dict.fromkeys(one.fix for one in found)))
+    _say_what_is_open(head, files, judged, emit)
+
+
+def _revision(extra: Sequence[str]) -> str:
+    words = [*extra, ""]
+    given = [words[index + 1] for index, word in enumerate(extra) if word == "--revision"]
+    given += [word.partition("=")[2] for word in extra if word.startswith("--revision=")]
+    return next(iter(given), "main")
+
+
+def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], nodes: Mapping[str, int]) -> Gpus | None:
+    """The GPUs there are; None where a host does not say how much memory they have."""
+    hosts = inventory.hosts.items()
+    try:
+        memory = min(gpu_memory(inventory, host, facts[name]) for name, host in hosts)
+    except PreflightFailed:
+        return None
+    return Gpus(tuple(nodes.values()), memory, all(hcas(host, facts[name]) for name, host in hosts))
+
+
+def _say_what_is_open(head: str, files: Mapping[str, Files], judged: Judged, emit: Emit) -> None:
+    size = files[head].weights
+    downloads = {host: bytes_ for host, found in files.items() if (bytes_ := to_download(found, size))}
+    if downloads:
+        most = max(downloads.values()) / 1e9
+        emit(Event("note", f"{', '.join(downloads)}: up to {most:.1f} GB must be downloaded first"))
+    if judged.unchecked:
+        what = "flags and config are" if not judged.flags else "the model's config is"
+        emit(Event("note", f"{what} not checked before the start: {judged.unchecked}"))
+    if files[head].where == "unknown":
+        emit(Event("note", f"the model's name and files are not checked: {files[head].problem or 'not on a hub'}"))

@@ -1,0 +1,206 @@
+"""What is wrong with a request to serve, by what the nodes and the image's own vLLM answered about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vllm_cluster.engine import vllm
+from vllm_cluster.fit.layouts import FIXED, UTILISATION, Gpus, Layout, Model, Wish, judge, refusal
+from vllm_cluster.fit.shape import Shape, shape
+from vllm_cluster.fit.weights import spread, weigh
+
+# With one of these, what we reckon from the stored config and weights is not what vLLM will load.
+_OTHERWISE = frozenset(
+    {
+        "config",
+        "config_format",
+        "cpu_offload_gb",
+        "decode_context_parallel_size",
+        "download_dir",
+        "dtype",
+        "gpu_memory_utilization",
+        "hf_config_path",
+        "hf_overrides",
+        "kv_cache_dtype",
+        "kv_cache_memory_bytes",
+        "kv_transfer_config",
+        "load_format",
+        "model_impl",
+        "offload_backend",
+        "quantization",
+        "revision",
+        "speculative_config",
+    }
+)
+# Our estimate of the KV cache is this near to what vLLM measures, at worst: nothing is refused that could just fit.
+DOUBT = 1.25
+
+
+class Problem(NamedTuple):
+    """Why a request cannot work, where, and what to do."""
+
+    host: str
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """What lies on a host of the model, or what the hub would give it; bytes, None where it is not known."""
+
+    where: str
+    problem: str = ""
+    near: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    weights: int | None = None
+    missing: int | None = None
+    held: int = 0
+    free: int | None = None
+    lacking: tuple[str, ...] = ()
+    tensors: tuple[tuple[str, str, int], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the image's vLLM takes the flags and the model for; `unchecked` is why it was not asked all."""
+
+    flags: str = ""
+    model: str = ""
+    problem: str = ""
+    unchecked: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    supports_pp: bool | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The request: the model, its layout, the words of vLLM's command line, and the GPUs there are."""
+
+    model: str
+    tp: int
+    pp: int
+    argv: Sequence[str]
+    extra: Sequence[str]
+    gpus: Gpus | None
+
+
+def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged) -> Iterator[Problem]:
+    """Everything that would make the request fail after the running model was stopped."""
+    named = list(_named(asked, head, files))
+    yield from named
+    yield from _flags(asked, head, judged, named=bool(named))
+    if not named:
+        yield from _fits(asked, head, files[head], judged)
+        yield from _room(asked, head, files)
+
+
+def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Problem]:
+    for host, found in files.items():
+        if found.where == "nowhere" and (host == head or asked.gpus is None or asked.tp * asked.pp == _total(asked)):
+            near = difflib.get_close_matches(asked.model, found.near, n=1, cutoff=0.5)
+            meant = f"did you mean {near[0]}?" if near else "check the name: ORG/NAME, or a folder below model_cache"
+            fix = meant if "gated" not in found.problem else f"accept its terms on the hub and set hf_token; {meant}"
+            elsewhere = host != head and files[head].where in ("cache", "folder")
+            fix = f"download or copy it to {host} too: each rank reads its own host's files" if elsewhere else fix
+            yield Problem(host, f"{asked.model}: {found.problem}", fix)
+        elif found.where == "folder" and found.lacking:
+            text = f"{asked.model} is not whole: its index names {found.lacking[0]}, which is not there"
+            yield Problem(host, text, "copy or download it again")
+
+
+def _total(asked: Asked) -> int:
+    return sum(asked.gpus.nodes) if asked.gpus else asked.tp * asked.pp
+
+
+def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[Problem]:
+    if judged.flags == "refused":
+        text = f"vLLM refuses these flags: {judged.problem}"
+        yield Problem(head, text, f"vcluster serve {asked.model} -- FLAGS of the image's vLLM: vllm serve --help=all")
+        return
+    for option, fix in vllm.undone(judged.values, judged.given, asked.argv):
+        yield Problem(head, f"{option} is set by vcluster, and these flags or their --config file set it too", fix)
+    if judged.model == "refused" and not named:
+        yield Problem(
+            head, f"vLLM refuses {asked.model}: {judged.problem}", "change the flag or the model that it names"
+        )
+
+
+def _shape(found: Files) -> Shape | None:
+    try:
+        return shape(found.config) if found.config else None
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+
+
+def _fits(asked: Asked, head: str, found: Files, judged: Judged) -> Iterator[Problem]:
+    given = judged.given or tuple(vllm.options(asked.extra))
+    known = _shape(found)
+    if known is None or set(given) & _OTHERWISE:
+        return
+    split = refusal(known, asked.tp, asked.pp)
+    if not split and asked.pp > 1 and judged.supports_pp is False:
+        split = f"the image's vLLM cannot split {known.architecture} into stages"
+    if split:
+        yield Problem(head, f"{asked.model} cannot be split so: {split}", _other_split(asked, known))
+    elif found.weights:
+        yield from _memory(asked, head, found, known, judged)
+
+
+def _other_split(asked: Asked, known: Shape) -> str:
+    total = asked.tp * asked.pp
+    others = [(tp, total // tp) for tp in range(total, 0, -1) if total % tp == 0]
+    good = next((f"--tp {tp} --pp {pp}" for tp, pp in others if not refusal(known, tp, pp)), "fewer GPUs")
+    return f"try {good}; vcluster fit shows the rest"
+
+
+def _memory(asked: Asked, head: str, found: Files, known: Shape, judged: Judged) -> Iterator[Problem]:
+    gpus = asked.gpus
+    if gpus is None:
+        return
+    weights = weigh(found.tensors, known) if found.tensors else spread(found.weights or 0, known)
+    model = Model(asked.model, weights, known, judged.supports_pp)
+    length = judged.max_model_len or known.context
+    layout = judge(model, gpus, Wish(context=length), asked.tp, asked.pp)
+    advice = f"vcluster fit {asked.model} shows what fits"
+    if layout.problem:
+        yield Problem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)
+    elif layout.weights + FIXED > UTILISATION * gpus.memory:
+        text = (
+            f"its weights take {_gib(layout.weights)} of a GPU's {_gib(gpus.memory)} at TP={asked.tp} × PP={asked.pp}"
+        )
+        yield Problem(head, f"{asked.model} does not fit: {text}", advice)
+    elif not layout.fits and layout.context is not None and layout.context * DOUBT < length:
+        yield Problem(head, f"{asked.model} does not fit: {_short(layout, length)}", _shorter(layout, advice))
+
+
+def _short(layout: Layout, length: int) -> str:
+    return f"a GPU has {_gib(max(0, layout.left))} left for the KV cache, room for {layout.context} of {length} tokens"
+
+
+def _shorter(layout: Layout, advice: str) -> str:
+    return f"-- --max-model-len={layout.context}; {advice}" if layout.context else advice
+
+
+def _room(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Problem]:
+    size = files[head].weights
+    for host, found in files.items():
+        missing = to_download(found, size)
+        if missing and found.free is not None and missing > found.free:
+            text = f"{missing / 1e9:.0f} GB of {asked.model} must be downloaded, and {found.free / 1e9:.0f} GB are free"
+            yield Problem(host, text, f"on {host}: make room below model_cache, or give a larger disk")
+
+
+def to_download(found: Files, size: int | None) -> int:
+    """Bytes of weights that a host does not have yet; only the head asked the hub how many there are in all."""
+    if found.where != "hub":
+        return 0
+    return found.missing if found.missing is not None else max(0, (size or 0) - found.held)
+
+
+def _gib(size: float) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

@@ -1,0 +1,207 @@
+"""What lies here of a model, and what the hub would give: asked in the node, from where vLLM would download."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+HUB_SECONDS = 8.0
+MAX_CONFIG, MAX_INDEX, MAX_HEADER = 1 << 20, 64 << 20, 100_000_000
+# Rows of tensors that one answer carries; of more there is only the sum of their bytes.
+MAX_TENSORS = 15_000
+MAX_NEAR = 200
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
+_TRUE = ("1", "true", "yes", "on")
+
+
+def look(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[str, Any]:
+    """Where the model is (`folder`, `cache`, `hub`, `nowhere` with the problem, `unknown`) and what it holds."""
+    home = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub")
+    home = home.expanduser()
+    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
+    found: dict[str, Any] = {"where": "unknown", "problem": "", "offline": offline, "free": _free(home)}
+    if "://" in model or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in _TRUE:
+        return found
+    folder = Path(model)
+    if folder.is_dir():
+        return {**found, "where": "folder", **_held(folder)}
+    if not _REPOSITORY.fullmatch(model):
+        text = "there is no such folder in the node" if model[0] in "/.~" else "it is neither a folder nor ORG/NAME"
+        return {**found, "where": "nowhere", "problem": text, "near": _cached(home)}
+    snapshot = _snapshot(home, model, revision)
+    if snapshot and (snapshot / "config.json").exists():
+        held = _held(snapshot)
+        if not held["lacking"]:
+            return {**found, "where": "cache", **held}
+    if offline:
+        text = "its cache has only a part of it" if snapshot else "it is not in the model cache"
+        return {**found, "where": "nowhere", "problem": f"{text}, and HF_HUB_OFFLINE is set", "near": _cached(home)}
+    there = _sizes(snapshot) if snapshot else {}
+    found["held"] = sum(there.values())
+    if not ask_hub:
+        return {**found, "where": "hub"}
+    hub, sizes = _ask_hub(model, revision)
+    if hub["where"] == "hub":
+        missing = sum(size for name, size in sizes.items() if there.get(name) != size)
+        return {**found, **hub, "weights": sum(sizes.values()) or None, "missing": missing}
+    return {**found, **hub, "near": _cached(home)}
+
+
+def _free(path: Path) -> int | None:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None
+
+
+def _cached(home: Path) -> list[str]:
+    """The repositories in the cache, as people name them."""
+    names = sorted(path.name for path in home.glob("models--*"))[:MAX_NEAR]
+    return [name.removeprefix("models--").replace("--", "/", 1) for name in names]
+
+
+def _snapshot(home: Path, model: str, revision: str) -> Path | None:
+    folder = home / f"models--{model.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / revision).read_text()[:200].strip()
+    except (OSError, ValueError):
+        commit = revision
+    snapshot = folder / "snapshots" / commit
+    return snapshot if commit and "/" not in commit and snapshot.is_dir() else None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The files with weights and their bytes, where they are whole."""
+    found = {}
+    for path in folder.iterdir():
+        if _is_weights(path.name):
+            try:
+                found[path.name] = path.stat().st_size
+            except OSError:
+                continue  # a link that leads nowhere: a download that broke off
+    return found
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith((".safetensors", ".bin", ".pt", ".gguf")) and not name.startswith(("consolidated", "training"))
+
+
+def _document(path: Path, limit: int) -> dict[str, Any] | None:
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(limit))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _held(folder: Path) -> dict[str, Any]:
+    index = _document(folder / "model.safetensors.index.json", MAX_INDEX) or {}
+    mapped = index.get("weight_map")
+    named = sorted({str(name) for name in mapped.values()}) if isinstance(mapped, dict) else []
+    sizes = _sizes(folder)
+    tensors = [name for name in sizes if name.endswith(".safetensors")]
+    counted = {name: sizes[name] for name in (named or tensors or sizes) if name in sizes}
+    return {
+        "config": _document(folder / "config.json", MAX_CONFIG),
+        "weights": sum(counted.values()) or None,
+        "missing": 0,
+        "lacking": [name for name in named if name not in sizes],
+        "tensors": _tensors([folder / name for name in counted]),
+    }
+
+
+def _tensors(files: list[Path]) -> list[list[Any]] | None:
+    """Name, dtype and bytes of every tensor by the headers of safetensors files; None where they cannot be had."""
+    rows: list[list[Any]] = []
+    try:
+        for path in files:
+            with path.open("rb") as file:
+                size = struct.unpack("<Q", file.read(8))[0]
+                header = json.loads(file.read(size)) if 2 <= size <= MAX_HEADER else {}
+            header.pop("__metadata__", None)
+            rows += [
+                [name, row["dtype"], row["data_offsets"][1] - row["data_offsets"][0]] for name, row in header.items()
+            ]
+            if len(rows) > MAX_TENSORS:
+                return None
+    except (OSError, ValueError, KeyError, TypeError, struct.error, AttributeError, RecursionError):
+        return None
+    return rows or None
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer: the file is there, and our token is not for whoever holds it."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _ask_hub(model: str, revision: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Whether the hub would give the model, and the bytes of its files with weights."""
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    name, at = urllib.parse.quote(model), urllib.parse.quote(revision, safe="")
+    try:
+        # What is there and its size; then whether we may have it: a gated repository lists its files to everyone.
+        code, body = _get(f"{endpoint}/api/models/{name}/revision/{at}?blobs=true", limit=16 << 20)
+        if code == 200:
+            code, _ = _get(f"{endpoint}/{name}/resolve/{at}/config.json", limit=0)
+    except OSError as error:
+        text = f"it is not in the model cache, and {endpoint} cannot be asked: {getattr(error, 'reason', error)}"
+        return {"where": "nowhere", "problem": text}, {}
+    where, problem = "hub", ""
+    if code in (401, 403):
+        how = "with the token that is set" if _token() else "without a token"
+        where, problem = "nowhere", f"it is gated, private or not there: {endpoint} answers {code} {how}"
+    elif code == 404 and not body:
+        # One without a config.json has a list of files all the same: it is in another format.
+        where, problem = "nowhere", f"{endpoint} has no such model" + ("" if revision == "main" else f" at {revision}")
+    elif code >= 400 and code != 404:
+        where, problem = "unknown", f"{endpoint} answers {code}"
+    return {"where": where, "problem": problem}, _listed(body)
+
+
+def _listed(body: bytes) -> dict[str, int]:
+    """The files with weights that vLLM would download: safetensors where there are any."""
+    try:
+        rows = json.loads(body or b"{}").get("siblings") or []
+        sizes = {str(row["rfilename"]): int(row.get("size") or 0) for row in rows}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    sizes = {name: size for name, size in sizes.items() if "/" not in name and _is_weights(name)}
+    return {name: size for name, size in sizes.items() if name.endswith(".safetensors")} or sizes
+
+
+def _get(url: str, limit: int) -> tuple[int, bytes]:
+    request = urllib.request.Request(url, headers={"User-Agent": "vcluster"})  # noqa: S310 - of HF_ENDPOINT
+    if token := _token():
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.build_opener(_Stay).open(request, timeout=HUB_SECONDS) as reply:
+            return reply.status, reply.read(limit)
+    except urllib.error.HTTPError as error:
+        return error.code, b""
+
+
+def _token() -> str:
+    if value := os.environ.get("HF_TOKEN"):
+        return value.strip()
+    try:
+        return (
+            Path(os.environ.get("HF_TOKEN_PATH") or "~/.cache/huggingface/token")
+            .expanduser()
+            .read_text()[:1000]
+            .strip()
+        )
+    except (OSError, ValueError):
+        return ""

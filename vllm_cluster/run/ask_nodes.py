@@ -1,0 +1,52 @@
+"""Asks the nodes what they have of a model, and the image's own vLLM what it takes the flags for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from vllm_cluster.core.desired import CODE_FOLDER
+from vllm_cluster.core.errors import HostError, Lost
+from vllm_cluster.core.identity import node_name
+from vllm_cluster.fit.request import Files, Judged
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.fleet import Fleet, Link
+
+# vLLM's parser answers in a tenth of a second once it is at hand; on a busy host it is loaded in a minute.
+VLLM_SECONDS = 20.0
+# Two requests to the hub, a start of Python, and what is above.
+ASK_SECONDS = 60.0
+
+_FILES, _JUDGED = TypeAdapter(Files), TypeAdapter(Judged)
+
+
+def ask_nodes(fleet: Fleet, inventory: Inventory, question: Mapping[str, Any]) -> tuple[dict[str, Files], Judged]:
+    """What each node answers about a model; only the head is asked about flags and the hub."""
+    head = inventory.head_name
+    about_files = {"model": question["model"], "revision": question["revision"], "ask_hub": False}
+
+    def ask(link: Link) -> tuple[Files, Judged]:
+        return _ask(link, inventory.cluster, question if link.name == head else about_files)
+
+    answers, failures = fleet.each(ask, list(inventory.hosts))
+    for error in failures.values():
+        raise error
+    return {host: files for host, (files, _) in answers.items()}, answers[head][1]
+
+
+def _ask(link: Link, cluster: str, question: Mapping[str, Any]) -> tuple[Files, Judged]:
+    node = node_name(cluster)
+    argv = ["timeout", f"{ASK_SECONDS:.0f}", "python3", f"{CODE_FOLDER}/node.py", "check", json.dumps(question)]
+    try:
+        ended = link.engine.exec(node, argv, link.runtime.after(ASK_SECONDS + 10))
+        lines = [line for line in ended.output.splitlines() if line.startswith('{"v": 1, "files"')]
+        answer = json.loads(lines[-1])
+        return _FILES.validate_python(answer["files"]), _JUDGED.validate_python(answer["vllm"])
+    except Lost:
+        raise
+    except (HostError, ValueError, LookupError, TypeError, ValidationError) as error:
+        why = error.detail if isinstance(error, HostError) else "the node gave no answer"
+        return Files("unknown"), Judged(unchecked=why)
