@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.attack import attack
-from tests.support.breaks import broken
+from tests.support.breaks import black_hole, broken, root
 from tests.support.hosts import Sandbox
 from tests.support.waiting import until
 
@@ -51,7 +51,7 @@ def test_a_host_leaves_and_returns_and_the_head_moves_and_returns(sandbox: Sandb
             measured.begin()
             sandbox.vcluster("up", "--yes", inventory=inventory).ok()
             assert set(sandbox.nodes()) == hosts, name
-            until(partial(ready, sandbox, inventory), 180)
+            until(partial(ready, sandbox, inventory), 240, every=2)
             took[name] = measured.seconds
             assert sandbox.vcluster("plan", "--exit-code", inventory=inventory).code == 0, name
             assert sandbox.vcluster("key", inventory=inventory).ok().out == key, name
@@ -71,7 +71,7 @@ ANOTHER = (
 def changes(sandbox: Sandbox, inventory: Path, key: str) -> None:
     """`up` does what `plan` said, and the model is served again with the same key."""
     sandbox.vcluster("up", "--yes", inventory=inventory).ok()
-    until(partial(ready, sandbox, inventory), 240)
+    until(partial(ready, sandbox, inventory), 240, every=2)
     assert sandbox.vcluster("plan", "--exit-code", inventory=inventory).code == 0
     assert sandbox.vcluster("key", inventory=inventory).ok().out == key
 
@@ -100,3 +100,30 @@ def test_a_host_is_another_machine_and_gets_another_name(sandbox: Sandbox) -> No
         sandbox.vcluster("down", "--yes").ok()
         assert sandbox.nodes() == {}
         measured.figure = "served again after " + ", ".join(f"{s:.0f} s ({name})" for name, s in took.items())
+
+
+@pytest.mark.cluster("up", leaves="own")
+def test_a_former_host_behind_a_black_hole_is_cleaned_by_hand_and_forgotten(sandbox: Sandbox) -> None:
+    ((line, address),) = re.findall(r"^(  gpu2: .*?([\d.]+)}\n)", sandbox.inventory.read_text(), re.MULTILINE)
+    alone = sandbox.rewrite(Path("members-alone.yaml"), replace=[(line, "")])
+    with attack("P33 P18", "a host left the inventory, SSH does not reach it, and its node goes on") as measured:
+        with black_hole(sandbox, "gpu2"):
+            refused = sandbox.vcluster("up", "--yes", inventory=alone)
+            took = measured.seconds
+            assert refused.code == 4, refused.err
+            assert f"gpu2: Ray still counts its node at {address};" in refused.err
+            assert took < 60
+            (by_hand,) = set(re.findall(r"By hand, on gpu2: (.*?)\. If it is gone", refused.err))
+            root(sandbox, "gpu2", by_hand)
+            label = "--filter label=io.vcluster.cluster=sandbox"
+            assert not root(sandbox, "gpu2", f"docker ps -aq {label}; docker volume ls -q {label}")
+            # Ray counts what was killed for up to 33 s.
+            until(lambda: bool(status(sandbox, alone)["up"]), 60, every=2)
+            said = sandbox.vcluster("up", "--yes", "--forget", "gpu2", inventory=alone).ok()
+            assert "gpu2 is forgotten" in said.err
+            measured.begin()
+            again = sandbox.vcluster("up", inventory=alone).ok()
+            assert "gpu2" not in again.err
+            assert measured.seconds < 15
+        measured.figure = f"exit 4 after {took:.0f} s with the commands; these were run, it was forgotten, up goes on"
+    sandbox.vcluster("up", "--yes").ok()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], bool], seconds: float = 90) -> None:
+def until(condition: Callable[[], bool], seconds: float = 90, every: float = 0.2) -> None:
     """Return once the condition holds.
 
     Raises:
@@ -15,4 +15,4 @@ def until(condition: Callable[[], bool], seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"it did not become so within {seconds:.0f} s"
-        time.sleep(0.2)
+        time.sleep(every)
