@@ -146,6 +146,14 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
+def age(seconds: float) -> str:
+    """A duration as people say it: 40 s, 5 min, 3 h, 2 d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def printable(text: str) -> str:
     """The text with its unprintable characters as escapes: nothing in it can steer a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -185,8 +185,8 @@ def test_every_verb_names_the_shell(kind: Kind, client: Client, tmp_path: Path, 
     client.add("gpu1", started[0])
     inventory = world.inventory(1, ssh={"config": str(client.config), "transport": kind})
     (row,) = status(inventory, lambda _: None).hosts
-    assert (row.state, row.gpus) == ("shell", 0)
-    assert "this account runs no commands" in row.problem and "sudo chsh -s /bin/bash" in row.problem
+    assert (row.state, row.gpus) == ("shell-error", None)
+    assert "this account runs no commands" in row.problem and "sudo chsh -s /bin/bash" in row.fix
     for call in (
         lambda: up(inventory, lambda _: None, confirm=lambda _: True, cache=tmp_path),
         lambda: down(inventory, lambda _: None, confirm=lambda _: True),

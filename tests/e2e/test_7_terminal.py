@@ -24,7 +24,7 @@ def at_terminal(sandbox: Sandbox, *argv: str) -> Terminal:
 
 def serving(sandbox: Sandbox) -> str | None:
     """The phase of what is served."""
-    found = sandbox.vcluster("status", "--json").ok().json()["serving"]
+    found = sandbox.vcluster("status", "--json").json()["serving"]
     return str(found["phase"]) if found else None
 
 

@@ -49,7 +49,7 @@ def test_no_text_from_elsewhere_steers_a_table() -> None:
     @some
     @given(any_text)
     def check(said: str) -> None:
-        row = HostStatus("gpu1", "10.0.0.1", said, said, said, 2, 2, said)
+        row = HostStatus("gpu1", "10.0.0.1", said, said, said, 2, 2, said, said, 3.0)
         shown = shown_by(lambda: show_status(ClusterStatus("lab", None, False, (row,), None, ()), color="never"))
         assert harmless(shown)
 

@@ -211,7 +211,7 @@ def test_docker_cannot_be_used(docker: str) -> None:
             assert error.message.startswith("gpu2: ")
         seen = lab.run(world, inventory, lab.do_status)
         assert seen.error is None
-        assert [row.state for row in seen.value.hosts] == ["absent", "docker"]
+        assert [row.state for row in seen.value.hosts] == ["missing", "docker-error"]
         assert failure(lab.run(world, inventory, lab.do_down)).exit_code == 1
     record("P8", f"sim: Docker is {docker}", "exit 3, one finding with its fix, nothing changed", True)
 

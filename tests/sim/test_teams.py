@@ -50,7 +50,7 @@ def test_another_teams_cluster_of_the_same_name(verb: str, made_by: str) -> None
         assert everything(world) == before
         assert code(outcome) == (0 if verb in ("status", "stop") else 3), outcome.story()
         if verb == "status":
-            assert [row.state for row in outcome.value.hosts] == ["absent", "foreign"]
+            assert [row.state for row in outcome.value.hosts] == ["missing", "foreign"]
         elif verb != "stop":
             assert "gpu2: vcluster-lab belongs to another cluster, lab" in str(outcome.error)
         assert lab.run(world, inventory(1, 2), lab.do_status).value.up

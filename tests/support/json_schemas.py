@@ -26,6 +26,7 @@ from vllm_cluster.explain.scan import Place
 from vllm_cluster.explain.verdict import Harmless
 from vllm_cluster.fit.layouts import Gpus, Layout
 from vllm_cluster.run import collective
+from vllm_cluster.run.audit import Change
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
 COMMAND = "make schemas"
@@ -90,8 +91,12 @@ def schemas() -> dict[str, Schema]:
                 "cluster": TEXT,
                 "id": maybe(TEXT),
                 "up": YES,
+                "ready": YES,
                 "hosts": rows(fields(HostStatus)),
                 "serving": maybe(fields(ServeStatus)),
+                "served": maybe(YES),
+                "now": maybe(NUMBER),
+                "changed": maybe(fields(Change)),
                 "unreachable": rows(TEXT),
             }
         ),

@@ -72,4 +72,4 @@ def until_ready_again(sandbox: Sandbox, broke: float, seconds: float) -> tuple[f
 
 def addresses(sandbox: Sandbox) -> dict[str, str]:
     """The hosts' addresses on their network."""
-    return {row["host"]: row["address"] for row in sandbox.vcluster("status", "--json").ok().json()["hosts"]}
+    return {row["host"]: row["address"] for row in sandbox.vcluster("status", "--json").json()["hosts"]}

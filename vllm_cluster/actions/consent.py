@@ -14,6 +14,7 @@ from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE
 from vllm_cluster.engine.status import ServeStatus, UnknownStatus
 from vllm_cluster.run.barrier import look
 from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.text import age
 from vllm_cluster.transport.base import Deadline
 
 # Asks a person: yes, no, or None where nobody can be asked.
@@ -57,7 +58,7 @@ class Served:
     @property
     def text(self) -> str:
         """The model as a question names it: `lab/llama (ready for 3 h, 2 requests running)`."""
-        parts = [self.phase if self.seconds is None else f"{self.phase} for {_age(self.seconds)}"]
+        parts = [self.phase if self.seconds is None else f"{self.phase} for {age(self.seconds)}"]
         if self.phase == "ready":
             number = "unknown number of" if self.requests is None else str(self.requests)
             parts.append(f"{number} request{'' if self.requests == 1 else 's'} running")
@@ -197,11 +198,3 @@ def _load(head: Link, container: str, serve: ServeStatus) -> tuple[float | None,
         raise
     except (HostError, ValueError, KeyError, TypeError):
         return None, None
-
-
-def _age(seconds: float) -> str:
-    """A duration as people say it: 40 s, 5 min, 3 h, 2 d."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -6,39 +6,54 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_cluster.core.desired import found_gpus
-from vllm_cluster.core.errors import ShellUnusable, VclusterError
+from vllm_cluster.core.errors import HostError, Lost, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import foreign, node_of, our_id
-from vllm_cluster.core.members import former, record_of
+from vllm_cluster.core.members import Record, former, record_of
 from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import ROLE
 from vllm_cluster.engine.status import NodeStatus, RayNode
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.barrier import look
+from vllm_cluster.run.audit import Change, last_change
+from vllm_cluster.run.barrier import look, started
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
 
+# States of a host. The first five are its container's; what is unknown could not be looked at.
+RUNNING, STARTING, STOPPED, MISSING = "running", "starting", "stopped", "missing"
+UNREACHABLE, DOCKER_ERROR, SHELL_ERROR, UNKNOWN = "unreachable", "docker-error", "shell-error", "unknown"
+
+OUTSIDE = "not in the inventory"
+
 
 @dataclass(frozen=True)
 class HostStatus:
-    """One host's row. `gpus` is what the host has, `counted` what Ray on the head counts there."""
+    """One host's row. `gpus` is what the inventory or the host has, `counted` what Ray on the head counts there.
+
+    Both are None where they are unknown. `problem` may have several lines; `age_seconds` is the container's.
+    """
 
     host: str
     address: str
     role: str
     state: str
     container: str
-    gpus: int
-    counted: int
+    gpus: int | None
+    counted: int | None
     problem: str = ""
+    fix: str = ""
+    age_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """The whole: up is true only when every node runs and Ray counts exactly the GPUs of all hosts."""
+    """The whole: up is true only when every node runs and Ray counts exactly the GPUs of all hosts.
+
+    `now` is the head's clock, by which the times of its status are meant; `changed` is the last change of the cluster.
+    """
 
     cluster: str
     id: str | None
@@ -46,17 +61,36 @@ class ClusterStatus:
     hosts: tuple[HostStatus, ...]
     head: NodeStatus | None
     unreachable: tuple[str, ...]
+    head_state: str = RUNNING
+    now: float | None = None
+    changed: Change | None = None
+
+    @property
+    def served(self) -> bool | None:
+        """Whether something is to be served; None where the head could not be asked."""
+        if self.head is not None:
+            return self.head.serve is not None
+        return False if self.head_state in (MISSING, STOPPED) else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the cluster is what the inventory says, and what is to be served is ready."""
+        serve = self.head.serve if self.head else None
+        return self.up and (serve is None or serve.phase == "ready")
 
 
 @dataclass(frozen=True)
 class _Row:
     state: str
-    container: str
-    role: str
-    gpus: int
-    status: NodeStatus | None
+    container: str = ""
+    role: str = ""
+    gpus: int | None = None
+    status: NodeStatus | None = None
     problem: str = ""
+    fix: str = ""
     facts: HostFacts | None = None
+    age: float | None = None
+    changed: Change | None = None
 
 
 def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
@@ -64,19 +98,33 @@ def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Cl
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"looking at {count(len(inventory.hosts), 'host')}"))
         rows, failures = fleet.each(lambda link: _look(inventory, link))
+    rows |= {name: _failed(error) for name, error in failures.items()}
     facts = {name: row.facts for name, row in rows.items() if row.facts}
     for other in foreign(inventory, facts):
-        rows[other.host] = replace(rows[other.host], state="foreign", status=None, problem=other.text)
-    head = rows[inventory.head_name].status if inventory.head_name in rows else None
-    hosts = tuple(_host(inventory, name, rows.get(name), failures.get(name), head) for name in inventory.hosts)
-    left = _former(inventory, facts, head)
-    unknown = _unknown(inventory, head, left)
+        rows[other.host] = replace(rows[other.host], state="foreign", status=None, problem=other.text, fix="")
+    first = rows[inventory.head_name]
+    found = record_of(inventory, facts)
+    record = found.record if found else None
+    expected = {member.name: member.gpus for member in record.members} if record else {}
+    hosts = tuple(_host(inventory, name, rows[name], first, expected.get(name)) for name in inventory.hosts)
+    left = _former(inventory, facts, record, first)
+    unknown = _unknown(inventory, first.status, left)
     up = (
         not unknown
         and not any(host.counted for host in left)
-        and all(host.state == "running" and host.counted == host.gpus > 0 for host in hosts)
+        and all(host.state == RUNNING and host.counted == host.gpus and host.gpus for host in hosts)
     )
-    return ClusterStatus(inventory.cluster, our_id(inventory, facts), up, hosts + left + unknown, head, tuple(failures))
+    return ClusterStatus(
+        inventory.cluster,
+        our_id(inventory, facts),
+        bool(up),
+        hosts + left + unknown,
+        first.status,
+        tuple(name for name, row in rows.items() if row.state == UNREACHABLE),
+        first.state,
+        first.facts.clock if first.facts else None,
+        first.changed,
+    )
 
 
 def ray_status(inventory: Inventory, emit: Emit) -> str:
@@ -97,45 +145,64 @@ def _look(inventory: Inventory, link: Link) -> _Row:
         link.connect()
         facts = observe(inventory, link)
     except ShellUnusable as error:
-        return _Row("shell", "", "", 0, None, f"{error.detail}; {error.hint}")
+        return _Row(SHELL_ERROR, problem=error.detail, fix=error.hint or "")
     gpus = inventory.hosts[link.name].gpu_number or found_gpus(facts, inventory.accelerator)
     problem = engine_problem(facts)
     if problem:
-        return _Row("docker", "", "", gpus, None, problem.text)
+        return _Row(DOCKER_ERROR, gpus=gpus or None, problem=problem.text, fix=problem.fix)
     container = node_of(inventory.cluster, facts)
     if container is None:
-        return _Row("absent", "", "", gpus, None, "run vcluster up", facts)
+        return _Row(MISSING, gpus=gpus, problem="the node is missing", fix="vcluster up", facts=facts)
     short, role = container.id[:12], container.labels.get(ROLE, "")
-    if container.state != "running":
-        return _Row(container.state, short, role, gpus, None, "run vcluster up", facts)
+    row = _Row(container.state, short, role, gpus, facts=facts)
+    if container.state != RUNNING:
+        state = container.state if container.state in ("paused", "restarting") else STOPPED
+        fix = f"on {link.name}: docker unpause {container.name}" if state == "paused" else "vcluster up"
+        return replace(row, state=state, problem=f"the node is {container.status or container.state}", fix=fix)
     try:
-        node = look(link.engine, container.name).status
-    except VclusterError as error:
-        return _Row("ended", short, role, gpus, None, error.message, facts)
-    return _Row("running", short, role, gpus, node, facts=facts)
+        node = look(link.engine, container.name)
+    except HostError as error:
+        return replace(row, state=STOPPED, problem=error.detail, fix=error.hint or "vcluster up")
+    except VclusterError as error:  # what it wrote about itself cannot be read
+        return replace(row, state=UNKNOWN, problem=error.message, fix=error.hint or "")
+    changed = last_change(link, inventory.cluster) if role == "head" else None
+    age = max(0.0, facts.clock - started(node))
+    return replace(row, state=RUNNING if node.status else STARTING, status=node.status, age=age, changed=changed)
 
 
-def _host(
-    inventory: Inventory, name: str, row: _Row | None, failure: VclusterError | None, head: NodeStatus | None
-) -> HostStatus:
+def _failed(error: VclusterError) -> _Row:
+    """A host that could not be looked at: it cannot be reached only where SSH did not get there."""
+    state = UNREACHABLE if isinstance(error, Unreachable | Lost) else UNKNOWN
+    state = DOCKER_ERROR if state == UNKNOWN and "Docker" in error.message else state
+    detail = error.detail if isinstance(error, HostError) else error.message
+    return _Row(state, problem=detail, fix=error.hint or "")
+
+
+def _host(inventory: Inventory, name: str, row: _Row, head: _Row, expected: int | None) -> HostStatus:
     address = inventory.hosts[name].address
     role = "head" if name == inventory.head_name else "worker"
-    if row is None:
-        return HostStatus(
-            name, address, role, "unreachable", "", 0, _counted(head, address), failure.message if failure else ""
-        )
-    problems = [row.problem] if row.problem else []
-    if row.status and (row.status.ray.state != "up" or row.status.ray.error):
-        problems.append(f"Ray is {row.status.ray.state}: {row.status.ray.words}".strip(": "))
+    counted = _counted(head, address)
+    gpus = row.gpus if row.gpus is not None else inventory.hosts[name].gpu_number or expected
+    problems, fix = [row.problem] if row.problem else [], row.fix
+    ray = row.status.ray if row.status else None
+    if ray and (ray.state != "up" or ray.error):
+        problems.append(f"Ray is {ray.state}: {ray.words}".strip(": "))
+        fix = fix or ("vcluster explain" if ray.error else "")
+    elif ray and counted is not None and counted != gpus:
+        problems.append(f"Ray counts {counted} of {gpus} GPUs")
+        fix = fix or "vcluster up"
+    elif row.state == STARTING:
+        problems.append("the node has not reported yet")
     if row.status and row.status.error:
         problems.append(row.status.error)
     problem = "; ".join(problems)
-    return HostStatus(name, address, role, row.state, row.container, row.gpus, _counted(head, address), problem)
+    return HostStatus(name, address, role, row.state, row.container, gpus, counted, problem, fix, row.age)
 
 
-def _former(inventory: Inventory, facts: Mapping[str, HostFacts], head: NodeStatus | None) -> tuple[HostStatus, ...]:
+def _former(
+    inventory: Inventory, facts: Mapping[str, HostFacts], record: Record | None, head: _Row
+) -> tuple[HostStatus, ...]:
     """The members that left the inventory and may still hold a node; what is there now was not looked at."""
-    found = record_of(inventory, facts)
     return tuple(
         HostStatus(
             name,
@@ -143,11 +210,12 @@ def _former(inventory: Inventory, facts: Mapping[str, HostFacts], head: NodeStat
             "former",
             "left",
             "",
-            0,
+            None,
             _counted(head, member.address),
-            "not in the inventory: vcluster up removes its node",
+            f"{OUTSIDE}: vcluster up removes its node",
+            "vcluster plan",
         )
-        for name, member in former(inventory, facts, found.record if found else None).items()
+        for name, member in former(inventory, facts, record).items()
     )
 
 
@@ -155,14 +223,17 @@ def _alive(head: NodeStatus | None) -> list[RayNode]:
     return [node for node in head.ray.nodes if node.alive] if head else []
 
 
-def _counted(head: NodeStatus | None, address: str) -> int:
-    return int(sum(node.gpus for node in _alive(head) if node.address == address))
+def _counted(head: _Row, address: str) -> int | None:
+    """The GPUs that Ray counts there: none where there is no head to count, unknown where it was not asked."""
+    if head.status is None:
+        return 0 if head.state in (MISSING, STOPPED) else None
+    return int(sum(node.gpus for node in _alive(head.status) if node.address == address))
 
 
 def _unknown(inventory: Inventory, head: NodeStatus | None, left: tuple[HostStatus, ...]) -> tuple[HostStatus, ...]:
     known = {host.address for host in inventory.hosts.values()} | {host.address for host in left}
     return tuple(
-        HostStatus("?", node.address, "unknown", "in Ray", "", 0, int(node.gpus), "not in the inventory")
+        HostStatus("?", node.address, UNKNOWN, "in Ray", "", None, int(node.gpus), OUTSIDE, "vcluster plan")
         for node in _alive(head)
         if node.address not in known
     )

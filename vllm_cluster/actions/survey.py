@@ -115,7 +115,10 @@ def refuse(findings: list[Finding]) -> None:
     """Stop before anything is touched, naming every finding with its host and remedy."""
     if findings:
         lines = [f"{finding.host}: {finding.text}" for finding in findings]
-        fixes = dict.fromkeys(f"{finding.host}: {finding.fix}" for finding in findings)
+        # A command to paste stays one: what it names its host in is not prefixed with it.
+        fixes = dict.fromkeys(
+            finding.fix if finding.host in finding.fix else f"{finding.host}: {finding.fix}" for finding in findings
+        )
         raise PreflightFailed("\n".join(lines), hint="\n".join(fixes))
 
 

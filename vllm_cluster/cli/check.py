@@ -30,7 +30,7 @@ def check(inventory: InventoryPath = None, deep: Deep = False, as_json: Json = F
         if session.as_json:
             print(json.dumps(report_document(report)))
         else:
-            show_report(report, color=SETTINGS.color)
+            show_report(report, color=SETTINGS.color, paste=session.paste)
         if report.failed:
             raise SystemExit(EXIT_ERRORS)
 

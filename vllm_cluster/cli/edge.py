@@ -136,12 +136,17 @@ def _crash_log() -> str | None:
         return None
 
 
-def remedy(error: VclusterError, inventory: Path | None) -> str | None:
-    """What to do, as lines to paste: this call with more options, and other verbs with this call's inventory."""
-    hint = error.hint or ""
-    if inventory and str(inventory) != "-":
-        option = f" -i {shlex.quote(str(inventory))}"
-        hint = _OTHER_VERBS.sub(lambda found: found[0] + option, hint)
+def with_inventory(text: str, inventory: Path | None) -> str:
+    """The text, in which other verbs have this call's inventory."""
+    if inventory is None or str(inventory) == "-":
+        return text
+    option = f" -i {shlex.quote(str(inventory))}"
+    return _OTHER_VERBS.sub(lambda found: found[0] + option, text)
+
+
+def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
+    """What to do, as lines to paste: this call with more options, then the error's own remedy."""
+    hint = paste(error.hint or "")
     if error.again is not None:
         words = sys.argv[1:]
         end = words.index("--") if "--" in words else len(words)

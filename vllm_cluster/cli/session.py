@@ -39,13 +39,23 @@ class Session:
         self.as_json = as_json
         self._renderer: Callable[[Event], None] | None = None
         self._close: Callable[[], None] = lambda: None
+        self._inventory: Inventory | None = None
 
     def load(self) -> Inventory:
         """The inventory that was named, or the one found here."""
         path, raw = read(self._path, stdin=sys.stdin)
         from vllm_cluster.inventory.load import load_text
 
-        return load_text(raw, path=path, cwd=None if path else here())
+        self._inventory = load_text(raw, path=path, cwd=None if path else here())
+        return self._inventory
+
+    def paste(self, remedy: str) -> str:
+        """A remedy as lines to paste: with this call's inventory, and with the ssh options that it gives."""
+        if self._inventory:
+            from vllm_cluster.cli.paste import pasteable, ssh_words
+
+            remedy = pasteable(remedy, ssh_words(self._inventory))
+        return edge.with_inventory(remedy, self._path)
 
     def emit(self, event: Event) -> None:
         """Show an event the way this call wants it."""
@@ -104,7 +114,7 @@ class Session:
 
     def _fail(self, error: VclusterError) -> NoReturn:
         self._close()
-        error.hint = edge.remedy(error, self._path)
+        error.hint = edge.remedy(error, self.paste)
         from vllm_cluster.cli.render import errors
 
         if error.message:

@@ -6,8 +6,12 @@ from typing import Annotated
 
 import typer
 
+from vllm_cluster.cli.complete import remember_model
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
+
+EXIT_NOT_READY = 1
+EXIT_UNREACHABLE = 4
 
 
 def status(
@@ -33,8 +37,9 @@ def status(
         if session.as_json:
             print(json.dumps(status_document(found), default=str))
         else:
-            show_status(found, color=SETTINGS.color)
-        if found.unreachable:
-            raise SystemExit(4)
+            show_status(found, color=SETTINGS.color, verbosity=SETTINGS.verbosity, paste=session.paste)
+        if found.head and found.head.serve:
+            remember_model(loaded.path, found.head.serve.model)
+        raise SystemExit(EXIT_UNREACHABLE if found.unreachable else 0 if found.ready else EXIT_NOT_READY)
 
     Session(inventory, as_json=as_json).run(action)

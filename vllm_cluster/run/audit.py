@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from vllm_cluster import __version__
@@ -41,15 +42,34 @@ def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit,
         emit(Event("warning", f"the history of {cluster} has no line for this {verb}: {error.detail}", head.name))
 
 
-def last_other(head: Link, cluster: str) -> str:
-    """Who ran what and when, by the last line of the history; empty where that line is this run's own."""
+@dataclass(frozen=True)
+class Change:
+    """One line of the history: who ran what; `time` by the clock of their laptop."""
+
+    who: str
+    verb: str
+    what: str
+    time: float
+    run: str
+
+
+def last_change(head: Link, cluster: str) -> Change | None:
+    """The last line of the history; None where there is none that can be read."""
     raw = head.engine.read_file(f"vcluster-{cluster}", AUDIT_FILE) or b""
     try:
         last = json.loads(raw.splitlines()[-1])
-        if last.get("run") == head.runtime.run:
-            return ""
-        at = datetime.fromtimestamp(float(last["at"])).astimezone().isoformat(timespec="seconds")
+        time = float(last["at"])
+        datetime.fromtimestamp(time)
         what = ", ".join(map(str, last["what"])) or str(last["verb"])
-        return f"{last['who']} ran {what} at {at}"
+        return Change(str(last["who"]), str(last["verb"]), what, time, str(last.get("run", "")))
     except (ValueError, LookupError, TypeError, AttributeError, OSError, OverflowError):
+        return None
+
+
+def last_other(head: Link, cluster: str) -> str:
+    """Who ran what and when, by the last line of the history; empty where that line is this run's own."""
+    last = last_change(head, cluster)
+    if last is None or last.run == head.runtime.run:
         return ""
+    at = datetime.fromtimestamp(last.time).astimezone().isoformat(timespec="seconds")
+    return f"{last.who} ran {last.what} at {at}"

@@ -52,6 +52,11 @@ def look(engine: EngineClient, container: str) -> Node:
     return Node(state, current(status, _timestamp(state["StartedAt"]), engine.now) if status else None)
 
 
+def started(node: Node) -> float:
+    """When the container was started, by the host's clock: seconds since 1970."""
+    return _timestamp(node.state["StartedAt"])
+
+
 def ended(engine: EngineClient, container: str, state: Mapping[str, Any]) -> CommandFailed:
     """A container that should run and does not, with what it printed last."""
     tail = "\n".join(engine.logs(container, tail=20).strip().splitlines()[-20:])

@@ -113,15 +113,17 @@ done | head -n 5
 section toolkit
 command -v nvidia-container-runtime-hook >/dev/null 2>&1 && echo hook
 command -v nvidia-ctk >/dev/null 2>&1 && limit 5 nvidia-ctk --version 2>/dev/null | head -n 1 | head -c 200
+section docker
+# A daemon that is frozen answers never: it is asked once, and the user waits no longer than this.
+limit 10 docker version --format '{{json .Server}}' 2>/dev/null
+case $? in 124) frozen=y ;; *) frozen= ;; esac
 section dockercdi
 # A file proves nothing: the engine says whether it reads any, newer ones (28.2) also what they found there. A client
 # that does not know a field prints what comes before it.
-[ -z "$smi" ] || limit 20 docker info --format '{{json .CDISpecDirs}}{{"\n"}}{{json .DiscoveredDevices}}' 2>/dev/null | head -c 100000
-section docker
-limit 20 docker version --format '{{json .Server}}' 2>/dev/null
+[ -z "$smi" ] || [ "$frozen" ] || limit 20 docker info --format '{{json .CDISpecDirs}}{{"\n"}}{{json .DiscoveredDevices}}' 2>/dev/null | head -c 100000
 section dockerinfo
 wanted='{"Root":{{json .DockerRootDir}},"Runtimes":{{json .Runtimes}},"CgroupDriver":{{json .CgroupDriver}},"CgroupVersion":{{json .CgroupVersion}},"SecurityOptions":{{json .SecurityOptions}}}'
-info=$(limit 20 docker info --format "$wanted" 2>&1 | tail -n 5)
+if [ "$frozen" ]; then info="no answer within 10 s"; else info=$(limit 10 docker info --format "$wanted" 2>&1 | tail -n 5); fi
 printf '%s\n' "$info"
 case $info in
   *"permission denied"*) limit 10 sudo -n docker version >/dev/null 2>&1 </dev/null && echo "sudo docker answers" ;;

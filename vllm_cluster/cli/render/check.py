@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ def _collective_document(tried: collective.Report | None) -> dict[str, Any] | No
     return document
 
 
-def show_report(report: Report, *, color: str) -> None:
+def show_report(report: Report, *, color: str, paste: Callable[[str], str] = lambda fix: fix) -> None:
     """Write the report on standard output: each finding, then what was and what was not looked at."""
     red, yellow, dim, end = (
         ("\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("",) * 4
@@ -52,7 +52,7 @@ def show_report(report: Report, *, color: str) -> None:
         out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(hosts)}: {plain(finding.text)}\n")
         why = REASONS.get(finding.code, Reason("")).why
         out.write(f"  why: {why}\n" if why else "")
-        out.write(f"  do:  {plain(finding.fix)}\n")
+        out.writelines(f"  do:  {line}\n" for line in plain(paste(finding.fix)).splitlines())
     out.write("\n" if report.findings else "")
     for one, hosts in _together((replace(one, host=""), one.host) for one in report.unseen).items():
         out.write(f"{dim}not checked on {plain(hosts)}: {plain(one.what)} ({plain(one.why)}){end}\n")

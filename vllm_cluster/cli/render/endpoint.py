@@ -11,14 +11,18 @@ from pathlib import Path
 from vllm_cluster.actions.serve import Endpoint
 
 
+def url(host: str, port: int) -> str:
+    """The address of a server; an IPv6 address stands in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:
     """A line that asks the model something, the key fetched on the way; without --expose the tunnel must be open."""
     host = endpoint.host if endpoint.exposed else "127.0.0.1"
-    host = f"[{host}]" if ":" in host else host
     option = f" -i {shlex.quote(str(inventory))}" if inventory else ""
     body = json.dumps({"model": endpoint.model, "prompt": "Hello", "max_tokens": 16})
     return (
-        f"curl -s http://{host}:{endpoint.port}/v1/completions -H 'Content-Type: application/json'"
+        f"curl -s {url(host, endpoint.port)}/v1/completions -H 'Content-Type: application/json'"
         f' -H "Authorization: Bearer $(vcluster key{option})" -d {shlex.quote(body)}'
     )
 
@@ -27,21 +31,21 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
     """Write the endpoint on standard output."""
     option = f" -i {shlex.quote(str(inventory))}" if inventory else ""
     line = curl_line(endpoint, inventory)
-    url = f"http://{endpoint.host}:{endpoint.port}/v1"
+    where = f"{url(endpoint.host, endpoint.port)}/v1"
     if as_json:
         document = {
             "v": 1,
             "t": round(time.time(), 3),
             "event": "endpoint",
             "model": endpoint.model,
-            "url": url,
+            "url": where,
             "head": endpoint.head,
             "curl": line,
         }
         print(json.dumps({**document, "key": f"vcluster key{option}", "exposed": endpoint.exposed}), flush=True)
         return
     out = sys.stdout
-    out.write(f"{endpoint.model} answers at {url}" + ("\n" if endpoint.exposed else f" on {endpoint.head}\n"))
+    out.write(f"{endpoint.model} answers at {where}" + ("\n" if endpoint.exposed else f" on {endpoint.head}\n"))
     out.write(f"key:    vcluster key{option}\n")
     if not endpoint.exposed:
         out.write(f"tunnel: vcluster tunnel{option}\n")

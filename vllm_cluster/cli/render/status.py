@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.actions.status import ClusterStatus
+from vllm_cluster.actions.status import ClusterStatus, HostStatus
+from vllm_cluster.cli.render.endpoint import url
+from vllm_cluster.cli.render.table import columns, cut, table
 from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.engine.status import Failure, ServeStatus
+from vllm_cluster.text import age
+
+# What is left out first where the terminal is narrow.
+TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "container": 4}
+# Phases in which the model is not loaded: the failure is what there is to say.
+ENDED = ("failed", "backoff")
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:
@@ -17,35 +28,105 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
         "cluster": status.cluster,
         "id": status.id,
         "up": status.up,
+        "ready": status.ready,
         "hosts": [asdict(host) for host in status.hosts],
         "serving": asdict(serving) if serving else None,
+        "served": status.served,
+        "now": status.now,
+        "changed": asdict(status.changed) if status.changed else None,
         "unreachable": list(status.unreachable),
     }
 
 
-def show_status(status: ClusterStatus, *, color: str) -> None:
-    """Write the status on standard output."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(no_color=not wants_color(color, stdout=True), highlight=False, soft_wrap=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("host", "address", "role", "state", "container", "GPUs in Ray", "problem"):
-        table.add_column(title, overflow="fold")
-    for host in status.hosts:
+def show_status(
+    status: ClusterStatus, *, color: str, verbosity: int = 0, paste: Callable[[str], str] = lambda fix: fix
+) -> None:
+    """Write the status on standard output: one line a problem, its whole text with -v."""
+    yellow, bold, end = ("\x1b[33m", "\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
+    width = columns()
+    out = sys.stdout
+    first, *lines = table(TITLES, [_row(host) for host in status.hosts], width)
+    out.write(f"{bold}{first}{end}\n")
+    for host, line in zip(status.hosts, lines, strict=True):
         good = host.state == "running" and host.counted == host.gpus
-        cells = [host.host, host.address, host.role, host.state, host.container, f"{host.counted}/{host.gpus}"]
-        table.add_row(*(Text(plain(cell)) for cell in cells), Text(plain(host.problem)), style="" if good else "yellow")
-    console.print(table)
+        out.write(f"{line}\n" if good else f"{yellow}{line}{end}\n")
     known = f" (id {status.id})" if status.id else ""
-    counted, total = sum(h.counted for h in status.hosts), sum(h.gpus for h in status.hosts)
-    console.print(Text(f"{status.cluster} is {'up' if status.up else 'not up'}: {counted}/{total} GPUs{known}"))
-    serving = status.head.serve if status.head else None
-    if serving is None:
-        console.print("nothing is served")
-        return
-    where = f"at http://{serving.host}:{serving.port}/v1" if serving.phase == "ready" else serving.detail
-    console.print(Text(plain(f"{serving.name}: {serving.phase} {where}".strip())))
-    if serving.first_failure:
-        console.print(Text(plain(f"first failure: {serving.first_failure.what}"), style="yellow"))
+    whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {_gpus(status)}{known}"
+    for line in (whole, *_serving(status)):
+        out.write(f"{plain(line) if verbosity > 0 else cut(plain(line), width)}\n")
+    for problem, fix in _problems(status, verbosity):
+        out.write(f"{yellow}{problem if verbosity > 0 else cut(problem, width)}{end}\n")
+        # A command is pasted whole.
+        out.writelines(f"  do: {plain(line)}\n" for line in paste(fix).splitlines())
+    out.flush()
+
+
+def _row(host: HostStatus) -> dict[str, str]:
+    cells = {
+        "host": host.host,
+        "address": host.address,
+        "role": host.role,
+        "state": host.state,
+        "GPUs": f"{_number(host.counted)}/{_number(host.gpus)}",
+        "age": "" if host.age_seconds is None else age(host.age_seconds),
+        "container": host.container,
+    }
+    return {title: plain(cell).replace("\n", " ") for title, cell in cells.items()}
+
+
+def _gpus(status: ClusterStatus) -> str:
+    """Of all hosts of the inventory, also of those that could not be asked."""
+    own = [host for host in status.hosts if host.role in ("head", "worker")]
+    counted = None if any(host.counted is None for host in own) else sum(host.counted or 0 for host in own)
+    total = None if any(host.gpus is None for host in own) else sum(host.gpus or 0 for host in own)
+    return f"{_number(counted)}/{_number(total)} GPUs in Ray"
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _serving(status: ClusterStatus) -> Iterator[str]:
+    serve = status.head.serve if status.head else None
+    if serve:
+        yield from _served(serve, status.now)
+    else:
+        yield "no model is served" if status.served is False else "served model: unknown, the head was not asked"
+    if status.changed:
+        yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.who}: {status.changed.what}"
+
+
+def _served(serve: ServeStatus, now: float | None) -> Iterator[str]:
+    """What is served, and its failures with their times: the last one, and the first where it is another."""
+    last, first = serve.failure or serve.first_failure, serve.first_failure
+    phase = f"{serve.name}: {serve.phase}" + ("" if now is None else f" for {age(max(0.0, now - serve.since))}")
+    if serve.phase == "ready":
+        yield f"{phase} at {url(serve.host, serve.port)}/v1"
+    elif serve.phase in ENDED and last:
+        yield phase
+    else:
+        yield f"{phase}: {serve.detail}" if serve.detail else phase
+    if last:
+        yield _failure("recovered from a failure" if serve.phase == "ready" else "last failure", last, now)
+    if first and last and first.what != last.what and serve.phase != "ready":
+        yield _failure("first failure", first, now)
+
+
+def _failure(title: str, failure: Failure, now: float | None) -> str:
+    return f"{title}{_ago(failure.at, now)}: {failure.what}"
+
+
+def _ago(time: float, now: float | None) -> str:
+    return "" if now is None else f" {age(max(0.0, now - time))} ago"
+
+
+def _problems(status: ClusterStatus, verbosity: int) -> Iterator[tuple[str, str]]:
+    """Each problem with its remedy, once for all hosts that have it."""
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for host in status.hosts:
+        if host.problem:
+            hosts.setdefault((plain(host.problem), host.fix), []).append(plain(host.host).replace("\n", " "))
+    for (problem, fix), names in hosts.items():
+        lines = problem.strip().splitlines() or [""]
+        more = f" (… {len(lines) - 1} more lines with -v)" if len(lines) > 1 else ""
+        yield f"{', '.join(names)}: " + ("\n  ".join(lines) if verbosity > 0 else lines[0] + more), fix

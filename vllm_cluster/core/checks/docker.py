@@ -21,6 +21,8 @@ LEAST_ROOM, GOOD_ROOM = 10e9, 40e9
 NO_ROOM, LITTLE_ROOM = 64e6, 2e9
 # What the fact script says where Docker refuses the user and answers to `sudo -n docker`.
 SUDO = "sudo docker answers"
+# What the fact script says where Docker has not answered it in time: it runs, and hangs.
+FROZEN = "no answer within"
 # Before 1.18 a `systemctl daemon-reload` took the GPUs out of running containers.
 SAFE_TOOLKIT = (1, 18)
 # What other ways of starting vLLM and Ray over several hosts call their containers.
@@ -36,6 +38,9 @@ def engine_problem(facts: HostFacts) -> Finding | None:
         text = f"this user may {'use Docker only with sudo' if SUDO in said.splitlines() else 'not use Docker'}"
         fix = f"on {facts.host}: sudo usermod -aG docker $USER, then log in again"
         return Finding("docker-forbidden", facts.host, text, fix)
+    if said.startswith(FROZEN):
+        fix = f"on {facts.host}: sudo systemctl restart docker"
+        return Finding("docker-stopped", facts.host, f"Docker does not answer: {said}", fix)
     if said:
         fix = f"on {facts.host}: sudo systemctl start docker"
         return Finding("docker-stopped", facts.host, f"Docker does not answer: {said.splitlines()[-1]}", fix)

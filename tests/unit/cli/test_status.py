@@ -1,0 +1,192 @@
+"""What `status` shows of a cluster in any state, at any width, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.world import World
+from tests.support.tree import full
+from vllm_cluster.actions.status import ClusterStatus, HostStatus
+from vllm_cluster.cli import status
+from vllm_cluster.cli.paste import pasteable
+from vllm_cluster.cli.render.status import show_status
+from vllm_cluster.cli.session import Session
+from vllm_cluster.core.checks.docker import engine_problem
+from vllm_cluster.engine.status import Failure, NodeStatus, RayNode, RayStatus, ServeStatus
+
+Capture = pytest.CaptureFixture[str]
+FINGERPRINT = "SHA256:" + "Zk9" * 14
+TRACEBACK = "Traceback (most recent call last):\n" + '  File "x.py", line 1\n' * 40 + "ValueError: no"
+
+
+def served(phase: str, **more: object) -> ServeStatus:
+    """A model of a head at "::1", two hours and some after it was asked for."""
+    words: dict[str, object] = {
+        "generation": "1", "model": "org/model", "name": "org/model", "host": "fd00::1", "port": 8000, "phase": phase,
+        "detail": "", "progress": None, "since": 1000.0, "attempt": 1, "gpus": (4, 4), "first_failure": None,
+        "failure": None, "ready_at": None, "seconds_to_ready": None,
+    }  # fmt: skip
+    return ServeStatus(**{**words, **more})  # type: ignore[arg-type]
+
+
+def cluster(*hosts: HostStatus, serve: ServeStatus | None = None, up: bool = True) -> ClusterStatus:
+    """A cluster of these hosts, two hours after its model began its phase."""
+    ray = RayStatus("up", 0, None, "2", tuple(RayNode(one.host, one.address, True, 2) for one in hosts))
+    return ClusterStatus("lab", "id", up, hosts, NodeStatus("head", 1.0, ray, serve), (), now=8200.0)
+
+
+GOOD = HostStatus("gpu1", "10.0.0.1", "head", "running", "0123456789ab", 2, 2, age_seconds=7300.0)
+BAD = HostStatus("gpu2", "10.0.0.2", "worker", "unreachable", "", 2, None, f"its key is {FINGERPRINT}", "ssh gpu2")
+
+
+def shown(found: ClusterStatus, capsys: Capture, width: int | None, monkeypatch: pytest.MonkeyPatch, v: int = 0) -> str:
+    """What is written at this width; None: to a pipe."""
+    if width:
+        monkeypatch.setattr("vllm_cluster.cli.render.status.columns", lambda: width)
+    show_status(found, color="never", verbosity=v)
+    return capsys.readouterr().out
+
+
+@pytest.mark.promise("P23")
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_table_fits_its_terminal_and_breaks_no_cell(
+    width: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = (GOOD, replace(BAD, problem=TRACEBACK))
+    out = shown(cluster(*hosts, serve=served("ready"), up=False), capsys, width, monkeypatch)
+    lines = [line for line in out.splitlines() if not line.startswith("  do: ")]
+    assert max(map(len, lines)) <= width
+    for cell in ("gpu1", "running", "2/2", "unreachable", "?/2"):
+        assert any(cell in line.split() for line in lines)
+    assert len(lines) == 6, "a problem is one line, whatever it has"
+    assert ("0123456789ab" in out) is (width >= 80)
+
+
+@pytest.mark.promise("P23")
+def test_what_goes_elsewhere_is_neither_wrapped_nor_cut(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = shown(cluster(GOOD, BAD, up=False), capsys, None, monkeypatch)
+    assert f"gpu2: its key is {FINGERPRINT}\n  do: ssh gpu2\n" in out
+    assert "0123456789ab" in out
+
+
+def test_the_whole_problem_is_behind_v(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cluster(GOOD, replace(BAD, problem=TRACEBACK), up=False)
+    assert "ValueError: no" not in shown(found, capsys, None, monkeypatch)
+    assert "ValueError: no" in shown(found, capsys, 80, monkeypatch, v=1)
+
+
+def test_one_problem_of_several_hosts_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = [replace(BAD, host=f"gpu{number}", problem="the node is missing", fix="vcluster up") for number in (2, 3)]
+    out = shown(cluster(GOOD, *gone, up=False), capsys, 80, monkeypatch)
+    assert "gpu2, gpu3: the node is missing\n  do: vcluster up\n" in out
+
+
+def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = replace(GOOD, state="unreachable", counted=None, container="")
+    found = ClusterStatus("lab", None, False, (away, replace(BAD, state="running")), None, ("gpu1",), "unreachable")
+    out = shown(found, capsys, 80, monkeypatch)
+    assert "lab is not up: ?/4 GPUs in Ray\n" in out
+    assert "served model: unknown" in out
+    assert "no model is served" not in out
+
+
+def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = Failure(4600.0, "no room", ()), Failure(8140.0, "a rank was killed", ())
+    failed = shown(cluster(GOOD, serve=served("failed", detail="no room", failure=first, first_failure=first)), capsys,
+                   None, monkeypatch)  # fmt: skip
+    assert "org/model: failed for 2 h\nlast failure 1 h ago: no room\n" in failed
+    assert failed.count("no room") == 1
+    two = shown(cluster(GOOD, serve=served("backoff", failure=last, first_failure=first)), capsys, None, monkeypatch)
+    assert "last failure 1 min ago: a rank was killed\nfirst failure 1 h ago: no room\n" in two
+    again = shown(cluster(GOOD, serve=served("ready", failure=None, first_failure=first)), capsys, None, monkeypatch)
+    assert "org/model: ready for 2 h at http://[fd00::1]:8000/v1\nrecovered from a failure 1 h ago: no room\n" in again
+
+
+def gone(made: World) -> None:
+    """The worker's node is removed."""
+    made.machines["gpu2"].boxes.clear()
+
+
+def cut(made: World) -> None:
+    """The worker cannot be reached."""
+    made.machines["gpu2"].reachable = False
+
+
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [("up", 0), ("ready", 0), ("nothing there", 1), ("a node gone", 1), ("failed", 1), ("cut", 4), ("head cut", 4)],
+)
+def test_the_exit_code_says_whether_it_is_as_it_should_be(
+    case: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made, inventory = make.world((2, 2)), make.inventory(2)
+    change: dict[str, Callable[[World], None]] = {"a node gone": gone, "cut": cut}
+    with lab.inside(made):
+        for verb in [lab.do_up] * (case != "nothing there") + [lab.do_serve] * (case in ("ready", "cut", "head cut")):
+            assert lab.run(made, inventory, verb).error is None
+        if case == "failed":
+            lab.run(made, inventory, partial(lab.do_serve, model="no/such"))
+        if case in change:
+            change[case](made)
+        if case == "head cut":
+            made.machines["gpu1"].reachable = False
+        found = lab.run(made, inventory, lab.do_status).value
+        monkeypatch.setattr("vllm_cluster.actions.status.status", lambda *_: found)
+        monkeypatch.setattr(Session, "load", lambda _: inventory)
+        with pytest.raises(SystemExit) as end:
+            status.status()
+    out = capsys.readouterr().out
+    assert end.value.code == code, out
+    # The inventory's hosts are the whole; the head knows what they have, and only the head.
+    whole = {0: "lab is up: 4/4 GPUs", 1: r"lab is (not )?up: \d/4 GPUs", 4: r"lab is not up: [\d]/4 GPUs"}[code]
+    assert re.search(r"lab is not up: \?/\? GPUs" if case == "head cut" else whole, out), out
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> None:
+    machine = full(tmp_path)
+    machine.tool("docker", f'echo "$@" >>{tmp_path}/asked; exit 124')
+    found = engine_problem(machine.facts())
+    assert found is not None
+    assert (found.code, found.text) == ("docker-stopped", "Docker does not answer: no answer within 10 s")
+    assert found.fix == "on gpu1: sudo systemctl restart docker"
+    assert (tmp_path / "asked").read_text().count("\n") == 1
+
+
+WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"]}
+
+
+@pytest.mark.parametrize(
+    ("remedy", "lines"),
+    [
+        (
+            "on gpu1: sudo usermod -aG docker $USER, then log in again",
+            ["ssh -t -F 'a b' -p 22 me@10.0.0.1 'sudo usermod -aG docker $USER'", "then log in again"],
+        ),
+        (
+            "on gpu1, if nobody needs it: docker rm -f ray_head; or name the cluster otherwise",
+            [
+                "on gpu1, if nobody needs it:",
+                "ssh -F 'a b' -p 22 me@10.0.0.1 'docker rm -f ray_head'",
+                "or name the cluster otherwise",
+            ],
+        ),
+        ("on gpu1: install iproute2", ["on gpu1: install iproute2"]),
+        ("on gpu9: docker ps", ["on gpu9: docker ps"]),
+        (
+            "on gpu1: docker rm -f vcluster-lab\nvcluster up",
+            ["ssh -F 'a b' -p 22 me@10.0.0.1 'docker rm -f vcluster-lab'", "vcluster up"],
+        ),
+    ],
+)
+def test_a_command_for_a_host_is_a_line_of_ssh(remedy: str, lines: list[str]) -> None:
+    assert pasteable(remedy, WORDS).splitlines() == lines
