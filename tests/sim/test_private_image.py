@@ -30,14 +30,16 @@ def test_the_login_of_the_host_is_used() -> None:
 
 
 def test_without_a_login_the_error_names_the_command() -> None:
-    world, inventory = private(logged_in=False), make.inventory(1)
+    way = {"user": "me", "port": 22, "identity": "/my key"}
+    inventory = make.inventory(1, {"gpu1": {"ssh": way}}, ssh={"config": "/c"})
+    world = private(logged_in=False)
     with lab.inside(world):
         error = lab.run(world, inventory, lab.do_up).error
     assert isinstance(error, CommandFailed)
     assert f"cannot pull {make.IMAGE}: Error response from daemon: pull access denied" in error.message
     assert str(error.hint).startswith(
         "Check the name. If the image is private, run on gpu1: docker login\n"
-        f"Or copy it there: docker save {make.IMAGE} | ssh gpu1 docker load"
+        f"Or copy it there: docker save {make.IMAGE} | ssh -F /c -l me -p 22 -i '/my key' gpu1 docker load"
     )
 
 

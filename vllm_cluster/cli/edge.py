@@ -18,6 +18,7 @@ import typer
 
 from vllm_cluster.core.errors import Interrupted, VclusterError
 from vllm_cluster.laptop import STANDARD_OUTPUT, cache_folder, meaning
+from vllm_cluster.text import redact
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -119,7 +120,7 @@ def judged(error: Exception) -> VclusterError:
             return found
     log = _crash_log()
     hint = f"please report it with {log}" if log else "please report it with what -v printed"
-    return VclusterError(f"this is a bug in vcluster: {type(error).__name__}: {error}", hint=hint)
+    return VclusterError(redact(f"this is a bug in vcluster: {type(error).__name__}: {error}"), hint=hint)
 
 
 def _crash_log() -> str | None:
@@ -130,7 +131,7 @@ def _crash_log() -> str | None:
         log = folder / "crash.log"
         log.unlink(missing_ok=True)
         with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(traceback.format_exc())
+            file.write(redact(traceback.format_exc()))
         return str(log)
     except (OSError, VclusterError, ValueError):
         return None

@@ -12,6 +12,7 @@ from vllm_cluster.cli import edge
 from vllm_cluster.core.errors import Interrupted, VclusterError
 from vllm_cluster.inventory.find import read
 from vllm_cluster.laptop import here
+from vllm_cluster.text import printable
 
 if TYPE_CHECKING:
     from vllm_cluster.inventory.model import Inventory
@@ -86,7 +87,8 @@ class Session:
             self._close()
             self._renderer = None
             try:
-                sys.stderr.write(f"{question} [y/N] ")
+                # A host may have written what it names.
+                sys.stderr.write(f"{printable(question)} [y/N] ")
                 sys.stderr.flush()
                 answer = sys.stdin.readline()
             except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import resource
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import locate
 from vllm_cluster.transport.base import Deadline, Stream, Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import Resolved
+from vllm_cluster.transport.sshconfig import Resolved, ssh_options
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
@@ -34,8 +35,10 @@ T = TypeVar("T")
 class Link:
     """One host: its connection, and its Docker engine once the API version is known."""
 
-    def __init__(self, name: str, transport: Transport, runtime: Runtime = SYSTEM) -> None:
+    def __init__(self, name: str, transport: Transport, runtime: Runtime = SYSTEM, ssh: str = "") -> None:
+        """`ssh` is the command that leads there, for people to paste; empty where the host is this machine."""
         self.name = name
+        self.ssh = ssh
         self.transport = transport
         self.runtime = runtime
         self.may_change = False
@@ -114,10 +117,7 @@ class Fleet:
         self._jumps = Jumps()
         found = endpoints(inventory, runtime)
         _refuse_one_machine_twice(inventory, found)
-        self.links = {
-            name: Link(name, _transport(inventory, host, found.get(name), self._jumps, runtime), runtime)
-            for name, host in inventory.hosts.items()
-        }
+        self.links = {name: self._link(inventory, host, found.get(name)) for name, host in inventory.hosts.items()}
         self.names = tuple(inventory.hosts)
         self._apart: dict[str, VclusterError] = {}
         self._stopping = threading.Event()
@@ -130,10 +130,14 @@ class Fleet:
         names = {host.name: host for host in hosts}
         fresh = [host for name, host in names.items() if name not in self.links]
         for host in fresh:
-            carrier = _transport(inventory, host, None, self._jumps, self.runtime)
-            self.links[host.name] = Link(host.name, carrier, self.runtime)
+            self.links[host.name] = self._link(inventory, host, None)
         self._apart |= self.connect([host.name for host in fresh])[1] if fresh else {}
         return {name: error for name, error in self._apart.items() if name in names}
+
+    def _link(self, inventory: Inventory, host: Host, endpoint: Resolved | None) -> Link:
+        at, kind = target(inventory, host), _kind(inventory, host)
+        ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
+        return Link(host.name, self.runtime.connect(at, kind, endpoint, self._jumps), self.runtime, ssh)
 
     def each(
         self, work: Callable[[Link], T], hosts: Iterable[str] | None = None
@@ -264,9 +268,3 @@ def _refuse_one_machine_twice(inventory: Inventory, found: Mapping[str, Resolved
 
 def _kind(inventory: Inventory, host: Host) -> Literal["fabric", "openssh", "local"]:
     return "local" if host.destination == "local" else inventory.ssh.transport
-
-
-def _transport(
-    inventory: Inventory, host: Host, endpoint: Resolved | None, jumps: Jumps, runtime: Runtime
-) -> Transport:
-    return runtime.connect(target(inventory, host), _kind(inventory, host), endpoint, jumps)

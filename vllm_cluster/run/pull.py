@@ -52,10 +52,9 @@ def _pull_on_host(
         reason = stream.stderr_tail().strip().rpartition("\n")[2] or refusal.stderr
         where = registry(image)
         login = f"docker login {where}" if where else "docker login"
-        hint = (
-            f"Check the name. If the image is private, run on {link.name}: {login}\n"
-            f"Or copy it there: docker save {image} | ssh {link.name} docker load"
-        )
+        hint = f"Check the name. If the image is private, run on {link.name}: {login}"
+        if link.ssh:
+            hint += f"\nOr copy it there: docker save {image} | {link.ssh} docker load"
         raise CommandFailed(link.name, f"cannot pull {image}: {reason}", exit_code=1, stderr=reason, hint=hint)
 
 

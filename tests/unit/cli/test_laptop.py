@@ -205,3 +205,15 @@ def test_a_bug_leaves_a_report_that_only_its_owner_reads(tmp_path: Path) -> None
     log = tmp_path / "vcluster" / "crash.log"
     assert log.stat().st_mode & 0o777 == 0o600
     assert "KeyError: 'x'" in log.read_text()
+
+
+@pytest.mark.promise("P13")
+def test_a_bug_s_report_holds_no_secret(tmp_path: Path) -> None:
+    token = "hf_" + "AbCdEfGh12" * 3
+    program = PROGRAM.replace('"x"', f'"{token} Authorization: Bearer s3cr3t-of-somebody"')
+    assert program != PROGRAM
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    told = done.stderr + (tmp_path / "vcluster" / "crash.log").read_text()
+    assert told.count("KeyError: '[redacted] Authorization: Bearer [redacted]") == 2, told
+    assert token not in told

@@ -18,8 +18,9 @@ from tests.support.paths import ROOT
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 
 # A cluster of two hosts that serves a model; `up` would recreate both nodes. slow: a model never gets ready.
-PROGRAM = """
-import functools, sys, time
+# hostile: its name would steer a terminal.
+PROGRAM = r"""
+import functools, json, sys, time
 from tests.support.sim import lab, life, make
 from vllm_cluster.actions import down, serve, stop, up
 from vllm_cluster.cli import app, session
@@ -35,6 +36,11 @@ with lab.inside(world):
         life.PHASES = tuple((phase, 1e9) for phase, _ in life.PHASES)
         sleep = world.clock.sleep
         world.clock.sleep = lambda seconds: (time.sleep(0.01), sleep(seconds))
+    if mode == "hostile":
+        files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
+        told = json.loads(files["status.json"])
+        told["serve"]["name"] = "\x1b[2K\rnothing\n\x1b[8m"
+        files["status.json"] = json.dumps(told).encode()
     if argv[0] == "up":
         inventory = make.inventory(2, environment={"A": "1"})
     for module, name in (up, "up"), (down, "down"), (serve, "serve"), (stop, "stop"):
@@ -88,6 +94,16 @@ def test_a_no_changes_nothing(verb: str, keys: str, code: int, tmp_path: Path) -
         assert terminal.shown.rstrip().endswith("Aborted. Nothing was changed.")
     assert (tmp_path / "end").read_text() == BOTH
     record("P35", f"a real terminal: {verb}, answered by {keys!r}", f"exit {code}, nothing changed", True)
+
+
+@pytest.mark.promise("P35", "P23")
+def test_a_question_shows_what_a_host_wrote_as_text(tmp_path: Path) -> None:
+    """Whoever may use the head's Docker can write the name of the model."""
+    with cluster(tmp_path, "down", mode="hostile") as terminal:
+        shown = terminal.until("[y/N] ")
+        assert r"Stop \x1b[2K\rnothing\n\x1b[8m (ready for" in shown
+        terminal.press("n\n")
+        assert terminal.end() == 1, terminal.shown
 
 
 @pytest.mark.promise("P35")
