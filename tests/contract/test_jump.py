@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.carriers import Client, make
+from tests.support.login_shells import forced
+from tests.support.paths import ROOT
 from tests.support.sshd import Sshd, free_port
+from tests.support.waiting import until
 from vllm_cluster.core.errors import HostKeyRejected, Unreachable, UsageError, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport import make as carrier
@@ -39,6 +45,46 @@ def behind(client: Client, shared_server: Sshd, bastion: Sshd) -> Client:
 def passed(bastion: Sshd) -> int:
     """How many logins the bastion has seen."""
     return (bastion.folder / "log").read_text().count("Accepted publickey")
+
+
+@pytest.mark.promise("P39")
+def test_a_jump_host_needs_no_shell(
+    *, kind: Kind, client: Client, shared_server: Sshd, connect: Connect, tmp_path: Path
+) -> None:
+    """A bastion's accounts often run no commands: it only forwards."""
+    server = forced(tmp_path / "bastion", client.key, "exec /usr/sbin/nologin")
+    try:
+        client.add("h", shared_server)
+        client.add("bastion", server)
+        transport = connect(client.target("h", jump="bastion"), kind)
+        assert transport.run(["echo", "x"], Deadline.after(10)).stdout == b"x\n"
+        transport.close()
+    finally:
+        server.stop()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.support.carriers import make
+from vllm_cluster.transport.base import Deadline, Target
+
+make(Target("gpu1", "h", config=Path(sys.argv[1]), jump="bastion"), sys.argv[2]).connect(Deadline.after(20))
+print("connected", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_program_that_is_killed_leaves_no_connection_to_a_jump_host(
+    kind: Kind, behind: Client, bastion: Sshd
+) -> None:
+    before = bastion.connections()
+    argv = [sys.executable, "-c", KILLED, str(behind.config), kind]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout == "connected\n", done.stderr
+    until(lambda: len(bastion.connections()) <= len(before), 10)
 
 
 @pytest.mark.parametrize("where", ["inventory", "ssh_config", "spelled out"])

@@ -7,8 +7,10 @@ import os
 import select
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from vllm_cluster.core.errors import HostError
 from vllm_cluster.transport import _process, _remote, _shell, _sshlog, reasons
@@ -40,10 +42,20 @@ _CLIENT = ("BatchMode=yes", "LogLevel=ERROR", "ProxyCommand=false", "RequestTTY=
 _STAY = ("sh", "-c", "exec cat > /dev/null")
 
 
-class Master:
-    """The ssh process that holds the connection, and the folder of its socket."""
+# Ends a connection that runs no command, and so has no input of its own, likewise: with the input of this.
+_LEASH = 'cat > /dev/null; exec "$@"'
+_LOOK_SECONDS = 0.02
 
-    def __init__(self, target: Target, resolved: Resolved, through: Master | None, deadline: Deadline) -> None:
+
+class Master:
+    """The ssh process that holds the connection, and the folder of its socket.
+
+    A jump host only forwards: nothing is run there, so that its account needs no shell.
+    """
+
+    def __init__(
+        self, target: Target, resolved: Resolved, through: Master | None, deadline: Deadline, *, jump: bool = False
+    ) -> None:
         self.resolved = resolved
         self._folder = Folder()
         self.socket = self._folder.path / "m"
@@ -51,24 +63,26 @@ class Master:
         options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through)]
         self._target = target
         self._answer: Result | None = None
+        self._leash: subprocess.Popen[bytes] | None = None
         self._alone: list[bytes | str] = ["ssh", *options]
-        argv = [*self._alone, "-M", "-S", str(self.socket), "--", target.destination, _remote.LINE]
+        ssh = [*self._alone, "-M", "-S", str(self.socket)]
         try:
             # A file, not a pipe: nobody reads it while the connection lives.
             with self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    start_new_session=True,
-                    env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
-                )
+                if jump:
+                    self._process = _started([*ssh, "-N", "--", target.destination], log, piped=False)
+                    end = [*client(self.socket), "-O", "exit", "--", "shared"]
+                    self._leash = _started(["sh", "-c", _LEASH, "leash", *end], log, piped=True)
+                else:
+                    self._process = _started([*ssh, "--", target.destination, _remote.LINE], log, piped=True)
         except BaseException:
             self._folder.remove()
             raise
         try:
-            self._wait(deadline)
+            if jump:
+                self._wait_for_socket(deadline)
+            else:
+                self._wait(deadline)
         except BaseException:
             self.close()
             raise
@@ -91,7 +105,19 @@ class Master:
     def close(self) -> None:
         """End it; may be called twice."""
         _process.stop(self._process)
+        if self._leash:
+            _process.stop(self._leash)
         self._folder.remove()
+
+    def _wait_for_socket(self, deadline: Deadline) -> None:
+        """Wait until the login is over: ssh makes the socket right after it."""
+        limit = deadline.sooner(2 * STEP_SECONDS)
+        started = limit.left()
+        while not self.socket.exists():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(min(_LOOK_SECONDS, limit.left()))
+            if not self.alive() or not limit.left():
+                raise _sshlog.explain(self._read_log(), self.resolved, started)
 
     def _wait(self, deadline: Deadline) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -149,14 +175,22 @@ class Master:
             return ""
 
 
-def open_master(target: Target, resolved: Resolved, jumps: Jumps, deadline: Deadline) -> Master:
-    """The shared connection to a host, through its jump hosts."""
+def open_master(
+    target: Target, resolved: Resolved, jumps: Jumps, deadline: Deadline, *, jumped: bool = False
+) -> Master:
+    """The shared connection to a host, through its jump hosts; `jumped` where the host is itself one."""
     jump, through = resolved.jump, None
     if jump is not None:
         # Not -J: ssh would pass neither our options nor the strictness on to the jump hosts.
         hop = replace(target, destination=jump.destination, user=None, port=None, identity=None, jump=None)
-        through = jumps.through(jump, lambda: open_master(hop, jump, jumps, deadline), deadline)
-    return reasons.patiently(lambda: Master(target, resolved, through, deadline), deadline)
+        through = jumps.through(jump, lambda: open_master(hop, jump, jumps, deadline, jumped=True), deadline)
+    return reasons.patiently(lambda: Master(target, resolved, through, deadline, jump=jumped), deadline)
+
+
+def _started(argv: Sequence[bytes | str], log: IO[bytes], *, piped: bool) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE if piped else subprocess.DEVNULL
+    environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
+    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True, env=environment)
 
 
 def client(master: Path) -> list[bytes | str]:
