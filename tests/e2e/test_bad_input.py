@@ -187,6 +187,10 @@ def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
     cluster.vcluster("up").ok()
     with root_does(cluster, "gpu1", LISTEN.format(8000), HANG_UP):
         taken = cluster.vcluster("serve", "sandbox/tiny-llama")
+        checked = cluster.vcluster("check", "--json").ok().json()
+    assert [(one["host"], one["text"]) for one in checked["findings"] if one["code"] == "port"] == [
+        ("gpu1", "port 8000 is taken (ports.api)")
+    ]
     assert (taken.code, "gpu1: port 8000 is taken" in taken.err) == (3, True)
 
 

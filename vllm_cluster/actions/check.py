@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from vllm_cluster.actions.survey import connected
+from vllm_cluster.core.checks.network import endpoint
+from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.preflight import Unseen, examine, unseen
 from vllm_cluster.explain.scan import Source, scan
 from vllm_cluster.explain.verdict import verdict
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import collective
+from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.mesh import mesh
 from vllm_cluster.run.observe import observe
 
@@ -47,6 +54,7 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
         facts = fleet.all(lambda link: observe(inventory, link, deep=True))
         found, blind = list(examine(inventory, facts)), list(unseen(inventory, facts))
         broken = any(finding.error for finding in found)
+        found += _endpoint(inventory, fleet, facts)
         between, unvisited = mesh(fleet, inventory, facts, emit)
         found += between
         blind += unvisited
@@ -58,6 +66,16 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
             found += _explained(tried)
     found.sort(key=lambda finding: not finding.error)
     return Report(tuple(found), tuple(blind), tuple(facts), time.monotonic() - began, tried)
+
+
+def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[Finding]:
+    """Whether `serve` would find its port taken, on a cluster that serves nothing now."""
+    with suppress(VclusterError):
+        node = look(fleet.links[inventory.head_name].engine, f"vcluster-{inventory.cluster}")
+        serving = node.status.serve if node.status else None
+        if node.status and (serving is None or serving.phase == "failed"):
+            return list(endpoint(inventory, facts))
+    return []
 
 
 def _explained(tried: collective.Report) -> list[Finding]:

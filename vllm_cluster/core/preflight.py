@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_cluster.core.checks import cache, docker, gpus, host, image, network, rdma
+from vllm_cluster.core.checks import cache, docker, gpus, host, image, members, network, rdma
 from vllm_cluster.core.checks.docker import engine_problem
 from vllm_cluster.core.desired import hcas
 from vllm_cluster.core.facts import HostFacts
@@ -36,6 +36,7 @@ _ALWAYS: Sequence[Check] = (
 # What needs the longer look, and what a cluster can live with.
 _ON_DEMAND: Sequence[Check] = (
     docker.strangers,
+    members.left,
     docker.toolkit,
     docker.cdi_ignored,
     gpus.health,

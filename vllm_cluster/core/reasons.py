@@ -23,6 +23,7 @@ REASONS: Mapping[str, Reason] = {
     "newer": Reason("This version may not understand what the newer one made.", (10,)),
     "name-taken": Reason("Docker refuses a second container of one name.", (10,)),
     "stale-container": Reason("It may hold GPUs and Ray's ports, and an old script comes back with it.", (10, 42)),
+    "member-left": Reason("Ray counts its GPUs, or waits for it, and no other verb reaches it.", (36, 42)),
     "room": Reason("The pull would break off in the middle.", (17,)),
     "disk-full": Reason("Containers, logs and layers need room; a full disk stops all of them.", (17,)),
     "gpu-runtime": Reason('Docker would say: could not select device driver "" with capabilities: [[gpu]].', (3, 78)),

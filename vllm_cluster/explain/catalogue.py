@@ -51,7 +51,9 @@ SIGNS = (
 # Pieces of words that many signs and most lines of trouble share, and whole needles for the rest: see `interesting`.
 _SHARED = ("rror", "not ", "ailed", "nable", "emory", "annot", "imed out", "NCCL", "ibv_", "xception", "ERROR")
 _TROUBLE = ("CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "core dumped", "Killed", "Aborted")
-_WHOLE = dict.fromkeys((*(known.needle for known in SIGNS), *noise.START, noise.OWN_START, *noise.RAY_START, *_TROUBLE))
+_WHOLE = dict.fromkeys(
+    (*(known.needle for known in SIGNS), *noise.START, noise.OWN_START, noise.OWN_STOP, *noise.RAY_START, *_TROUBLE)
+)
 KEYS = tuple(
     key.encode() for key in (*_SHARED, *(word for word in _WHOLE if not any(part in word for part in _SHARED)))
 )

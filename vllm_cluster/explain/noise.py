@@ -60,6 +60,8 @@ STRONG = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200')
 START = ("vLLM API server version", "non-default args:")
 # The node program's own word for it, in the log that holds all attempts.
 OWN_START = "vcluster starts vLLM"
+# What it ends by a request: from then on its processes end, and write so.
+OWN_STOP = "vcluster stops vLLM"
 RAY_START = ("Ray runtime started",)
 
 # A line that tells of trouble, whatever trouble.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from vllm_cluster.explain import noise
@@ -19,6 +19,7 @@ MORE_LINES = 3
 BANNER = 40  # lines of one start that all say so
 LAST_TROUBLE = 12
 FIRST_STRANGE = 3
+ABOVE = 8192  # characters above a line that are looked through for its time
 _CACHE = 4096
 _PROGRESS = tuple(mark.encode() for mark in noise.PROGRESS)
 
@@ -73,6 +74,7 @@ class Seen:
     trouble: deque[Place] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
     strange: list[Place] = field(default_factory=list)
     last: Place | None = None
+    stopped: Place | None = None
     started: Place | None = None
     alive: Place | None = None
 
@@ -139,6 +141,8 @@ class _State:
         self._time = self._time if told.time is None else told.time
         if noise.OWN_START in told.words or any(mark in told.words for mark in noise.START):
             self._begin(seen, self._place(number, told))
+        elif noise.OWN_STOP in told.words:
+            seen.stopped = self._place(number, told)
         elif any(mark in told.words for mark in noise.RAY_START):
             self._forget(seen, ray=True)
         found, trouble = classify(told.words)
@@ -217,6 +221,12 @@ class _State:
                     self._open.remove(hit)
 
     def _at(self, number: int, part: bytes, at: int) -> Place:
+        """A line of a piece; where it has no time, as old as the one above it that has."""
         start = part.rfind(b"\n", 0, at) + 1
         line = number + part.count(b"\n", 0, start)
-        return self._place(line, said(part[start : start + LONGEST].split(b"\n", 1)[0], self._source.year))
+        told = said(part[start : start + LONGEST].split(b"\n", 1)[0], self._source.year)
+        place = self._place(line, told)
+        above = reversed(part[max(0, start - ABOVE) : start].split(b"\n"))
+        times = (said(raw, self._source.year).time for raw in above) if told.time is None else ()
+        time = next((time for time in times if time is not None), place.time)
+        return replace(place, time=time)

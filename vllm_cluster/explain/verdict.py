@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -75,32 +76,34 @@ class Verdict:
         return self.cause or self.symptom
 
 
+@dataclass(frozen=True)
+class _Evidence:
+    """What counts of all logs, and what does not any more."""
+
+    hits: list[Hit]
+    failing: list[Hit]
+    survived: list[Hit]
+    stuck: list[Hit]
+    before: list[Hit]
+    trouble: list[Place]
+    strange: list[Place]
+    earlier: Counter[str]
+
+
 def verdict(logs: Sequence[Seen], *, since: Mapping[str, float] | None = None, healthy: bool = False) -> Verdict:
     """Judge what was seen in all logs.
 
     With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
     is evidence of another attempt. `healthy` says that the cluster works now, so that it has survived what is found.
     """
-    hits, earlier = _of_last_run(logs, since)
-    alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
-
-    def over(place: Place) -> bool:
-        return healthy or bool(alive and _precedes(place, alive)) or not _within(place, since)
-
-    failing = [hit for hit in hits if hit.known.weight <= Weight.CONSEQUENCE]
-    survived = [hit for hit in failing if over(hit.last)]
-    failing = [hit for hit in failing if hit not in survived]
-    stuck = [hit for hit in hits if hit.known.weight is Weight.HARMLESS and hit.known.row and not hit.evidence]
-    stuck = [hit for hit in stuck if not over(hit.last)]
-    trouble = sorted((place for log in logs for place in log.trouble if not over(place)), key=_when)
-    strange = sorted((place for log in logs for place in log.strange if not over(place)), key=_when)
-    notes = [hit for hit in hits if hit.known.weight is Weight.NOTE]
-    before = [hit for log in logs for hit in log.before.values() if not over(hit.last)]
-    first, others = _first(_foremost(failing, before, stuck, strange), notes)
+    seen = _evidence(logs, since, healthy=healthy)
+    notes = [hit for hit in seen.hits if hit.known.weight is Weight.NOTE]
+    first, others = _first(_foremost(seen), notes)
+    survived = _findings(hit for hit in seen.survived if hit.known.weight <= Weight.SYMPTOM)
     symptom = first if first and first.row.kind == "symptom" else None
-    kind: Kind = "symptom" if symptom else "explained" if first else "unknown" if trouble or failing else "nothing"
-    if kind == "nothing" and any(hit.known.weight <= Weight.SYMPTOM for hit in survived):
-        kind = "healed"
+    kind: Kind = "symptom" if symptom else "explained" if first else "healed" if survived else "nothing"
+    if not first and (seen.trouble or seen.failing):
+        kind = "unknown"
     shown = {place for found in (first, *others) if found for place in found.places}
     return Verdict(
         kind=kind,
@@ -108,12 +111,12 @@ def verdict(logs: Sequence[Seen], *, since: Mapping[str, float] | None = None, h
         symptom=symptom,
         others=tuple(others[:MOST_OTHERS]),
         notes=tuple(_findings(hit for hit in notes if first is None or hit.known.row != first.row.number)),
-        followed=_once(sorted((hit.first for hit in failing if hit.first not in shown), key=_when)),
-        harmless=tuple(_harmless(hits, stuck if first and not failing else [])),
-        survived=tuple(_findings(hit for hit in survived if hit.known.weight <= Weight.SYMPTOM)),
-        earlier=tuple(sorted(earlier.items())),
-        trouble=tuple(trouble[-MOST_LINES * 2 :]) if kind == "unknown" else (),
-        strange=tuple(strange[:MOST_STRANGE]) if symptom else (),
+        followed=_once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=_when)),
+        harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
+        survived=tuple(survived),
+        earlier=tuple(sorted(seen.earlier.items())),
+        trouble=tuple(seen.trouble[-MOST_LINES * 2 :]) if kind == "unknown" else (),
+        strange=tuple(seen.strange[:MOST_STRANGE]) if symptom else (),
         silent=_silent(logs) if symptom else None,
         logs=len(logs),
         lines=sum(log.lines for log in logs),
@@ -121,14 +124,40 @@ def verdict(logs: Sequence[Seen], *, since: Mapping[str, float] | None = None, h
     )
 
 
-def _foremost(failing: list[Hit], before: list[Hit], stuck: list[Hit], strange: list[Place]) -> list[Hit]:
+def _evidence(logs: Sequence[Seen], since: Mapping[str, float] | None, *, healthy: bool) -> _Evidence:
+    hits, earlier = _of_last_run(logs, since)
+    alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
+    in_order = _ends_in_order(logs)
+
+    def over(place: Place) -> bool:
+        return healthy or bool(alive and _precedes(place, alive)) or not _within(place, since)
+
+    def now(places: Iterable[Place]) -> list[Place]:
+        return sorted((place for place in places if not (over(place) or in_order(place, place))), key=_when)
+
+    failing = [hit for hit in hits if hit.known.weight <= Weight.CONSEQUENCE]
+    failing = [hit for hit in failing if hit.known.weight is Weight.CAUSE or not in_order(hit.first, hit.last)]
+    stuck = [hit for hit in hits if hit.known.weight is Weight.HARMLESS and hit.known.row and not hit.evidence]
+    return _Evidence(
+        hits=hits,
+        failing=[hit for hit in failing if not over(hit.last)],
+        survived=[hit for hit in failing if over(hit.last)],
+        stuck=[hit for hit in stuck if not over(hit.last)],
+        before=[hit for log in logs for hit in log.before.values() if not over(hit.last)],
+        trouble=now(place for log in logs for place in log.trouble),
+        strange=now(place for log in logs for place in log.strange),
+        earlier=earlier,
+    )
+
+
+def _foremost(seen: _Evidence) -> list[Hit]:
     """The hits that say most: causes, else what a host suffered before, else symptoms, else work that stopped.
 
     That something has failed says least: where a line of trouble is there that no row knows, that line is nearer.
     """
-    of = {weight: [hit for hit in failing if hit.known.weight is weight] for weight in Weight}
-    ends = [] if strange else of[Weight.CONSEQUENCE]
-    return of[Weight.CAUSE] or before or of[Weight.SYMPTOM] or stuck or ends
+    of = {weight: [hit for hit in seen.failing if hit.known.weight is weight] for weight in Weight}
+    ends = [] if seen.strange else of[Weight.CONSEQUENCE]
+    return of[Weight.CAUSE] or seen.before or of[Weight.SYMPTOM] or seen.stuck or ends
 
 
 def _within(place: Place, since: Mapping[str, float] | None) -> bool:
@@ -136,6 +165,20 @@ def _within(place: Place, since: Mapping[str, float] | None) -> bool:
     if since is None or place.host not in since:
         return True
     return place.time is not None and place.time >= since[place.host]
+
+
+def _ends_in_order(logs: Sequence[Seen]) -> Callable[[Place, Place], bool]:
+    """Whether all between two lines was written while vLLM ended by a request, or until it was started again."""
+    stop = max((log.stopped.time for log in logs if log.stopped and log.stopped.time), default=None)
+    starts = [log.started.time for log in logs if log.started and log.started.time]
+    if stop is None:
+        return lambda _, __: False
+    end = max((start for start in starts if start >= stop), default=math.inf) + SLACK
+
+    def within(first: Place, last: Place) -> bool:
+        return first.time is not None and last.time is not None and stop - 1 <= first.time <= last.time <= end
+
+    return within
 
 
 def _silent(logs: Sequence[Seen]) -> Place | None:

@@ -26,6 +26,7 @@ _WHO = re.compile(r"^(?:\([^)]*\) )*(?:ERROR \S+ \S+ \[\S+\] )?")
 # A run with such a line may have lost a node, which Ray notices only seconds later.
 _MAYBE_LOST = re.compile(r"\bdied\b|\bdead\b|unavailable|[Cc]onnection (?:reset|closed|refused)|[Tt]imed ?out")
 STARTS = "vcluster starts vLLM"
+STOPS = "vcluster stops vLLM"
 
 
 def refusal(address: str, port: int) -> OSError | None:
@@ -64,10 +65,17 @@ class Attempt:
         folder = download_folder(wanted.model, wanted.argv, variables)
         self._movement = Movement(lambda: vllm_processes(self.child.alive), folder, pace)
         # One log holds all attempts: who reads it must know where the last one begins, also if vLLM says nothing of it.
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        log.handle(logging.makeLogRecord({"msg": f"{now} {STARTS}"}))
+        self._mark(STARTS)
         self.child = Child("vllm", wanted.argv, variables, self._see)
         threading.Thread(target=self._watch, daemon=True).start()
+
+    def stop_in_order(self) -> None:
+        """Write down that it ends because it shall: what its processes write from now on is no failure."""
+        self._mark(STOPS)
+
+    def _mark(self, words: str) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._log.handle(logging.makeLogRecord({"msg": f"{now} {words}"}))
 
     @property
     def stage(self) -> tuple[str, str]:

@@ -78,6 +78,7 @@ class Serving:
     def close(self) -> None:
         """End vLLM because this program ends; the request stays."""
         if self.course and self.attempt:
+            self.attempt.stop_in_order()
             self._stop(self.course, self.attempt, "the node stops")
 
     def status(self) -> dict[str, Any] | None:
@@ -136,6 +137,7 @@ class Serving:
             (self._state / "serve.json").unlink(missing_ok=True)
         if self.course and (not same or (fresh and self.course.phase == "failed")):
             if self.attempt:
+                self.attempt.stop_in_order()
                 self._stop(self.course, self.attempt, "something else is wanted")
             self.course = None
         if wanted and self.course is None:

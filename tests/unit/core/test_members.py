@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.support.world import hosts, inventory
+from tests.support.world import converged, hosts, inventory
+from vllm_cluster.core.checks.members import left as left_members
 from vllm_cluster.core.members import Member, Record, former
+from vllm_cluster.core.spec import ID
 
 RECORD = Record("lab", "id", (Member("gpu2", "10.0.0.2", "machine-2", 2, 0.0, host="gpu2"),))
 OTHER_WAY: dict[str, Any] = {"entries": {"gpu2": {"ssh": {"port": 2222}}}}
@@ -28,6 +31,18 @@ OTHER_WAY: dict[str, Any] = {"entries": {"gpu2": {"ssh": {"port": 2222}}}}
 def test_who_left(count: int, changes: dict[str, Any], answered: Collection[str], left: Collection[str]) -> None:
     facts = {name: entry for name, entry in hosts().items() if name in answered}
     assert set(former(inventory(count, **changes), facts, RECORD)) == left
+
+
+def test_check_names_a_member_that_left() -> None:
+    """Its node may hold GPUs, and no host of the inventory shows it."""
+    _, facts = converged(inventory())
+    kept = replace(RECORD, id=facts["gpu1"].containers[0].labels[ID])
+    facts["gpu1"] = replace(facts["gpu1"], record=kept.document)
+    del facts["gpu2"]
+    (found,) = left_members(inventory(1), facts)
+    assert (found.code, found.host, found.error) == ("member-left", "gpu1", False)
+    assert "gpu2 (10.0.0.2) left the inventory" in found.text
+    assert list(left_members(inventory(2), converged(inventory())[1])) == []
 
 
 def test_another_machine_behind_another_way_of_the_same_name_left_a_member() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from vllm_cluster.core.checks.network import endpoint
 from vllm_cluster.core.facts import Engine, Hca, HostFacts, Nic
 from vllm_cluster.core.preflight import engine_problem, preflight
 
@@ -59,6 +60,21 @@ def test_the_ports_of_a_running_node_are_its_own() -> None:
     _, facts = world.converged(world.inventory())
     facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 6380, 8265}))
     assert preflight(world.inventory(), facts) == ()
+
+
+def test_the_port_of_the_endpoint_is_looked_at_while_nodes_run_and_serve_nothing() -> None:
+    _, facts = world.converged(world.inventory())
+    assert list(endpoint(world.inventory(), facts)) == []
+    facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 8000}))
+    (found,) = endpoint(world.inventory(), facts)
+    assert (found.code, found.host, found.error, found.text) == (
+        "port",
+        "gpu1",
+        False,
+        "port 8000 is taken (ports.api)",
+    )
+    # Where no node runs, the check of all ports has it.
+    assert list(endpoint(world.inventory(), world.hosts(gpu1={"listening": frozenset({8000})}))) == []
 
 
 @pytest.mark.parametrize("count", [2, 3])

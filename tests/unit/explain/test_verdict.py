@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.logs import FOLDER, HEALTHY, explained
 from vllm_cluster.explain.line import moment, said
-from vllm_cluster.explain.noise import LOOKALIKES, OWN_START, Lookalike
+from vllm_cluster.explain.noise import LOOKALIKES, OWN_START, OWN_STOP, Lookalike
 from vllm_cluster.explain.scan import Seen, Source, scan
 from vllm_cluster.explain.verdict import verdict
-from vllm_cluster.node.attempt import STARTS
+from vllm_cluster.node.attempt import STARTS, STOPS
 
 START = "INFO 11-21 02:{minute}:00 [utils.py:286] non-default args: {{'model': 'm'}}\n"
 CONTEXT = (
@@ -102,6 +102,24 @@ def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> Non
     assert explained(first).kind == "explained"
     # The node program's word, in a log of its own making.
     assert STARTS == OWN_START
+
+
+@pytest.mark.promise("P41")
+def test_what_ends_by_a_request_is_no_failure() -> None:
+    """Ray writes of each rank that its connection ended, whether it was killed or told to end."""
+    begin = "2026-11-21T02:01:00Z vcluster starts vLLM\n"
+    stop = "2026-11-21T02:05:00Z vcluster stops vLLM\n"
+    ends = "[2026-11-21 02:{}:02,000 W 7 7] (gcs_server) Reporting worker exit, connection error code 2. End of file.\n"
+    serving = begin + START.format(minute="01") + READY
+    assert explained(serving + stop + DEAD.format(minute="05"), ends.format("05")).kind == "nothing"
+    # The same lines without the request, or before it, are one.
+    assert explained(serving, ends.format("05")).kind == "symptom"
+    assert explained(serving + stop, ends.format("04")).kind == "symptom"
+    # A new start after it fails by itself.
+    again = "2026-11-21T02:09:00Z vcluster starts vLLM\n"
+    assert explained(serving + stop + again, ends.format("05"), ends.format("10")).kind == "symptom"
+    assert explained(serving + stop + again, ends.format("05")).kind == "nothing"
+    assert STOPS == OWN_STOP
 
 
 def test_what_was_mended_by_a_new_start_is_no_failure_any_more() -> None:

@@ -55,6 +55,8 @@ def test_ray_that_does_not_start_is_tried_later_and_later(world: World) -> None:
     (world.fake / "ray.refuses").touch()
     world.start()
     status = world.ray("down", restarts=3)
+    assert (status.ray.failures, status.ray.ended) == (3, True)
+    assert status.ray.words.startswith("RuntimeError: Version mismatch")
     assert status.ray.error is not None
     assert "exit code 1\nRuntimeError: Version mismatch" in status.ray.error
     (world.fake / "ray.refuses").unlink()

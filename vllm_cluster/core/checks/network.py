@@ -141,9 +141,20 @@ def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     wanted = ["node_manager", "object_manager", "dashboard_agent", "runtime_env_agent"]
     wanted += ["gcs", "dashboard", "client_server", "api"] if host.name == inventory.head_name else []
     for key in wanted:
-        port = getattr(inventory.ports, key)
-        if port in facts.listening:
-            text = f"port {port} is taken (ports.{key})"
-            fix = f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.{key}"
-            # Only `serve` needs the endpoint's, and on one address.
-            yield Finding("port", host.name, text, fix, error=key != "api")
+        yield from _taken(inventory, host.name, facts, key)
+
+
+def endpoint(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """The endpoint's port, where nodes run and nothing is served: then it is not ours that listens."""
+    head = inventory.head_name
+    if head in facts and has_node(inventory, facts[head], "running", "paused"):
+        yield from _taken(inventory, head, facts[head], "api")
+
+
+def _taken(inventory: Inventory, host: str, facts: HostFacts, key: str) -> Iterator[Finding]:
+    port = getattr(inventory.ports, key)
+    if port in facts.listening:
+        text = f"port {port} is taken (ports.{key})"
+        fix = f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.{key}"
+        # Only `serve` needs the endpoint's, and on one address.
+        yield Finding("port", host, text, fix, error=key != "api")
