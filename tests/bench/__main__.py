@@ -32,6 +32,7 @@ Ratios compare things that took turns in one run; the seconds are those of a sma
 By hand means: one ssh a host, side by side, `docker run` with the same flags and `ray start` as the command,
 then `ray status` in the head's container over and over until it counts every GPU.
 Each figure is a median, of {rounds} rounds and {starts} starts.
+[Figures from GPU hosts](gpu-performance.md) are on a page of their own.
 """
 
 
