@@ -16,6 +16,7 @@ from tests.support.cluster_state import HF_TOKEN
 from tests.support.endpoint import MODEL, alone, complete, status_code, tunnel
 from tests.support.hosts import Sandbox
 from tests.support.paths import ROOT, VCLUSTER
+from vllm_cluster.node.phases import STEPS
 
 pytestmark = pytest.mark.e2e
 
@@ -59,8 +60,11 @@ def test_up_again_changes_nothing(cluster: Sandbox) -> None:
 @pytest.mark.cluster("up", leaves="serving")
 def test_four_ranks_on_two_hosts_say_what_one_process_says(cluster: Sandbox) -> None:
     served = cluster.vcluster("serve", MODEL, "--json", "--", "--dtype", "float32").ok()
-    phases = [event["phase"] for event in served.events() if "phase" in event]
-    assert phases[-1] == "ready"
+    last = [event for event in served.events() if "phases" in event][-1]
+    assert (last["phase"], last["text"].partition(" after ")[0]) == ("ready", "ready")
+    phases = [phase for phase, _ in last["phases"] if phase != "waiting"]
+    assert phases == sorted(phases, key=STEPS.index)
+    assert {"importing", "joining", "loading", "probing"} <= set(phases)
     key = cluster.vcluster("key").ok().out.strip()
     with tunnel(cluster) as url:
         assert complete(url, key) == alone(cluster, "float32")

@@ -44,7 +44,7 @@ def folder_bytes(folder: Path) -> int:
 
 def vllm_processes(session: Callable[[], list[int]]) -> list[int]:
     """The processes of vLLM on this host: its own session, and its ranks, which Ray starts."""
-    return [*session(), *(pid for pid in descendants() if _read(pid, "comm").startswith("ray::"))]
+    return [*session(), *(pid for pid in descendants() if _read(pid, "comm").startswith("ray::RayWorker"))]
 
 
 def _read(pid: int, name: str) -> str:
