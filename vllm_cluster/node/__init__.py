@@ -15,6 +15,7 @@ _MODULES = (
     "pace.py",
     "phases.py",
     "process.py",
+    "ray_command.py",
     "ray_nodes.py",
     "requests.py",
     "serving.py",

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from vllm_cluster.node.checker import Standby, check, serve_checks
 from vllm_cluster.node.files import write_whole
 from vllm_cluster.node.pace import Pace
 from vllm_cluster.node.process import Child, descendants, end, missing_secrets, say, secret_environment
+from vllm_cluster.node.ray_command import option, own, place, ray_version
 from vllm_cluster.node.ray_nodes import ray_nodes
 from vllm_cluster.node.serving import Serving
 
@@ -44,23 +44,6 @@ def state_folder() -> Path:
     return Path(os.environ.get("VCLUSTER_STATE", "/var/lib/vcluster"))
 
 
-def option(argv: Sequence[str], name: str) -> str | None:
-    """The value of `--name=value`."""
-    return next((word.partition("=")[2] for word in argv if word.startswith(f"{name}=")), None)
-
-
-def own(ray: Sequence[str], port: str) -> tuple[str, int] | None:
-    """Where Ray listens on this host, by the option that names the port."""
-    address, number = option(ray, "--node-ip-address"), option(ray, port)
-    return (address, int(number)) if address and number else None
-
-
-def place(text: str) -> tuple[str, int]:
-    """host:port or [v6]:port."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 class Node:
     """Ray on this host and, on the head, the list of Ray's nodes and what is served."""
 
@@ -72,12 +55,13 @@ class Node:
         self._running = False
         self._due = self._next_look = 0.0
         self._misses: dict[str, int] = {}
+        self._silent = 0
         self._watch: Child | None = None
         self._watch_due = 0.0
         self._checker = Standby()
         self._nodes: list[dict[str, Any]] | None = None
         self._nodes_at = 0.0
-        self._version = _ray_version()
+        self._version = ray_version()
         self._told: dict[str, Any] = {}
         self._told_at = 0.0
         self._serving = (
@@ -178,10 +162,15 @@ class Node:
         that does not answer may come back, and Ray waits for it.
         """
         for what, where in (("the head's Ray", self._head), ("the raylet", own(self._command, "--node-manager-port"))):
-            refused = where is not None and isinstance(refusal(*where), ConnectionRefusedError)
+            error = refusal(*where) if where else None
+            refused = isinstance(error, ConnectionRefusedError)
             self._misses[what] = self._misses.get(what, 0) + 1 if refused else 0
             if where and self._misses[what] >= self._pace.misses:
                 return f"{what} has ended: nobody listens at {where[0]}:{where[1]}"
+            if where and where == self._head:
+                self._silent = self._silent + 1 if error else 0
+                silent = self._silent >= self._pace.misses
+                self._ray_error = f"{where[0]}:{where[1]}: {error.strerror or error}" if error and silent else ""
         return None
 
     def _end_ray(self, ray: Child, trouble: str) -> None:
@@ -287,13 +276,6 @@ def keep(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int
         signal.signal(number, lambda *_: node.stopping.set())
     say("node", f"{role}: {' '.join(command)}")
     return node.run()
-
-
-def _ray_version() -> str | None:
-    try:
-        return metadata.version("ray")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

@@ -115,7 +115,9 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
             refuse_failing(name, node, before)
             _refuse_cut_off(name, node, seconds_so_far)
         _refuse_outsider(plan, found, seconds_so_far)
-        why = _explain(found, {**plan.lost, **fleet.addresses}) if head_up else _waiting_for_head(nodes[plan.head])
+        why = (
+            _explain(found, {**plan.lost, **fleet.addresses}, nodes) if head_up else _waiting_for_head(nodes[plan.head])
+        )
         text = f"GPUs {found.have}/{found.want}: {why}"
         if text != shown:
             emit(Event("progress", text, data={"gpus": [found.have, found.want]}))
@@ -133,11 +135,18 @@ def count(plan: Plan, head: Node) -> Membership:
     return membership(plan.gpus, head.status.ray.nodes if head.status else ())
 
 
-def _explain(found: Membership, names: Mapping[str, str]) -> str:
-    parts = [f"waiting for {names.get(address, address)}" for address in found.missing]
+def _explain(found: Membership, names: Mapping[str, str], nodes: Mapping[str, Node]) -> str:
+    missing = [names.get(address, address) for address in found.missing]
+    parts = [f"waiting for {name}{_trouble(nodes.get(name))}" for name in missing]
     parts += [f"{names.get(a, a)} is in Ray and not in the inventory" for a in found.foreign]
     parts += [f"{names.get(a, a)} has another number of GPUs than planned" for a in found.wrong]
     return ", ".join(parts) or "waiting for Ray"
+
+
+def _trouble(node: Node | None) -> str:
+    """What a worker knows of its way to the head."""
+    ray = node.status.ray if node and node.status else None
+    return f" ({ray.words})" if ray and ray.error else ""
 
 
 def _is_up(node: Node) -> bool:
@@ -168,7 +177,8 @@ def refuse_failing(host: str, node: Node, before: dict[str, int]) -> None:
 
 def _refuse_cut_off(host: str, node: Node, seconds: float) -> None:
     ray = node.status.ray if node.status else None
-    if ray and ray.state == "waiting" and seconds > CONNECT_SECONDS:
+    # One that joined before its way to the head was cut is up, and knows of it, too.
+    if ray and ray.error and ray.state in ("waiting", "up") and seconds > CONNECT_SECONDS:
         raise NotJoined(
             host,
             f"no connection to the head for {seconds:.0f} s ({ray.error})",

@@ -9,6 +9,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
+import pytest
+
 from tests.support.node.world import HEAD, World, eventually, free_port, lives
 
 
@@ -106,6 +108,26 @@ def head(world: World) -> Iterator[None]:
     server.shutdown(socket.SHUT_RDWR)
     server.close()
     thread.join()
+
+
+@pytest.mark.promise("P37")
+def test_a_worker_knows_that_the_head_does_not_answer(world: World) -> None:
+    """Its way was cut after it had joined: Ray itself takes a minute to notice."""
+    with socket.create_server((HEAD, world.gcs), backlog=1) as server, contextlib.ExitStack() as held:
+        world.start("worker", "--address=head")
+        while not (world.status and world.status.ray.state == "up"):
+            server.accept()[0].close()
+        # Nobody takes calls any more: once its queue is full, the kernel drops what knocks, as a firewall does.
+        for _ in range(3):
+            caller = held.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex((HEAD, world.gcs))
+        told = eventually(lambda: world.status and world.status.ray.error, "the silence is noticed")
+        assert told == f"{HEAD}:{world.gcs}: timed out"
+        assert world.status
+        assert world.status.ray.state == "up"
+        while world.status and world.status.ray.error:
+            server.accept()[0].close()
 
 
 def test_the_list_of_nodes_is_asked_for_again_when_it_stops(world: World) -> None:
