@@ -9,7 +9,13 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Script
 from tests.support.sim.world import World
 from vllm_cluster.actions.status import ClusterStatus
+from vllm_cluster.actions.survey import connected, survey
 from vllm_cluster.core.errors import HostError
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.barrier import await_gpus
+from vllm_cluster.run.events import Emit
+from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.run.secrets import Reading
 
 INVENTORY = make.inventory(2)
 
@@ -99,3 +105,29 @@ def test_serve_always_returns(how: str, phase: str, why: str) -> None:
             assert "the request stays" in ended.error.message
         assert ended.seconds < 400
     record("P37", f"sim: serve, {how}", f"returns after {ended.seconds:.0f} s: {ended.error.message[:90]}", True)
+
+
+def _await_gpus(inventory: Inventory, emit: Emit, runtime: Runtime) -> None:
+    """The wait of `up` for the GPUs of all hosts."""
+    with connected(inventory, emit, runtime=runtime) as fleet:
+        await_gpus(fleet, survey(inventory, fleet, emit, reading=Reading.NONE).plan, emit)
+
+
+@pytest.mark.promise("P37")
+def test_up_ends_by_what_a_worker_knows_of_its_way_to_the_head() -> None:
+    world = make.world((1, 1))
+    with lab.inside(world):
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+        head, worker = (world.machines[name].box("vcluster-lab") for name in ("gpu1", "gpu2"))
+        assert head
+        assert worker
+        head.life["nodes"] = {name: row for name, row in head.life["nodes"].items() if row["where"][0] == "gpu1"}
+        worker.life["error"] = "10.0.0.1:6379: timed out"
+        world.clock.sleep(1)
+        again = lab.run(world, INVENTORY, _await_gpus)
+        assert isinstance(again.error, HostError), again.story()
+        assert "no connection to the head for 30 s (10.0.0.1:6379: timed out)" in again.error.message
+        assert any("waiting for gpu2 (10.0.0.1:6379: timed out)" in event.text for event in again.events)
+    record(
+        "P37", "sim: up, a worker's way to the head is cut", f"ends after {again.seconds:.0f} s: {again.error}", True
+    )
