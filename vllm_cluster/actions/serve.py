@@ -69,10 +69,7 @@ def serve(
     with connected(inventory, emit, runtime=runtime) as fleet:
         seen = survey(inventory, fleet, emit, reading=Reading.NONE)
         _require_up(seen.plan)
-        names = {host.address: name for name, host in inventory.hosts.items()}
-        layout = vllm.layout(list(seen.plan.gpus.values()), tp, pp, [names[address] for address in seen.plan.gpus])
-        for reason in layout.reasons:
-            emit(Event("note", reason))
+        layout = _layout(inventory, seen.plan, tp, pp, emit)
         head = fleet.links[inventory.head_name]
         host = inventory.hosts[inventory.head_name].address if expose else "127.0.0.1"
         port = inventory.ports.api
@@ -90,6 +87,15 @@ def serve(
         with goes_on(inventory.cluster, served):
             Follower(fleet, inventory, number, emit, log=log).follow()
         return Endpoint(served, host, head.name, port)
+
+
+def _layout(inventory: Inventory, plan: Plan, tp: int | None, pp: int | None, emit: Emit) -> vllm.Layout:
+    """How the model is laid over the GPUs of the plan; why, is shown."""
+    names = {host.address: name for name, host in inventory.hosts.items()}
+    layout = vllm.layout(list(plan.gpus.values()), tp, pp, [names[address] for address in plan.gpus])
+    for reason in layout.reasons:
+        emit(Event("note", reason))
+    return layout
 
 
 def ask_head(
