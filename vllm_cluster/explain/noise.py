@@ -64,6 +64,9 @@ OWN_START = "vcluster starts vLLM"
 OWN_STOP = "vcluster stops vLLM"
 RAY_START = ("Ray runtime started",)
 
+# Ray's lists of what may be the reason.
+POSSIBLE = re.compile(r"Possible reasons include|There are some potential root causes|Some common causes include")
+
 # A line that tells of trouble, whatever trouble.
 TROUBLE = re.compile(
     r"^(?:Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?)"

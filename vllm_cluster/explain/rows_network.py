@@ -125,7 +125,7 @@ ROWS = (
             cause("o space left on device", r"(?i)no space left on device.{0,120}(?:/dev/shm|/psm_|/torch_)"),
             cause("SHM", r"(?i)open shm in SHMManager failed|shmem.{0,40}fail.{0,40}size"),
             cause("Bus error"),
-            cause("SIGBUS"),
+            cause("SIGBUS received"),
         ),
     ),
     Row(
@@ -139,7 +139,8 @@ ROWS = (
             symptom("unhandled cuda error", r"(?i)nccl"),
             symptom("ncclSystemError"),
             symptom("unhandled system error", r"(?i)nccl"),
-            symptom("NCCL error", r"NCCL error: (?!remote process)"),
+            symptom("NCCL error", r"NCCL error(?:: (?!remote process)| in: )"),
+            symptom("ncclInternalError"),
             symptom("ncclInvalidUsage"),
         ),
         kind="symptom",

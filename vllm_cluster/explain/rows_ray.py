@@ -72,6 +72,7 @@ ROWS = (
             symptom("died unexpectedly", r"Worker(?:Proc)? .{0,80}died unexpectedly"),
             symptom("Segmentation fault", r"^(?:Fatal Python error: )?Segmentation fault"),
             symptom("SIGSEGV received"),
+            symptom("Raylet is terminated"),
             symptom("was marked dead", r"node with (?:node )?id.{0,200}was marked dead|marked dead because"),
         ),
         host=True,

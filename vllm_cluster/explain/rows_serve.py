@@ -83,6 +83,8 @@ ROWS = (
         FIT,
         (
             cause("is not divisible by weight quantization block"),
+            cause("not aligned with the quantized weight shape"),
+            cause("must divisible by BLOCK_SIZE_K"),
             cause(
                 "not divisible by",
                 r"size_per_partition\s*=?\s*\d+ is not divisible by|not divisible by .{0,20}(?:min_thread|group_size)",
@@ -127,6 +129,7 @@ ROWS = (
             cause("torch.OutOfMemoryError"),
             cause("torch.cuda.OutOfMemoryError"),
             cause("CUDA error: out of memory"),
+            cause("Cuda failure", r"Cuda failure (?:2 )?'out of memory'"),
             cause("No available memory for the cache blocks"),
         ),
     ),

@@ -85,6 +85,8 @@ def classify(words: str) -> tuple[tuple[Known, ...], bool]:
     # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
     if words.startswith("raise "):
         return (), False
+    # What Ray counts up as possible has not been seen.
+    words = noise.POSSIBLE.split(words, maxsplit=1)[0]
     found = tuple(
         known for known in SIGNS if known.needle in words and (known.matches is None or known.matches.search(words))
     )
