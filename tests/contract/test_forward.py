@@ -6,12 +6,19 @@ import os
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.sshd import free_port
-from vllm_cluster.core.errors import UsageError
+from tests.support.carriers import REMOTE, Client
+from tests.support.sshd import Sshd, free_port
+from vllm_cluster.actions.tunnel import Passage
+from vllm_cluster.core.errors import HostError, UsageError, VclusterError
+from vllm_cluster.engine.status import ServeStatus
+from vllm_cluster.run.events import Event
+from vllm_cluster.run.fleet import Link
+from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Transport
 
 
@@ -91,3 +98,78 @@ def test_a_closed_port_of_the_host_closes_the_connection(host: Transport) -> Non
     except ConnectionResetError:
         pass
     forward.close()
+
+
+def model(phase: str, host: str = "127.0.0.1") -> ServeStatus:
+    """What a node says of its model."""
+    return ServeStatus("1", "m", "m", host, 1, phase, "", None, 0.0, 1, (1, 1), None, None, None, None)  # type: ignore[arg-type]
+
+
+def hold(passage: Passage, events: list[Event]) -> VclusterError:
+    """Watch until the connection breaks."""
+    with pytest.raises(VclusterError) as caught:
+        passage.hold(events.append)
+    return caught.value
+
+
+@pytest.mark.promise("P37")
+@pytest.mark.parametrize("kind", REMOTE)
+def test_a_tunnel_ends_with_a_reason_when_its_connection_does(
+    kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd, echo_port: int
+) -> None:
+    client.add("h", server)
+    link = Link("h", connect(client.target("h"), kind))
+    passage = Passage(link, echo_port, 0, lambda: model("ready"))
+    assert exchange(passage.port, b"x") == b"xend"
+    threading.Timer(0.5, server.drop_connections).start()
+    started = time.monotonic()
+    error = hold(passage, [])
+    assert time.monotonic() - started < 30
+    assert (error.exit_code, str(error.hint)) == (1, "vcluster tunnel")
+    assert error.message.startswith("h: tunnel: the connection to ")
+    passage.close()
+
+
+@pytest.mark.promise("P37")
+@pytest.mark.parametrize("kind", REMOTE)
+def test_a_tunnel_through_which_nothing_passes_is_no_tunnel(
+    kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd
+) -> None:
+    client.add("h", server)
+    link = Link("h", connect(client.target("h"), kind))
+    with pytest.raises(HostError, match=r"h: tunnel: nothing passes to 127\.0\.0\.1:\d+, where m is ready"):
+        Passage(link, free_port(), 0, lambda: model("ready"))
+
+
+@pytest.mark.promise("P37")
+@pytest.mark.parametrize("kind", REMOTE)
+def test_an_end_that_goes_away_and_comes_back_is_told(
+    kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd
+) -> None:
+    client.add("h", server)
+    link = Link("h", connect(client.target("h"), kind))
+    port = free_port()
+    passage = Passage(link, port, 0, lambda: model("loading"))
+    events: list[Event] = []
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        if "yet" in event.text:
+            shown.append(Server(("127.0.0.1", port), Echo))
+            threading.Thread(target=shown[0].serve_forever, daemon=True).start()
+        elif "again" in event.text:
+            shown[0].shutdown()
+            shown[0].server_close()
+        else:
+            server.drop_connections()
+
+    shown: list[Server] = []
+    with pytest.raises(VclusterError, match="tunnel: the connection to "):
+        passage.hold(emit)
+    words = [event.text.split(": ")[0] for event in events]
+    assert words == [
+        "no model answers yet; the tunnel stays open",
+        "the API answers again",
+        "the API has stopped answering",
+    ]
+    passage.close()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from vllm_cluster.actions.survey import refuse
 from vllm_cluster.core.checks.docker import foreign
 from vllm_cluster.core.desired import SECRETS_FOLDER
-from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.core.errors import HostError, Lost, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.kept import kept_secrets
+from vllm_cluster.engine.status import ServeStatus
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+POLL_SECONDS = 2.0
+# A connection that the far end refuses is closed here within a round trip.
+ANSWER_SECONDS = 1.0
 
 
 def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
@@ -28,23 +34,109 @@ def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
         return _key(inventory, _head(inventory, fleet))
 
 
-def tunnel(inventory: Inventory, emit: Emit, *, port: int, until: Callable[[], None]) -> None:
-    """Bring the endpoint to this machine's loopback until `until` returns."""
+def tunnel(inventory: Inventory, emit: Emit, *, port: int, inside: Callable[[], object] | None = None) -> None:
+    """Forward the API to this machine's loopback until `inside` returns, without it until the connection breaks.
+
+    Raises:
+        HostError: nothing passes, or the connection broke.
+    """
     with Fleet(inventory) as fleet:
         head = _head(inventory, fleet)
         _key(inventory, head)
-        serving = look(head.engine, f"vcluster-{inventory.cluster}").status
-        served = serving.serve if serving else None
-        if served is None:
-            emit(Event("warning", "nothing is served yet; the tunnel answers once something is", head.name))
-        address = served.host if served else "127.0.0.1"
-        forward = head.transport.forward(inventory.ports.api, port, remote_host=address)
+        passage = Passage(head, inventory.ports.api, port, lambda: _served(inventory, head))
         try:
-            url = f"http://127.0.0.1:{forward.local_port}"
-            emit(Event("result", f"{url} is {head.name}'s endpoint until Ctrl-C", data={"url": url}))
-            until()
+            url = f"http://127.0.0.1:{passage.port}"
+            emit(Event("result", f"{url} forwards to {head.name} until Ctrl-C", data={"url": url}))
+            if inside:
+                inside()
+                return
+            emit(Event("phase", f"forwarding {url} to {head.name}"))
+            passage.hold(emit)
         finally:
-            forward.close()
+            passage.close()
+
+
+class Passage:
+    """A port of the host here, for as long as its connection lives.
+
+    Raises:
+        HostError: a model is ready there, and nothing passes.
+    """
+
+    def __init__(self, head: Link, remote: int, local: int, served: Callable[[], ServeStatus | None]) -> None:
+        self._head, self._remote, self._served = head, remote, served
+        self._address = _address(serve := served())
+        self._forward = head.transport.forward(remote, local, remote_host=self._address)
+        self.port = self._forward.local_port
+        self._answers = answers(self.port)
+        if serve and serve.phase == "ready" and not self._answers:
+            self._forward.close()
+            raise HostError(
+                head.name,
+                f"tunnel: nothing passes to {self._address}:{remote}, where {serve.name} is ready",
+                hint="set AllowTcpForwarding yes in its sshd_config",
+            )
+
+    def hold(self, emit: Emit) -> None:
+        """Watch the connection and what is behind it until the connection breaks.
+
+        Raises:
+            Lost: the connection broke.
+        """
+        if not self._answers:
+            emit(Event("warning", "no model answers yet; the tunnel stays open", self._head.name))
+        while True:
+            self._head.runtime.clock.sleep(POLL_SECONDS)
+            try:
+                self._head.transport.require_alive()
+                self._follow(emit)
+            except Unreachable as error:
+                raise Lost(self._head.name, f"tunnel: {error.detail}", hint="vcluster tunnel") from None
+
+    def _follow(self, emit: Emit) -> None:
+        now = answers(self.port)
+        if not now and (address := _address(self._served())) != self._address:
+            # It was served again with or without --expose.
+            self._forward.close()
+            self._forward = self._head.transport.forward(self._remote, self.port, remote_host=address)
+            self._address, now = address, answers(self.port)
+        if now != self._answers:
+            where = f"{self._address}:{self._remote}"
+            gone = Event("warning", f"the API has stopped answering: {where}", self._head.name)
+            emit(Event("note", f"the API answers again: {where}", self._head.name) if now else gone)
+        self._answers = now
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._forward.close()
+
+
+def answers(port: int) -> bool:
+    """Whether a connection to this local port is taken at the far end: one that is not ends at once.
+
+    Nothing is sent, since each request would be a line of the server's log.
+    """
+    try:
+        with socket.create_connection(("127.0.0.1", port), ANSWER_SECONDS) as near:
+            return near.recv(1) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def _address(serve: ServeStatus | None) -> str:
+    return serve.host if serve else "127.0.0.1"
+
+
+def _served(inventory: Inventory, head: Link) -> ServeStatus | None:
+    try:
+        status = look(head.engine, f"vcluster-{inventory.cluster}").status
+    except Unreachable:
+        raise
+    except VclusterError:  # the node restarts, or is gone for now
+        return None
+    return status.serve if status else None
 
 
 def _head(inventory: Inventory, fleet: Fleet) -> Link:
@@ -59,8 +151,8 @@ def _key(inventory: Inventory, head: Link) -> str:
     refuse(list(foreign(inventory, {head.name: facts})))
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
     if identity is None or node_of(inventory.cluster, facts) is None:
-        raise PreflightFailed(f"{head.name}: no node of {inventory.cluster} is there", hint="run vcluster up")
+        raise PreflightFailed(f"{head.name}: no node of {inventory.cluster} is there", hint="vcluster up")
     content = head.engine.read_file(f"vcluster-{inventory.cluster}", f"{SECRETS_FOLDER}/api-key-{identity}")
     if content is None:
-        raise PreflightFailed(f"{head.name}: the API key is gone", hint="run vcluster up")
+        raise PreflightFailed(f"{head.name}: the API key is gone", hint="vcluster up")
     return content.decode()

@@ -64,7 +64,7 @@ def _usage(path: str, arguments: Iterable[Any]) -> Iterator[str]:
     last = []
     for one in arguments:
         name = shown_name(one)
-        if name == VLLM_FLAGS:
+        if name.startswith("-- "):
             last.append(f"[{name}]")
         else:
             pieces.append((name if one.required else f"[{name}]") + "..." * (one.nargs == -1))

@@ -61,7 +61,11 @@ def serve(
         from vllm_cluster.actions.serve import serve as serve_action
         from vllm_cluster.cli.render.endpoint import show_endpoint
         from vllm_cluster.cli.tunnel import hold
+        from vllm_cluster.transport._forward import listener
 
+        if tunnel:
+            # Taken later, it would be told after minutes of loading.
+            listener(loaded.ports.api).close()
         endpoint = serve_action(
             loaded,
             session.emit,
@@ -79,6 +83,6 @@ def serve(
         remember_model(loaded.path, model)
         show_endpoint(endpoint, inventory, as_json=session.as_json)
         if tunnel:
-            hold(session, loaded, 0)
+            hold(session, loaded, None)
 
     Session(inventory, as_json=as_json, changes=True).run(action)

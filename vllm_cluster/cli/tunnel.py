@@ -8,39 +8,59 @@ import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
+from vllm_cluster.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vllm_cluster.inventory.model import Inventory
 
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- COMMAND", help="Run this while the tunnel is open, and exit with its code."),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        "-p",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="The local port; 0 takes a free one. Default: that of the API.",
+        show_default=False,
+    ),
+]
 
-def tunnel(
-    inventory: InventoryPath = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "--port",
-            "-p",
-            metavar="PORT",
-            min=1,
-            max=65535,
-            help="The local port. Default: that of the API.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
+
+def tunnel(command: Command = None, inventory: InventoryPath = None, port: Port = None, as_json: Json = False) -> None:
     """Forward the API to localhost until Ctrl-C."""
-    Session(inventory, as_json=as_json).run(lambda session: hold(session, session.load(), port))
+    Session(inventory, as_json=as_json).run(lambda session: hold(session, session.load(), port, command or ()))
 
 
-def hold(session: Session, inventory: Inventory, port: int | None) -> None:
-    """Keep a tunnel open until somebody ends the program."""
-    import signal
-
+def hold(session: Session, inventory: Inventory, port: int | None, command: Sequence[str] = ()) -> None:
+    """Keep a tunnel open until a person ends the program, or while a command runs: then its exit code is ours."""
     from vllm_cluster.actions.tunnel import tunnel as tunnel_action
 
-    wanted = inventory.ports.api if port is None else port
+    codes: list[int] = []
+
+    def run() -> None:
+        session.finish()
+        codes.append(_run(command))
+
     try:
-        tunnel_action(inventory, session.emit, port=wanted, until=signal.pause)
+        wanted = inventory.ports.api if port is None else port
+        tunnel_action(inventory, session.emit, port=wanted, inside=run if command else None)
     except KeyboardInterrupt:
         session.finish()  # the one way in which a tunnel ends is not a failure
+    if codes:
+        raise SystemExit(codes[0])
+
+
+def _run(command: Sequence[str]) -> int:
+    import subprocess
+
+    try:
+        return subprocess.run(command, check=False).returncode
+    except OSError as error:
+        raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None

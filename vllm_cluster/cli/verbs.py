@@ -100,7 +100,7 @@ VERBS = {
         "tunnel:tunnel",
         "Forward the API to localhost until Ctrl-C.",
         "Ends with an error when the connection to the head breaks.",
-        ("vcluster tunnel", "vcluster tunnel --port 8001"),
+        ("vcluster tunnel", "vcluster tunnel --port 8001", "vcluster tunnel -- curl -s http://127.0.0.1:8000/health"),
         {1: "the connection broke", **_READ},
     ),
     "key": Verb(

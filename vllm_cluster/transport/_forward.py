@@ -129,7 +129,7 @@ def listener(local_port: int) -> socket.socket:
         return socket.create_server(("127.0.0.1", local_port))
     except OSError as error:
         raise UsageError(
-            f"port {local_port} of this machine cannot be used: {error.strerror}", hint="choose another local port"
+            f"port {local_port} of this machine cannot be used: {error.strerror}", hint="vcluster tunnel --port 0"
         ) from None
 
 

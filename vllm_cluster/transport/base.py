@@ -139,6 +139,14 @@ class Transport(Protocol):
         """Bring a port of the host to 127.0.0.1 here; 0 takes a free one."""
         ...
 
+    def require_alive(self) -> None:
+        """Ask nothing of the host, and raise where the connection is known to be gone.
+
+        Raises:
+            Unreachable: with why.
+        """
+        ...
+
     def close(self) -> None:
         """End the connection and what it carries; never raises, may be called twice."""
         ...

@@ -72,6 +72,9 @@ class LocalTransport:
 
         return LoopbackForward(self._name, dial, local_port)
 
+    def require_alive(self) -> None:
+        """This machine is always there."""
+
     def close(self) -> None:
         """End the streams that are still open."""
         for stream in list(self._streams):

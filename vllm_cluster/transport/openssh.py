@@ -101,6 +101,10 @@ class OpenSshTransport:
         """Bring a port of the host to 127.0.0.1 here."""
         return _MuxForward(self._standing(), remote_port, local_port, remote_host)
 
+    def require_alive(self) -> None:
+        """Raise where the connection is gone; ssh's keepalives find out."""
+        self._standing()
+
     def close(self) -> None:
         """End the connection and its streams."""
         with self._connecting:

@@ -108,6 +108,9 @@ class FakeTransport:
         """No verb that runs here forwards ports."""
         raise AssertionError(remote_port)
 
+    def require_alive(self) -> None:
+        """No verb that runs here waits on a connection alone."""
+
     def close(self) -> None:
         """End the connection and its streams."""
         self.cut = self.cut or "closed"

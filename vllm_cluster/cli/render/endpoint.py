@@ -49,4 +49,5 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
     out.write(f"key:    vcluster key{option}\n")
     if not endpoint.exposed:
         out.write(f"tunnel: vcluster tunnel{option}\n")
-    out.write(f"ask:    {line}\n")
+    # A line that works as it is pasted: where a tunnel is needed, the line opens it.
+    out.write(f"ask:    {'' if endpoint.exposed else f'vcluster tunnel -q{option} -- '}{line}\n")

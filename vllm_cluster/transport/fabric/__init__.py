@@ -111,6 +111,10 @@ class FabricTransport:
 
         return LoopbackForward(self.host, dial, local_port)
 
+    def require_alive(self) -> None:
+        """Raise where the connection is gone; keepalives find out."""
+        self._link()
+
     def close(self) -> None:
         """End the connection."""
         with self._connecting:
