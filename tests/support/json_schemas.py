@@ -27,6 +27,7 @@ from vllm_cluster.explain.verdict import Harmless
 from vllm_cluster.fit.layouts import Gpus, Layout
 from vllm_cluster.run import collective
 from vllm_cluster.run.audit import Change
+from vllm_cluster.run.history import Entry
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
 COMMAND = "make schemas"
@@ -34,7 +35,7 @@ Schema = dict[str, Any]
 TEXT, NUMBER, COUNT, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 VERSION = {"const": 1}
 # The document of a verb; every other verb with --json writes events.
-DOCUMENTS = ("plan", "status", "check", "facts", "fit", "explain", "bundle")
+DOCUMENTS = ("plan", "status", "check", "facts", "fit", "explain", "bundle", "history")
 OPERATIONS = get_args(plan.Operation)
 
 
@@ -115,6 +116,7 @@ def schemas() -> dict[str, Schema]:
         "fit": _fit(),
         "explain": _explain(),
         "bundle": keys({"v": VERSION, "file": TEXT, "packed": by_name(COUNT), "unreachable": by_name(TEXT)}),
+        "history": keys({"v": VERSION, "cluster": TEXT, "entries": rows(fields(Entry))}),
         "events": {"anyOf": [*_events(), _error(), _endpoint()]},
     }
 

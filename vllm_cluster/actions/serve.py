@@ -68,7 +68,7 @@ def serve(
     vllm.check(model, served, extra)
     with connected(inventory, emit, runtime=runtime) as fleet:
         seen = survey(inventory, fleet, emit, reading=Reading.NONE)
-        _require_up(seen.plan)
+        require_up(seen.plan)
         layout = _layout(inventory, seen.plan, tp, pp, emit)
         head = fleet.links[inventory.head_name]
         host = inventory.hosts[inventory.head_name].address if expose else "127.0.0.1"
@@ -136,7 +136,7 @@ def _require_port(head: HostFacts, port: int) -> None:
         raise PreflightFailed(text, hint=f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.api")
 
 
-def _require_up(plan: Plan) -> None:
+def require_up(plan: Plan) -> None:
     """Refuse what `up` must do first; what is only recorded about the members changes nothing that serves."""
     if first := next((op for op in plan.operations() if not isinstance(op, RecordMembers)), None):
         raise PreflightFailed(f"the cluster is not up: {first.host}: {first.text}", hint="run vcluster up first")

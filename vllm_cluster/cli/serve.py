@@ -38,6 +38,9 @@ Name = Annotated[
     str | None, typer.Option(metavar="NAME", help="The name that clients use. Default: MODEL.", show_default=False)
 ]
 Expose = Annotated[bool, typer.Option("--expose", help="Listen on the head's cluster address, not on loopback.")]
+Rollback = Annotated[
+    bool, typer.Option("--rollback/--no-rollback", help="If it cannot be served, serve again what was ready before.")
+]
 Tunnel = Annotated[bool, typer.Option("--tunnel", help="When ready, forward the API to localhost until Ctrl-C.")]
 
 
@@ -49,6 +52,7 @@ def serve(
     tp: Tp = None,
     pp: Pp = None,
     expose: Expose = False,
+    rollback: Rollback = True,
     tunnel: Tunnel = False,
     as_json: Json = False,
     wait: Wait = 0.0,
@@ -76,6 +80,7 @@ def serve(
             expose=expose,
             extra=flags or (),
             confirm=session.confirm(yes),
+            rollback=rollback,
             wait=wait,
             log=SETTINGS.verbosity > 0,
         )

@@ -80,7 +80,8 @@ VERBS = {
         _RUN,
         "serve:serve",
         "Serve a model on all GPUs of the cluster.",
-        "A cluster serves one model: another one replaces it. Returns when the model has generated a token. "
+        "A cluster serves one model: another one replaces it, once what can be known of it has been checked. Returns "
+        "when the model has generated a token. If it cannot, what was ready before is served again. "
         "Flags of vLLM follow --.",
         (
             "vcluster serve meta-llama/Llama-3.1-8B-Instruct",
@@ -94,6 +95,22 @@ VERBS = {
         "Stop the served model; keep the cluster up.",
         examples=("vcluster stop --yes",),
         exits={0: "no model is served", 1: "failed, or the answer was no", **_LEASE},
+    ),
+    "rollback": Verb(
+        _RUN,
+        "rollback:rollback",
+        "Serve again what was ready before.",
+        "The last request that was ready before the one that is served or loaded now.",
+        ("vcluster rollback", "vcluster rollback --yes"),
+        {0: "the model is ready", 1: "failed, or the answer was no", **_LEASE},
+    ),
+    "history": Verb(
+        _RUN,
+        "history:history",
+        "Show what was done, when, by whom, with the result.",
+        "The head keeps it; down deletes it.",
+        ("vcluster history", "vcluster history --last 100 --json"),
+        {3: "the cluster is not up", **_READ},
     ),
     "tunnel": Verb(
         _RUN,
@@ -114,7 +131,7 @@ VERBS = {
         _RUN,
         "down:down",
         "Remove the cluster's containers and volumes from all hosts.",
-        "Images and the model cache stay.",
+        "Images and the model cache stay; the API key and the history go.",
         ("vcluster down", "vcluster down --yes"),
         {0: "nothing of the cluster is left", 1: "failed, or the answer was no", **_LEASE},
     ),

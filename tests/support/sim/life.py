@@ -198,7 +198,25 @@ def _serve(world: World, machine: Machine, box: Box) -> None:
         if course["phase"] == phase and world.clock.now - course["since"] >= seconds:
             refused = phase == "loading" and wish["model"].startswith("no/")
             course.update(phase="failed" if refused else following, since=world.clock.now)
+            _remember(world, machine, box, wish)
             return
+
+
+def _remember(world: World, machine: Machine, box: Box, wish: dict[str, Any]) -> None:
+    """What the node program keeps of a request that was ready, or failed."""
+    course = box.life["serve"]
+    if course["phase"] not in ("ready", "failed"):
+        return
+    files, ready, _ = machine.place(box, f"{STATE}/ready.json")
+    _, results, _ = machine.place(box, f"{STATE}/results.jsonl")
+    words = {"generation": wish["generation"], "model": wish["model"], "name": wish["name"], "who": "ada@laptop"}
+    end = {"at": world.host_time(machine), "request": course["request"], "result": course["phase"], "seconds": 0.9}
+    line = {**words, **end, "what": "no such model" if course["phase"] == "failed" else ""}
+    files[results] = files.get(results, b"") + json.dumps(line).encode() + b"\n"
+    if course["phase"] == "ready":
+        kept = json.loads(files.get(ready, b'{"requests": []}'))["requests"]
+        kept = [one for one in kept if one["generation"] != wish["generation"]]
+        files[ready] = json.dumps({"v": 1, "requests": [*kept, wish]}).encode()
 
 
 def planned(machine: Machine, box: Box, wish: dict[str, Any]) -> dict[str, int]:

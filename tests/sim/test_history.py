@@ -1,0 +1,160 @@
+"""What was served can be read later and gone back to, and the same request twice changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.support.json_schemas import validate
+from tests.support.sim import lab, life, make
+from tests.support.sim.faults import Fault, Script
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import World
+from vllm_cluster.actions import history, rollback
+from vllm_cluster.cli.render.history import history_document, show_history
+from vllm_cluster.core.errors import PreflightFailed, UsageError
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit
+from vllm_cluster.run.runtime import Runtime
+
+INVENTORY = make.inventory(2)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A cluster of two hosts that is up."""
+    made = make.world((2, 2))
+    with lab.inside(made):
+        assert lab.run(made, INVENTORY, lab.do_up).error is None
+        yield made
+
+
+def serve(world: World, model: str, script: Script | None = None) -> Outcome:
+    """`vcluster serve --yes MODEL`."""
+    return lab.run(world, INVENTORY, partial(lab.do_serve, model=model), script)
+
+
+def go_back(world: World, answer: bool | None = True) -> tuple[Outcome, list[str]]:
+    """`vcluster rollback`, and what it asked."""
+    asked: list[str] = []
+
+    def confirm(question: str) -> bool | None:
+        asked.append(question)
+        return answer
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return rollback.rollback(inventory, emit, confirm=confirm, runtime=runtime)
+
+    return lab.run(world, INVENTORY, verb), asked
+
+
+def entries(world: World) -> list[history.Entry]:
+    """`vcluster history`."""
+    outcome = lab.run(world, INVENTORY, lambda i, _, runtime: history.history(i, runtime=runtime))
+    assert outcome.error is None
+    return list(outcome.value)
+
+
+def wanted(world: World) -> dict[str, Any]:
+    """The request as the head has it."""
+    box = world.machines["gpu1"].box("vcluster-lab")
+    assert box
+    found: dict[str, Any] = json.loads(world.machines["gpu1"].read(box, f"{life.STATE}/wanted.json") or b"{}")
+    return found
+
+
+def test_rollback_serves_what_was_ready_before_and_back_again(world: World) -> None:
+    for model in ("org/a", "org/b"):
+        assert serve(world, model).error is None
+    outcome, asked = go_back(world)
+    assert outcome.error is None, outcome.story()
+    assert [question.partition(" (")[0] for question in asked] == ["Stop org/b"]
+    assert asked[0].endswith("and serve org/a again?")
+    assert wanted(world)["serve"]["model"] == "org/a"
+    assert go_back(world)[0].error is None
+    assert wanted(world)["serve"]["model"] == "org/b"
+
+
+@pytest.mark.parametrize("answer", [None, False])
+def test_rollback_stops_nothing_unasked(world: World, answer: bool | None) -> None:
+    for model in ("org/a", "org/b"):
+        assert serve(world, model).error is None
+    before = wanted(world)
+    outcome, _ = go_back(world, answer)
+    assert isinstance(outcome.error, UsageError) if answer is None else outcome.error is not None
+    assert wanted(world) == before
+
+
+def test_without_anything_before_there_is_nothing_to_go_back_to(world: World) -> None:
+    assert isinstance(go_back(world)[0].error, PreflightFailed)
+    assert serve(world, "org/a").error is None
+    error = go_back(world)[0].error
+    assert isinstance(error, PreflightFailed)
+    assert "no other request was ready before" in error.message
+    assert lab.run(world, INVENTORY, lab.do_stop).error is None
+    assert go_back(world)[0].error is None
+    assert wanted(world)["serve"]["model"] == "org/a"
+
+
+def test_the_same_request_twice_changes_nothing_whatever_happened_between(world: World) -> None:
+    """A retry after a failure has no other name: what is healthy afterwards is left alone."""
+    assert serve(world, "no/such").error is not None
+    first = wanted(world)
+    assert serve(world, "no/such").error is not None
+    again = wanted(world)
+    assert (again["serve"], again["epoch"]) == (first["serve"], first["epoch"] + 1)
+    assert serve(world, "org/a").error is None
+    served = wanted(world)
+    for _ in range(2):
+        outcome = serve(world, "org/a")
+        assert outcome.error is None
+        assert not [call for call in outcome.script.changing if "archive" in call.what or "/exec" in call.what]
+    assert wanted(world) == served
+
+
+def test_the_history_says_who_did_what_with_which_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(world, "org/a").error is None
+    assert serve(world, "no/such").error is not None
+    assert go_back(world)[0].error is None
+    assert lab.run(world, INVENTORY, lab.do_stop).error is None
+    found = entries(world)
+    assert [(entry.verb, entry.result) for entry in found] == [
+        ("up", None),
+        ("serve", "ready"),
+        ("serve", "failed"),
+        ("rollback", "ready"),
+        ("stop", None),
+    ]
+    assert found[2].failure == "no such model"
+    assert all(entry.who for entry in found)
+    document = json.dumps(history_document("lab", found))
+    validate(["history"], document)
+    show_history("lab", found, color="never")
+    shown = capsys.readouterr().out
+    assert "serve org/a" in shown
+    assert "failed: no such model" in shown
+
+
+def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World) -> None:
+    """The head has the request all the same, and its own line names who asked."""
+    script = Script(by_words=lambda call: Fault.ERROR if call.changes and "/exec" in call.what else None)
+    outcome = serve(world, "org/a", script)
+    assert outcome.error is None
+    assert script.met, "nothing was appended"
+    assert any(event.kind == "warning" and "history" in event.text for event in outcome.events)
+    last = entries(world)[-1]
+    assert (last.what, last.result, last.who) == (("serve org/a",), "ready", "ada@laptop")
+
+
+def test_a_broken_line_hides_no_other(world: World) -> None:
+    assert serve(world, "org/a").error is None
+    files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
+    for name in ("audit.jsonl", "results.jsonl"):
+        files[name] = b'{"half\n[]\n{"at": "x"}\n' + files[name] + b"\0\xff\n"
+    assert [entry.verb for entry in entries(world)] == ["up", "serve"]
+    files["ready.json"] = b"{"
+    assert isinstance(go_back(world)[0].error, PreflightFailed)

@@ -1,0 +1,33 @@
+"""What was done to a cluster, by whom, and what became of each request to serve."""
+
+from __future__ import annotations
+
+from vllm_cluster.actions.survey import refuse
+from vllm_cluster.core.checks.docker import foreign
+from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.core.identity import node_of
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.history import Entry, read_history
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+
+def history(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> list[Entry]:
+    """The entries that the head keeps, the oldest first; also of a head that does not run.
+
+    Raises:
+        PreflightFailed: there is no node of this cluster on the head.
+        Unreachable: the head cannot be reached.
+    """
+    with Fleet(inventory, runtime) as fleet:
+        _, failures = fleet.connect([inventory.head_name])
+        for error in failures.values():
+            raise error
+        head = fleet.links[inventory.head_name]
+        facts = observe(inventory, head)
+        refuse(list(foreign(inventory, {head.name: facts})))
+        if node_of(inventory.cluster, facts) is None:
+            text = f"{head.name}: no node of {inventory.cluster} is there, and with it no history"
+            raise PreflightFailed(text, hint="run vcluster up")
+        return read_history(head, inventory.cluster)

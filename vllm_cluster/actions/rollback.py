@@ -1,0 +1,74 @@
+"""Serve again what was ready before what is served now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_cluster.actions.consent import Confirm, Consent
+from vllm_cluster.actions.follow import Follower, goes_on, serving_on
+from vllm_cluster.actions.serve import Endpoint, ask_head, require_up
+from vllm_cluster.actions.survey import connected, survey
+from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.engine import request
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import serve_request
+from vllm_cluster.run.events import Emit, Event
+from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.history import ready_requests
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.run.secrets import Reading
+
+_LOOPBACK = "127.0.0.1"
+
+
+def rollback(
+    inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM
+) -> Endpoint:
+    """Serve the last ready request before the current one; returns once it has generated a token.
+
+    Raises:
+        Aborted, UsageError: a model is served, and nobody confirmed that it may stop.
+        PreflightFailed: the cluster is not up, there is nothing to go back to, or it needs more GPUs than there are.
+        HostError: as `serve`.
+    """
+    with connected(inventory, emit, runtime=runtime) as fleet:
+        seen = survey(inventory, fleet, emit, reading=Reading.NONE)
+        require_up(seen.plan)
+        head = fleet.links[inventory.head_name]
+        wanted = _fitted(inventory, _before(inventory, head), seen.plan.gpus)
+        name = str(wanted["name"])
+        consent = Consent(confirm, inventory.cluster, then=f" and serve {name} again")
+        number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what=f"rollback to {name}")
+        emit(Event("phase", f"serving {name} again"))
+        with goes_on(inventory.cluster, name):
+            Follower(fleet, inventory, number, emit).follow()
+        return Endpoint(name, str(wanted["host"]), head.name, inventory.ports.api)
+
+
+def _before(inventory: Inventory, head: Link) -> Mapping[str, Any]:
+    """The last request that was ready and is not what is served or loaded now."""
+    serving = serving_on(head, inventory)
+    asked = (serve_request.read(head, inventory.cluster) or {}).get("serve")
+    wanted = asked.get("generation") if isinstance(asked, Mapping) else None
+    now = serving.generation if serving else wanted
+    for found in reversed(ready_requests(head, inventory.cluster)):
+        if found["generation"] != now:
+            return found
+    text = f"{head.name}: no other request was ready before"
+    raise PreflightFailed(text, hint="vcluster history shows what was served; vcluster serve MODEL serves another")
+
+
+def _fitted(inventory: Inventory, found: Mapping[str, Any], gpus: Mapping[str, int]) -> dict[str, Any]:
+    """The request for the hosts as they are now."""
+    asked = {key: value for key, value in found.items() if key != "ready_at"}
+    address = inventory.hosts[inventory.head_name].address
+    here = _LOOPBACK if asked["host"] == _LOOPBACK else address
+    followed = request.follow(request.written(asked, None), gpus, (asked["host"], here))
+    if followed is None:
+        return {**asked, "nodes": dict(gpus)}
+    serve: dict[str, Any] | None = json.loads(followed.content)["serve"]
+    if serve is None:
+        raise PreflightFailed(followed.text, hint="vcluster serve MODEL with a layout that fits")
+    return serve

@@ -1,0 +1,31 @@
+"""`vcluster history`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.session import SETTINGS, Session
+
+Last = Annotated[int, typer.Option("--last", metavar="NUMBER", min=1, help="Show the last NUMBER entries.")]
+
+
+def history(inventory: InventoryPath = None, last: Last = 20, as_json: Json = False) -> None:
+    """Show what was done, when, by whom, with the result."""
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        import json
+
+        from vllm_cluster.actions.history import history as history_action
+        from vllm_cluster.cli.render.history import history_document, show_history
+
+        found = history_action(loaded)[-last:]
+        if session.as_json:
+            print(json.dumps(history_document(loaded.cluster, found)))
+        else:
+            show_history(loaded.cluster, found, color=SETTINGS.color)
+
+    Session(inventory, as_json=as_json).run(action)

@@ -1,0 +1,61 @@
+"""The history of a cluster, as a table for people and as a document for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.run.history import Entry
+
+_LONGEST = 160
+
+
+def history_document(cluster: str, entries: Sequence[Entry]) -> dict[str, Any]:
+    """The history as JSON would have it."""
+    return {"v": 1, "cluster": cluster, "entries": [asdict(entry) for entry in entries]}
+
+
+def show_history(cluster: str, entries: Sequence[Entry], *, color: str) -> None:
+    """Write the history on standard output, the newest entry last."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(no_color=not wants_color(color, stdout=True), highlight=False)
+    if not entries:
+        console.print(Text(f"the history of {cluster} has no entries"))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("when", "who", "what", "result"):
+        table.add_column(title, overflow="fold")
+    for entry in entries:
+        cells = (_when(entry.at), entry.who, _what(entry), _result(entry))
+        table.add_row(*(Text(plain(cell)) for cell in cells), style="yellow" if entry.failure else "")
+    console.print(table)
+
+
+def _when(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at).astimezone().isoformat(sep=" ", timespec="seconds")
+    except (ValueError, OSError, OverflowError):
+        return "?"
+
+
+def _what(entry: Entry) -> str:
+    text = "; ".join(entry.what)
+    return text if text.startswith(entry.verb) else f"{entry.verb}: {text}" if text else entry.verb
+
+
+def _result(entry: Entry) -> str:
+    seconds = "" if entry.seconds is None else f" after {entry.seconds:.0f} s"
+    failed = f"failed: {(entry.failure or '')[:_LONGEST]}"
+    return {
+        "ready": f"ready{seconds}",
+        "failed": failed,
+        "back": f"{failed}; what was ready before is served again{seconds}",
+        "not back": f"{failed}; what was ready before has not come back",
+        "replaced": "replaced before it was ready",
+    }.get(entry.result or "", entry.result or "")

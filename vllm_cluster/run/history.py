@@ -1,0 +1,92 @@
+"""What was done to a cluster and what was served on it: the lines that laptops and the head's program left there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm_cluster.core.desired import STATE_FOLDER
+from vllm_cluster.core.identity import node_name
+from vllm_cluster.engine import request
+from vllm_cluster.run.audit import AUDIT_FILE
+from vllm_cluster.run.fleet import Link
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a verb, and for a request to serve what became of it; `at` in seconds since 1970."""
+
+    at: float
+    who: str
+    verb: str
+    what: tuple[str, ...]
+    request: int | None = None
+    result: str | None = None
+    seconds: float | None = None
+    failure: str | None = None
+
+
+def read_history(head: Link, cluster: str) -> list[Entry]:
+    """Every entry that the head has kept, the oldest first; a line that cannot be read is passed over."""
+    results = [*_lines(head, cluster, f"{request.RESULTS_FILE}.1"), *_lines(head, cluster, request.RESULTS_FILE)]
+    ends: dict[int, list[Mapping[str, Any]]] = {}
+    for line in results:
+        if isinstance(line.get("request"), int):
+            ends.setdefault(line["request"], []).append(line)
+    entries = [entry for line in _lines(head, cluster, AUDIT_FILE.rpartition("/")[2]) if (entry := _entry(line))]
+    told = [_with_end(entry, ends.pop(entry.request, [])) if entry.request else entry for entry in entries]
+    # A laptop that lost its connection right after it wrote the request has left no line of its own.
+    told += [_with_end(_of_head(number, lines), lines) for number, lines in ends.items()]
+    return sorted(told, key=lambda entry: entry.at)
+
+
+def ready_requests(head: Link, cluster: str) -> list[dict[str, Any]]:
+    """The requests that were ready, the newest last."""
+    raw = head.engine.read_file(node_name(cluster), f"{STATE_FOLDER}/{request.READY_FILE}")
+    try:
+        rows = json.loads(raw or b"{}").get("requests", [])
+    except (ValueError, AttributeError):
+        return []
+    return [
+        row for row in rows if isinstance(row, dict) and {"generation", "name", "model", "argv", "host"} <= row.keys()
+    ]
+
+
+def _lines(head: Link, cluster: str, name: str) -> Iterator[Mapping[str, Any]]:
+    for line in (head.engine.read_file(node_name(cluster), f"{STATE_FOLDER}/{name}") or b"").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _entry(line: Mapping[str, Any]) -> Entry | None:
+    try:
+        number = line.get("request")
+        what = tuple(map(str, line["what"]))
+        return Entry(float(line["at"]), str(line["who"]), str(line["verb"]), what, int(number) if number else None)
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _of_head(number: int, lines: Sequence[Mapping[str, Any]]) -> Entry:
+    first = lines[0]
+    return Entry(
+        _number(first.get("at")) or 0.0, str(first.get("who")), "serve", (f"serve {first.get('model')}",), number
+    )
+
+
+def _with_end(entry: Entry, lines: Sequence[Mapping[str, Any]]) -> Entry:
+    if not lines:
+        return entry
+    last = lines[-1]
+    failure = next((str(line["what"]) for line in lines if line.get("result") == "failed"), None)
+    return replace(entry, result=str(last.get("result")), seconds=_number(last.get("seconds")), failure=failure)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
