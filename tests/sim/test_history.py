@@ -19,6 +19,7 @@ from vllm_cluster.cli.render.history import history_document, show_history
 from vllm_cluster.core.errors import PreflightFailed, UsageError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit
+from vllm_cluster.run.history import Entry
 from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
@@ -52,7 +53,7 @@ def go_back(world: World, answer: bool | None = True) -> tuple[Outcome, list[str
     return lab.run(world, INVENTORY, verb), asked
 
 
-def entries(world: World) -> list[history.Entry]:
+def entries(world: World) -> list[Entry]:
     """`vcluster history`."""
     outcome = lab.run(world, INVENTORY, lambda i, _, runtime: history.history(i, runtime=runtime))
     assert outcome.error is None

@@ -47,7 +47,7 @@ def rollback(
         return Endpoint(name, str(wanted["host"]), head.name, inventory.ports.api)
 
 
-def _before(inventory: Inventory, head: Link) -> Mapping[str, Any]:
+def _before(inventory: Inventory, head: Link) -> dict[str, Any]:
     """The last request that was ready and is not what is served or loaded now."""
     serving = serving_on(head, inventory)
     asked = (serve_request.read(head, inventory.cluster) or {}).get("serve")
@@ -55,7 +55,7 @@ def _before(inventory: Inventory, head: Link) -> Mapping[str, Any]:
     now = serving.generation if serving else wanted
     for found in reversed(ready_requests(head, inventory.cluster)):
         if found["generation"] != now:
-            return found
+            return dict(found)
     text = f"{head.name}: no other request was ready before"
     raise PreflightFailed(text, hint="vcluster history shows what was served; vcluster serve MODEL serves another")
 
