@@ -41,7 +41,7 @@ def request(argv: Sequence[str], *, by_default: bool, rollback: bool = True, **r
     meanwhile, and then nothing restarts.
     """
     content = {**rest, "nodes": dict(rest["nodes"]), "argv": list(argv), "env": vllm.environment()}
-    content |= {"by_default": by_default, "rollback": rollback, "probe_timeout_s": 600, "start_timeout_s": 7200}
+    content |= {"by_default": by_default, "rollback": rollback, "probe_timeout_s": 600}
     return {**content, "generation": _generation(content)}
 
 

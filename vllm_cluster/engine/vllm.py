@@ -131,8 +131,8 @@ def check(model: str, name: str, extra: Sequence[str]) -> None:
 def environment() -> dict[str, str]:
     """What vLLM's processes get besides the container's own environment."""
     return {
-        # Its 600 s end the load of a large model when there are several API servers.
-        "VLLM_ENGINE_READY_TIMEOUT_S": "7200",
+        # Its 600 s end the load of a large model when there are several API servers: the node program has the limits.
+        "VLLM_ENGINE_READY_TIMEOUT_S": "604800",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_LOGGING_COLOR": "0",
