@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from vllm_cluster.actions.explain import with_cause
 from vllm_cluster.core.errors import HostError, Interrupted, VclusterError
@@ -85,7 +86,7 @@ class Follower:
         if serving.phase in ("ready", "failed") and self._error:
             raise _with_rollback(self._error, serving)
         if serving.phase == "failed":
-            raise failure(self._fleet, self._inventory, serving.model, serving.first_failure)
+            raise failure(self._fleet, self._inventory, serving.model, _whole(serving))
         self._refuse_idle(serving)
         return serving.phase == "ready"
 
@@ -131,6 +132,14 @@ class _Log:
                 self._last = stamp
                 if line.startswith("[vllm] "):
                     self._emit(Event("log", line.removeprefix("[vllm] "), self._head.name))
+
+
+def _whole(serving: ServeStatus) -> Failure | None:
+    """Its first failure, and why it is not started again where that is another reason."""
+    first, last = serving.first_failure, serving.failure
+    if first is None or serving.detail in ("", first.what, last.what if last else ""):
+        return first
+    return replace(first, what=f"{serving.detail}; the first failure: {first.what}")
 
 
 def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:

@@ -69,9 +69,7 @@ class Course:
         # A clock that was put forward and back leaves starts in the future: they count, too.
         self.starts = [start for start in self.starts if now - start < pace.restarts_within]
         if len(self.starts) > pace.restarts:
-            first = self.first_failure["what"] if self.first_failure else ""
-            within = span(pace.restarts_within)
-            self.turn("failed", f"started {len(self.starts)} times within {within}; the first failure: {first}")
+            self.turn("failed", f"started {len(self.starts)} times within {span(pace.restarts_within)}, and no more")
             return
         pause = min(pace.serve_backoff_most, pace.serve_backoff * 2.0 ** min(self.failures - 1, 16))
         self.again_at = time.monotonic() + pause

@@ -16,8 +16,6 @@ from vllm_cluster.text import age
 
 # What is left out first where the terminal is narrow.
 TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "container": 4}
-# Phases in which the model is not loaded: the failure is what there is to say.
-ENDED = ("failed", "backoff")
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def _served(serve: ServeStatus, now: float | None) -> Iterator[str]:
     phase = f"{serve.name}: {serve.phase}" + ("" if now is None else f" for {age(max(0.0, now - serve.since))}")
     if serve.phase == "ready":
         yield f"{phase} at {url(serve.host, serve.port)}/v1"
-    elif serve.phase in ENDED and last:
+    elif last and (serve.phase == "backoff" or (serve.phase == "failed" and serve.detail in ("", last.what))):
         yield phase
     else:
         yield f"{phase}: {serve.detail}" if serve.detail else phase
