@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.endpoint import MODEL
+from tests.support.figures import record
 from tests.support.hosts import Sandbox
 from tests.support.waiting import until
 
@@ -67,6 +69,29 @@ def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failur
     until(lambda: sandbox.vcluster("status", "--json").json()["serving"]["phase"] == "ready", 240)
     assert found["cause"] is None
     assert not found["symptom"] or found["symptom"]["failure"] == "40"
+
+
+@pytest.mark.promise("P37", "P41")
+@pytest.mark.cluster("empty", leaves="changed")
+def test_rays_last_words_are_the_answer_within_seconds_when_it_does_not_start(cluster: Sandbox) -> None:
+    """Ray ends of a setting that is no number; the worker could never join, and no firewall is why."""
+    words = ('{HF_HUB_OFFLINE: "1"}', '{HF_HUB_OFFLINE: "1", RAY_health_check_period_ms: "x"}')
+    bad = cluster.rewrite(Path("ray-ends.yaml"), replace=[words])
+    cluster = Sandbox(cluster.folder, {**cluster.environment, "VCLUSTER_INVENTORY": str(bad)})
+    for _ in range(2):
+        began = time.monotonic()
+        failed = cluster.vcluster("up", "--yes")
+        seconds = time.monotonic() - began
+        assert failed.code == 1
+        assert "gpu1: Ray does not start; its last words:\nray start ended with exit code" in failed.err
+        assert "firewall" not in failed.err
+        assert seconds < 120, failed.err
+    record("P37", "Ray ends again and again on the head: up", f"its last words after {seconds:.0f} s, exit 1", True)
+    shown = {host["host"]: host["problem"] for host in cluster.vcluster("status", "--json").json()["hosts"]}
+    assert "ray start ended with exit code" in shown["gpu1"]
+    asked = cluster.vcluster("explain", "--json")
+    assert (asked.code, asked.json()["verdict"], asked.json()["symptom"]) == (1, "unknown", None)
+    assert any("ray start ended with exit code" in place["text"] for place in asked.json()["trouble"])
 
 
 @pytest.mark.cluster("up")

@@ -24,6 +24,7 @@ ROWS = (
             cause("We couldn't connect to", r"couldn't connect to .{0,120} to load"),
             cause("No model architectures are specified"),
             cause("Unrecognized model in"),
+            cause("Invalid repository ID or local directory specified"),
         ),
     ),
     Row(

@@ -52,7 +52,8 @@ def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, e
 def test_containers_that_are_not_ours_to_change_stop_everything(labels: dict[str, str]) -> None:
     specs, facts = world.converged(world.inventory())
     stranger = replace(world.running(specs[1]), name=f"vcluster-{labels['io.vcluster.cluster']}", labels=labels)
-    facts["gpu2"] = replace(facts["gpu2"], containers=(stranger,))
+    # Its ports and GPUs are taken by that cluster: remedies for these would stop it.
+    facts["gpu2"] = replace(facts["gpu2"], containers=(stranger,), listening=frozenset({6379, 6380}))
     assert [f.code for f in preflight(world.inventory(), facts)] in (["other-cluster"], ["newer"])
 
 
