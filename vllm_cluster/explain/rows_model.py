@@ -86,6 +86,7 @@ ROWS = (
             cause("MetadataIncompleteBuffer"),
             cause("incomplete metadata, file not fully covered"),
             cause("PytorchStreamReader failed"),
+            cause("is not a valid JSON file"),
             cause("Consistency check failed", r"(?i)size|bytes"),
         ),
     ),

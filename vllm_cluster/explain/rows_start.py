@@ -1,4 +1,4 @@
-"""Failures of a start that never had a chance, and what users see of many causes: rows 74 to 85."""
+"""Failures of a start that never had a chance, and what users see of many causes: rows 74 to 86."""
 
 from __future__ import annotations
 
@@ -174,6 +174,19 @@ ROWS = (
             cause("nvidia-container-cli: requirement error"),
             cause("was compiled with an unsupported toolchain"),
             cause("no kernel image is available for execution"),
+        ),
+        host=True,
+    ),
+    Row(
+        "86",
+        "`InvalidAuthToken`, `no authentication token was found`",
+        "a node of Ray has no token, or another one than its head",
+        "vcluster up writes one token to all hosts; by hand: the same file at RAY_AUTH_TOKEN_PATH on each",
+        "vcluster up",
+        (
+            cause("InvalidAuthToken"),
+            cause("no authentication token was found"),
+            cause("issing authentication token", r"(?i)(?:invalid|missing).{0,20}authentication token"),
         ),
         host=True,
     ),
