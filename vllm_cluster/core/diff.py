@@ -72,7 +72,7 @@ class _Reason:
 def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
     container = node_of(spec.cluster, facts)
     if container is None:
-        return _Reason("it is not there")
+        return _Reason("missing")
     if container.state == "created":
         return _Reason("an earlier run broke off before it started")
     if container.state in ("dead", "removing"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -140,12 +141,27 @@ def test_mixed_failures_are_failures() -> None:
 def test_a_plan_reads_as_what_will_happen(capsys: pytest.CaptureFixture[str]) -> None:
     show_plan(a_plan(), color="never", verbosity=0)
     out = capsys.readouterr().out
-    assert "gpu1: create head vcluster-lab with 2 GPUs on 10.0.0.1: it is not there" in out
+    assert "\n+ gpu1: create head vcluster-lab with 2 GPUs on 10.0.0.1: missing\n" in out
     assert "then wait until Ray counts exactly the planned GPUs" in out
     assert "docker create" not in out
     show_plan(a_plan(), color="never", verbosity=1)
     assert capsys.readouterr().out.count("docker create") == 2
     assert json.loads(json.dumps(plan_document(a_plan())))["empty"] is False
+
+
+def test_a_change_shows_each_field_and_the_whole_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    before = desired(world.inventory(), world.hosts(), world.INPUTS)
+    there = world.hosts()
+    for spec in before:
+        there[spec.host] = replace(there[spec.host], containers=(world.running(spec),))
+    changed = world.inventory(environment={"NCCL_DEBUG": "WARN"}, shm_size="32g")
+    show_plan(diff(desired(changed, there, world.INPUTS), there), color="never", verbosity=0)
+    out = capsys.readouterr().out
+    assert "\n    environment.NCCL_DEBUG: (unset) -> WARN\n" in out
+    assert "\n    shm_size: " in out
+    marks = [line[0] for line in out.splitlines() if " container vcluster-lab" in line or " with 2 GPUs on " in line]
+    assert marks == ["~"] * 4
+    assert out.endswith("Plan: 0 to create, 2 to recreate, 0 to remove (4 operations)\n")
 
 
 def test_the_curl_line_quotes_what_it_must() -> None:

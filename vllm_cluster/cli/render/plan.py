@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.plan import CreateNode, Plan
+from vllm_cluster.core.plan import (
+    CreateNode,
+    Plan,
+    PrepareImage,
+    RemoveContainer,
+    RemoveVolume,
+    RestartNode,
+    StartNode,
+)
 from vllm_cluster.docker.create_line import MISSING, create_line
 from vllm_cluster.text import count
 
@@ -41,10 +50,11 @@ def show_plan(plan: Plan, *, color: str, verbosity: int) -> None:
         gpus, hosts = count(sum(plan.gpus.values()), "GPU"), count(len(plan.gpus), "host")
         out.write(f"{plan.cluster} is up to date: {gpus} on {hosts}\n")
         return
+    marks = _marks(plan)
     for stage in plan.stages:
         out.write(f"{bold}{stage.title}{end}\n")
         for operation in stage.operations:
-            out.write(f"  {operation.host}: {plain(operation.text)}\n")
+            out.write(f"{marks[id(operation)]} {operation.host}: {plain(operation.text)}\n")
             changes = operation.changes if isinstance(operation, CreateNode) else ()
             # One is in the operation's own line.
             for change in changes if len(changes) > 1 else ():
@@ -54,3 +64,33 @@ def show_plan(plan: Plan, *, color: str, verbosity: int) -> None:
                 out.write(f"    {plain(create_line(operation.spec))}{end}\n")
         if stage.barrier:
             out.write(f"  then wait until {stage.barrier}\n")
+    out.write(f"{bold}{_summary(plan, marks)}{end}\n")
+
+
+def _marks(plan: Plan) -> dict[int, str]:
+    """What each operation does: + makes what was not there, - removes for good, ~ changes."""
+    removed = {(one.host, one.name) for one in plan.operations() if isinstance(one, RemoveContainer)}
+    created = {(one.host, one.spec.name) for one in plan.operations() if isinstance(one, CreateNode)}
+    marks = {}
+    for one in plan.operations():
+        if isinstance(one, CreateNode):
+            mark = "~" if (one.host, one.spec.name) in removed else "+"
+        elif isinstance(one, RemoveContainer | RemoveVolume):
+            mark = "~" if (one.host, one.name) in created else "-"
+        else:
+            mark = "+" if isinstance(one, PrepareImage) and one.pull else "~"
+        marks[id(one)] = mark
+    return marks
+
+
+def _summary(plan: Plan, marks: Mapping[int, str]) -> str:
+    """How many nodes are made, made anew and removed, and how many only start."""
+    operations = list(plan.operations())
+    created = [marks[id(one)] for one in operations if isinstance(one, CreateNode)]
+    removed = sum(isinstance(one, RemoveContainer) and marks[id(one)] == "-" for one in operations)
+    started = sum(isinstance(one, StartNode | RestartNode) for one in operations)
+    starts = f", {started} to start" if started else ""
+    return (
+        f"Plan: {created.count('+')} to create, {created.count('~')} to recreate, {removed} to remove{starts}"
+        f" ({count(len(operations), 'operation')})"
+    )
