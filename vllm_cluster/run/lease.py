@@ -87,7 +87,8 @@ class Lease:
             if not deadline.left():
                 raise Locked(
                     f"{link.name} is being changed by {holder or 'somebody who gives no name'}",
-                    hint="wait until it has finished, or let this command wait: --wait 600",
+                    hint="or wait until it has finished",
+                    again=("--wait", "600"),
                 )
             if waiting and holder:
                 waiting(holder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -169,3 +170,23 @@ def test_the_curl_line_quotes_what_it_must() -> None:
     assert "http://[fd00::1]:8000/v1/completions" in line
     assert "$(vcluster key)" in line
     assert """it'"'"'s a model""" in line
+
+
+def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host's row goes with its phase: one that waited is not left as if it still did."""
+    monkeypatch.setenv("TERM", "dumb")
+    live = events.Live()
+    live.show(Event("phase", "looking at 2 hosts"))
+    live.show(Event("phase", "head"))
+    live.show(Event("progress", "waiting for Ray on the head", "gpu1"))
+    live.show(Event("failed", "broke", "gpu2"))
+    live.show(Event("result", "lab is up"))
+    rows = dict(live._rows)
+    live.close()
+    shown = capsys.readouterr().err
+    assert re.search(r"✓ looking at 2 hosts  \d+\.\d s\n(.*\n)*✓ head  \d+\.\d s\nlab is up  \(\d+\.\d s\)", shown), (
+        shown
+    )
+    assert list(rows) == ["gpu2"]

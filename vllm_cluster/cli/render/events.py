@@ -103,7 +103,7 @@ class Live:
         self._rows: dict[str, tuple[str, str]] = {}
         self._phase = self._line = ""
         self._passed = Passed()
-        self._started = time.monotonic()
+        self._started = self._since = time.monotonic()
         self._lock = threading.Lock()
         self._live = RichLive(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._picture)
         self._live.start()
@@ -115,6 +115,10 @@ class Live:
         text = plain(event.text)
         if "phases" in event.data:
             self._show_start(event)
+        if event.kind in ("phase", "result"):
+            self._phase_is_over()
+        if event.kind == "result":
+            text += f"  ({time.monotonic() - self._started:.1f} s)"
         with self._lock:
             if event.kind == "phase" or (event.kind == "progress" and not event.host):
                 self._phase = text
@@ -124,6 +128,18 @@ class Live:
             style = {"warning": "yellow", "failed": "red", "result": "bold green"}.get(event.kind, "")
             host = f"{event.host}: " if event.host else ""
             self._console.print(Text(f"{host}{text}", style=style))
+
+    def _phase_is_over(self) -> None:
+        """A line that stays for the phase before; its rows go with it, but for those of hosts that failed."""
+        from rich.text import Text
+
+        now = time.monotonic()
+        with self._lock:
+            over, self._phase = self._phase, ""
+            since, self._since = self._since, now
+            self._rows = {host: row for host, row in self._rows.items() if row[0] == "failed"}
+        if over:
+            self._console.print(Text.assemble(("✓", "green"), f" {over}  {now - since:.1f} s"))
 
     def _show_start(self, event: Event) -> None:
         """A line that stays for each phase that is over, and below the picture the last line of vLLM's log."""
