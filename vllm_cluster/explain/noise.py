@@ -71,5 +71,5 @@ POSSIBLE = re.compile(r"Possible reasons include|There are some potential root c
 TROUBLE = re.compile(
     r"^(?:Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?)"
     r"|\b(?:ERROR|CRITICAL|FATAL)\b|\b[Ee]rror:|: error\b|panic:|Segmentation fault|core dumped|^Killed\b|^Aborted\b"
-    r"|^\[[\d\- :,.]{19,27} [EFC] "
+    r"|^\[[\d\- :,.]{19,27} [EFC] |^\[[EF]\d{3,4} \d\d:"
 )

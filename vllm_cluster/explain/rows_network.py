@@ -60,6 +60,8 @@ ROWS = (
         (
             symptom("Watchdog caught collective operation timeout"),
             symptom("watchdog got stuck for"),
+            symptom("detected by watchdog at work"),
+            symptom("Timeout at NCCL work"),
             symptom("NCCL communicator was aborted"),
             symptom("Timed out waiting", r"Timed out waiting \d+ms for (?:send|recv) operation"),
         ),
@@ -154,6 +156,7 @@ ROWS = (
         (
             symptom("client socket has timed out"),
             symptom("TCP client failed to connect/validate"),
+            symptom("RuntimeError: Socket Timeout"),
             symptom("client socket has failed to connect to"),
             symptom("waiting for clients", r"Timed out after \d+ seconds waiting for clients"),
             symptom("Failed to connect to GCS"),

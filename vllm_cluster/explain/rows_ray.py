@@ -73,6 +73,7 @@ ROWS = (
             symptom("Segmentation fault", r"^(?:Fatal Python error: )?Segmentation fault"),
             symptom("SIGSEGV received"),
             symptom("Raylet is terminated"),
+            symptom('"ExitCode":137', r'"OOMKilled":false'),
             symptom("was marked dead", r"node with (?:node )?id.{0,200}was marked dead|marked dead because"),
         ),
         host=True,
