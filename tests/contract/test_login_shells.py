@@ -22,7 +22,7 @@ from vllm_cluster.core import parse
 from vllm_cluster.core.errors import HostError, Locked, ShellUnusable
 from vllm_cluster.run.fleet import CONNECT_SECONDS, Link
 from vllm_cluster.run.lease import Lease
-from vllm_cluster.transport import Kind
+from vllm_cluster.transport import Kind, _sshmaster
 from vllm_cluster.transport.base import Deadline, Target, Transport
 
 pytestmark = pytest.mark.promise("P39")
@@ -167,6 +167,19 @@ def test_a_start_up_file_that_takes_the_input_is_named_and_its_remedy_works(
     started.append(login_shell(tmp_path / "good", client.key, shell, f"{guard}\n{eats}"))
     client.add("good", started[-1])
     assert connect(client.target("good"), kind).run(["echo", "x"], soon()).stdout == b"x\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_a_start_up_file_that_does_not_end_is_named(
+    *, kind: Kind, shell: str, client: Client, connect: Connect, tmp_path: Path, started: list[Sshd],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(_sshmaster, "STEP_SECONDS", 3.0)
+    started.append(login_shell(tmp_path / "bad", client.key, shell, "sleep 60"))
+    client.add("bad", started[-1])
+    error = refused(connect, client.target("bad"), kind, lambda host: host.run(["true"], Deadline.after(5)))
+    assert "it began no command within" in error.message
+    assert error.hint and error.hint.startswith(f"this must print ok at once: ssh -F {client.config} bad 'echo ok'\n")
 
 
 @pytest.mark.parametrize("kind", REMOTE)

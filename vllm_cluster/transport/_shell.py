@@ -15,6 +15,8 @@ from vllm_cluster.transport.sshconfig import ssh_options
 GREETING_SECONDS = 30.0
 CHUNK = 1 << 16
 ASK_SECONDS = 10.0
+# A login shell that has begun no command for so long waits for something; in less time it may be a slow host.
+LATE_SECONDS = 4.0
 # Needs no standard input, which something else may have taken; quoted as `LINE` is.
 ASK = b"""exec /bin/sh -c 'printf "%s-%s=%s=" vcluster shell "$SHELL"'"""
 _ANSWER = re.compile(rb"vcluster-shell=([^=\n]*)=")
@@ -103,6 +105,17 @@ def refusal(target: Target, where: str, out: bytes, err: bytes, ask: Callable[[]
         f"login shell: something else runs instead of the command{printed}",
         hint=f"this must print ok: {by_hand}; look for ForceCommand in the host's sshd_config, for command= in "
         "~/.ssh/authorized_keys, and for exec in the shell's start-up files",
+    )
+
+
+def late(target: Target, seconds: float) -> ShellUnusable:
+    """No command began within these seconds: something that the login shell starts before it does not end."""
+    by_hand = shlex.join(["ssh", *ssh_options(target), target.destination, "echo ok"])
+    return ShellUnusable(
+        target.name,
+        f"login shell: it began no command within {seconds:.0f} s: a start-up file of the shell waits for something",
+        hint=f"this must print ok at once: {by_hand}\n"
+        f"On the host, let the start-up file end where there is no terminal; in ~/.bashrc: {_GUARDS['bash'][1]}",
     )
 
 

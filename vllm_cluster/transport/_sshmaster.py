@@ -132,7 +132,9 @@ class Master:
         started = limit.left()
         while command.mark not in greeting:
             if not poll.poll(patience.left() * 1000):
-                if not limit.left() or (self._another_ends() and not poll.poll(0)):
+                if not limit.left():
+                    raise self._late(greeting, started)
+                if self._another_ends() and not poll.poll(0):
                     raise self._failure(greeting, started)
                 patience = limit
                 continue
@@ -140,6 +142,12 @@ class Master:
             greeting += data
             if not data or command.hopeless(greeting):
                 raise self._failure(greeting, STEP_SECONDS)
+
+    def _late(self, greeting: bytes, seconds: float) -> HostError:
+        """Why nothing has begun in time."""
+        return (
+            _shell.late(self._target, seconds) if _sshlog.let_in(self._read_log()) else self._failure(greeting, seconds)
+        )
 
     def _failure(self, greeting: bytes, seconds: float) -> HostError:
         """Why there is no connection, or no use of it."""

@@ -63,7 +63,7 @@ class FabricTransport:
         _remote.encoded(argv)
         with self._slot(self._commands, deadline, doing):
             command = _remote.bounded(argv, deadline.left())
-            result = self._talk(link, _remote.LINE, command.first + stdin, deadline, doing)
+            result = self._talk(link, _remote.LINE, command.first + stdin, deadline, doing, mark=command.mark)
         if not command.started(result):
             raise self._refused(link, result.stdout, result.stderr)
         return command.own(result)
@@ -154,17 +154,22 @@ class FabricTransport:
                     self._round_trips += 1
                 return channel
 
-    def _talk(self, link: Link, line: bytes, stdin: bytes, deadline: Deadline, doing: str) -> Result:
+    def _talk(
+        self, link: Link, line: bytes, stdin: bytes, deadline: Deadline, doing: str, *, mark: bytes = b""
+    ) -> Result:
         channel = self._session(link, deadline, doing)
-        started = deadline.left()
+        started, out = deadline.left(), bytearray()
         try:
             link.session.begin(channel, line)
-            result = collect(channel, stdin, deadline)
+            result = collect(channel, stdin, deadline, out)
         except BROKEN as error:
             raise link.lost(doing) from error
         if result is None:
             # Closing sends a packet, and on a stuck connection that waits; nobody has to wait for it here.
             threading.Thread(target=_close_quietly, args=(channel,), daemon=True).start()
+            # Where sshd has answered, the login shell was started.
+            if started >= _shell.LATE_SECONDS and channel.event_ready and mark not in out:
+                raise _shell.late(self._target, started)
             raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
         _close_quietly(channel)
         if result.returncode == -1:

@@ -136,10 +136,13 @@ class ChannelStream:
         return BrokenPipeError(f"{self._link.host}: {self._doing} takes no more input: {self.stderr_tail()}")
 
 
-def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline) -> Result | None:
-    """Feed a started command, gather what it prints, and wait for its end; None when the deadline passed first."""
+def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: bytearray) -> Result | None:
+    """Feed a started command, gather what it prints, and wait for its end; None when the deadline passed first.
+
+    `out` takes its output as it comes.
+    """
     _feed(channel, stdin, deadline)
-    out, err = bytearray(), bytearray()
+    err = bytearray()
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     while True:
