@@ -20,6 +20,7 @@ from vllm_cluster.run import collective
 from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.inside import look_inside
 from vllm_cluster.run.mesh import mesh
 from vllm_cluster.run.observe import observe
 
@@ -53,6 +54,7 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
         emit(Event("phase", "looking closely at the hosts"))
         facts = fleet.all(lambda link: observe(inventory, link, deep=True))
         found, blind = list(examine(inventory, facts)), list(unseen(inventory, facts))
+        found += look_inside(fleet, inventory, facts, emit)
         broken = any(finding.error for finding in found)
         found += _endpoint(inventory, fleet, facts)
         between, unvisited = mesh(fleet, inventory, facts, emit)

@@ -31,6 +31,10 @@ REASONS: Mapping[str, Reason] = {
     "cdi-restart": Reason("A reboot of the host ends the node until somebody runs `vcluster up`.", (5,)),
     "cdi-off": Reason("Docker ignores the file; a container that asks for its devices cannot be made.", (5,)),
     "toolkit-old": Reason("After a systemctl daemon-reload the GPUs vanish from running containers.", (4,)),
+    "container": Reason("Every node is a container; `up` would fail at its first.", (3, 5, 54)),
+    "container-gpus": Reason("What the host has does not reach a container: vLLM would find no GPU.", (3, 4, 8)),
+    "container-cuda": Reason("CUDA would say that the driver is too old for this runtime.", (29,)),
+    "image-unfit": Reason("A node needs its Python, its vLLM and the options with which it is started.", (1,)),
     # GPUs
     "gpus-fewer": Reason("Ray would promise GPUs that are not there.", (8, 36)),
     "gpu-named": Reason("The node would get fewer GPUs than it is to serve with.", (8, 36)),
@@ -106,6 +110,7 @@ REASONS: Mapping[str, Reason] = {
     "image-absent": Reason("up pulls it, which may take long, and needs a registry.", (17, 37)),
     "ray-layer": Reason("vLLM's images have had no Ray since 0.18; up mends that.", (1,)),
     # Model cache
+    "cache-write": Reason("vLLM would fail at the first download, deep in its log.", (64,)),
     "cache-network": Reason("Loading can take an hour when all ranks read through one server.", (66,)),
     "cache-full": Reason("A download would break off.", (17, 65)),
     "cache-incomplete": Reason("Half a shard is no shard.", (65,)),
@@ -127,7 +132,6 @@ HELD_OTHERWISE: Mapping[int, str] = {
     43: "Ray asks for a token, and its dashboard listens on loopback",
     58: "nothing of ours needs io_uring",
     62: "`fit` asks the hub with the token before anything starts",
-    64: "containers write the cache as root, and read it as root",
     69: "the answer of the endpoint is tried before it is called ready",
     70: "secrets are files; tests look for them in argv, environment, inspect and logs",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from secrets import token_hex
 
@@ -14,9 +14,18 @@ from vllm_cluster.docker.spec import probe_body
 from vllm_cluster.transport.base import Deadline
 
 
-def run_once(engine: EngineClient, owner: Owner, purpose: str, image: str, *, script: str, deadline: Deadline) -> Ended:
+def run_once(
+    engine: EngineClient,
+    owner: Owner,
+    purpose: str,
+    image: str,
+    *,
+    script: str,
+    deadline: Deadline,
+    words: Sequence[str] = (),
+) -> Ended:
     """What the script printed and how it ended, in a throwaway container without network."""
-    with passing(engine, owner.cluster, purpose, probe_body(owner, image, script)) as name:
+    with passing(engine, owner.cluster, purpose, probe_body(owner, image, script, words)) as name:
         engine.start(name)
         return Ended(engine.wait(name, deadline), engine.logs(name))
 

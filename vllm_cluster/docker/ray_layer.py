@@ -4,78 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.inside import Inside
 from vllm_cluster.docker.recipes import recipe
 from vllm_cluster.laptop import meaning, naming
 
-# The first Ray that authenticates nodes by token was 2.52; below 2.55 it has known holes (CVE-2026-41486).
-OLDEST_RAY = (2, 55)
 DOWNLOAD_SECONDS = 1800
-# What an image says ends in pip's command line and in a file in which a line may be an option.
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
-_VERSION = re.compile(r"([0-9]+(\.[0-9]+)+)?")
-
-# Run in the image. Reads metadata only: importing vllm would take many seconds.
-PROBE = """
-import importlib.metadata as m, json, platform, sys
-have = {d.metadata["Name"]: d.version for d in m.distributions() if d.metadata["Name"]}
-print(json.dumps({"python": platform.python_version(), "machine": platform.machine(),
-                  "glibc": platform.libc_ver()[1], "have": have}))
-"""
-
-
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@dataclass(frozen=True)
-class Inside:
-    """What an image holds: Python's version, the processor, glibc's version, and distributions by name."""
-
-    python: str
-    machine: str
-    glibc: str
-    have: tuple[tuple[str, str], ...]
-
-    def version(self, name: str) -> str | None:
-        """The version of a distribution, None where the image has it not."""
-        return next((version for known, version in self.have if known.lower().replace("_", "-") == name), None)
-
-    @property
-    def ray_will_do(self) -> bool:
-        """Whether the image brings a Ray that is new enough to be closed by a token."""
-        ray = self.version("ray")
-        return ray is not None and tuple(int(part) for part in re.findall(r"\d+", ray)[:2]) >= OLDEST_RAY
-
-
-def parse_probe(output: str) -> Inside:
-    """What the probe printed; lines that an image's own start-up adds before it are passed over.
-
-    Raises:
-        ValueError: nothing of the probe is in it.
-    """
-    for line in reversed(output.splitlines()):
-        if line.startswith("{"):
-            said = json.loads(line)
-            python, machine, glibc = (str(said.get(key)) for key in ("python", "machine", "glibc"))
-            if _WORD.fullmatch(python) and _WORD.fullmatch(machine) and _VERSION.fullmatch(glibc):
-                have = said.get("have")
-                pairs = (
-                    (str(name), str(version)) for name, version in (have if isinstance(have, dict) else {}).items()
-                )
-                sound = (pair for pair in pairs if all(map(_WORD.fullmatch, pair)))
-                return Inside(python, machine, glibc, tuple(sorted(sound)))
-    raise ValueError("the probe printed nothing")
 
 
 def wheels(inside: Inside, ray: str, cache: Path, run: Run = subprocess.run) -> Path:

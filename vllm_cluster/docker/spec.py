@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -113,12 +113,20 @@ def trial_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
     return {**body, **open_input, **start, "HostConfig": {**body["HostConfig"], **kept}}
 
 
-def probe_body(owner: Owner, image: str, script: str) -> dict[str, Any]:
+def glance_body(spec: ContainerSpec, image: str, script: str, words: Sequence[str]) -> dict[str, Any]:
+    """A node's container, devices and folders alike, for a Python script that runs once and ends."""
+    body = node_body(spec, image, "")
+    start = {"Entrypoint": ["python3"], "Cmd": ["-c", script, *words], "Labels": _owner(spec).labels}
+    log = {"Type": "json-file", "Config": {}}
+    return {**body, **start, "HostConfig": {**body["HostConfig"], "RestartPolicy": {"Name": "no"}, "LogConfig": log}}
+
+
+def probe_body(owner: Owner, image: str, script: str, words: Sequence[str] = ()) -> dict[str, Any]:
     """The body for a container that runs a Python script of ours once, without network, and ends."""
     return {
         "Image": image,
         "Entrypoint": ["python3"],
-        "Cmd": ["-c", script],
+        "Cmd": ["-c", script, *words],
         "Labels": owner.labels,
         "HostConfig": {"NetworkMode": "none"},
     }

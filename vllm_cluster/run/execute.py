@@ -11,6 +11,7 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
 from vllm_cluster.core.identity import Owner, node_name
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
+from vllm_cluster.core.inside import OPTIONS, Inside, parse
 from vllm_cluster.core.plan import (
     CreateNode,
     MoveHead,
@@ -33,6 +34,7 @@ from vllm_cluster.engine import request
 from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.inside import script
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
 from vllm_cluster.run.pull import pull
@@ -58,7 +60,7 @@ class Execution:
     secrets: Secrets
     files: Mapping[str, bytes]
     cache: Path
-    _contexts: dict[ray_layer.Inside, bytes] = field(default_factory=dict)
+    _contexts: dict[Inside, bytes] = field(default_factory=dict)
     # By host: the container through which its node's secrets were written.
     _doors: dict[str, str] = field(default_factory=dict)
     _downloading: threading.Lock = field(default_factory=threading.Lock)
@@ -160,30 +162,29 @@ class Execution:
             self.emit(Event("note", f"{operation.image} brings Ray {inside.version('ray')}", link.name))
             engine.tag(base, ENGINE_REPOSITORY, engine_tag(base, operation.ray))
             return
-        has = f"Ray {inside.version('ray')}, too old for token authentication" if inside.version("ray") else "no Ray"
-        text = f"{operation.image} has {has}: adding ray[default]=={operation.ray} for its Python {inside.python}"
-        self.emit(Event("note", text, link.name))
-        context = self._context(inside, operation.ray)
+        ray = inside.ray_to_add(operation.ray)
+        self.emit(Event("note", f"{operation.image} has {_has(inside)}: adding ray[default]=={ray}", link.name))
+        context = self._context(inside, ray)
         self.emit(Event("progress", f"sending {len(context) / 1e6:.0f} MB of wheels, building {name}", link.name))
-        arguments = {"BASE": base, "RAY": operation.ray}
+        arguments = {"BASE": base, "RAY": ray}
         deadline = link.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
         engine.build(context, name, arguments, {BASE_IMAGE: base}, deadline)
 
-    def _probe(self, engine: EngineClient, image: str, base: str) -> ray_layer.Inside:
+    def _probe(self, engine: EngineClient, image: str, base: str) -> Inside:
         deadline = self.fleet.runtime.after(PROBE_SECONDS)
         owner = Owner(self.plan.cluster, self.plan.id)
-        ended = run_once(engine, owner, "probe", base, script=ray_layer.PROBE, deadline=deadline)
+        ended = run_once(engine, owner, "probe", base, script=script(), words=["", *OPTIONS], deadline=deadline)
         try:
-            inside = ray_layer.parse_probe(ended.output)
+            inside, _ = parse(ended.output)
         except ValueError:
             tail = ended.output.strip()[-500:]
             text = f"{image} does not run Python (exit {ended.code}): {tail}"
             raise CommandFailed(engine.host, text, exit_code=ended.code, stderr=tail) from None
-        if inside.version("vllm") is None:
-            raise HostError(engine.host, f"{image} has no vLLM in it", hint="set image to a vLLM image")
+        if inside.refusal:
+            raise HostError(engine.host, f"{image} {inside.refusal}", hint="set image to a vLLM image")
         return inside
 
-    def _context(self, inside: ray_layer.Inside, ray: str) -> bytes:
+    def _context(self, inside: Inside, ray: str) -> bytes:
         # Hosts with one image need one download; the others wait for it here.
         with self._downloading:
             if inside not in self._contexts:
@@ -264,3 +265,11 @@ class Execution:
             if there and there["Config"]["Labels"].get(SPEC) == spec.document:
                 return str(there["Id"])
             raise
+
+
+def _has(inside: Inside) -> str:
+    """What is wrong with the Ray of an image."""
+    version = inside.version("ray")
+    if version and inside.ray_is_new:
+        return f"Ray {version} without {', '.join(inside.lacking[:3])}, which its dashboard needs"
+    return f"Ray {version}, too old for token authentication" if version else "no Ray"

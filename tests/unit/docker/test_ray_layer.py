@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.inside import Inside, parse
 from vllm_cluster.docker import ray_layer
-from vllm_cluster.docker.ray_layer import Inside
 
 
 def inside(**have: str) -> Inside:
     """An image with these distributions."""
     said = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": have}
-    return ray_layer.parse_probe(f"a banner of the image\n{json.dumps(said)}\n")
+    return parse(f"a banner of the image\n{json.dumps(said)}\n")[0]
 
 
 @pytest.mark.parametrize(("ray", "will_do"), [("2.56.1", True), ("2.55.0", True), ("2.54.9", False), ("2.9", False)])
@@ -32,7 +32,7 @@ def test_an_image_without_ray() -> None:
 
 def test_an_image_that_prints_something_else() -> None:
     with pytest.raises(ValueError, match="printed nothing"):
-        ray_layer.parse_probe("exec: python3: not found")
+        parse("exec: python3: not found")
 
 
 def test_pip_is_asked_once_with_the_images_versions_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,12 +64,12 @@ def test_pip_that_fails_both_ways_is_an_error_with_its_words(tmp_path: Path, mon
 def test_what_an_image_says_gives_pip_no_option() -> None:
     have = {"--index-url": "http://x", "a\n--index-url http://x": "1", "-r": "1", "good": "1.0+cpu", "odd": "1 --pre"}
     said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": have}
-    assert ray_layer.parse_probe(json.dumps(said)).have == (("good", "1.0+cpu"),)
-    assert ray_layer.parse_probe(json.dumps({**said, "glibc": ""})).glibc == ""
+    assert parse(json.dumps(said))[0].have == (("good", "1.0+cpu"),)
+    assert parse(json.dumps({**said, "glibc": ""}))[0].glibc == ""
 
 
 @pytest.mark.parametrize("wrong", [{"python": "-x"}, {"machine": "../x"}, {"glibc": "2.x"}, {"python": "3 --pre"}])
 def test_a_probe_s_answer_that_is_no_version_is_refused(wrong: dict[str, str]) -> None:
     said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": {}}
     with pytest.raises(ValueError, match="printed nothing"):
-        ray_layer.parse_probe(json.dumps({**said, **wrong}))
+        parse(json.dumps({**said, **wrong}))
