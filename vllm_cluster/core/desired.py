@@ -94,6 +94,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         program=inputs.program,
         secrets=spec_secrets,
         cluster_id=inputs.id,
+        user=inventory.user or "",
         intent=_intent(host),
     )
 
@@ -111,6 +112,8 @@ def _environment(
     ports = hcas(host, facts)
     variables = sorted((name, identity) for name, identity in secrets.items() if name.startswith(VARIABLE))
     values = {
+        # A number without a name has no home, and Python asks the environment who it is.
+        **({"HOME": f"{STATE_FOLDER}/home", "USER": "vcluster", "LOGNAME": "vcluster"} if inventory.user else {}),
         **inventory.environment,
         **ray.environment(
             head_address=head_address,

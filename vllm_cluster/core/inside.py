@@ -114,8 +114,13 @@ def _reach(said: dict[str, Any]) -> Reach:
     return Reach(count if isinstance(count, int) else None, *texts)
 
 
-def judged(image: str, host: str, inside: Inside, reach: Reach, *, gpus: int, cache: str) -> Iterator[Finding]:
-    """What keeps a node from working in such a container; `gpus` is what it was given, 0 on hosts without."""
+def judged(
+    image: str, host: str, inside: Inside, reach: Reach, *, gpus: int, cache: str, offline: bool = False
+) -> Iterator[Finding]:
+    """What keeps a node from working in such a container; `gpus` is what it was given, 0 on hosts without.
+
+    Where it is to be `offline`, a cache that others fill need not be writable.
+    """
     if inside.refusal:
         yield Finding("image-unfit", host, f"{image} {inside.refusal}", "name another image")
     if gpus and reach.gpus != gpus:
@@ -130,7 +135,7 @@ def judged(image: str, host: str, inside: Inside, reach: Reach, *, gpus: int, ca
     if reach.unwritable:
         text = f"a container cannot write to {cache}: {reach.unwritable}"
         fix = f"set user: to the owner of {cache}, as `stat -c %u:%g {cache}` on {host} shows it"
-        yield Finding("cache-write", host, text, fix)
+        yield Finding("cache-write", host, text, fix, error=not offline)
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -45,6 +45,12 @@ def secrets_volume(cluster: str, ids: Mapping[str, str]) -> str:
     return f"vcluster-{cluster}-secrets-{held}"
 
 
+def user_numbers(user: str) -> tuple[int, int]:
+    """User and group of a container's processes; Docker takes root's group where none is named."""
+    name, _, group = user.partition(":")
+    return int(name or 0), int(group or 0)
+
+
 @dataclass(frozen=True)
 class Mount:
     """A bind mount (an absolute source) or a named volume at a path of the container."""
@@ -89,6 +95,7 @@ class ContainerSpec:
     program: str = ""
     secrets: tuple[tuple[str, str], ...] = ()
     cluster_id: str = ""
+    user: str = ""
     # What the inventory says, and does not leave to what is found; no part of the container.
     intent: tuple[tuple[str, str], ...] = ()
 

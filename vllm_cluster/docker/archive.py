@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from vllm_cluster.docker.calls import Reply
 
 
-def packed(files: Mapping[str, tuple[bytes, int]]) -> bytes:
-    """An archive of files: name → content, mode."""
+def packed(files: Mapping[str, tuple[bytes, int]], owner: tuple[int, int] = (0, 0)) -> bytes:
+    """An archive of files of one owner: name → content, mode."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for name, (content, mode) in files.items():
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), mode
+            entry.uid, entry.gid = owner
             tar.addfile(entry, io.BytesIO(content))
     return archive.getvalue()
 

@@ -21,6 +21,7 @@ def create_line(spec: ContainerSpec) -> str:
     # Known once the image is there.
     labels = {key: value for key, value in body["Labels"].items() if key != BASE_IMAGE}
     argv = ["docker", "create", "--name", spec.name, *_host(body["HostConfig"])]
+    argv += ["--user", body["User"]] if "User" in body else []
     argv += ["--stop-signal", body["StopSignal"], "--stop-timeout", str(body["StopTimeout"])]
     argv += ["--no-healthcheck"] if body["Healthcheck"] == {"Test": ["NONE"]} else []
     argv += _each("--label", (f"{key}={value}" for key, value in labels.items()))

@@ -46,6 +46,8 @@ class EngineClient:
         spoken = min(tuple(int(part) for part in api_version.split(".")), NEWEST_API)
         self._calls = Calls(transport.host, ".".join(map(str, spoken)), open_stream, guard, clock)
         self.volumes = Volumes(self._calls)
+        # Whose the files are that are written: root's, unless the containers run as somebody else.
+        self.owner = (0, 0)
 
     @property
     def requests(self) -> int:
@@ -181,10 +183,12 @@ class EngineClient:
         return [(stamp, line) for stamp, _, line in (line.partition(" ") for line in lines)]
 
     def put_files(self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]]) -> None:
-        """Write files (name → content, mode) below a folder of a container, running or not."""
+        """Write files (name → content, mode) of `self.owner` below a folder of a container, running or not."""
         there, query = path("containers", container, "archive"), {"path": folder}
         what = f"write files to {container[:12]}"
-        self._calls.do(Call(what, "PUT", there, query, body=archive.packed(files)), self._calls.after(FILE_SECONDS))
+        self._calls.do(
+            Call(what, "PUT", there, query, body=archive.packed(files, self.owner)), self._calls.after(FILE_SECONDS)
+        )
 
     def read_file(self, container: str, place: str, limit: int = MAX_FILE) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file."""

@@ -8,8 +8,17 @@ from typing import Any
 
 from vllm_cluster.core.gpus import RUNTIME
 from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount
+from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount, user_numbers
 
+# Where a volume is seen by the container that changes its owner.
+STATE = "/state"
+_OWN = """
+import os, sys
+folder, user, group = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+for path, folders, files in os.walk(folder):
+    for name in [path, *(os.path.join(path, entry) for entry in folders + files)]:
+        os.lchown(name, user, group)
+"""
 # Docker's own grace is 10 s; vLLM and Ray need longer to end in order.
 STOP_SECONDS = 30
 
@@ -22,6 +31,7 @@ def node_body(spec: ContainerSpec, engine_image: str, base_image_id: str) -> dic
         "Cmd": list(spec.command[1:]),
         "Env": [f"{key}={value}" for key, value in (*spec.environment, *_runtime_variables(spec))],
         "Labels": {**spec.labels(), BASE_IMAGE: base_image_id},
+        **({"User": spec.user} if spec.user else {}),
         "StopSignal": "SIGTERM",
         "StopTimeout": STOP_SECONDS,
         "Healthcheck": {"Test": ["NONE"]},
@@ -119,6 +129,13 @@ def glance_body(spec: ContainerSpec, image: str, script: str, words: Sequence[st
     start = {"Entrypoint": ["python3"], "Cmd": ["-c", script, *words], "Labels": _owner(spec).labels}
     log = {"Type": "json-file", "Config": {}}
     return {**body, **start, "HostConfig": {**body["HostConfig"], "RestartPolicy": {"Name": "no"}, "LogConfig": log}}
+
+
+def own_body(spec: ContainerSpec, image: str) -> dict[str, Any]:
+    """The body for a container that gives all that is in the node's state volume to the node's user."""
+    body = probe_body(_owner(spec), image, _OWN, [STATE, *map(str, user_numbers(spec.user))])
+    mount = _labelled(Mount(spec.state_volume, STATE), _owner(spec))
+    return {**body, "User": "0:0", "HostConfig": {"NetworkMode": "none", "Mounts": [mount]}}
 
 
 def probe_body(owner: Owner, image: str, script: str, words: Sequence[str] = ()) -> dict[str, Any]:

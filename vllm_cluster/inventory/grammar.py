@@ -17,6 +17,7 @@ SECRET_PATTERN = r"^(env|file|cmd):.+$"  # noqa: S105 - the grammar of a referen
 SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? ?([kKmMgGtT]([iI]?[bB])?|[bB])?$"
 VOLUME_PATTERN = r"^/[^:]*:/[^:]*(:(ro|rw))?$"
 MAX_GPUS = 64
+USER_PATTERN = r"^[0-9]{1,9}(:[0-9]{1,9})?$"
 # What `vcluster init` writes where only the user can know.
 UNKNOWN = "CHANGE_ME"
 
@@ -152,6 +153,14 @@ def _named_gpus(names: list[object]) -> tuple[int | str, ...]:
     if not 1 <= len(found) <= MAX_GPUS:
         raise ValueError(f"must name 1 to {MAX_GPUS} GPUs; without the key all are used")
     return tuple(found)
+
+
+def container_user(value: object) -> object:
+    """Who a container's processes are on the host: UID or UID:GID, in numbers, since names differ between images."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not re.fullmatch(USER_PATTERN[1:-1], text):
+        raise ValueError('must be numbers, UID or "UID:GID" ("1000:1000"): `id` on a host shows them')
+    return text
 
 
 def variable_name(text: str) -> str:

@@ -14,6 +14,11 @@ User = Annotated[str, AfterValidator(grammar.ssh_user)]
 Jump = Annotated[str, AfterValidator(grammar.ssh_jump)]
 SshPort = Annotated[StrictInt, Field(ge=1, le=65535)]
 Port = Annotated[StrictInt, Field(ge=1024, le=65535)]
+ContainerUser = Annotated[
+    str,
+    BeforeValidator(grammar.container_user),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": grammar.USER_PATTERN}]}),
+]
 Gpus = Annotated[
     int | tuple[int | str, ...],
     PlainValidator(grammar.gpus),

@@ -20,7 +20,7 @@ from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import CoreSchema
 
 from vllm_cluster.inventory import folders, grammar, reserved
-from vllm_cluster.inventory.kinds import Gpus, Jump, LocalPath, Port, Size, SshPort, User
+from vllm_cluster.inventory.kinds import ContainerUser, Gpus, Jump, LocalPath, Port, Size, SshPort, User
 from vllm_cluster.versions import RAY, VLLM_IMAGE
 
 MAX_HOSTS = 256
@@ -250,6 +250,11 @@ class Inventory(_Section):
     )
     ports: Ports = Field(Ports(), description="Ports on the hosts.")
     ssh: SshSettings = Field(SshSettings(), description="How every host is reached, unless it says otherwise.")
+    user: ContainerUser | None = Field(
+        None,
+        description="UID or UID:GID of the containers, for a cache that root may not write (NFS); absent: root.",
+        examples=['"1000:1000"'],
+    )
     privileged: StrictBool = Field(
         False, description="Run containers with --privileged. Nothing needs it that we know of.", examples=["false"]
     )

@@ -28,8 +28,8 @@ from vllm_cluster.core.plan import (
 from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.once import run_once
-from vllm_cluster.docker.spec import node_body
+from vllm_cluster.docker.once import passing, run_once
+from vllm_cluster.docker.spec import node_body, own_body
 from vllm_cluster.engine import request
 from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.events import Emit, Event
@@ -237,6 +237,8 @@ class Execution:
         engine.volumes.create(spec.state_volume, Owner(spec.cluster, spec.cluster_id).labels)
         if engine.host not in self._doors:
             self._provide(engine, spec, image)
+        if spec.user:
+            self._give(engine, spec, image)
         container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
         engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})
         if spec.role == "worker":
@@ -247,6 +249,16 @@ class Execution:
             engine.remove(door, grace=0)
         remove_unused(engine, spec)
         engine.start(container)
+
+    def _give(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
+        """Let the node's user write its state, also what an earlier node wrote as somebody else."""
+        with passing(engine, spec.cluster, "probe", own_body(spec, image)) as name:
+            engine.start(name)
+            code = engine.wait(name, self.fleet.runtime.after(PROBE_SECONDS))
+            if code:
+                said = engine.logs(name).strip()[-300:]
+                text = f"cannot give its state to {spec.user}: {said}"
+                raise CommandFailed(engine.host, text, exit_code=code, stderr=said)
 
     def _images(self, engine: EngineClient, spec: ContainerSpec) -> tuple[str, str]:
         """The id of the image that the inventory names, and the name of the one with Ray."""

@@ -74,4 +74,5 @@ def _look(link: Link, inventory: Inventory, facts: HostFacts, spec: ContainerSpe
         text = f"{inventory.image} does not run Python (exit {code}): {output.strip()[-300:]}"
         return [Finding("image-unfit", link.name, text, "name an image of vLLM")]
     given = spec.gpu_count if spec.gpus else 0
-    return list(inside.judged(inventory.image, link.name, found, reach, gpus=given, cache=cache))
+    offline = inventory.environment.get("HF_HUB_OFFLINE") == "1"
+    return list(inside.judged(inventory.image, link.name, found, reach, gpus=given, cache=cache, offline=offline))

@@ -14,7 +14,7 @@ from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import CLUSTER, ID, ROLE
+from vllm_cluster.core.spec import CLUSTER, ID, ROLE, user_numbers
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link
@@ -48,6 +48,7 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False, volumes: bo
     if engine_problem(facts):
         return facts
     engine = link.open_engine(facts.engine.api_version)
+    engine.owner = user_numbers(inventory.user or "")
     every = engine.containers(None if deep else CLUSTER)
     facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
     # What a cluster left says whose it was; where a node is, the node says it, if its version knew ids.

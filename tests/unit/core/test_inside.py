@@ -35,6 +35,11 @@ def test_each_thing_is_an_error_with_its_words(
     assert words in found[0].text
 
 
+def test_a_cache_that_others_fill_need_not_be_writable() -> None:
+    found = judged("v", "gpu1", WELL, replace(SEES, unwritable="Read-only"), gpus=2, cache="/models", offline=True)
+    assert [one.error for one in found] == [False]
+
+
 def test_a_container_that_is_well() -> None:
     assert list(judged("v", "gpu1", WELL, SEES, gpus=2, cache="/models")) == []
     # On hosts without GPUs nobody asks for the driver's library.

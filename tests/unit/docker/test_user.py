@@ -1,0 +1,45 @@
+"""Containers of another user than root: what they run as, and whose the files are that they are given."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import tarfile
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.core.desired import desired
+from vllm_cluster.core.spec import user_numbers
+from vllm_cluster.docker.archive import packed
+from vllm_cluster.docker.create_line import create_line
+from vllm_cluster.docker.spec import glance_body, node_body, own_body
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("", (0, 0)), ("1000", (1000, 0)), ("1000:100", (1000, 100))])
+def test_its_numbers(text: str, numbers: tuple[int, int]) -> None:
+    assert user_numbers(text) == numbers
+
+
+def test_node_and_glance_run_as_the_user_and_have_a_home() -> None:
+    head = desired(world.inventory(user="1000:100"), world.hosts(), world.INPUTS)[0]
+    assert node_body(head, "i", "")["User"] == glance_body(head, "i", "x", [])["User"] == "1000:100"
+    words = shlex.split(create_line(head))
+    assert words[words.index("--user") + 1] == "1000:100"
+    assert dict(head.environment)["HOME"].startswith("/var/lib/vcluster/")
+    plain = desired(world.inventory(), world.hosts(), world.INPUTS)[0]
+    assert "User" not in node_body(plain, "i", "")
+    assert "HOME" not in dict(plain.environment)
+
+
+def test_the_state_is_given_by_root_and_nothing_else_is_mounted() -> None:
+    head = desired(world.inventory(user="1000:100"), world.hosts(), world.INPUTS)[0]
+    body = own_body(head, "i")
+    assert (body["User"], body["Cmd"][-2:], body["HostConfig"]["NetworkMode"]) == ("0:0", ["1000", "100"], "none")
+    assert [mount["Source"] for mount in body["HostConfig"]["Mounts"]] == [head.state_volume]
+
+
+def test_files_are_the_users() -> None:
+    with tarfile.open(fileobj=io.BytesIO(packed({"a": (b"x", 0o600)}, (1000, 100)))) as tar:
+        entry = tar.getmember("a")
+    assert (entry.uid, entry.gid, entry.mode) == (1000, 100, 0o600)
