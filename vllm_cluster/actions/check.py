@@ -54,7 +54,9 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
         emit(Event("phase", "looking closely at the hosts"))
         facts = fleet.all(lambda link: observe(inventory, link, deep=True))
         found, blind = list(examine(inventory, facts)), list(unseen(inventory, facts))
-        found += look_inside(fleet, inventory, facts, emit)
+        # What is known to be wrong with a host would only be told again, in Docker's words.
+        known = {finding.host for finding in found if finding.error}
+        found += look_inside(fleet, inventory, facts, emit, leave=known)
         broken = any(finding.error for finding in found)
         found += _endpoint(inventory, fleet, facts)
         between, unvisited = mesh(fleet, inventory, facts, emit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib.resources import files
 
@@ -29,11 +29,14 @@ def script() -> str:
     return files("vllm_cluster.node").joinpath("inside.py").read_text()
 
 
-def look_inside(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> list[Finding]:
-    """What is wrong in a container on each host that has the image; nothing of it stays."""
+def look_inside(
+    fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit, *, leave: Collection[str] = ()
+) -> list[Finding]:
+    """What is wrong in a container on each host that has the image, but for those to `leave`; nothing of it stays."""
     inputs = Inputs("", {"ray-token": "none"}, our_id(inventory, facts) or "")
     wanted = {spec.host: spec for spec in desired(inventory, facts, inputs)}
-    ready = [name for name, host in facts.items() if not host.engine.problem and find(inventory.image, host.images)]
+    there = [name for name, host in facts.items() if not host.engine.problem and find(inventory.image, host.images)]
+    ready = [name for name in there if name not in leave]
     if ready:
         emit(Event("progress", f"looking around in a container on {count(len(ready), 'host')}"))
 

@@ -53,7 +53,7 @@ class Docker:
         self.removed.append(name)
 
 
-def looked(facts: dict[str, HostFacts], **docker: Any) -> tuple[list[Finding], Docker]:
+def looked(facts: dict[str, HostFacts], *, leave: tuple[str, ...] = (), **docker: Any) -> tuple[list[Finding], Docker]:
     """The findings where the second host's engine is so, and that engine."""
     words = world.inventory()
     fleet = Fleet(words)
@@ -61,7 +61,7 @@ def looked(facts: dict[str, HostFacts], **docker: Any) -> tuple[list[Finding], D
     for name, engine in engines.items():
         fleet.links[name] = Link(name, cast(Transport, None))
         fleet.links[name]._engine = cast(EngineClient, engine)
-    return look_inside(fleet, words, facts, lambda _: None), engines["gpu2"]
+    return look_inside(fleet, words, facts, lambda _: None, leave=leave), engines["gpu2"]
 
 
 @pytest.mark.promise("P40")
@@ -97,4 +97,7 @@ def test_hosts_without_the_image_are_left_alone() -> None:
     facts = world.hosts()
     facts["gpu2"] = replace(facts["gpu2"], images=())
     found, docker = looked(facts, refuses=CGROUP)
+    assert (found, docker.bodies) == ([], {})
+    # As are those of which something is known that would only be told again.
+    found, docker = looked(world.hosts(), leave=("gpu2",), refuses=CGROUP)
     assert (found, docker.bodies) == ([], {})
