@@ -46,6 +46,6 @@ def judged(case: Case) -> tuple[Outcome, Verdict]:
         return ("wrong" if named or found.kind == "healed" else "right"), found
     if row in case.rows and (found.kind == "explained") == (case.kind == "cause"):
         return "right", found
-    # A symptom where the cause was there to be read misleads nobody, and names nothing.
+    # A symptom where the cause was there to be read misleads no reader, and names nothing.
     misleads = found.kind in ("explained", "healed") or bool(named and case.kind == "symptom")
     return ("wrong" if misleads else "unknown"), found

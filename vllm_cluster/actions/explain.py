@@ -83,7 +83,7 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
 
 
 def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
-    """What the head says of itself; None where its container does not run, or says nothing that can be read."""
+    """The head's own status; None where its container does not run, or the status cannot be read."""
     with suppress(VclusterError):
         return look(fleet.links[inventory.head_name].engine, f"vcluster-{inventory.cluster}").status
     return None

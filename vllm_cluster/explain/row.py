@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
-# A symptom has many causes: its row says where the cause is written, and never stands in for one.
+# A symptom has many causes: its row names where the cause is written, and is never given as one.
 RowKind = Literal["cause", "symptom"]
 
 
@@ -47,7 +47,7 @@ def symptom(needle: str, pattern: str = "") -> Sign:
 
 
 def after(needle: str, pattern: str = "") -> Sign:
-    """A line that only says that something else has failed."""
+    """A line that only shows that something else has failed."""
     return Sign(needle, pattern, Weight.CONSEQUENCE)
 
 
@@ -61,7 +61,7 @@ class Row:
     """One way to fail. `before` is the command that would have found it; `silent` says why no log tells of it.
 
     `host` rows are about the host or Ray: they can precede the start of vLLM that they make fail.
-    Of a symptom, `cause` says what it means and `fix` where its cause is written.
+    Of a symptom, `cause` is what it means and `fix` where its cause is written.
     """
 
     number: str

@@ -133,7 +133,7 @@ ROWS = (
     Row(
         "29",
         "`unhandled cuda error`, `unhandled system error`, `NCCL error: …` without a detail",
-        "a call of NCCL failed, and this line does not say which: driver, RDMA devices, memory, another rank",
+        "a call of NCCL failed, and this line does not name it: driver, RDMA devices, memory, another rank",
         "NCCL_DEBUG: INFO in environment: of the inventory; then the first NCCL WARN of any rank names the call",
         CHECK,
         (

@@ -28,7 +28,7 @@ ROWS = (
         "`max_model_len (N) is greater than the derived max_model_len (M)`",
         "the length that is asked for is above what the model was made for",
         "-- --max-model-len M, the number in the line, or leave it out; vcluster fit MODEL",
-        FIT,
+        SERVE,
         (cause("is greater than the derived max_model_len"),),
     ),
     Row(

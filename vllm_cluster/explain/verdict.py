@@ -48,7 +48,7 @@ class Harmless:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the logs say.
+    """What the logs show.
 
     `cause` is there when the kind is "explained", `symptom` when it is "symptom": then no line names a cause.
     `strange` are the first lines of trouble that no row knows, `silent` is the last line of the rank that ended first.
@@ -94,7 +94,7 @@ def verdict(logs: Sequence[Seen], *, since: Mapping[str, float] | None = None, h
     """Judge what was seen in all logs.
 
     With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
-    is evidence of another attempt. `healthy` says that the cluster works now, so that it has survived what is found.
+    is evidence of another attempt. `healthy`: the cluster works now, so that it has survived what is found.
     """
     seen = _evidence(logs, since, healthy=healthy)
     notes = [hit for hit in seen.hits if hit.known.weight is Weight.NOTE]
@@ -153,7 +153,7 @@ def _evidence(logs: Sequence[Seen], since: Mapping[str, float] | None, *, health
 def _foremost(seen: _Evidence) -> list[Hit]:
     """The hits that say most: causes, else what a host suffered before, else symptoms, else work that stopped.
 
-    That something has failed says least: where a line of trouble is there that no row knows, that line is nearer.
+    That something has failed is the least: where a line of trouble is there that no row knows, that line is nearer.
     """
     of = {weight: [hit for hit in seen.failing if hit.known.weight is weight] for weight in Weight}
     ends = [] if seen.strange else of[Weight.CONSEQUENCE]
@@ -161,7 +161,7 @@ def _foremost(seen: _Evidence) -> list[Hit]:
 
 
 def _within(place: Place, since: Mapping[str, float] | None) -> bool:
-    """Whether a line is of the attempt; what belongs to no host is what the attempt itself said."""
+    """Whether a line is of the attempt; what belongs to no host are the words of the attempt itself."""
     if since is None or place.host not in since:
         return True
     return place.time is not None and place.time >= since[place.host]

@@ -28,8 +28,8 @@ HEAD = """# Failures
 How a cluster of several hosts fails, as its users reported it: what is seen, why, and what repairs it. The numbers \
 are those that `vcluster explain` names, and `docs/failures.md#failure-71` is failure 71.
 
-A **symptom** has many causes, and its line says nothing of them: `vcluster explain` then says so, and where the cause \
-is written.
+A **symptom** has many causes, and its line does not show which: `vcluster explain` then calls it a symptom, and names \
+where the cause is written.
 
 *Found by* is the code of the finding with which [`vcluster check`](check.md) shows it before anything is loaded, \
 or the verb that refuses it. *Explained* is the log by which tests hold that [`vcluster explain`](explain.md) names \

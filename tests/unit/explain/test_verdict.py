@@ -65,7 +65,7 @@ def test_what_no_row_knows_is_shown_beside_a_symptom_for_it_may_be_why() -> None
         "40",
         ["FrobnicationError: the frob is out"],
     )
-    # That something has failed says less than a line that no row knows.
+    # That something has failed is less than a line that no row knows.
     assert explained(at(1, START, DEAD)).kind == "symptom"
     assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).kind == "unknown"
 
@@ -106,7 +106,7 @@ def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> Non
 
 @pytest.mark.promise("P41")
 def test_what_ends_by_a_request_is_no_failure() -> None:
-    """Ray writes of each rank that its connection ended, whether it was killed or told to end."""
+    """Ray writes of each rank that its connection ended, whether it was killed or asked to end."""
     begin = "2026-11-21T02:01:00Z vcluster starts vLLM\n"
     stop = "2026-11-21T02:05:00Z vcluster stops vLLM\n"
     ends = "[2026-11-21 02:{}:02,000 W 7 7] (gcs_server) Reporting worker exit, connection error code 2. End of file.\n"

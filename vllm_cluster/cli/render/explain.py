@@ -81,7 +81,7 @@ def _lines(found: Verdict) -> Iterable[str]:
         yield from (f"survived: {_named(other.row)}; the server answered after it" for other in found.survived)
     for row, times in found.earlier:
         yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(ROWS[row])}"
-    yield f"read:    {found.lines} lines of {count(found.logs, 'log')}, {found.size / 1e6:.1f} MB"
+    yield f"read:    {count(found.lines, 'line')} of {count(found.logs, 'log')}, {found.size / 1e6:.1f} MB"
 
 
 def _answer(found: Verdict) -> Iterable[str]:
