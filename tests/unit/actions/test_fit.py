@@ -15,6 +15,7 @@ from tests.support.models import configs
 from vllm_cluster.actions import fit as action
 from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.core.facts import Gpu, Hca, HostFacts
+from vllm_cluster.core.parse import unified_mib
 from vllm_cluster.fit.layouts import Gpus, Wish
 from vllm_cluster.fit.shape import shape
 from vllm_cluster.fit.verdict import Verdict
@@ -67,3 +68,19 @@ def test_logical_gpus_share_a_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_host_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
     with pytest.raises(PreflightFailed, match="gpu2: no GPU that tells how much memory it has"):
         on(monkeypatch, world.hosts(gpu2={"gpus": gpus}))
+
+
+def test_only_the_gpus_that_are_named_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = (*world.host(1).gpus, *(replace(gpu, index=gpu.index + 2) for gpu in SMALL))
+    found = on(monkeypatch, world.hosts(1, gpu1={"gpus": mixed}), entries={"gpu1": {"gpus": [0, 1]}})
+    assert found.gpus == Gpus((2,), 143_771 * MIB, rdma=False)
+
+
+def test_memory_that_gpu_and_processor_share_counts_less_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GB10 and GH200, of which nvidia-smi tells no memory."""
+    spark = Gpu(0, "GPU-a", "NVIDIA GB10", unified_mib(128 << 30), unified=True)
+    found = on(monkeypatch, world.hosts(gpu1={"gpus": (spark,)}, gpu2={"gpus": (spark,)}))
+    assert found.gpus == Gpus((1, 1), unified_mib(128 << 30) * MIB, rdma=False)
+    assert unified_mib(128 << 30) == 117_964  # less a tenth
+    assert unified_mib(32 << 30) == 24 << 10  # less 8 GiB
+    assert unified_mib(4 << 30) == 0
