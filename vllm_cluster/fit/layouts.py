@@ -83,7 +83,6 @@ class Layout:
 
     tp: int
     pp: int
-    replicas: int
     why: str
     problem: str
     weights: int
@@ -108,7 +107,7 @@ def refusal(shape: Shape, tp: int, pp: int) -> str:
     return ""
 
 
-def judge(model: Model, gpus: Gpus, wish: Wish, tp: int, pp: int, *, replicas: int = 1, why: str = "") -> Layout:
+def judge(model: Model, gpus: Gpus, wish: Wish, tp: int, pp: int, *, why: str = "") -> Layout:
     """What a layout needs and gives."""
     problem, notes = _problem(model, tp, pp), tuple(_notes(model, gpus, tp, pp))
     stages = _stages(model, gpus, tp, pp) if not problem else ()
@@ -123,7 +122,7 @@ def judge(model: Model, gpus: Gpus, wish: Wish, tp: int, pp: int, *, replicas: i
         fits = requests >= wish.concurrency
     left = min((stage.left for stage in stages), default=0)
     sizes = (fullest.weights, fullest.reserve, left)
-    return Layout(tp, pp, replicas, why, problem, *sizes, context, requests, tokens, fits, notes)
+    return Layout(tp, pp, why, problem, *sizes, context, requests, tokens, fits, notes)
 
 
 def _problem(model: Model, tp: int, pp: int) -> str:

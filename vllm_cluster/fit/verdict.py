@@ -58,11 +58,15 @@ def verdict(model: Model, gpus: Gpus | None, wish: Wish) -> Verdict:
 
 
 def _layouts(model: Model, gpus: Gpus, wish: Wish) -> Iterator[Layout]:
-    """TP = GPUs of a node and PP = nodes first; then fewer GPUs a replica, then every other split of them all."""
+    """The fewest GPUs that hold it first; then all: TP = GPUs of a node and PP = nodes, and every other split.
+
+    Each is one that `serve` can make: a cluster serves one model once.
+    """
     nodes, total = gpus.nodes, sum(gpus.nodes)
     first = vllm.layout(nodes, None, None)
-    yield judge(model, gpus, wish, first.tp, first.pp, why="; ".join(first.reasons))
-    yield from _replicas(model, gpus, wish)
+    if small := _smallest(model, gpus, wish):
+        yield small
+    yield judge(model, gpus, wish, first.tp, first.pp, why=f"what serve does by itself: {'; '.join(first.reasons)}")
     for tp in sorted(_divisors(total), reverse=True):
         if (tp, total // tp) == (first.tp, first.pp):
             continue
@@ -75,26 +79,20 @@ def _layouts(model: Model, gpus: Gpus, wish: Wish) -> Iterator[Layout]:
         yield judge(model, gpus, wish, tp, total // tp, why=why)
 
 
-def _replicas(model: Model, gpus: Gpus, wish: Wish) -> Iterator[Layout]:
-    """The smallest group that holds the model: one GPU, some, one node, or fewer nodes than there are."""
-    nodes, size = gpus.nodes, min(gpus.nodes)
-    if len(set(nodes)) > 1:
-        return
-    node = judge(model, gpus, wish, size, 1, replicas=len(nodes), why="one node suffices: independent servers")
-    if len(nodes) > 1 and node.fits:
-        yield node
-    for tp in sorted(_divisors(size))[:-1]:
-        why = f"{tp} GPU{'s'[: tp > 1]} suffice{'s'[: tp < 2]}: independent servers, most requests in all"
-        small = judge(model, gpus, wish, tp, 1, replicas=sum(nodes) // tp, why=why)
+def _smallest(model: Model, gpus: Gpus, wish: Wish) -> Layout | None:
+    """The fewest GPUs that hold the model: some of the head's, or those of fewer nodes than there are."""
+    nodes, size = gpus.nodes, gpus.nodes[0]
+    for tp in _divisors(size) if len(nodes) > 1 else _divisors(size)[:-1]:
+        what = "one node suffices" if tp == size else f"{tp} GPU{'s'[: tp > 1]} suffice{'s'[: tp < 2]}"
+        small = judge(model, gpus, wish, tp, 1, why=f"{what}, the others stay idle: --tp {tp} --pp 1")
         if small.fits:
-            yield small
-            return
-    for pp in range(2, len(nodes)) if not node.fits else ():
-        why = f"{pp} of the {len(nodes)} nodes suffice"
-        some = judge(model, gpus, wish, size, pp, replicas=len(nodes) // pp, why=why)
+            return small
+    for pp in range(2, len(nodes)) if len(set(nodes)) == 1 else ():
+        why = f"{pp} of the {len(nodes)} nodes suffice, the others stay idle: --tp {size} --pp {pp}"
+        some = judge(model, gpus, wish, size, pp, why=why)
         if some.fits:
-            yield some
-            return
+            return some
+    return None
 
 
 def _divisors(number: int) -> list[int]:

@@ -26,9 +26,9 @@ def model(config: configs.Config, *, pipelines: bool | None = True, total: int =
     return Model("model", weights, made, pipelines)
 
 
-def splits(found: Verdict) -> list[tuple[int, int, int]]:
-    """TP, PP and replicas of every layout."""
-    return [(layout.tp, layout.pp, layout.replicas) for layout in found.layouts]
+def splits(found: Verdict) -> list[tuple[int, int]]:
+    """TP and PP of every layout."""
+    return [(layout.tp, layout.pp) for layout in found.layouts]
 
 
 @pytest.mark.parametrize(
@@ -66,30 +66,33 @@ def test_blocks_of_quantised_weights_stay_whole(config: configs.Config, tp: int,
     assert found.fits is not bool(said)
 
 
-def test_nodes_come_first_then_every_other_way_with_its_reason() -> None:
+def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> None:
+    """Each is one that serve can make: nothing is said of several servers beside each other."""
     found = verdict(model(configs.LLAMA_405B), Gpus((8, 8), 141 * GB, rdma=False), Wish(32768))
-    assert splits(found) == [(8, 2, 1), (8, 1, 2), (16, 1, 1), (4, 4, 1), (2, 8, 1), (1, 16, 1)]
+    assert splits(found) == [(8, 1), (8, 2), (16, 1), (4, 4), (2, 8), (1, 16)]
     assert found.taken is found.layouts[0]
     assert all(layout.why for layout in found.layouts)
-    assert "one node suffices" in found.layouts[1].why
+    assert found.layouts[0].why == "one node suffices, the others stay idle: --tp 8 --pp 1"
+    assert "what serve does by itself" in found.layouts[1].why
     across = " ".join(found.layouts[2].notes)
     assert "each is held by 2 GPUs" in across
     assert "no RDMA was found" in across
 
 
-def test_where_one_gpu_suffices_there_are_as_many_replicas() -> None:
+def test_where_one_gpu_suffices_it_is_named_first() -> None:
     found = verdict(model(configs.LLAMA_8B), Gpus((4, 4), 80 * GB), Wish())
-    assert splits(found)[:3] == [(4, 2, 1), (4, 1, 2), (1, 1, 8)]
+    assert splits(found)[:2] == [(1, 1), (4, 2)]
 
 
 def test_where_some_nodes_suffice_the_others_are_spared() -> None:
     found = verdict(model(configs.LLAMA_405B), Gpus((8,) * 5, 80 * GB), Wish(4096))
-    assert (8, 2, 2) in splits(found)
+    assert splits(found)[0] == (8, 2)
+    assert "2 of the 5 nodes suffice" in found.layouts[0].why
 
 
 def test_hosts_that_differ_are_laid_out_as_serve_does() -> None:
-    found = verdict(model(configs.LLAMA_70B), Gpus((8, 4), 80 * GB), Wish(8192))
-    assert splits(found)[0] == (4, 3, 1)
+    found = verdict(model(configs.LLAMA_70B), Gpus((8, 4), 20 * GB), Wish(8192))
+    assert splits(found)[0] == (4, 3)
     assert found.layouts[0].notes == ("stages of 26 and 27 layers",)
     # TP=12 and TP=6 do not divide 64 heads.
     problems = {layout.tp: layout.problem for layout in found.layouts}
@@ -100,14 +103,14 @@ def test_hosts_that_differ_are_laid_out_as_serve_does() -> None:
 def test_the_next_best_is_taken_where_the_first_cannot_be() -> None:
     wide = model(configs.LLAMA_8B, num_attention_heads=20, num_key_value_heads=4, head_dim=128, hidden_size=2560)
     found = verdict(wide, Gpus((8,), 80 * GB), Wish(1024))
-    assert "20 attention heads" in found.layouts[0].problem
+    assert "20 attention heads" in found.layouts[1].problem
     assert found.taken
-    assert (found.taken.tp, found.taken.replicas) == (1, 8)
+    assert (found.taken.tp, found.taken.pp) == (1, 1)
 
 
 def test_a_class_without_stages_is_not_split_into_them() -> None:
     found = verdict(model(configs.LLAMA_70B, pipelines=False), Gpus((2, 2), 80 * GB), Wish(8192))
-    assert "SupportsPP" in found.layouts[0].problem
+    assert any("SupportsPP" in layout.problem for layout in found.layouts)
     assert found.taken
     assert found.taken.pp == 1
 
@@ -176,7 +179,7 @@ def test_what_is_said_to_fit_does(
     found = model(config, total=30 * GB)
     gpus, wish = Gpus(tuple(nodes), memory * GB), Wish(context, concurrency)
     for layout in verdict(found, gpus, wish).layouts:
-        assert layout.tp * layout.pp * layout.replicas <= sum(nodes)
+        assert layout.tp * layout.pp <= sum(nodes)
         assert bool(layout.problem) <= (not layout.fits)
         if layout.fits:
             assert layout.requests is not None

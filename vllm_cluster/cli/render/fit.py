@@ -112,16 +112,14 @@ def _sizes(found: Verdict) -> list[tuple[str, str]]:
 
 
 def _name(layout: Layout) -> str:
-    copies = f" ×{layout.replicas}" if layout.replicas > 1 else ""
-    return f"TP={layout.tp} PP={layout.pp}{copies}"
+    return f"TP={layout.tp} PP={layout.pp}"
 
 
 def _cells(layout: Layout) -> list[str]:
     if layout.problem:
         return [_name(layout), *[""] * 6, f"no: {layout.problem}"]
     sizes = [f"{size / GIB:.1f} GiB" for size in (layout.weights, layout.reserve, layout.left)]
-    copies = layout.replicas
-    many = [layout.context, *(n if n is None else n * copies for n in (layout.requests, layout.tokens))]
+    many = (layout.context, layout.requests, layout.tokens)
     state = "fits" if layout.fits else "shorter context" if layout.context else "no"
     return [_name(layout), *sizes, *("?" if n is None else str(n) for n in many), state]
 
@@ -133,7 +131,7 @@ def _conclusion(found: Verdict) -> list[str]:
     if taken and taken.fits:
         if taken.requests is None:
             return [f"The weights fit at {_name(taken)} and leave {taken.left / GIB:.1f} GiB a GPU for the KV cache."]
-        count = taken.requests * taken.replicas
+        count = taken.requests
         what = f"{count} request{'s'[: count > 1]} of {found.model.context(wish)} tokens at once"
         return [f"It fits at {_name(taken)}, with room for {what}."]
     if taken:
