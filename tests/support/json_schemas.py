@@ -171,9 +171,10 @@ def _explain() -> Schema:
     place = fields(Place)
     finding = keys(
         {
-            **dict.fromkeys(("failure", "cause", "symptom", "fix"), TEXT),
-            "found_by": maybe(TEXT),
-            "certain": YES,
+            "failure": TEXT,
+            "kind": {"enum": ["cause", "symptom"]},
+            "seen": TEXT,
+            **dict.fromkeys(("cause", "meaning", "fix", "look", "found_by"), maybe(TEXT)),
             "count": COUNT,
             "lines": rows(place),
             "more": rows(TEXT),
@@ -182,10 +183,12 @@ def _explain() -> Schema:
     return keys(
         {
             "v": VERSION,
-            "verdict": TEXT,
+            "verdict": {"enum": ["explained", "symptom", "unknown", "healed", "nothing"]},
             "cause": maybe(finding),
+            "symptom": maybe(finding),
             **dict.fromkeys(("others", "notes", "survived"), rows(finding)),
-            **dict.fromkeys(("followed", "trouble"), rows(place)),
+            **dict.fromkeys(("followed", "trouble", "strange"), rows(place)),
+            "silent": maybe(place),
             "harmless": rows(fields(Harmless)),
             "earlier": by_name(COUNT),
             "read": keys(dict.fromkeys(("logs", "lines", "bytes"), COUNT)),

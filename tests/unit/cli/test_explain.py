@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.json_schemas import validate
 from tests.support.logs import FOLDER
 from vllm_cluster.actions import explain as action
 from vllm_cluster.cli.explain import explain
@@ -45,6 +46,12 @@ def test_as_a_document(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["cause"]["failure"], found["read"]["logs"]) == ("explained", "17", 2)
     assert found["cause"]["lines"][0]["source"].endswith("17-no-space.log")
+
+
+@pytest.mark.parametrize("name", ["17-no-space", "40-rank-killed", "51-stuck", "71-context", "healthy-slow-work"])
+def test_the_document_is_as_its_schema(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(FOLDER / f"{name}.log", as_json=True)
+    validate(["explain"], capsys.readouterr().out)
 
 
 def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
