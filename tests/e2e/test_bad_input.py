@@ -185,7 +185,7 @@ def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
     refused = cluster.vcluster("serve", "sandbox/tiny-llama")
     assert refused.code == 3
     assert "the cluster is not up: gpu1" in refused.err, refused.err
-    assert f"run vcluster up -i {cluster.inventory} first" in refused.err
+    assert f"do: vcluster up -i {cluster.inventory}" in refused.err
     cluster.vcluster("up").ok()
     with root_does(cluster, "gpu1", LISTEN.format(8000), HANG_UP):
         taken = cluster.vcluster("serve", "sandbox/tiny-llama")

@@ -155,7 +155,7 @@ def _clear(ours: _Ours, link: Link, emit: Emit) -> int:
     removed += engine.volumes.remove_blank(node_name(ours.cluster), partial(is_volume_name, ours.cluster))
     left = [container.name for container in ours.containers(link)] + ours.volumes(link)
     if left:
-        raise HostError(link.name, f"still there: {', '.join(left)}", hint="run vcluster down again")
+        raise HostError(link.name, f"still there: {', '.join(left)}", hint="vcluster down")
     emit(Event("done", f"{removed} removed, nothing of {ours.cluster} is left", link.name, {"removed": removed}))
     return removed
 

@@ -74,7 +74,7 @@ class Follower:
     def _await_heed(self) -> None:
         serve_request.refuse_replaced(self._head, self._inventory.cluster, self._number)
         if not self._heed.left():
-            raise HostError(self._head.name, "the head does not take the request", hint="vcluster status; vcluster up")
+            raise HostError(self._head.name, "the head does not take the request", hint="vcluster status\nvcluster up")
 
     def _see(self, serving: ServeStatus) -> bool:
         """Show a status; whether it is the end."""

@@ -29,5 +29,5 @@ def history(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> list[Entry]:
         refuse(list(foreign(inventory, {head.name: facts})))
         if node_of(inventory.cluster, facts) is None:
             text = f"{head.name}: no node of {inventory.cluster} is there, and with it no history"
-            raise PreflightFailed(text, hint="run vcluster up")
+            raise PreflightFailed(text, hint="vcluster up")
         return read_history(head, inventory.cluster)

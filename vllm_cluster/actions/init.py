@@ -48,7 +48,7 @@ def write(
         where = f"no Host of your ssh_config matches {pattern}" if pattern else "no host was named"
         raise UsageError(where, hint="vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12")
     if output and output.exists() and not force:
-        raise UsageError(f"{output} is there already", hint="say --force to overwrite it, or -o another name")
+        raise UsageError(f"{output} is there already", hint="or write another file: -o FILE", again=("--force",))
     text = render(cluster, seeds, image, model_cache)
     _refuse_what_loading_would(text)
     if output:

@@ -139,7 +139,7 @@ def _require_port(head: HostFacts, port: int) -> None:
 def require_up(plan: Plan) -> None:
     """Refuse what `up` must do first; what is only recorded about the members changes nothing that serves."""
     if first := next((op for op in plan.operations() if not isinstance(op, RecordMembers)), None):
-        raise PreflightFailed(f"the cluster is not up: {first.host}: {first.text}", hint="run vcluster up first")
+        raise PreflightFailed(f"the cluster is not up: {first.host}: {first.text}", hint="vcluster up")
 
 
 def _asked_already(head: Link, inventory: Inventory, generation: str) -> int | None:

@@ -67,7 +67,7 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     for container in own:
         if container.labels.get(ROLE) == "worker":
             text = f"{facts.host}: the node there is a worker of the head at {container.labels.get(HEAD_ADDRESS)}"
-            raise PreflightFailed(text, hint="set head: to that host in the inventory, or run vcluster up first")
+            raise PreflightFailed(text, hint="set head: to that host in the inventory, or:\nvcluster up")
         return container
     return None
 

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 # Soon, and after the callback that dropped it has ended.
 AGAIN_SECONDS = 0.01
-# Verbs that need the inventory with which this call was made.
-_OTHER_VERBS = re.compile(
-    r"\bvcluster (?:bundle|check|down|explain|facts|key|plan|serve|status|stop|tunnel|up)\b(?! -i)"
-)
 
 
 class _Out(io.FileIO):
@@ -141,8 +137,11 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     """The text, in which other verbs have this call's inventory."""
     if inventory is None or str(inventory) == "-":
         return text
+    from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
+
+    verbs = "|".join(name for name in VERBS if name not in WITHOUT_INVENTORY)
     option = f" -i {shlex.quote(str(inventory))}"
-    return _OTHER_VERBS.sub(lambda found: found[0] + option, text)
+    return re.sub(rf"\bvcluster (?:{verbs})\b(?! -i)", lambda found: found[0] + option, text)
 
 
 def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:

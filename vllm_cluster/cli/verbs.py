@@ -175,3 +175,6 @@ SANDBOX = {
         examples=("vcluster sandbox down", "vcluster sandbox down --purge"),
     ),
 }
+
+# What they do is asked of no cluster.
+WITHOUT_INVENTORY = ("init", "schema", "sandbox")

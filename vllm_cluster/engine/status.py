@@ -209,10 +209,10 @@ def parse_status(raw: bytes) -> NodeStatus:
         if version == VERSION:
             return _STATUS.validate_json(raw)
     except (ValidationError, KeyError) as error:
-        raise UnknownStatus(f"a node's status.json cannot be read: {error}", hint="run vcluster up again") from error
+        raise UnknownStatus(f"a node's status.json cannot be read: {error}", hint="vcluster up") from error
     raise UnknownStatus(
         f"a node's status.json has version {version}; this vcluster reads version {VERSION}",
-        hint="use the vcluster that started the cluster, or run vcluster up again with this one",
+        hint="use the vcluster that started the cluster, or with this one:\nvcluster up",
     )
 
 

@@ -42,7 +42,7 @@ def look(engine: EngineClient, container: str) -> Node:
     """
     there = engine.container_named(container)
     if there is None:
-        raise HostError(engine.host, f"the container {container} is gone", hint="run vcluster up again")
+        raise HostError(engine.host, f"the container {container} is gone", hint="vcluster up")
     state = there["State"]
     if state["Status"] in ("exited", "dead", "restarting"):
         raise ended(engine, container, state)

@@ -264,7 +264,7 @@ class Execution:
         """The id of the image that the inventory names, and the name of the one with Ray."""
         config = engine.image_config(spec.image)
         if config is None:
-            raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="run up again")
+            raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="vcluster up")
         base = str(config["Id"])
         return base, engine_name(base, spec.ray)
 

@@ -150,7 +150,9 @@ class OpenSshTransport:
         if not master.alive():
             why = master.last_words()
             raise Unreachable(
-                self.host, f"the connection to {master.resolved.where} was lost earlier: {why}", hint="run it again"
+                self.host,
+                f"the connection to {master.resolved.where} was lost earlier: {why}",
+                hint=reasons.AGAIN,
             )
         return master
 

@@ -16,6 +16,7 @@ from vllm_cluster.transport.sshconfig import Resolved
 T = TypeVar("T")
 
 ATTEMPTS = 6
+AGAIN = "run the same command again"
 
 
 def unknown_key(at: Resolved, shown: str, *, authority: bool = False) -> HostKeyRejected:

@@ -132,7 +132,7 @@ class FabricTransport:
         link = hop.link
         if not link.alive:
             why = link.wire.failure or "it was closed"
-            raise Unreachable(self.host, f"the connection to {link.where} was lost earlier: {why}", hint="run it again")
+            raise Unreachable(self.host, f"the connection to {link.where} was lost earlier: {why}", hint=reasons.AGAIN)
         return link
 
     def _session(self, link: Link, deadline: Deadline, doing: str) -> paramiko.Channel:
