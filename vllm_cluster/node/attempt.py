@@ -63,6 +63,7 @@ class Attempt:
         self._api = Api(wanted.host, wanted.port)
         variables = {**environment, **wanted.env}
         folder = download_folder(wanted.model, wanted.argv, variables)
+        self._downloads = folder is not None and variables.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false")
         self._movement = Movement(lambda: vllm_processes(self.child.alive), folder, pace)
         # One log holds all attempts: who reads it must know where the last one begins, also if vLLM says nothing of it.
         self._mark(STARTS)
@@ -136,7 +137,8 @@ class Attempt:
         while not self._api.healthy(self._pace.health_timeout):
             if downloaded := self._movement.look():
                 self.phases.downloading(downloaded)
-            if stalled := self._movement.stalled():
+            waits = self.phases.progress is None and self.phases.phase in ("loading", "downloading")
+            if stalled := self._movement.stalled(unseen=self._downloads and waits):
                 raise TimeoutError(f"while {self.phases.phase}: {stalled}")
             if self.over.wait(max(self._pace.tick, 0.05)):
                 return False

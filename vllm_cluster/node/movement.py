@@ -115,9 +115,11 @@ class Movement:
         rate = (self._bytes - before) / seconds
         return f"{(self._bytes - self._began_with) / 1e9:.1f} GB, {rate / 1e6:.0f} MB/s"
 
-    def stalled(self) -> str | None:
-        """Why the start is given up: what has not moved, and for how long."""
+    def stalled(self, *, unseen: bool = False) -> str | None:
+        """Why the start is given up: what has not moved, and for how long; `unseen`: another host may download."""
         now = time.monotonic()
+        if unseen and now - self._hard <= self._pace.unseen:
+            return None
         none = "no new line in the log, no shard, nothing downloaded or read"
         if now - max(self._hard, self._soft) > self._pace.still:
             return f"nothing has moved for {span(self._pace.still)}: {none}, no CPU time used"

@@ -29,7 +29,9 @@ class Pace:
     restarts: int = 5
     restarts_within: float = 3600.0
     # A start of which nothing moves for `still`, or only CPU time for `busy`, is ended: a collective that hangs spins.
+    # Before the first shard another host may download for `unseen`, of which the head sees nothing.
     still: float = 1800.0
+    unseen: float = 14400.0
     busy: float = 5400.0
     movement: float = 5.0
     health: float = 2.0

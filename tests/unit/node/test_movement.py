@@ -12,7 +12,7 @@ from vllm_cluster.node import movement
 from vllm_cluster.node.movement import Movement, download_folder
 from vllm_cluster.node.pace import Pace
 
-PACE = Pace(still=100.0, busy=400.0, movement=5.0)
+PACE = Pace(still=100.0, busy=400.0, unseen=1000.0, movement=5.0)
 
 
 class Clock:
@@ -60,6 +60,17 @@ def test_a_download_that_grows_may_take_for_ever(clock: Clock, tmp_path: Path) -
     clock.now += 101
     assert moving.look() is None
     assert "nothing downloaded" in (moving.stalled() or "")
+
+
+@pytest.mark.promise("P37")
+def test_another_host_may_download_for_longer(clock: Clock) -> None:
+    """The head has the model already, and sees nothing of what its workers do."""
+    moving = Movement(list, None, PACE)
+    clock.now += 800
+    assert moving.stalled()
+    assert moving.stalled(unseen=True) is None
+    clock.now += 201
+    assert "nothing has moved" in (moving.stalled(unseen=True) or "")
 
 
 @pytest.mark.promise("P37")

@@ -95,7 +95,7 @@ def test_a_busy_engine_is_not_asked_and_an_idle_one_is(world: World) -> None:
 def test_a_start_that_stands_still_is_ended_with_what_did_not_move(world: World) -> None:
     world.pace["still"] = 0.5
     world.plan({"lines": ["INFO Starting to load model org/model...\n"], "loading": True, "stubborn": True})
-    world.start()
+    world.start(HF_HUB_OFFLINE="1")
     world.want("one")
     what = world.phase("failed").first_failure.what
     assert "while loading: nothing has moved for 0.5 s: no new line in the log" in what
