@@ -104,23 +104,23 @@ def test_a_start_that_stands_still_is_ended_with_what_did_not_move(world: World)
 
 @pytest.mark.promise("P37")
 def test_a_start_that_moves_has_no_limit(world: World) -> None:
-    world.pace["still"] = 1.0
+    world.pace["still"] = 4.0
     world.plan({"loading": True})
     world.start(HF_HOME=str(world.folder / "models"))
     world.want("one")
-    world.runs(1)
+    world.phase("importing")
     blobs = world.folder / "models" / "hub" / "models--org--model" / "blobs"
     blobs.mkdir(parents=True)
     for number in range(60):
         (blobs / str(number)).write_bytes(os.urandom(2 << 20))
-        time.sleep(0.05)  # the bytes come slowly: three times as long as it may stand still
+        time.sleep(0.1)  # the bytes come slowly: for longer than it may stand still
         assert world.status
         assert world.status.serve
         assert world.status.serve.phase in ("importing", "downloading")
     assert world.phase("downloading", detail=" MB/s").detail.startswith("0.1 GB, ")
     (world.fake / "loaded").touch()
     ready = world.phase("ready")
-    assert [phase for phase, _ in ready.phases] == ["importing", "downloading", "probing"]
+    assert [phase for phase, _ in ready.phases if phase != "waiting"] == ["importing", "downloading", "probing"]
 
 
 @pytest.mark.promise("P37")
