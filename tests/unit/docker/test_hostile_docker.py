@@ -114,6 +114,7 @@ FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = 
 }
 
 
+@pytest.mark.alone
 @pytest.mark.promise("P18", "P23")
 def test_a_flood_ends_by_its_deadline_in_little_memory() -> None:
     with tallied("P18", "a Docker that floods: 13 kinds of endless answers", "ended in time, in < 50 MB") as cases:
