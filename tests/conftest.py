@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Generator, Sequence
 
@@ -25,6 +26,26 @@ def pytest_runtest_makereport(
             for promise in marker.args:
                 record(promise, item.name, f"broken: {reason[:160]}", False)
     return report
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run be about some promises only."""
+    parser.addoption("--promises", default="", help="run only the attacks on these promises: P31,P34")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what attacks none of the promises named; a marker without numbers attacks those of its module."""
+    wanted = {word for word in config.getoption("--promises").split(",") if word}
+    if wanted:
+        items[:] = [item for item in items if wanted & _attacked(item)]
+
+
+def _attacked(item: pytest.Item) -> set[str]:
+    markers = list(item.iter_markers("promise"))
+    numbers = {number for marker in markers for number in marker.args}
+    if any(not marker.args for marker in markers):
+        numbers |= set(re.findall(r"\bP\d+\b", getattr(item, "module", None).__doc__ or ""))
+    return numbers
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
