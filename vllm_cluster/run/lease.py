@@ -48,10 +48,6 @@ class _Hold:
     answered: float
     broken: str = ""
 
-    def given_up(self, runtime: Runtime) -> bool:
-        """Whether the host has let go of it, which is not the same as that the connection broke."""
-        return self.broken in ("", GIVEN_UP) and bool(self.lost(runtime.clock.monotonic()))
-
     def lost(self, now: float) -> str:
         """Why this lock may not be ours any more; empty while it surely is."""
         silent = now - self.answered
@@ -197,10 +193,13 @@ class Lease:
     def refuse_given_up(self) -> None:
         """Where something failed: a host that gives the lease up ends the streams under it, which is the cause then.
 
+        Not where a connection broke: that is the cause itself, and ends the heartbeats on the other hosts too.
+
         Raises:
             LeaseLost: a host has given it up.
         """
-        if any(hold.given_up(self._runtime) for hold in self._holds):
+        broke = any(hold.broken not in ("", GIVEN_UP) for hold in self._holds)
+        if not broke and any(hold.lost(self._runtime.clock.monotonic()) for hold in self._holds):
             self.check()
 
     def release(self) -> None:
