@@ -169,6 +169,24 @@ def test_a_record_that_cannot_be_read_is_named_and_written_again(change: Callabl
 
 
 @pytest.mark.promise("P33")
+@pytest.mark.parametrize(
+    "words",
+    [{"argv": 5}, {"argv": ["x", 5]}, {"argv": ["--tensor-parallel-size=x"]}, {"argv": []}, {"name": 5}, {"host": []}],
+    ids=repr,
+)
+def test_a_request_that_no_laptop_wrote_is_in_nobody_s_way(words: dict[str, Any]) -> None:
+    world, fewer = make.world((2, 2, 2)), inventory(1, 2)
+    with lab.inside(world):
+        good(world, inventory(1, 2, 3), lab.do_up)
+        good(world, inventory(1, 2, 3), lab.do_serve)
+        files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
+        asked = json.loads(files["wanted.json"])
+        files["wanted.json"] = json.dumps({**asked, "serve": {**asked["serve"], **words}}).encode()
+        good(world, fewer, lab.do_plan)
+        good(world, fewer, lab.do_down)
+
+
+@pytest.mark.promise("P33")
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 def test_another_machine_on_the_way_to_a_member_that_left_is_not_taken_for_it(verb: lab.Verb) -> None:
     """The laptop of a colleague has another gpu3 in its ssh_config, or the address was given away."""

@@ -23,6 +23,7 @@ READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 # What does not change what runs.
 _UNNAMED = ("nodes", "generation", "by_default", "rollback")
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
+_NAME = "--served-model-name="
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str
     serve = _read(raw)
     if serve is None:
         return None
-    argv, total = [str(word) for word in serve["argv"]], sum(gpus.values())
+    argv, total = serve["argv"], sum(gpus.values())
     tp, pp = (int(_option(argv, name)) for name in (_TP, _PP))
     moved, text = dict(serve), ""
     if serve["host"] == addresses[0] != addresses[1]:
@@ -94,7 +95,7 @@ def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str
 
 
 def _too_large(serve: Mapping[str, Any], argv: Sequence[str], tp: int, pp: int, total: int) -> str:
-    own = argv.index(next(word for word in argv if word.startswith("--served-model-name=")))
+    own = argv.index(next(word for word in argv if word.startswith(_NAME)))
     extra = argv[3:own]
     words = ["vcluster", "serve", str(serve["model"])]
     words += ["--name", str(serve["name"])] if serve["name"] != serve["model"] else []
@@ -103,11 +104,17 @@ def _too_large(serve: Mapping[str, Any], argv: Sequence[str], tp: int, pp: int, 
 
 
 def _read(raw: bytes | None) -> Mapping[str, Any] | None:
+    """What is served; None too where no laptop wrote it so: whoever may use the head's Docker can."""
     try:
         serve = json.loads(raw or NOTHING)["serve"]
-        return serve if isinstance(serve, dict) and {"argv", "host", "name", "model"} <= serve.keys() else None
-    except (ValueError, KeyError, TypeError):
+        argv = serve["argv"]
+        sizes = [int(_option(argv, name)) for name in (_TP, _PP)]
+        named = any(word.startswith(_NAME) for word in argv)
+        texts = [*argv, serve["host"], serve["name"], serve["model"]]
+        whole = isinstance(argv, list) and named and min(sizes) > 0 and all(isinstance(text, str) for text in texts)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
+    return dict(serve) if whole else None
 
 
 def _generation(content: Mapping[str, Any]) -> str:
