@@ -60,7 +60,9 @@ class Master:
         self._folder = Folder()
         self.socket = self._folder.path / "m"
         self._log = self._folder.path / "log"
-        options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through)]
+        # -N is a word about the session itself, and stands beside no other.
+        session = () if jump else resolved.session
+        options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through, session)]
         self._target = target
         self._answer: Result | None = None
         self._leash: subprocess.Popen[bytes] | None = None
@@ -211,8 +213,8 @@ def shared(master: Path, line: bytes) -> list[bytes | str]:
     return [*client(master), "--", "shared", line]
 
 
-def _options(resolved: Resolved, through: Master | None) -> list[str]:
-    options = [*_OPTIONS, f"StrictHostKeyChecking={'accept-new' if resolved.accept_new_keys else 'yes'}"]
+def _options(resolved: Resolved, through: Master | None, session: Sequence[str]) -> list[str]:
+    options = [*_OPTIONS, *session, f"StrictHostKeyChecking={'accept-new' if resolved.accept_new_keys else 'yes'}"]
     if through is not None:
         words = map(str, client(through.socket))
         options.append(f"ProxyCommand={shlex.join(words).replace('%', '%%')} -W '[%h]:%p' -- shared")

@@ -26,6 +26,8 @@ MAX_HOPS = 8
 _BAD_HOST = re.compile(r"""^-|[\s\0-\x1f\x7f'"`$\\;&<>|(){}]|^$""")
 _BAD_USER = re.compile(r"""^-|[\s\0-\x1f\x7f'"`;&<>|(){}]|\\$|^$""")
 _TOKEN = re.compile(r"%(.)")
+# What keeps a session from running a command with our input; `ssh -G` says whether this ssh knows them (8.7).
+_SESSION = ("SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no")
 
 
 class NoSshCommand(UsageError):
@@ -53,6 +55,8 @@ class Resolved:
     bind_address: str | None = None
     proxy_command: str | None = None
     jump: Resolved | None = None
+    # What undoes ssh_config's words about the session, as far as this ssh knows them.
+    session: tuple[str, ...] = ()
     # How the inventory asks ssh for this host, for commands that people paste.
     options: tuple[str, ...] = ()
 
@@ -185,6 +189,7 @@ def _from_words(target: Target, words: Words) -> Resolved:
         address_family=_one(words, "addressfamily") or "any",
         bind_address=_one(words, "bindaddress"),
         proxy_command=_one(words, "proxycommand"),
+        session=tuple(word for word in _SESSION if word.partition("=")[0].lower() in words),
         options=tuple(ssh_options(target)),
     )
 
