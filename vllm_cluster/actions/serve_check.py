@@ -9,6 +9,7 @@ from vllm_cluster.actions.fit import gpu_memory
 from vllm_cluster.core.desired import hcas
 from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.identity import node_name
 from vllm_cluster.engine import vllm
 from vllm_cluster.fit.layouts import Gpus
 from vllm_cluster.fit.request import Asked, Files, Judged, problems, to_download
@@ -44,7 +45,8 @@ def check_request(
     }
     files, judged = ask_nodes(fleet, inventory, question)
     tp, pp = (int(next(word for word in argv if word.startswith(name)).partition("=")[2]) for name in vllm.SIZES)
-    asked = Asked(wanted["model"], tp, pp, argv, extra, _gpus(inventory, facts, wanted["nodes"]))
+    gpus, node = _gpus(inventory, facts, wanted["nodes"]), node_name(inventory.cluster)
+    asked = Asked(wanted["model"], tp, pp, argv, extra, gpus, node)
     found = list(problems(asked, head, files, judged))
     if found:
         text = "\n".join(dict.fromkeys(f"{one.host}: {one.text}" for one in found))

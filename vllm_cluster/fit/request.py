@@ -79,7 +79,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Asked:
-    """The request: the model, its layout, the words of vLLM's command line, and the GPUs there are."""
+    """The request: the model, its layout, the words of vLLM's command line, the GPUs there are, the node's name."""
 
     model: str
     tp: int
@@ -87,6 +87,7 @@ class Asked:
     argv: Sequence[str]
     extra: Sequence[str]
     gpus: Gpus | None
+    node: str = "NODE"
 
 
 def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged) -> Iterator[Problem]:
@@ -120,7 +121,7 @@ def _total(asked: Asked) -> int:
 def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[Problem]:
     if judged.flags == "refused":
         text = f"vLLM refuses these flags: {judged.problem}"
-        yield Problem(head, text, f"vcluster serve {asked.model} -- FLAGS of the image's vLLM: vllm serve --help=all")
+        yield Problem(head, text, f"on {head}: docker exec {asked.node} vllm serve --help=all shows every flag")
         return
     for option, fix in vllm.undone(judged.values, judged.given, asked.argv):
         yield Problem(head, f"{option} is set by vcluster, and these flags or their --config file set it too", fix)

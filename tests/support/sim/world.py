@@ -212,6 +212,8 @@ class World:
         self.count = 0
         # Requests that vLLM works on; None where it does not say.
         self.requests: int | None = 0
+        # What the nodes answer about a request to serve, by host; nothing where they cannot be asked.
+        self.answers: dict[str, dict[str, Any]] = {}
         self.runtime: Runtime | None = None
         self.order: Callable[[list[Any]], list[Any]] = list
         # What clients know, and how often they were told since that there is another.

@@ -1,0 +1,102 @@
+"""What the nodes answer about a request decides before the question, the lease and the model that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.models import configs
+from tests.support.sim import lab, make
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import World
+from vllm_cluster.actions import serve
+from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit
+from vllm_cluster.run.runtime import Runtime
+
+INVENTORY = make.inventory(2)
+GOOD = {"where": "cache", "config": configs.LLAMA_8B, "weights": 10**6, "missing": 0, "free": 10**12}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A cluster that serves."""
+    made = make.world((2, 2))
+    with lab.inside(made):
+        for verb in (lab.do_up, lab.do_serve):
+            assert lab.run(made, INVENTORY, verb).error is None
+        yield made
+
+
+def ask(world: World, *extra: str) -> tuple[Outcome, list[str]]:
+    """`vcluster serve org/other`, and what it asked."""
+    questions: list[str] = []
+
+    def confirm(question: str) -> bool:
+        questions.append(question)
+        return True
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        words: dict[str, Any] = {
+            "model": "org/other",
+            "name": None,
+            "tp": None,
+            "pp": None,
+            "expose": False,
+            "extra": extra,
+        }
+        return serve.serve(inventory, emit, **words, confirm=confirm, runtime=runtime)
+
+    return lab.run(world, INVENTORY, verb), questions
+
+
+@pytest.mark.parametrize(
+    ("head", "worker", "vllm", "text"),
+    [
+        (
+            {"where": "nowhere", "problem": "it is not there", "near": ["org/others"]},
+            GOOD,
+            {},
+            "gpu1: org/other: it is",
+        ),
+        (GOOD, {"where": "nowhere", "problem": "it is not there"}, {}, "gpu2: org/other: it is not there"),
+        (GOOD, GOOD, {"flags": "refused", "problem": "unrecognized arguments: --x"}, "unrecognized arguments: --x"),
+        (GOOD, GOOD, {"flags": "accepted", "given": ["headless"]}, "--headless is set by vcluster"),
+        (
+            GOOD,
+            GOOD,
+            {"flags": "accepted", "model": "refused", "problem": "too long"},
+            "vLLM refuses org/other: too long",
+        ),
+        (
+            {"where": "hub", "weights": 9, "missing": 9, "free": 1},
+            {"where": "hub", "free": 99},
+            {},
+            "must be downloaded",
+        ),
+    ],
+)
+def test_a_bad_request_asks_nobody_and_stops_nothing(
+    world: World, head: dict[str, Any], worker: dict[str, Any], vllm: dict[str, Any], text: str
+) -> None:
+    world.answers = {"gpu1": {"files": head, "vllm": vllm}, "gpu2": {"files": worker, "vllm": {}}}
+    outcome, questions = ask(world)
+    assert isinstance(outcome.error, PreflightFailed), outcome.story()
+    assert text in outcome.error.message
+    assert (questions, outcome.script.changing) == ([], [])
+    status = lab.run(world, INVENTORY, lab.do_status).value
+    assert (status.head.serve.name, status.head.serve.phase) == ("org/model", "ready")
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"files": {"where": 7}, "vllm": []}, {"files": GOOD, "vllm": {"unchecked": "x"}}]
+)
+def test_what_cannot_be_checked_is_said_and_served(world: World, answer: dict[str, Any]) -> None:
+    world.answers = {"gpu1": answer, "gpu2": answer} if answer else {}
+    outcome, questions = ask(world)
+    assert outcome.error is None, outcome.story()
+    assert len(questions) == 1
+    assert any("not checked" in event.text for event in outcome.events if event.kind == "note")
