@@ -23,6 +23,11 @@ from vllm_cluster.run.models import supports_stages
 from vllm_cluster.run.observe import observe
 
 TOKEN_BYTES = 1000
+# Classes that vLLM has split into pipeline stages for years: asked of the image only where it can be asked.
+SPLIT_INTO_STAGES = tuple(
+    f"{name}ForCausalLM"
+    for name in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "DeepseekV2", "DeepseekV3")
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ def fit(name: str, wish: Wish, emit: Emit, *, gpus: Gpus | None, load: Callable[
     if inventory:
         found = _look(inventory, shape.architecture, emit)
         gpus, pipelines = found.gpus, found.pipelines
+    if pipelines is None and shape.architecture in SPLIT_INTO_STAGES:
+        pipelines = True
     return verdict(Model(name, weights, shape, pipelines), gpus, wish)
 
 

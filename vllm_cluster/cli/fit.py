@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EXIT_NOTHING_FITS = 3
 LEAST_MEMORY = 10**9
+LEAST_PARAMETERS = 10**6
 
 
 Model = Annotated[
@@ -91,7 +92,7 @@ def fit(
         if params is not None:
             from vllm_cluster.fit.verdict import of_parameters, verdict
 
-            found = verdict(of_parameters(_size("--params", params), bits), given, wish)
+            found = verdict(of_parameters(_parameters(params), bits), given, wish)
         else:
             from vllm_cluster.actions import fit as fit_action
 
@@ -126,6 +127,14 @@ def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> Gpus | Non
     if found < LEAST_MEMORY:
         raise UsageError(f"--gpu-memory {memory} is less than 1 GB", hint="say the unit: 80GB, or 79.6GiB")
     return Gpus((gpus or 1,) * (nodes or 1), found)
+
+
+def _parameters(text: str) -> int:
+    """A bare number is refused: 70 would be 70 parameters, which fit everywhere."""
+    found = _size("--params", text)
+    if found < LEAST_PARAMETERS:
+        raise UsageError(f"--params {text} is fewer than a million parameters", hint=f"--params {text.rstrip('Bb')}B")
+    return found
 
 
 def _size(option: str, text: str) -> int:

@@ -120,6 +120,21 @@ def _place(name: str, count: int) -> str | int | None:
     return "last" if _LAST.search(name) else "everywhere"
 
 
+def dense(shape: Shape) -> int:
+    """Bytes of the weights in 16 bits by the config alone; 0 for experts and linear attention, which it does not fix.
+
+    A gated MLP has three matrices; what has two is counted too large, which errs to the safe side.
+    """
+    if shape.experts_used or any(layer.state or not layer.width for layer in shape.layers):
+        return 0
+    parameters = shape.vocab * shape.hidden * (1 if shape.tied else 2)
+    for layer in shape.layers:
+        queries = shape.heads * layer.width // 2
+        parameters += 2 * shape.hidden * queries + shape.hidden * layer.heads * layer.width
+        parameters += 3 * shape.hidden * shape.mlp + 2 * shape.hidden
+    return 2 * parameters
+
+
 def spread(total: int, shape: Shape) -> Weights:
     """The weights where only their sum is known: embeddings by the config, the rest evenly over the layers."""
     embedding = min(shape.vocab * shape.hidden * 2, total // 3)

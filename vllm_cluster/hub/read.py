@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.fit.shape import Shape, shape
-from vllm_cluster.fit.weights import Weights, spread, tensors, weigh
+from vllm_cluster.fit.weights import Weights, dense, spread, tensors, weigh
 from vllm_cluster.hub.source import Source, source
 from vllm_cluster.transport.base import Deadline
 
@@ -19,6 +19,10 @@ CONFIG_BYTES, INDEX_BYTES = 4 << 20, 64 << 20
 # The format's own limit; the first read gets all of an ordinary header.
 HEADER_BYTES, FIRST_BYTES = 100_000_000, 1 << 17
 MOST_FILES = 4096
+
+
+class _NoFile(VclusterError):
+    """A file of the model is not there."""
 
 
 def read(model: str, token: str | None) -> tuple[Shape, Weights]:
@@ -65,9 +69,12 @@ def _weights(files: Source, model: str, found: Shape) -> Weights:
         # Not leaving the block early: what runs ends by the source's deadline.
         with ThreadPoolExecutor(READERS) as pool:
             headers = list(pool.map(lambda name: _header(files, model, name), names))
-    except VclusterError:
+    except VclusterError as error:
         if isinstance(total, int) and 0 < total < 1 << 48:
             return spread(total, found)
+        counted = dense(found)
+        if isinstance(error, _NoFile) and not index and counted:
+            return spread(counted, found)
         raise
     return weigh((row for header in headers for row in header), found)
 
@@ -76,7 +83,7 @@ def _header(files: Source, model: str, name: str) -> list[tuple[str, str, int]]:
     data = files.read(name, 0, FIRST_BYTES)
     if data is None:
         hint = "give a model in safetensors; --params and --bits reckon without the files"
-        raise VclusterError(f"{model} has no {name}", hint=hint)
+        raise _NoFile(f"{model} has no {name}", hint=hint)
     size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
     if not 2 <= size <= HEADER_BYTES:
         pointer = data.startswith(b"version https://git-lfs")

@@ -33,6 +33,8 @@ def source(model: str, token: str | None, deadline: Deadline) -> Source:
         UsageError: the word can be neither.
     """
     folder = Path(model).expanduser() if model.startswith("~") else Path(model)
+    if folder.name == "config.json" and folder.is_file():
+        folder = folder.parent
     if folder.is_dir():
         return Folder(folder)
     if not re.fullmatch(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", model, re.ASCII):

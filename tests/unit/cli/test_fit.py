@@ -102,6 +102,14 @@ def test_a_folder(tmp_path: Path) -> None:
     done = fit(str(tmp_path), "--gpu-memory", "24GB")
     assert done.returncode == 0
     assert "It fits at TP=1 PP=1 with a context of 30304 tokens at most: -- --max-model-len=30304" in done.stdout
+    assert "it is not known whether vLLM can split it" not in fit(str(tmp_path), *TWO_NODES).stdout
+    for name in (path.name for path in tmp_path.iterdir() if path.name != "config.json"):
+        (tmp_path / name).unlink()
+    for where in (tmp_path, tmp_path / "config.json"):
+        alone = json.loads(fit(str(where), "--gpu-memory", "24GB", "--json").stdout)
+        # 8.03 billion parameters in 16 bits, as the files have them.
+        assert abs(alone["weights"]["loaded"] - 16_060_522_496) < 1e7
+        assert (alone["fits"], alone["weights"]["estimated"]) == (True, True)
     (tmp_path / "config.json").write_text('{"model_type": "lla')
     assert fit(str(tmp_path), "--gpu-memory", "24GB").returncode == 1
 
@@ -115,6 +123,7 @@ def test_a_folder(tmp_path: Path) -> None:
         ((LLAMA, "--gpu-memory", "80"), 2, "say the unit"),
         ((LLAMA, "--gpu-memory", "plenty"), 2, "'plenty' is no size"),
         (("--params", "many"), 2, "'many' is no size"),
+        (("--params", "70"), 2, "do: --params 70B"),
         ((LLAMA, "--kv-cache-dtype", "int3"), 2, "int3 is not known"),
         ((LLAMA, "--context", "-1"), 2, "--context"),
         ((LLAMA, "--gpus", "0", "--gpu-memory", "80GB"), 2, "--gpus"),

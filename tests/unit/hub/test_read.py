@@ -19,6 +19,7 @@ from vllm_cluster.hub.read import read
 
 NAME = "meta-llama/Llama-3.1-8B"
 STORED = 16_060_522_496
+EXPERTS = json.dumps({**configs.LLAMA_8B, "num_experts_per_tok": 2}).encode()
 
 
 def repository(shards: int = 1) -> dict[str, bytes]:
@@ -147,7 +148,8 @@ INDEX = "model.safetensors.index.json"
         ({"config.json": b" " * (5 << 20)}, "not what it should be"),
         ({"config.json": b'{"model_type": "zebra"}'}, "does not say enough: it has no num_hidden_layers"),
         ({"config.json": None}, "has no config.json"),
-        ({"model.safetensors": None}, "has no model.safetensors"),
+        # Of experts the config does not say enough to count them.
+        ({"model.safetensors": None, "config.json": EXPERTS}, "has no model.safetensors"),
         ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1\noid"}, "no safetensors file"),
         ({"model.safetensors": b"abc"}, "no safetensors file"),
         ({"model.safetensors": b"\xff" * 64}, "no safetensors file"),

@@ -87,7 +87,7 @@ def _sizes(found: Verdict) -> list[tuple[str, str]]:
         rows.append(("", f"{text}, context {shape.context}"))
     text = f"{weights.loaded / 1e9:.1f} GB ({stored})"
     text += f"; {weights.unused / 1e9:.1f} GB more are not loaded" if weights.unused else ""
-    text += "; by the index, as the files' headers could not be read" if weights.estimated else ""
+    text += "; by the config or the index, as no headers of weights could be read" if weights.estimated else ""
     rows.append(("weights", text))
     if shape:
         request = model.request(context, wish.kv_bytes)
