@@ -23,7 +23,7 @@ LIMIT = 60.0
 
 def phase(cluster: Sandbox) -> tuple[str, str]:
     """The phase of what is served and its detail, as a person sees them."""
-    serving = cluster.vcluster("status", "--json").ok().json()["serving"]
+    serving = cluster.vcluster("status", "--json").json()["serving"]
     return serving["phase"], serving["detail"]
 
 
@@ -62,7 +62,7 @@ def test_a_node_program_that_is_stopped(sandbox: Sandbox) -> None:
         try:
             took, said = until_not_ready(cluster, began)
             assert "the node program has not written its status for" in said
-            assert cluster.vcluster("status", "--json").ok().json()["up"] is False
+            assert cluster.vcluster("status", "--json").json()["up"] is False
         finally:
             root(cluster, "gpu1", f"{IN} pkill -CONT -f {NODE}")
         measured.figure = f"ready for {took:.0f} s more, then '{said}'"
@@ -99,7 +99,7 @@ def test_a_model_that_generates_nothing(sandbox: Sandbox, kind: str, flags: tupl
     cluster = with_secrets(sandbox)
     cluster.vcluster("up", "--yes").ok()
     with attack("P28", f"a model of another kind: {kind}") as measured:
-        served = cluster.vcluster("serve", "--yes", "--json", MODEL, "--", *flags).ok()
+        served = cluster.vcluster("serve", "--yes", "--json", "--tp", "1", "--pp", "1", MODEL, "--", *flags).ok()
         rows = [event for event in served.events() if "phases" in event]
         assert rows[-1]["phase"] == "ready"
         asked = [row["detail"] for row in rows if row["phase"] == "probing"]
