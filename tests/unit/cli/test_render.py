@@ -181,12 +181,13 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
     live.show(Event("phase", "looking at 2 hosts"))
     live.show(Event("phase", "head"))
     live.show(Event("progress", "waiting for Ray on the head", "gpu1"))
+    live.show(Event("done", "created and started", "gpu1"))
+    live.show(Event("progress", "waiting for Ray on the head", "gpu3"))
     live.show(Event("failed", "broke", "gpu2"))
     live.show(Event("result", "lab is up"))
     rows = dict(live._rows)
     live.close()
     shown = capsys.readouterr().err
-    assert re.search(r"✓ looking at 2 hosts  \d+\.\d s\n(.*\n)*✓ head  \d+\.\d s\nlab is up  \(\d+\.\d s\)", shown), (
-        shown
-    )
+    first, last = r"✓ looking at 2 hosts  \d+\.\d s\n", r"✓ head  \d+\.\d s\nlab is up  \(\d+\.\d s\)"
+    assert re.search(rf"{first}(.*\n)*  ✓ gpu1  created and started\n{last}", shown), shown
     assert list(rows) == ["gpu2"]

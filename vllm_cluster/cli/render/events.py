@@ -130,14 +130,17 @@ class Live:
             self._console.print(Text(f"{host}{text}", style=style))
 
     def _phase_is_over(self) -> None:
-        """A line that stays for the phase before; its rows go with it, but for those of hosts that failed."""
+        """Lines that stay for the phase before and what it did; its rows go, but for those of hosts that failed."""
         from rich.text import Text
 
         now = time.monotonic()
         with self._lock:
             over, self._phase = self._phase, ""
             since, self._since = self._since, now
+            done = [(host, text) for host, (kind, text) in self._rows.items() if kind == "done"]
             self._rows = {host: row for host, row in self._rows.items() if row[0] == "failed"}
+        for host, text in done if len(done) <= ROWS else []:
+            self._console.print(Text.assemble(("  ✓", "green"), f" {host}  {text}"))
         if over:
             self._console.print(Text.assemble(("✓", "green"), f" {over}  {now - since:.1f} s"))
 
