@@ -27,7 +27,8 @@ pytestmark = pytest.mark.alone
 GRACE = 5.0
 WAITS = ("join", "wait", "result", "get", "acquire", "communicate")
 STARTS = ("run", "check_output", "check_call", "call", "create_connection", "urlopen")
-# Each has its end elsewhere: a future that is done, a host's work whose calls have deadlines, a tunnel that lasts.
+# Each has its end elsewhere: a future that is done, a host's work whose calls have deadlines, a tunnel that lasts, a
+# command that the user gave to be run.
 ENDS_ELSEWHERE = {
     "run/fleet.py: future.result()",
     "transport/jumps.py: opened.result()",
@@ -37,6 +38,7 @@ ENDS_ELSEWHERE = {
     "transport/_forward.py: back.join()",
     "transport/_forward.py: self._slots.acquire()",
     "transport/local.py: sock.settimeout(None)",
+    "cli/tunnel.py: subprocess.run(command, check=False)",
 }
 
 
