@@ -77,7 +77,8 @@ class Engine:
             return _json(204)
         if rest == ["json"]:
             state = "exited" if self.flood == "log" else "running"
-            return _json(200, {"Id": _id(name), "State": {"Status": state, "StartedAt": STARTED, "ExitCode": 0}})
+            state_of = {"Status": state, "StartedAt": STARTED, "ExitCode": 0}
+            return _json(200, {"Id": _id(name), "State": state_of, "Config": {"Tty": False}})
         if rest == ["archive"]:
             name = posixpath.basename(query["path"])
             if name not in self.files:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_cluster.core.desired import found_gpus
-from vllm_cluster.core.errors import HostError, Lost, ShellUnusable, Unreachable, VclusterError
+from vllm_cluster.core.errors import CommandFailed, HostError, Lost, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import foreign, node_of, our_id
 from vllm_cluster.core.members import Record, former, record_of
@@ -161,8 +161,12 @@ def _look(inventory: Inventory, link: Link) -> _Row:
         return replace(row, state=state, problem=f"the node is {container.status or container.state}", fix=fix)
     try:
         node = look(link.engine, container.name)
-    except HostError as error:
+    except CommandFailed as error:  # it has ended since it was listed
         return replace(row, state=STOPPED, problem=error.detail, fix=error.hint or "vcluster up")
+    except (Unreachable, Lost):
+        raise
+    except HostError as error:
+        return replace(row, state=DOCKER_ERROR, problem=error.detail, fix=error.hint or "")
     except VclusterError as error:  # what it wrote about itself cannot be read
         return replace(row, state=UNKNOWN, problem=error.message, fix=error.hint or "")
     changed = last_change(link, inventory.cluster) if role == "head" else None
