@@ -267,3 +267,24 @@ def test_a_laptop_that_slept_under_its_lease_says_so(verb: Verb, host: str) -> N
         assert code(late) == 75
         one_head(world)
         assert lab.run(world, ELSEWHERE, lab.do_plan).value.empty
+
+
+@pytest.mark.promise("P34")
+def test_a_laptop_that_slept_right_after_it_took_the_lease_says_so() -> None:
+    """No call that changes anything was under way: what broke were its looks at the hosts."""
+    world = make.world((2, 2, 2))
+    script = Script()
+
+    def hook(call: Call) -> None:
+        if "lease" not in call.what and any(before.what == "lease" for before in script.calls):
+            script.hook = lambda _: None
+            world.nap(20)
+            outcome = lab.run(world, ELSEWHERE, lab.do_up)
+            assert outcome.error is None, outcome.story()
+
+    script.hook = hook
+    with lab.inside(world):
+        assert lab.run(world, HERE, lab.do_up).error is None
+        late = lab.run(world, HERE, lab.do_down, script)
+        assert isinstance(late.error, LeaseLost), late.story()
+        assert script.changing == []

@@ -62,8 +62,8 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
                         stops, lost = _stops(ours, fleet, facts)
                     if not lost and consent.covers(stops):
                         removed, lost = _remove(ours, fleet, facts, emit)
-                        if lost:
-                            lease.refuse_given_up()
+                    if lost:
+                        lease.refuse_given_up()
             # A host that cannot be asked, leased or cleaned stays as it is; the others are cleaned.
             facts, failures = {name: entry for name, entry in facts.items() if name not in lost}, {**failures, **lost}
         total = sum((removed or {}).values())
