@@ -151,3 +151,20 @@ def test_a_volume_of_another_cluster_is_not_used() -> None:
             assert "the volume vcluster-lab-state belongs to another cluster" in str(outcome.error)
         assert everything(world) == before
     record("P32", "sim: a volume of our name with another id", "exit 3, 0 changing calls", True)
+
+
+@pytest.mark.promise("P20", "P32")
+@pytest.mark.parametrize("labels", [{}, {"io.vcluster.cluster": "other"}], ids=["none", "another cluster's"])
+def test_a_container_that_has_our_node_s_name_is_named_before_anything_changes(labels: dict[str, str]) -> None:
+    world = make.world((2, 2))
+    machine = world.machines["gpu2"]
+    (image,) = machine.images
+    body = {"Image": image, "Labels": labels, "Entrypoint": ["bash"], "Cmd": []}
+    theirs = Box(identity("theirs"), "vcluster-lab", image, body, state="running", born=-1)
+    machine.boxes[theirs.id] = theirs
+    with lab.inside(world):
+        for verb in (lab.do_plan, lab.do_up):
+            outcome = lab.run(world, inventory(1, 2), verb)
+            assert code(outcome) == 3, outcome.story()
+            assert "gpu2: a container vcluster-lab of " in str(outcome.error)
+            assert outcome.script.changing == []

@@ -24,6 +24,7 @@ _ALWAYS: Sequence[Check] = (
     rdma.devices,
     network.ports,
     docker.foreign,
+    docker.name_taken,
     docker.room,
     docker.gpu_access,
     host.paths,

@@ -94,7 +94,6 @@ def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
         ({"engine": Engine(problem="sh: docker: not found")}, "docker-missing", True),
         ({"strangers": (Container("1", "node-1234", "exited", "x", {}, "v"),)}, "stale-container", False),
         ({"strangers": (Container("1", "ray-head", "running", "x", {}, "r"),)}, "stale-container", False),
-        ({"strangers": (Container("1", "vcluster-lab", "running", "x", {}, "r"),)}, "name-taken", True),
         ({"engine": replace(ENGINE, toolkit="1.17.4", cgroup_driver="systemd")}, "toolkit-old", False),
         ({"health": (GpuHealth("a", fabric_state="In Progress"),)}, "fabric", True),
         ({"health": (GpuHealth("a", fabric_state="Completed", fabric_status="Failure"),)}, "fabric", True),

@@ -70,15 +70,23 @@ def _newer(label: str | None) -> bool:
 
 
 @each_host
-def strangers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """Containers that other ways of starting vLLM left, and one that has the name that ours would get."""
+def name_taken(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """A container that has the name that ours would get."""
     for container in facts.strangers:
-        what = f"a container {container.name} of {container.image} is {container.state}"
-        fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}"
-        if container.name == f"vcluster-{inventory.cluster}":
-            yield Finding("name-taken", host.name, f"{what}, and is not ours", f"{fix}; or name the cluster otherwise")
-        elif OTHERS.fullmatch(container.name):
-            text = f"{what}, as other ways of starting vLLM or Ray name theirs"
+        if container.name == identity.node_name(inventory.cluster):
+            text = f"a container {container.name} of {container.image} is {container.state}, and is not ours"
+            fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}; or name the cluster otherwise"
+            yield Finding("name-taken", host.name, text, fix)
+
+
+@each_host
+def strangers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Containers that other ways of starting vLLM left."""
+    for container in facts.strangers:
+        if OTHERS.fullmatch(container.name):
+            text = f"a container {container.name} of {container.image} is {container.state}"
+            text += ", as other ways of starting vLLM or Ray name theirs"
+            fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}"
             yield Finding("stale-container", host.name, text, fix, error=False)
 
 
