@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster.core.errors import InventoryError, UsageError
+from vllm_cluster.inventory.find import INIT
 from vllm_cluster.inventory.grammar import UNKNOWN
 from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.template import HostSeed, render
@@ -46,7 +47,7 @@ def write(
     seeds += [HostSeed(name) for name in hosts_matching(None, pattern)] if pattern else []
     if not seeds:
         where = f"no Host of your ssh_config matches {pattern}" if pattern else "no host was named"
-        raise UsageError(where, hint="vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12")
+        raise UsageError(where, hint=INIT)
     if output and output.exists() and not force:
         raise UsageError(f"{output} is there already", hint="or write another file: -o FILE", again=("--force",))
     text = render(cluster, seeds, image, model_cache)
@@ -72,11 +73,10 @@ def _refuse_what_loading_would(text: str) -> None:
     try:
         load_text(text.encode(), path=None, cwd=None)
     except InventoryError as error:
-        wrong = [line for line in error.message.splitlines() if UNKNOWN not in line]
+        # Where it stands in a file that was not written helps less than the key.
+        wrong = [re.sub(r"^<stdin>:\d+: ", "", line) for line in error.message.splitlines() if UNKNOWN not in line]
         if wrong:
-            raise UsageError(
-                "\n".join(wrong), hint="the line numbers are those of the file that was not written"
-            ) from None
+            raise UsageError("\n".join(wrong), hint="correct --host NAME=ADDRESS, --cluster or --model-cache") from None
 
 
 def _seed(text: str) -> HostSeed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TextIO
 
@@ -10,6 +11,8 @@ from vllm_cluster.inventory.problems import file_name
 from vllm_cluster.laptop import here
 
 DEFAULT_NAME = "inventory.yaml"
+# How a first one is written.
+INIT = "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12"
 # 256 hosts with every key take 150 kB. The YAML parser needs 10 s for 1 MB.
 MAX_BYTES = 256_000
 
@@ -49,7 +52,7 @@ def find(cwd: Path) -> Path:
     up = f" nor above it up to {root}" if root != start else ""
     raise InventoryError(
         f"no {DEFAULT_NAME} in {start}{up}",
-        hint="vcluster init\nname another file: -i FILE, or VCLUSTER_INVENTORY",
+        hint=f"{INIT}\nname another file: -i FILE, or VCLUSTER_INVENTORY",
     )
 
 
@@ -73,7 +76,7 @@ def _from_file(path: Path, file: str) -> bytes:
         with path.open("rb") as stream:
             return stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InventoryError(f"{file}: no such file", hint="vcluster init") from None
+        raise InventoryError(f"{file}: no such file", hint=f"{INIT} -o {shlex.quote(file)}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         hint = f"name the file: -i {path / DEFAULT_NAME}" if isinstance(error, IsADirectoryError) else None

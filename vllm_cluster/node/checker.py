@@ -137,6 +137,8 @@ def ask(state: Path, question: Mapping[str, Any], seconds: float) -> dict[str, A
                 while line := file.readline():
                     answer |= json.loads(line)
                     client.settimeout(max(0.1, deadline - time.monotonic()))
+    except (FileNotFoundError, ConnectionRefusedError):
+        answer["unchecked"] = "vLLM checks them itself when it starts"  # the process above runs once a model is ready
     except TimeoutError:
         answer["unchecked"] = f"the image's vLLM has not answered within {seconds:.0f} s"
     except (OSError, ValueError) as error:

@@ -96,10 +96,16 @@ class Serving:
             **{name: getattr(course, name) for name in names},
             "attempt": course.attempts,
             "progress": attempt.phases.progress if attempt else None,
-            "phases": [*course.waited, *attempt.phases.timeline()] if attempt else [],
+            "phases": self._phases(course),
             "gpus": [course.have, sum(self._planned.values())],
             **self._requests.status(),
         }
+
+    def _phases(self, course: Course) -> list[list[Any]]:
+        """Those of this start that are over; while a start is stopped, the request may already be the next one."""
+        if self.attempt is None or course.phase == "stopping":
+            return []
+        return [*course.waited, *self.attempt.phases.timeline()]
 
     def beat(self) -> dict[str, Any]:
         """What changes too often for each change to be written; it is written with the next beat."""

@@ -13,6 +13,7 @@ from vllm_cluster.core.errors import HostError
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Link
+from vllm_cluster.text import count
 
 AUDIT_FILE = f"{STATE_FOLDER}/audit.jsonl"
 
@@ -60,7 +61,8 @@ def last_change(head: Link, cluster: str) -> Change | None:
         last = json.loads(raw.splitlines()[-1])
         time = float(last["at"])
         datetime.fromtimestamp(time)
-        what = ", ".join(map(str, last["what"])) or str(last["verb"])
+        done = [str(text) for text in last["what"]]
+        what = done[0] if len(done) == 1 else f"{last['verb']} ({count(len(done), 'change')})"
         return Change(str(last["who"]), str(last["verb"]), what, time, str(last.get("run", "")))
     except (ValueError, LookupError, TypeError, AttributeError, OSError, OverflowError):
         return None

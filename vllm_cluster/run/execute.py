@@ -91,7 +91,8 @@ class Execution:
                 for operation in by_host[link.name]:
                     self._do(link, operation)
             except VclusterError as error:
-                self.emit(Event("failed", error.message, link.name))
+                if not self.fleet.stopping:
+                    self.emit(Event("failed", error.message, link.name))
                 raise
 
         _, failures = self.fleet.each(work, by_host)

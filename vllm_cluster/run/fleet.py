@@ -190,6 +190,11 @@ class Fleet:
             raise VclusterError(f"{name}: not started")
         return work(self.links[name])
 
+    @property
+    def stopping(self) -> bool:
+        """Whether what runs is being broken off: what fails then is no failure of a host."""
+        return self._stopping.is_set()
+
     def stop(self) -> None:
         """Start nothing more, and break off what runs: a closed connection ends its call."""
         self._stopping.set()

@@ -67,6 +67,11 @@ class Passed:
         return over, changed
 
 
+def _text(event: Event) -> str:
+    """The words of an event without the name of its host, which goes before them: the message of an error has it."""
+    return plain(event.text.removeprefix(f"{event.host}: ") if event.host else event.text)
+
+
 class Lines:
     """A line an event on standard error, with the seconds since the start."""
 
@@ -88,7 +93,7 @@ class Lines:
         mark = {"failed": "failed: ", "warning": "warning: ", "done": "done: "}.get(event.kind, "")
         host = f"{event.host}: " if event.host else ""
         seconds = time.monotonic() - self._started
-        sys.stderr.write(f"{seconds:6.1f}s  {host}{mark}{plain(event.text)}{over}\n")
+        sys.stderr.write(f"{seconds:6.1f}s  {host}{mark}{_text(event)}{over}\n")
         sys.stderr.flush()
 
 
@@ -112,7 +117,7 @@ class Live:
         """Take the event into the picture; what should stay goes above it."""
         from rich.text import Text
 
-        text = plain(event.text)
+        text = _text(event)
         if "phases" in event.data:
             self._show_start(event)
         if event.kind in ("phase", "result"):
