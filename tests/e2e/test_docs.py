@@ -113,6 +113,7 @@ def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
 def test_the_sandbox_page(sandbox: Sandbox, tmp_path: Path, own: bool) -> None:
     """On the sandbox of all tests, which is removed when they have ended; or on one of its own."""
     environment: dict[str, str] = {}
+    killed = False
     if not own:
         (tmp_path / "sandbox").symlink_to(sandbox.folder)
     for command in commands("sandbox.md"):
@@ -124,9 +125,9 @@ def test_the_sandbox_page(sandbox: Sandbox, tmp_path: Path, own: bool) -> None:
             answer(command, tmp_path, environment)
             continue
         if own or command != "vcluster sandbox down":
-            shell(command, tmp_path, environment)
-        if "docker kill" in command:
-            shell("! vcluster status --json | grep -q '\"up\": true'", tmp_path, environment)
+            # Its exit code says that the cluster is not what the inventory says.
+            shell(f"! {command}" if killed and command == "vcluster status" else command, tmp_path, environment)
+        killed = "docker kill" in command
 
 
 @pytest.mark.cluster("empty")
