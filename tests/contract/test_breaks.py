@@ -134,7 +134,7 @@ class Silence:
 
     def listen(self, name: str, transport: Transport) -> None:
         """A stream on which nothing comes."""
-        stream = transport.open_stream(["cat"], Deadline.after(20))
+        stream = transport.open_stream(["cat"], Deadline.after(60))
         self.outcomes[f"{name}, stream"] = outcome(lambda: stream.recv(1))[0]
         stream.close()
 

@@ -18,7 +18,7 @@ ROWS = (
         (
             # What a swallowed entrypoint leaves is row 2's.
             cause("error: unrecognized arguments:", r"arguments: (?!(?:start|bash|-c|sh|ray|--block)\b)"),
-            cause("error: argument ", r"error: argument -{1,2}[\w-]+(?:[/, ]+-{1,2}[\w-]+)*:"),
+            cause("error: argument ", r"error: argument -[\w-]+(?:[/, ]+-[\w-]+)*:"),
             cause("error: the following arguments are required:"),
             cause("error: ambiguous option:"),
         ),
