@@ -1,4 +1,4 @@
-"""A Docker engine that holds one cluster's node, in as much of the Engine API as looking and taking down ask."""
+"""A Docker engine that holds one cluster's node, in as much of the Engine API as looking, checking and down ask."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ STARTED = "2026-01-01T00:00:00.000000000Z"
 # of writing; rich's markup; half a character.
 HOSTILE = "\x1b]52;c;Q0FOQVJZ\x07\x1b]0;title\x1b\\\x1b[2J\x1b[?1049h\x9b31m\x1bc\x07\u202e[blink]canary[/blink][/] "
 FLOOD_BYTES = 100 << 20
+# What the program in a container of `check` prints that finds all well.
+WELL = {
+    "python": "3.12.3",
+    "machine": "x86_64",
+    "glibc": "2.39",
+    "have": {"vllm": "0.33.0", "ray": "2.56.1"},
+    "gpus": 2,
+}
 _VERSION = re.compile(r"^/v[0-9.]+")
 
 
@@ -62,6 +70,9 @@ class Engine:
             return _json(200, listed[path])
         if self.flood == "error":
             return _response(500, _flooding_error(), "Content-Type: application/json\r\n")
+        if (method, path) == ("POST", "/containers/create"):
+            self.containers[query["name"]] = {}
+            return _json(201, {"Id": _id(query["name"])})
         kind, name, *rest = path.strip("/").split("/")
         name = next((own for own in self.containers if name in (own, _id(own))), name)
         if kind == "containers" and name in self.containers:
@@ -85,10 +96,12 @@ class Engine:
                 return _json(404, {"message": f"no {name}"})
             content = flood() if (self.flood, name) == ("status", "status.json") else self.files[name]
             return _response(200, _tar(name, content), "X-Docker-Container-Path-Stat: e30=\r\n")
+        if rest == ["wait"]:
+            return _json(200, {"StatusCode": 0})
         if rest == ["logs"]:
-            line = flood()
+            line = json.dumps(WELL).encode() if "-probe-" in name else flood()
             return _response(200, struct.pack(">BxxxI", 1, len(line)) + line, "")
-        return _json(204 if rest == ["stop"] else 404)
+        return _json(204 if rest in (["start"], ["stop"]) else 404)
 
     def _row(self, name: str) -> dict[str, Any]:
         return {
