@@ -103,7 +103,7 @@ def test_a_host_that_will_not_do(cluster: Sandbox, script: str, undo: str, messa
     with root_does(cluster, "gpu2", script, undo), attack("P8", message) as measured:
         refused = cluster.vcluster("up")
         assert (refused.code, f"gpu2: {message}" in refused.err) == (3, True), refused.err
-        (remedy,) = [line.strip() for line in refused.err.splitlines() if line.strip().startswith("do: ")]
+        remedy, *_ = [line.strip() for line in refused.err.splitlines() if line.strip().startswith("do: ")]
         assert re.match(r"do: (gpu2: |ssh .* gpu2 ')", remedy), remedy
         measured.figure = f"one finding with its fix after {measured.seconds:.1f} s, exit 3; nothing changed"
     assert untouched(cluster)
