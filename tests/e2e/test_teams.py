@@ -1,4 +1,4 @@
-"""Another team's inventory that shares hosts with the cluster: no verb of it changes anything of the cluster's."""
+"""P32: Another team's inventory that shares hosts with the cluster: no verb of it changes anything of the cluster's."""
 
 from __future__ import annotations
 
