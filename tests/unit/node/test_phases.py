@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import pytest
 
 from tests.support.paths import ROOT
+from vllm_cluster.engine.status import Phase
 from vllm_cluster.node.phases import STEPS, Phases
 
 LOGS = ROOT / "tests" / "fixtures" / "logs"
@@ -103,3 +105,8 @@ def test_no_line_breaks_it_or_takes_it_back() -> None:
 )
 def test_the_tasks_of_a_model_are_read(line: str, tasks: tuple[str, ...]) -> None:
     assert seen([line])[0].tasks == tasks
+
+
+def test_the_laptop_knows_every_step_of_the_node_program() -> None:
+    """The node program runs alone in its container, so each side has its own list."""
+    assert set(STEPS) <= set(get_args(Phase))
