@@ -22,7 +22,6 @@ test: $(VENV)/ready
 # What needs neither Docker nor sshd and takes no time, in under a minute on two cores.
 test-fast: $(VENV)/ready
 	VCLUSTER_DEPTH=fast $(BIN)/pytest -n 2 --dist worksteal -m "not (deep or alone or slow)" tests/unit tests/property tests/sim
-	$(BIN)/pytest -m "not e2e and not deep" --ignore tests/contract --ignore tests/promises
 
 # Attacks every promise, all of it, and writes docs/promises.md; with ARGS="P31 P34" those of some promises.
 promises: $(VENV)/ready

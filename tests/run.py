@@ -13,18 +13,18 @@ from tests.support.lanes import Lane, run, summed_up, tests
 LINT = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
 MADE_UP = ("tests/unit", "tests/gpu", "tests/property", "tests/sim", "tests/contract")
 # A tenth of a core that is wanted by real hosts too: some tests here have limits of seconds, and must not starve.
-BESIDE = ("nice", "-n", "10")
+BESIDE = 10
 # A process for each core: real hosts take little of them. A file stays with one process, and so do its fixtures.
 SPREAD = ("-n", "2", "--dist", "loadfile")
 
 
 def main() -> int:
     """Run them all; whether all is good is the exit code."""
-    lint = [[*BESIDE, sys.executable, "-m", *command] for command in LINT]
-    made_up = [*BESIDE, *tests("made-up", "not deep and not alone", *SPREAD, *MADE_UP)]
+    lint = [[sys.executable, "-m", *command] for command in LINT]
+    made_up = tests("made-up", "not deep and not alone", *SPREAD, *MADE_UP)
     real = tests("real-hosts", "not deep and not alone", "tests/e2e", "tests/promises")
     alone = tests("alone", "alone and not deep", "tests")
-    ended = run([Lane("real-hosts", [real], live=True), Lane("made-up", [*lint, made_up])])
+    ended = run([Lane("real-hosts", [real], live=True), Lane("made-up", [*lint, made_up], nice=BESIDE)])
     ended += run([Lane("alone", [alone], live=True)])
     return 0 if summed_up(ended) else 1
 

@@ -32,7 +32,7 @@ def run(more: list[str]) -> bool:
         return lanes.tests(name, "not short", *paths, *more)
 
     ended = lanes.run([lanes.Lane("measured", [attacks("measured", *MEASURED)], live=True)], DEEP)
-    beside = lanes.Lane("made-up-deep", [[*lanes.IDLE, *attacks("made-up-deep", *MADE_UP)]])
+    beside = lanes.Lane("made-up-deep", [attacks("made-up-deep", *MADE_UP)], nice=19)
     ended += lanes.run([lanes.Lane("attacks", [attacks("attacks", *REAL)], live=True), beside], DEEP)
     return lanes.summed_up(ended)
 

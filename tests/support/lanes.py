@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree
 
 import pytest
@@ -18,18 +21,20 @@ from tests.support.paths import ROOT
 
 FOLDER = ROOT / "build" / "lanes"
 SLOWEST = 20
-# Only the processor time that the others leave.
-IDLE = ("nice", "-n", "19")
 GOOD = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Commands that run one after the other; their output is a log that is shown at the end, or shown as it comes."""
+    """Commands that run one after the other; their output is a log that is shown at the end, or shown as it comes.
+
+    `nice` is how far they step back for the other lanes and for Docker: 0 not at all, 19 as far as possible.
+    """
 
     name: str
     commands: Sequence[Sequence[str]]
     live: bool = False
+    nice: int = 0
 
     @property
     def log(self) -> Path:
@@ -64,15 +69,23 @@ def run(lanes: Iterable[Lane], environment: Mapping[str, str] = {}) -> list[Ende
     lanes = list(lanes)
     for lane in lanes:
         lane.results.unlink(missing_ok=True)
+    apart: set[int] = set()
     with ThreadPoolExecutor(len(lanes)) as pool:
-        ended = list(pool.map(lambda lane: _run(lane, {**os.environ, **environment}), lanes))
+        try:
+            ended = list(pool.map(lambda lane: _run(lane, {**os.environ, **environment}, apart), lanes))
+        except KeyboardInterrupt:
+            # The terminal interrupts its own session alone.
+            for session in apart.copy():
+                with suppress(ProcessLookupError):
+                    os.killpg(session, signal.SIGINT)
+            raise
     for one in ended:
         if not one.lane.live:
             print(f"\n==== {one.lane.name} ====\n{one.lane.log.read_text()}", flush=True)
     return ended
 
 
-def _run(lane: Lane, environment: Mapping[str, str]) -> Ended:
+def _run(lane: Lane, environment: Mapping[str, str], apart: set[int]) -> Ended:
     began, good = time.monotonic(), []
     with lane.log.open("wb") as log:
         for command in lane.commands:
@@ -83,11 +96,28 @@ def _run(lane: Lane, environment: Mapping[str, str]) -> Ended:
                 log.write(f"{told}\n".encode())
                 log.flush()
             out = None if lane.live else log
-            done = subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=out, check=False)
-            good.append(done.returncode in GOOD)
-            if done.returncode in (pytest.ExitCode.INTERRUPTED, -2):
+            code = _wait(lane, command, environment, out, apart)
+            good.append(code in GOOD)
+            if code in (pytest.ExitCode.INTERRUPTED, -signal.SIGINT):
                 break
     return Ended(lane, good, time.monotonic() - began)
+
+
+def _wait(
+    lane: Lane, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None, apart: set[int]
+) -> int:
+    """Run one command to its end; the exit code."""
+    if not lane.nice:
+        return subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=out, check=False).returncode
+    # Linux shares the processor among sessions first: the niceness of a process counts inside its session alone.
+    argv = ["nice", "-n", str(lane.nice), *command]
+    with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True) as process:
+        apart.add(process.pid)
+        with suppress(OSError):  # macOS and containers without it have no such file
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(lane.nice))
+        code = process.wait()
+        apart.discard(process.pid)
+    return code
 
 
 def summed_up(ended: Iterable[Ended]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 
 from tests.support import lanes
 from tests.support.lanes import Lane, run, summed_up
+from tests.support.waiting import until
 
 GOOD, BAD = [sys.executable, "-c", "print('fine')"], [sys.executable, "-c", "print('oh'); raise SystemExit(3)"]
 TESTS = "def test_passes(): pass\ndef test_fails(): assert VALUE\n"
@@ -63,3 +67,36 @@ def test_tests_that_cannot_begin_are_a_failure(folder: Path, capsys: pytest.Capt
     (folder / "test_True.py").write_text("import nothing_of_this_name\n")
     assert not summed_up(run([Lane(folder.name, [command])]))
     assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed"
+
+
+# Waits until its session has stepped back, where this system shares the processor among sessions.
+STEPPED_BACK = """
+import os, pathlib, time
+group, end = pathlib.Path("/proc/self/autogroup"), time.monotonic() + 10
+while group.exists() and not group.read_text().endswith("nice 7\\n"):
+    assert time.monotonic() < end, group.read_text()
+    time.sleep(0.01)
+print(os.nice(0))
+"""
+
+
+def test_a_lane_steps_back_as_a_session(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its niceness alone would count for nothing against Docker and the other lanes, which are other sessions."""
+    (ended,) = run([Lane("beside", [[sys.executable, "-c", STEPPED_BACK]], nice=7)])
+    out = capsys.readouterr().out
+    assert ended.good == [True], out
+    assert int(out.split()[-1]) == min(os.nice(0) + 7, 19)
+
+
+def test_ctrl_c_ends_a_lane_in_its_own_session(folder: Path) -> None:
+    """The terminal interrupts this process; what it has started must not go on by itself."""
+    begun = folder / "begun"
+    wait = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+    lanes_run = (
+        "import pathlib, sys; from tests.support import lanes; lanes.FOLDER = pathlib.Path(sys.argv[1]);"
+        f"lanes.run([lanes.Lane('beside', [[sys.executable, '-c', {wait!r}]], nice=7)])"
+    )
+    with subprocess.Popen([sys.executable, "-c", lanes_run, str(folder)], stderr=subprocess.DEVNULL) as process:
+        until(begun.exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) != 0
