@@ -12,7 +12,10 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from typing import TypeVar
 from urllib.parse import quote, quote_plus
+
+T = TypeVar("T")
 
 REDACTED = "[redacted]"
 # A shorter value occurs in too much that is no secret.
@@ -143,7 +146,22 @@ def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
 
 def count(number: int, thing: str) -> str:
     """A number of things: 1 host, 2 hosts."""
-    return f"{number} {thing}" + ("" if number == 1 else "s")
+    return f"{number} {things(number, thing)}"
+
+
+def things(number: int, thing: str) -> str:
+    """What a number of things are called: host, hosts."""
+    if number == 1:
+        return thing
+    return f"{thing[:-1]}ies" if thing.endswith("y") and thing[-2] not in "aeiou" else f"{thing}s"
+
+
+def by_hosts(said: Iterable[tuple[T, str]]) -> dict[T, str]:
+    """What is said of several hosts, once, with the names of all of them."""
+    hosts: dict[T, list[str]] = {}
+    for what, host in said:
+        hosts.setdefault(what, []).append(host)
+    return {what: ", ".join(names) for what, names in hosts.items()}
 
 
 def age(seconds: float) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.errors import Aborted, HostError, Lost, PreflightFailed, UsageError, VclusterError
 from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.identity import node_name
@@ -14,7 +15,7 @@ from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE
 from vllm_cluster.engine.status import ServeStatus, UnknownStatus
 from vllm_cluster.run.barrier import look
 from vllm_cluster.run.fleet import Fleet, Link
-from vllm_cluster.text import age
+from vllm_cluster.text import age, count, things
 from vllm_cluster.transport.base import Deadline
 
 # Asks a person: yes, no, or None where nobody can be asked.
@@ -60,8 +61,8 @@ class Served:
         """The model as a question names it: `lab/llama (ready for 3 h, 2 requests running)`."""
         parts = [self.phase if self.seconds is None else f"{self.phase} for {age(self.seconds)}"]
         if self.phase == "ready":
-            number = "unknown number of" if self.requests is None else str(self.requests)
-            parts.append(f"{number} request{'' if self.requests == 1 else 's'} running")
+            number = "unknown number of requests" if self.requests is None else count(self.requests, "request")
+            parts.append(f"{number} running")
         return f"{self.name} ({', '.join(parts)})"
 
 
@@ -72,6 +73,8 @@ class Stops:
     served: Served | None = None
     unknown: str = ""
     nodes: Mapping[str, str] = field(default_factory=dict)
+    # In what that which comes in its place differs from the model.
+    changes: tuple[FieldChange, ...] = ()
 
     @property
     def anything(self) -> bool:
@@ -88,7 +91,7 @@ class Stops:
     def what(self, cluster: str) -> str:
         """The object of the question: what is stopped, and where."""
         hosts = ", ".join(sorted(self.nodes))
-        nodes = f"the running node{'s'[: len(self.nodes) > 1]} on {hosts}" if hosts else ""
+        nodes = f"the running {things(len(self.nodes), 'node')} on {hosts}" if hosts else ""
         if self.unknown:
             return f"whatever {cluster} serves (unknown: {self.unknown})"
         if self.served:
@@ -116,8 +119,9 @@ class Consent:
         """
         first = self._confirmed is None
         if not self.covers(stops):
-            what = stops.what(self._cluster)
-            answer = self._confirm(f"Stop {what}{self._then}?")
+            changes = "; ".join(change.text for change in stops.changes)
+            what = f"{stops.what(self._cluster)}{self._then}" + (f" ({changes})" if changes else "")
+            answer = self._confirm(f"Stop {what}?")
             if answer is None:
                 raise _refused(what, first=first)
             if not answer:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_on
 from vllm_cluster.actions.follow import Follower, goes_on, serving_on
 from vllm_cluster.actions.serve_check import check_request
-from vllm_cluster.actions.survey import connected, survey
+from vllm_cluster.actions.survey import Survey, connected, survey
 from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.plan import Plan, RecordMembers
+from vllm_cluster.core.identity import node_name
+from vllm_cluster.core.plan import (
+    CreateNode,
+    Operation,
+    Plan,
+    RecordMembers,
+    RemoveContainer,
+    RestartNode,
+    StartNode,
+)
 from vllm_cluster.engine import request, vllm
+from vllm_cluster.engine.status import ServeStatus
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.events import Emit, Event, waiting
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
+from vllm_cluster.text import by_hosts
 
 
 @dataclass(frozen=True)
@@ -64,38 +75,76 @@ def serve(
         PreflightFailed: the cluster is not up, or what is asked for cannot work; what is served goes on.
         HostError: the engine ended, or waits for something that does not come; and why.
     """
-    served = name or model
+    served, by_default = name or model, tp is None and pp is None
     vllm.check(model, served, extra)
     with connected(inventory, emit, runtime=runtime) as fleet:
         seen = survey(inventory, fleet, emit, reading=Reading.NONE)
         require_up(seen.plan)
-        layout = _layout(inventory, seen.plan, tp, pp, emit)
+        layout = _layout(inventory, seen.plan, tp, pp)
         head = fleet.links[inventory.head_name]
-        host = inventory.hosts[inventory.head_name].address if expose else "127.0.0.1"
-        port = inventory.ports.api
-        argv = vllm.serve_argv(model, name=served, tp=layout.tp, pp=layout.pp, host=host, port=port, extra=extra)
-        words = {"model": model, "name": served, "host": host, "port": port, "nodes": seen.plan.gpus}
-        wanted = request.request(argv, by_default=tp is None and pp is None, rollback=rollback, **words)
-        number = _asked_already(head, inventory, wanted["generation"])
+        given = {"model": model, "nodes": seen.plan.gpus, "by_default": by_default, "rollback": rollback}
+        wanted = _request(inventory, layout, given, served=served, expose=expose, extra=extra)
+        endpoint = Endpoint(served, wanted["host"], head.name, wanted["port"])
+        serving = serving_on(head, inventory)
+        number = _asked_already(head, inventory, serving, wanted["generation"])
+        if number is not None and serving and serving.request == number and serving.phase == "ready":
+            _say_unchanged(head, inventory, served, emit)
+            return endpoint
+        text = f"{served} is already being started; following it"
         if number is None:
-            if serving_on(head, inventory) is None:
-                _require_port(seen.facts[head.name], port)
-            check_request(fleet, inventory, seen.facts, wanted, emit, extra=extra)
+            _ensure_possible(fleet, inventory, seen, wanted, emit, serving=serving, layout=layout, extra=extra)
             consent = Consent(confirm, inventory.cluster, then=f" and serve {served}")
             number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what=f"serve {model}")
-        emit(Event("phase", f"serving {served}: TP={layout.tp} × PP={layout.pp}"))
+            text = f"serving {served}: TP={layout.tp} × PP={layout.pp}"
+        emit(Event("phase", text))
         with goes_on(inventory.cluster, served):
             Follower(fleet, inventory, number, emit, log=log).follow()
-        return Endpoint(served, host, head.name, port)
+        return endpoint
 
 
-def _layout(inventory: Inventory, plan: Plan, tp: int | None, pp: int | None, emit: Emit) -> vllm.Layout:
-    """How the model is laid over the GPUs of the plan; why, is shown."""
+def _layout(inventory: Inventory, plan: Plan, tp: int | None, pp: int | None) -> vllm.Layout:
+    """How the model is laid over the GPUs of the plan."""
     names = {host.address: name for name, host in inventory.hosts.items()}
-    layout = vllm.layout(list(plan.gpus.values()), tp, pp, [names[address] for address in plan.gpus])
+    return vllm.layout(list(plan.gpus.values()), tp, pp, [names[address] for address in plan.gpus])
+
+
+def _request(
+    inventory: Inventory,
+    layout: vllm.Layout,
+    given: Mapping[str, Any],
+    *,
+    served: str,
+    expose: bool,
+    extra: Sequence[str],
+) -> dict[str, Any]:
+    host = inventory.hosts[inventory.head_name].address if expose else "127.0.0.1"
+    at: dict[str, Any] = {"name": served, "host": host, "port": inventory.ports.api}
+    argv = vllm.serve_argv(given["model"], tp=layout.tp, pp=layout.pp, extra=extra, **at)
+    return request.request(argv, **at, **given)
+
+
+def _say_unchanged(head: Link, inventory: Inventory, served: str, emit: Emit) -> None:
+    now = served_on(head, inventory.cluster).served
+    emit(Event("result", f"already served: {now.text if now else served}; nothing was changed"))
+
+
+def _ensure_possible(
+    fleet: Fleet,
+    inventory: Inventory,
+    seen: Survey,
+    wanted: Mapping[str, Any],
+    emit: Emit,
+    *,
+    serving: ServeStatus | None,
+    layout: vllm.Layout,
+    extra: Sequence[str],
+) -> None:
+    """Say how the model is laid out and why, and refuse what is known not to work."""
     for reason in layout.reasons:
         emit(Event("note", reason))
-    return layout
+    if serving is None:
+        _require_port(seen.facts[inventory.head_name], inventory.ports.api)
+    check_request(fleet, inventory, seen.facts, wanted, emit, extra=extra)
 
 
 def ask_head(
@@ -124,10 +173,16 @@ def ask_head(
 
 
 def _stops(inventory: Inventory, head: Link, wanted: Mapping[str, Any] | None) -> Stops:
-    """What the request would stop: nothing where it is served or being loaded already."""
+    """What the request would stop, and in what it differs; nothing where it is served or being loaded already."""
     stops = served_on(head, inventory.cluster)
-    same = stops.served and wanted and stops.served.generation == wanted["generation"]
-    return Stops() if same else stops
+    if stops.served is None or wanted is None:
+        return stops
+    if stops.served.generation == wanted["generation"]:
+        return Stops()
+    before = (serve_request.read(head, inventory.cluster) or {}).get("serve")
+    # Where what was asked for last cannot be served, the head serves the one before.
+    same = isinstance(before, Mapping) and before.get("generation") == stops.served.generation
+    return replace(stops, changes=request.changes(before, wanted)) if same else stops
 
 
 def _require_port(head: HostFacts, port: int) -> None:
@@ -137,18 +192,33 @@ def _require_port(head: HostFacts, port: int) -> None:
 
 
 def require_up(plan: Plan) -> None:
-    """Refuse what `up` must do first; what is only recorded about the members changes nothing that serves."""
-    if first := next((op for op in plan.operations() if not isinstance(op, RecordMembers)), None):
-        raise PreflightFailed(f"the cluster is not up: {first.host}: {first.text}", hint="vcluster up")
+    """Refuse what `up` must do first, by host; what is only recorded about the members changes nothing that serves."""
+    todo: dict[str, list[Operation]] = {}
+    for operation in plan.operations():
+        if not isinstance(operation, RecordMembers):
+            todo.setdefault(operation.host, []).append(operation)
+    if todo:
+        hosts = by_hosts((_lacking(plan.cluster, operations), host) for host, operations in todo.items())
+        lines = [f"the cluster is not up: {names}: {what}" for what, names in hosts.items()]
+        raise PreflightFailed("\n".join(lines), hint="vcluster up")
 
 
-def _asked_already(head: Link, inventory: Inventory, generation: str) -> int | None:
+def _lacking(cluster: str, operations: Sequence[Operation]) -> str:
+    """What a host lacks that `up` would do these operations on."""
+    for one in operations:
+        if isinstance(one, RemoveContainer | StartNode | RestartNode) and one.name == node_name(cluster):
+            return f"the node must be {one.past}: {one.why}"
+    if any(isinstance(one, CreateNode) for one in operations):
+        return "the node is missing"
+    return operations[0].text
+
+
+def _asked_already(head: Link, inventory: Inventory, serving: ServeStatus | None, generation: str) -> int | None:
     """The number of the request where the head has it already and it has not failed; None where it must be written."""
     asked = serve_request.read(head, inventory.cluster) or {}
     serve, number = asked.get("serve"), asked.get("epoch")
     if not isinstance(serve, Mapping) or not isinstance(number, int) or serve.get("generation") != generation:
         return None
-    serving = serving_on(head, inventory)
     if serving is None or serving.request != number:
         return number  # it has not been taken yet
     return number if serving.generation == generation and serving.phase != "failed" else None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_cluster.core.change import UNSET, FieldChange
 from vllm_cluster.core.errors import UsageError
 from vllm_cluster.engine import vllm
+from vllm_cluster.text import redact
 
 FILE = "wanted.json"
 # The request that the node program took last: it refuses one whose epoch is not higher.
@@ -24,6 +26,8 @@ READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 _UNNAMED = ("nodes", "generation", "by_default", "rollback")
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
 _NAME = "--served-model-name="
+# Options of ours, as people give them.
+_SHOWN = {_NAME: "--name", _TP: "--tp", _PP: "--pp", _HOST: "address", "--port=": "ports.api"}
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,33 @@ def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str
     return Followed(written({**moved, "generation": _generation(moved)}, raw), text)
 
 
+def changes(before: Any, wanted: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+    """In which options a request differs from the one before it; none where that one cannot be read."""
+    old = _whole(before)
+    if old is None:
+        return ()
+    # The names of both are in the question already, where they are those of the models.
+    named = old["name"] != wanted["name"]
+    model = [FieldChange("model", old["model"], wanted["model"])] * (old["model"] != wanted["model"] and not named)
+    options = [dict(_options(one)) for one in (old, wanted)]
+    keys = dict.fromkeys((*options[0], *options[1]))
+    pairs = [(key, *(redact(one.get(key, UNSET)) for one in options)) for key in keys]
+    return (*model, *(FieldChange(*pair) for pair in pairs if pair[1] != pair[2]))
+
+
+def _options(serve: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The options of a request as people give them, the last of equal ones last."""
+    words = list(serve["argv"][3:])
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        values = [value] if equals else []
+        while not equals and words and not words[0].startswith("--"):
+            values.append(words.pop(0))
+        shown = _SHOWN.get(f"{name}=", name.replace("_", "-"))
+        if shown != "--name" or serve["name"] != serve["model"]:
+            yield shown, " ".join(values) or "given"
+
+
 def _too_large(serve: Mapping[str, Any], argv: Sequence[str], tp: int, pp: int, total: int) -> str:
     own = argv.index(next(word for word in argv if word.startswith(_NAME)))
     extra = argv[3:own]
@@ -106,13 +137,20 @@ def _too_large(serve: Mapping[str, Any], argv: Sequence[str], tp: int, pp: int, 
 def _read(raw: bytes | None) -> Mapping[str, Any] | None:
     """What is served; None too where no laptop wrote it so: whoever may use the head's Docker can."""
     try:
-        serve = json.loads(raw or NOTHING)["serve"]
+        return _whole(json.loads(raw or NOTHING)["serve"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _whole(serve: Any) -> Mapping[str, Any] | None:
+    """A request with all that is read of it."""
+    try:
         argv = serve["argv"]
         sizes = [int(_option(argv, name)) for name in (_TP, _PP)]
         named = any(word.startswith(_NAME) for word in argv)
         texts = [*argv, serve["host"], serve["name"], serve["model"]]
         whole = isinstance(argv, list) and named and min(sizes) > 0 and all(isinstance(text, str) for text in texts)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return dict(serve) if whole else None
 

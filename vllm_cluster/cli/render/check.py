@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from vllm_cluster.actions.check import Report
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.allreduce import binary
 from vllm_cluster.core.reasons import REASONS, Reason
 from vllm_cluster.run import collective
-from vllm_cluster.text import count
-
-T = TypeVar("T")
+from vllm_cluster.text import by_hosts, count
 
 
 def report_document(report: Report) -> dict[str, Any]:
@@ -46,7 +44,7 @@ def show_report(report: Report, *, color: str, paste: Callable[[str], str] = lam
         ("\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("",) * 4
     )
     out = sys.stdout
-    same = _together((replace(finding, host=""), finding.host) for finding in report.findings)
+    same = by_hosts((replace(finding, host=""), finding.host) for finding in report.findings)
     for finding, hosts in same.items():
         level, tone = ("error", red) if finding.error else ("warning", yellow)
         out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(hosts)}: {plain(finding.text)}\n")
@@ -54,7 +52,7 @@ def show_report(report: Report, *, color: str, paste: Callable[[str], str] = lam
         out.write(f"  why: {why}\n" if why else "")
         out.writelines(f"  do:  {line}\n" for line in plain(paste(finding.fix)).splitlines())
     out.write("\n" if report.findings else "")
-    for one, hosts in _together((replace(one, host=""), one.host) for one in report.unseen).items():
+    for one, hosts in by_hosts((replace(one, host=""), one.host) for one in report.unseen).items():
         out.write(f"{dim}not checked on {plain(hosts)}: {plain(one.what)} ({plain(one.why)}){end}\n")
     if report.collective and report.collective.rows:
         _show_collective(report.collective)
@@ -75,11 +73,3 @@ def _show_collective(tried: collective.Report) -> None:
         sys.stdout.write(f"  {binary(row.bytes):>8}  {row.seconds * 1e3:9.3f} ms  {row.bus:8.3f} GB/s\n")
     if tried.expected:
         sys.stdout.write(f"  the slowest host's link should give {tried.expected:.1f} GB/s\n")
-
-
-def _together(said: Iterable[tuple[T, str]]) -> dict[T, str]:
-    """What is said of several hosts, once for all of them."""
-    hosts: dict[T, list[str]] = {}
-    for what, host in said:
-        hosts.setdefault(what, []).append(host)
-    return {what: ", ".join(names) for what, names in hosts.items()}

@@ -1,0 +1,109 @@
+"""`serve` where something is served: the same again changes nothing and says so, another names what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import World
+from vllm_cluster.actions import serve
+from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit
+from vllm_cluster.run.runtime import Runtime
+
+INVENTORY = make.inventory(2)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A cluster that has served org/model for three hours."""
+    made = make.world((2, 2))
+    with lab.inside(made):
+        for verb in (lab.do_up, lab.do_serve):
+            assert lab.run(made, INVENTORY, verb).error is None
+        made.clock.sleep(3 * 3600)
+        yield made
+
+
+def ask(world: World, model: str, *extra: str, **more: Any) -> tuple[Outcome, list[str]]:
+    """`vcluster serve`, and what it asked."""
+    questions: list[str] = []
+    words: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, **more}
+
+    def confirm(question: str) -> bool:
+        questions.append(question)
+        return False
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return serve.serve(inventory, emit, model=model, extra=extra, confirm=confirm, runtime=runtime, **words)
+
+    return lab.run(world, INVENTORY, verb), questions
+
+
+def test_the_same_again_is_said_to_be_served_already(world: World) -> None:
+    outcome, questions = ask(world, "org/model")
+    assert outcome.error is None, outcome.story()
+    assert (questions, outcome.script.changing) == ([], [])
+    said = [(event.kind, event.text) for event in outcome.events]
+    assert said[-1] == ("result", "already served: org/model (ready for 3 h, 0 requests running); nothing was changed")
+    # Nothing of it reads like a start.
+    assert [kind for kind, _ in said[:-1]] == ["phase", "phase"], said
+    assert outcome.value.model == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("model", "extra", "more", "then"),
+    [
+        ("org/other", (), {}, "serve org/other?"),
+        ("org/model", ("--max-model-len", "8192"), {}, "serve org/model (--max-model-len: (unset) -> 8192)?"),
+        (
+            "org/model",
+            ("--enforce-eager",),
+            {"tp": 1},
+            "(--tp: 2 -> 1; --pp: 2 -> 4; --enforce-eager: (unset) -> given)?",
+        ),
+        ("org/model", (), {"expose": True}, "serve org/model (address: 127.0.0.1 -> 10.0.0.1)?"),
+        ("org/other", (), {"name": "org/model"}, "serve org/model (model: org/model -> org/other; --name: (unset)"),
+    ],
+)
+def test_the_question_names_what_differs(
+    world: World, model: str, extra: tuple[str, ...], more: dict[str, Any], then: str
+) -> None:
+    _, questions = ask(world, model, *extra, **more)
+    (question,) = questions
+    assert question.startswith("Stop org/model (ready for 3 h, 0 requests running) on lab and serve ")
+    assert then in question
+
+
+def test_what_cannot_be_asked_names_it_too(world: World) -> None:
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        words: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "confirm": lambda _: None}
+        return serve.serve(inventory, emit, model="org/model", extra=("--seed=1",), runtime=runtime, **words)
+
+    outcome = lab.run(world, INVENTORY, verb)
+    assert "and serve org/model (--seed: (unset) -> 1); there is no terminal to ask" in str(outcome.error)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "text"),
+    [
+        ((), "the cluster is not up: gpu1, gpu2: the node is missing"),
+        (("gpu2",), "the cluster is not up: gpu2: the node must be started"),
+    ],
+)
+def test_a_cluster_that_is_not_up_names_the_hosts_and_what_they_lack(stopped: tuple[str, ...], text: str) -> None:
+    made = make.world((2, 2))
+    with lab.inside(made):
+        if stopped:
+            assert lab.run(made, INVENTORY, lab.do_up).error is None
+        for name in stopped:
+            machine = made.machines[name]
+            made.stop(machine, next(iter(machine.boxes.values())), gently=True, code=0)
+        outcome = lab.run(made, INVENTORY, lab.do_serve)
+    assert isinstance(outcome.error, PreflightFailed), outcome.story()
+    assert (outcome.error.message.startswith(text), outcome.error.hint) == (True, "vcluster up"), outcome.error
