@@ -49,9 +49,9 @@ gpu: $(VENV)/ready
 	@[ -n "$(INVENTORY)" ] || { echo "name the inventory: make gpu INVENTORY=inventory.yaml" >&2; exit 2; }
 	$(BIN)/python -m tests.gpu $(INVENTORY) $(ARGS)
 
-# Writes the page of failures from the catalogue and its logs.
+# Writes the pages and files that are made from the code: docs/reference, docs/failures.md, the schemas, the example.
 docs: $(VENV)/ready
-	$(BIN)/python -m tests.unit.explain.page
+	$(BIN)/python -m tools.docs
 
 # Writes every text that users read to tests/fixtures/messages, for the review of a change.
 messages: $(VENV)/ready

@@ -24,7 +24,9 @@ def test_the_license_that_is_claimed_is_there() -> None:
     ("file", "lines"),
     [
         ("README.md", [f"tested with vLLM {VLLM} and Ray {RAY}"]),
-        ("docs/inventory.md", [f"image: {VLLM_IMAGE}", f"| `image` | required | `{VLLM_IMAGE}` |"]),
+        ("docs/inventory.md", [f"image: {VLLM_IMAGE}"]),
+        ("docs/reference/inventory.md", [f"| `image` | required | `{VLLM_IMAGE}` |"]),
+        ("docs/reference/commands.md", [f"default: {VLLM_IMAGE}]"]),
         ("inventory.example.yaml", [f'image: "{VLLM_IMAGE}"', f"# ray: {RAY}"]),
         ("pyproject.toml", [f'engine = ["vllm=={VLLM}", "ray[default]=={RAY}"]']),
         ("docker/Dockerfile", [f"BASE={VLLM_IMAGE} ", f"ARG RAY={RAY}\n"]),

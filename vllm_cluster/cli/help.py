@@ -27,12 +27,12 @@ def verb_help(path: str, verb: Verb, params: Sequence[Any]) -> str:
     options = [one for one in params if one.param_type_name == "option" and not one.hidden]
     own = [one for one in options if one.name not in COMMON]
     common = sorted((one for one in options if one.name in COMMON), key=lambda one: COMMON.index(one.name))
-    lines = [*_usage(path, arguments), "", *textwrap.wrap(verb.summary, width)]
+    lines = [*usage_lines(path, arguments), "", *textwrap.wrap(verb.summary, width)]
     for paragraph in filter(None, verb.about.split("\n")):
         lines += ["", *textwrap.wrap(paragraph, width)]
     lines += _section("Arguments", ((shown_name(one), one.help or "") for one in arguments), width)
-    lines += _section("Options", map(_option, own), width)
-    lines += _section("Common options", map(_option, common), width)
+    lines += _section("Options", map(option_row, own), width)
+    lines += _section("Common options", map(option_row, common), width)
     lines += _section("Exit codes", ((str(code), what) for code, what in sorted(verb.exits.items())), width, column=6)
     if verb.examples:
         lines += ["", "Examples:", *(f"  {example}" for example in verb.examples)]
@@ -47,7 +47,7 @@ def program_help(path: str, about: str, verbs: Mapping[str, Verb], params: Seque
     for group in dict.fromkeys(verb.group for verb in verbs.values()):
         rows = ((name, verb.summary) for name, verb in verbs.items() if verb.group == group)
         lines += _section(group, rows, width, column=12)
-    lines += _section("Options", map(_option, options), width)
+    lines += _section("Options", map(option_row, options), width)
     lines += ["", *textwrap.wrap(f"{path} VERB --help shows the options of a verb, with examples.", width)]
     return "\n".join(lines)
 
@@ -59,7 +59,8 @@ def shown_name(param: Any) -> str:
     return str(param.metavar or param.name.upper())
 
 
-def _usage(path: str, arguments: Iterable[Any]) -> Iterator[str]:
+def usage_lines(path: str, arguments: Iterable[Any]) -> Iterator[str]:
+    """How a verb is called."""
     pieces = [f"Usage: {path}"]
     last = []
     for one in arguments:
@@ -71,7 +72,8 @@ def _usage(path: str, arguments: Iterable[Any]) -> Iterator[str]:
     yield " ".join([*pieces, "[OPTIONS]", *last])
 
 
-def _option(param: Any) -> tuple[str, str]:
+def option_row(param: Any) -> tuple[str, str]:
+    """The names of an option with its metavar, and its help with its default."""
     name = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
     if not (param.is_flag or param.count):
         name += f" {param.metavar or _METAVARS.get(param.type_descriptor.annotation, 'FILE')}"

@@ -1,4 +1,4 @@
-"""Every finding has its reason, every reason its finding, and the page says the same."""
+"""Every finding has its reason, every reason its finding."""
 
 from __future__ import annotations
 
@@ -7,31 +7,15 @@ from pathlib import Path
 
 import vllm_cluster
 from vllm_cluster.core.reasons import HELD_OTHERWISE, REASONS
+from vllm_cluster.explain.catalogue import ROWS
 
 PACKAGE = Path(vllm_cluster.__file__).parent
-PAGE = Path(__file__).parents[3] / "docs" / "check.md"
-
-
-def table() -> list[str]:
-    """The rows of the page's table of codes."""
-    return [f"| `{code}` | {reason.why} | {', '.join(map(str, reason.rows))} |" for code, reason in REASONS.items()]
 
 
 def test_each_code_that_is_raised_has_a_reason_and_the_other_way_round() -> None:
     text = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "reasons.py")
     assert set(re.findall(r'Finding\(\s*"([a-z-]+)"', text)) - set(REASONS) == set()
     assert [code for code in REASONS if f'"{code}"' not in text] == []
-
-
-def test_the_page_lists_the_codes() -> None:
-    assert [line for line in PAGE.read_text().splitlines() if line.startswith("| `")] == table()
-
-
-def test_the_page_says_what_is_held_otherwise() -> None:
-    below = PAGE.read_text().partition("| row | why |")[2]
-    assert [line for line in below.splitlines() if re.match(r"\| \d+ \|", line)] == [
-        f"| {row} | {why} |" for row, why in HELD_OTHERWISE.items()
-    ]
 
 
 def test_no_row_is_both_checked_and_held_otherwise() -> None:
@@ -45,3 +29,8 @@ def test_every_row_that_can_be_known_beforehand_is_accounted_for() -> None:
     beforehand = {*range(1, 38), 43, 53, 58, 60, 61, 62, 64, 65, 66, 67, 68, 69, 70, 73}
     accounted = {row for reason in REASONS.values() for row in reason.rows} | set(HELD_OTHERWISE)
     assert beforehand - accounted == set()
+
+
+def test_where_explain_names_check_there_is_a_finding() -> None:
+    found = {str(row) for reason in REASONS.values() for row in reason.rows}
+    assert [number for number, row in ROWS.items() if row.before == "vcluster check" and number not in found] == []

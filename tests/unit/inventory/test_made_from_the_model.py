@@ -1,27 +1,16 @@
-"""The schema, the example and the table of keys are made from the model and committed: are they fresh?"""
+"""What is made from the model of the inventory: schema, example, template."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
-import pytest
-
-from tests.unit.inventory.made import MADE, PAGE, example
+from tests.support.paths import ROOT
 from tests.unit.inventory.texts import read, refusal
+from tools.inventory import example
 from vllm_cluster.inventory.model import SECTIONS
-from vllm_cluster.inventory.schema import json_schema, key_table
+from vllm_cluster.inventory.schema import json_schema
 from vllm_cluster.inventory.template import HostSeed, render
-
-
-@pytest.mark.parametrize("path", MADE, ids=lambda path: path.name)
-def test_the_committed_file_is_fresh(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == MADE[path](), "run `python -m tests.unit.inventory.made`"
-
-
-def test_the_page_holds_the_table_once() -> None:
-    assert PAGE.read_text(encoding="utf-8").count(key_table()) == 1
 
 
 def test_the_example_loads() -> None:
@@ -29,7 +18,7 @@ def test_the_example_loads() -> None:
 
 
 def test_inventories_in_the_page_load() -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "inventory.md").read_text(encoding="utf-8"), re.DOTALL)
     whole = [block for block in blocks if block.startswith("version: 1")]
     parts = [block for block in blocks if block not in whole]
     assert len(whole) >= 1

@@ -1,9 +1,8 @@
-"""The page of failures: `python -m tests.unit.explain.page` writes docs/failures.md from the catalogue and its logs."""
+"""The page of failures, from the catalogue and the logs that show each one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from tests.support.corpus import CORPUS
 from tests.support.logs import PRODUCED, reported, row_of
@@ -11,7 +10,6 @@ from vllm_cluster.core.reasons import HELD_OTHERWISE, REASONS
 from vllm_cluster.explain.catalogue import ROWS
 from vllm_cluster.explain.row import Row
 
-PAGE = Path(__file__).parents[3] / "docs" / "failures.md"
 # Each row of these stands in the log of another one too.
 WITHIN = {"69": "in the log of 40-worker-killed-after-a-stop", "72": "in the log of 71-context"}
 SECTIONS = (
@@ -36,7 +34,7 @@ or the verb that refuses it. *Explained* is the log by which tests hold that [`v
 it: **produced** by breaking a real cluster in that way (`tests/fixtures/logs`), **reported** by the user of another, \
 or in the **corpus** (`tests/fixtures/corpus`). Where no log can show it, the reason is there.
 
-This page is written by `python -m tests.unit.explain.page`.
+This page is written by `make docs`.
 """
 
 
@@ -82,7 +80,3 @@ def section(row: Row, found: str, logs: Sequence[str]) -> list[str]:
     kind = " (symptom)" if row.kind == "symptom" else ""
     cells = [f"- {name}{kind if name == 'Seen' else ''}: {text}" for name, text in (*parts, ("Explained", explained))]
     return [f"### Failure {row.number}", "", *cells, ""]
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

@@ -1,0 +1,1 @@
+"""What makes the committed pages and releases; nothing here is installed."""

@@ -1,0 +1,159 @@
+"""The pages of docs/reference, each made from the code that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args
+
+import typer
+
+from tests.support.json_schemas import schemas
+from vllm_cluster.cli.app import NAME, app
+from vllm_cluster.cli.help import COMMON, option_row, shown_name, usage_lines
+from vllm_cluster.cli.program import Verb
+from vllm_cluster.cli.verbs import SANDBOX, VERBS
+from vllm_cluster.core.reasons import HELD_OTHERWISE, REASONS
+from vllm_cluster.run.events import Kind
+
+EXIT_CODES = {
+    0: "done",
+    1: "failed, or the answer to a question was no: then nothing was changed",
+    2: "usage or inventory; a question without a terminal and without `--yes`",
+    3: "refused before anything was changed; `fit`: the model does not fit",
+    4: "a host, or the hub, is unreachable; a connection that breaks later is 1",
+    10: "`plan --exit-code`: there is something to do",
+    75: "another run holds the lease of a host, or this one lost it: run the command again; "
+    "`serve`: another request replaced this one",
+    130: "interrupted; completed steps are kept",
+}
+EVENTS = {
+    "phase": "a phase of the verb has begun",
+    "plan": "what `up` is about to do, as in `plan --json`",
+    "start": "an operation on a host has begun",
+    "done": "an operation on a host has ended",
+    "failed": "a host failed; the verb may continue on other hosts",
+    "progress": "how far a wait or a model start is",
+    "note": "a fact that explains what follows",
+    "warning": "a problem that does not end the verb",
+    "result": "the outcome of a verb that succeeded",
+    "log": "a line of vLLM's log, with `-v`",
+    "error": "the verb failed: what happened, what to do, the exit code, and a row for each host concerned",
+    "endpoint": "the model is ready: where it answers, and the command that asks it",
+}
+# Every event has these.
+OF_ALL_EVENTS = ("v", "t", "event", "text")
+# A bar within a cell, also within code.
+_BAR = r"\|"
+
+
+def commands() -> str:
+    """Every verb with its options, exit codes and examples, as `--help` shows them."""
+    lines = [
+        "# Commands",
+        "",
+        f"What `{NAME} VERB --help` shows, on one page. Options of every verb are listed once, at the end.",
+    ]
+    group = typer.main.get_command(app)
+    common: dict[str, tuple[str, str]] = {}
+    for path, verb, params in _verbs(group):
+        options = [one for one in params if one.param_type_name == "option" and not one.hidden]
+        common |= {one.name: option_row(one) for one in options if one.name in COMMON}
+        lines += _verb(path, verb, params, [option_row(one) for one in options if one.name not in COMMON])
+    return _page(
+        [*lines, "", "## Options of every verb", "", *_options(common[name] for name in COMMON if name in common)]
+    )
+
+
+def _verbs(group: Any) -> Iterator[tuple[str, Verb, list[Any]]]:
+    """The path, the help and the parameters of each verb; those of the sandbox are a group of their own."""
+    context = typer.Context(group, info_name=NAME)
+    for name, verb in VERBS.items():
+        command = group.get_command(context, name)
+        if name != "sandbox":
+            yield f"{NAME} {name}", verb, command.get_params(typer.Context(command))
+            continue
+        for inner, own in SANDBOX.items():
+            one = command.get_command(typer.Context(command), inner)
+            yield f"{NAME} {name} {inner}", own, one.get_params(typer.Context(one))
+
+
+def _verb(path: str, verb: Verb, params: list[Any], options: list[tuple[str, str]]) -> Iterator[str]:
+    arguments = [one for one in params if one.param_type_name == "argument"]
+    (usage,) = usage_lines(path, arguments)
+    yield from ("", f"## {path}", "", f"{verb.summary} {verb.about}".strip())
+    yield from ("", "```text", usage.removeprefix("Usage: "), "```")
+    rows = [*((shown_name(one), one.help or "") for one in arguments), *options]
+    if rows:
+        yield from ("", *_options(rows))
+    if verb.exits:
+        exits = ((str(code), what) for code, what in sorted(verb.exits.items()))
+        yield from ("", *_table("exit code | meaning", exits))
+    yield from ("", "```text", *verb.examples, "```")
+
+
+def _options(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    return _table("option | meaning", ((f"`{name}`", what) for name, what in rows))
+
+
+def exit_codes() -> str:
+    """What each exit code means, and which verbs have more to say of it."""
+    lines = [
+        "# Exit codes",
+        "",
+        "A code means the same for every verb; [the verbs](commands.md) have the details. Codes are stable: a release "
+        "that changes one names it in [CHANGELOG.md](../../CHANGELOG.md).",
+        "",
+    ]
+    verbs = {code: ", ".join(f"`{name}`" for name, verb in VERBS.items() if code in verb.exits) for code in EXIT_CODES}
+    rows = ((str(code), what, verbs[code] or "all") for code, what in EXIT_CODES.items())
+    return _page([*lines, *_table("code | meaning | named in the help of", rows)])
+
+
+def events() -> str:
+    """The kinds of events and the keys of each."""
+    lines = [
+        "# Events",
+        "",
+        "`up`, `serve`, `stop`, `rollback`, `down`, `tunnel` and `sandbox` write one JSON object a line with `--json`. "
+        "Each has `v` (1), `t` (seconds since the epoch), `event` and, but for `error` and `endpoint`, `text`, a "
+        "sentence for people; `host` where it concerns one host. [The schema](json/events.schema.json) has the types.",
+        "",
+    ]
+    forms: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in (*get_args(Kind), "endpoint")}
+    for form in schemas()["events"]["anyOf"]:
+        forms[form["properties"]["event"]["const"]].append(form["properties"])
+    rows = ((f"`{kind}`", EVENTS[kind], "; ".join(filter(None, map(_keys, forms[kind])))) for kind in forms)
+    return _page([*lines, *_table("event | meaning | keys of its own", rows)])
+
+
+def _keys(form: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}`" for key in form if key not in (*OF_ALL_EVENTS, "host"))
+
+
+def checks() -> str:
+    """The codes of findings, why each matters and which failures it prevents."""
+    lines = [
+        "# Checks",
+        "",
+        "The codes of the findings of [`vcluster check`](../check.md), which are `code` in its JSON. The numbers are "
+        "those of the [failures](../failures.md) that a check finds before anything is loaded.",
+        "",
+    ]
+    codes = ((f"`{code}`", one.why, ", ".join(map(_failure, one.rows))) for code, one in REASONS.items())
+    lines += [*_table("code | why it matters | failures", codes), "", "## What needs no check, or allows none", ""]
+    return _page([*lines, *_table("failure | why", ((_failure(row), why) for row, why in HELD_OTHERWISE.items()))])
+
+
+def _failure(number: object) -> str:
+    return f"[{number}](../failures.md#failure-{number})"
+
+
+def _table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    yield f"| {head} |"
+    yield "|" + "---|" * len(head.split(" | "))
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', _BAR) for cell in row)} |"
+
+
+def _page(lines: Iterable[str]) -> str:
+    return "\n".join(lines) + "\n"
