@@ -69,7 +69,7 @@ def bundle(
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting from {count(len(inventory.hosts), 'host')}"))
         hosts, failures = fleet.each(lambda link: _look(inventory, link))
-    known = [*_own_secrets(inventory, runtime), *(secret for host in hosts.values() for secret in host.secrets)]
+    known = [*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)]
     without_secrets = redactor([*known, *_secret_variables(inventory)])
     rename = _renamer(inventory, hosts, runtime) if anonymous else lambda text: text
     files = {
@@ -99,11 +99,11 @@ def _look(inventory: Inventory, link: Link) -> _Host:
     return _Host(facts, collect(link, inventory.cluster), _without_values(dict(inspected or {})), secrets)
 
 
-def _own_secrets(inventory: Inventory, runtime: Runtime) -> Iterator[str]:
+def _own_secrets(inventory: Inventory) -> Iterator[str]:
     for name, reference in references(inventory).items():
         # A reference that leads nowhere any more must not keep the rest from being redacted and packed.
         with suppress(VclusterError):
-            yield from read(inventory, {name: reference}, runtime).values()
+            yield from read(inventory, {name: reference}).values()
 
 
 def _secret_variables(inventory: Inventory) -> Iterator[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import selectors
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
+from vllm_cluster.clock import Deadline
 from vllm_cluster.core.errors import InventoryError
 from vllm_cluster.inventory.model import SecretRef
 from vllm_cluster.text import redact_value
@@ -14,10 +18,8 @@ from vllm_cluster.text import redact_value
 COMMAND_SECONDS = 30.0
 MAX_BYTES = 64_000
 
-Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
-
-def read_secret(ref: SecretRef, *, base: Path, environ: Mapping[str, str], run: Run = subprocess.run) -> str:
+def read_secret(ref: SecretRef, *, base: Path, environ: Mapping[str, str]) -> str:
     """The secret that `ref` points to; relative files lie in `base`.
 
     Raises:
@@ -26,7 +28,7 @@ def read_secret(ref: SecretRef, *, base: Path, environ: Mapping[str, str], run: 
     if ref.kind == "env":
         found = _from_environment(ref, environ)
     else:
-        raw = _from_file(ref, base) if ref.kind == "file" else _from_command(ref, base, environ, run)
+        raw = _from_file(ref, base) if ref.kind == "file" else _from_command(ref, base, environ)
         if len(raw) > MAX_BYTES:
             raise _refused(ref, "gives far more than a token")
         try:
@@ -68,23 +70,46 @@ def _from_file(ref: SecretRef, base: Path) -> bytes:
         raise _refused(ref, f"cannot be read: {reason}") from None
 
 
-def _from_command(ref: SecretRef, base: Path, environ: Mapping[str, str], run: Run) -> bytes:
+def _from_command(ref: SecretRef, base: Path, environ: Mapping[str, str]) -> bytes:
+    deadline = Deadline.after(COMMAND_SECONDS)
     try:
-        # Standard error stays the user's: prompts and the tool's own words are seen and not kept.
-        done = run(
-            shlex.split(ref.value),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            cwd=base,
-            env=dict(environ),
-            timeout=COMMAND_SECONDS,
-            check=False,
+        # Standard error stays the user's: prompts and the tool's own words are seen and not kept. So does the terminal:
+        # in a session of its own a tool could not ask for a passphrase.
+        process = subprocess.Popen(
+            shlex.split(ref.value), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=base, env=dict(environ)
         )
-    except subprocess.TimeoutExpired:
-        # from None: the exception holds what the command had printed.
-        raise _refused(ref, f"the command gave no answer in {COMMAND_SECONDS:.0f} s") from None
     except OSError as error:
         raise _refused(ref, f"the command cannot be started: {error.strerror}") from None
-    if done.returncode != 0:
-        raise _refused(ref, f"the command failed with exit code {done.returncode}", "run it by hand to see why")
-    return done.stdout
+    with process:
+        try:
+            assert process.stdout is not None  # noqa: S101 - it was asked for as a pipe
+            found = _first_bytes(process.stdout, deadline)
+            if len(found) <= MAX_BYTES:
+                process.wait(deadline.left())
+        except (TimeoutError, subprocess.TimeoutExpired):
+            # from None: the exception may hold what the command had printed.
+            raise _refused(ref, f"the command gave no answer in {COMMAND_SECONDS:.0f} s") from None
+        finally:
+            process.kill()
+    if len(found) <= MAX_BYTES and process.returncode != 0:
+        raise _refused(ref, f"the command failed with exit code {process.returncode}", "run it by hand to see why")
+    return found
+
+
+def _first_bytes(pipe: IO[bytes], deadline: Deadline) -> bytes:
+    """What comes until the end, or a little more than MAX_BYTES: output without end must not fill the memory.
+
+    Raises:
+        TimeoutError: neither has come by the deadline.
+    """
+    found = bytearray()
+    with selectors.DefaultSelector() as ready:
+        ready.register(pipe, selectors.EVENT_READ)
+        while len(found) <= MAX_BYTES:
+            # A program that the command started may hold the pipe for longer than the command lives.
+            if not ready.select(deadline.left()):
+                raise TimeoutError
+            if not (data := os.read(pipe.fileno(), MAX_BYTES)):
+                break
+            found += data
+    return bytes(found)

@@ -60,7 +60,7 @@ def gather(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime, read
     unread: list[str] = []
     for name, reference in wanted.items() if reading is not Reading.NONE else ():
         try:
-            values |= read(inventory, {name: reference}, runtime)
+            values |= read(inventory, {name: reference})
         except InventoryError as error:
             if reading is Reading.ALL:
                 raise
@@ -93,17 +93,14 @@ def references(inventory: Inventory) -> dict[str, SecretRef]:
     return {**given, **{VARIABLE + name: reference for name, reference in inventory.secrets.items()}}
 
 
-def read(inventory: Inventory, wanted: Mapping[str, SecretRef], runtime: Runtime) -> dict[str, str]:
+def read(inventory: Inventory, wanted: Mapping[str, SecretRef]) -> dict[str, str]:
     """The values of these secrets.
 
     Raises:
         InventoryError: one of them is not where it should be.
     """
     base = inventory.path.parent if inventory.path else here()
-    return {
-        name: read_secret(reference, base=base, environ=os.environ, run=runtime.processes)
-        for name, reference in wanted.items()
-    }
+    return {name: read_secret(reference, base=base, environ=os.environ) for name, reference in wanted.items()}
 
 
 def identify(cluster: str, name: str, value: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -12,14 +12,14 @@ import pytest
 
 from vllm_cluster.core.errors import InventoryError
 from vllm_cluster.inventory.model import SecretRef
-from vllm_cluster.inventory.secrets import read_secret
+from vllm_cluster.inventory.secrets import COMMAND_SECONDS, read_secret
 
 TOKEN = "canary-7f3a"
 
 
 def _read(reference: str, base: Path, **environ: str) -> str:
     ref = SecretRef.model_validate(reference)
-    return read_secret(ref, base=base, environ={"PATH": os.environ["PATH"], **environ}, run=subprocess.run)
+    return read_secret(ref, base=base, environ={"PATH": os.environ["PATH"], **environ})
 
 
 def test_from_the_environment(tmp_path: Path) -> None:
@@ -100,3 +100,29 @@ def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InventoryError, match=r"the command gave no answer in 0 s$") as caught:
         _read(f"cmd:{sys.executable} tool", tmp_path)
     assert TOKEN not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"yes {TOKEN}",
+        # The program that prints is no longer of the command, and goes with its pipe.
+        f"sh -c 'yes {TOKEN} & yes {TOKEN}'",
+    ],
+)
+def test_a_command_that_prints_without_end_is_ended_at_once(command: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(InventoryError, match=r": gives far more than a token$") as caught:
+        _read(f"cmd:{command}", tmp_path)
+    assert time.monotonic() - began < COMMAND_SECONDS / 3
+    assert TOKEN not in "".join(traceback.format_exception(caught.value)).replace(command, "")
+
+
+def test_a_silent_program_that_a_command_leaves_behind_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_cluster.inventory.secrets.COMMAND_SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises(InventoryError, match=r"the command gave no answer in 0 s$"):
+        _read(f"cmd:sh -c 'sleep 20 & echo {TOKEN}'", tmp_path)
+    assert time.monotonic() - began < 10
