@@ -11,7 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from vllm_cluster import __version__
 from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.errors import UsageError, VclusterError
-from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.facts import HostFacts, Image
 from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.preflight import engine_problem, preflight
+from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.explain.scan import scan
 from vllm_cluster.explain.verdict import verdict
 from vllm_cluster.inventory.model import Inventory
@@ -121,7 +122,35 @@ def _without_values(inspected: dict[str, Any]) -> dict[str, Any]:
     """What `docker inspect` says, the values of the environment left out."""
     config = dict(inspected.get("Config") or {})
     config["Env"] = [f"{entry.partition('=')[0]}={REDACTED}" for entry in config.get("Env") or ()]
+    config["Labels"] = _our_labels(config.get("Labels") or {})
     return {**inspected, "Config": config}
+
+
+def _our_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels of vcluster alone; what is stored of a node's environment stays by name."""
+    kept = {name: value for name, value in labels.items() if name.startswith(LABEL)}
+    if SPEC in kept:
+        spec = stored_spec(kept)
+        hidden = tuple((name, REDACTED) for name, _ in spec.environment) if spec else ()
+        kept[SPEC] = replace(spec, environment=hidden).document if spec else REDACTED
+    return kept
+
+
+def _facts(facts: HostFacts, image: str) -> dict[str, Any]:
+    """The facts without what others wrote into labels, and without the names of their images."""
+    base = image.partition("@")[0].rpartition(":")[0]
+    images = tuple(replace(one, labels=_our_labels(one.labels)) for one in facts.images if _is_of(one, base))
+    named = {one.id for one in images}
+    containers = tuple(
+        replace(one, labels=_our_labels(one.labels), image=one.image if one.image_id in named else "")
+        for one in facts.containers
+    )
+    return asdict(replace(facts, containers=containers, images=images))
+
+
+def _is_of(image: Image, base: str) -> bool:
+    """Whether an image is the inventory's, or was made from it."""
+    return bool(_our_labels(image.labels)) or any(name.startswith(base) for name in (*image.tags, *image.digests))
 
 
 def _files(
@@ -138,7 +167,7 @@ def _files(
     told = {"verdict": found.kind, "failure": failure, "lines": [asdict(place) for place in places]}
     yield "explain.json", _json(told)
     for name, host in hosts.items():
-        yield f"{name}/facts.json", _json(asdict(host.facts))
+        yield f"{name}/facts.json", _json(_facts(host.facts, inventory.image))
         yield f"{name}/inspect.json", _json(host.inspected)
         for log in host.logs:
             yield f"{name}/{log.name}", _text(log)

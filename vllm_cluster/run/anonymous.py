@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Callable, Iterable
 
@@ -15,10 +16,11 @@ _LEAST = 2
 
 def anonymizer(names: Iterable[str]) -> Callable[[str], str]:
     """Replaces these names and every address that is not loopback or a wildcard."""
-    given = {name: f"name-{number}" for number, name in enumerate(dict.fromkeys(names), 1) if len(name) >= _LEAST}
+    distinct = dict.fromkeys(name.lower() for name in names if len(name) >= _LEAST)
+    given = {form: f"name-{number}" for number, name in enumerate(distinct, 1) for form in _forms(name)}
     # The longest first: gpu10 is not gpu1 with a nought.
     words = "|".join(re.escape(name) for name in sorted(given, key=len, reverse=True))
-    known = re.compile(rf"(?<![A-Za-z0-9]){'(?:' + words + ')'}(?![A-Za-z0-9])") if given else None
+    known = re.compile(rf"(?<![A-Za-z0-9]){'(?:' + words + ')'}(?![A-Za-z0-9])", re.IGNORECASE) if given else None
     addresses: dict[str, str] = {}
 
     def address(found: re.Match[str]) -> str:
@@ -33,6 +35,12 @@ def anonymizer(names: Iterable[str]) -> Callable[[str], str]:
     def replace(text: str) -> str:
         text = _MAC.sub("mac", text)
         text = _ADDRESS.sub(address, text)
-        return known.sub(lambda found: given[found[0]], text) if known else text
+        return known.sub(lambda found: given[found[0].lower()], text) if known else text
 
     return replace
+
+
+def _forms(name: str) -> Iterable[str]:
+    """A name as it is, in JSON, and in JSON that is a text of JSON: a label that holds a document."""
+    once = json.dumps(name)[1:-1]
+    return dict.fromkeys((name, once.lower(), json.dumps(once)[1:-1].lower()))
