@@ -27,7 +27,7 @@ def verb_help(path: str, verb: Verb, params: Sequence[Any]) -> str:
     options = [one for one in params if one.param_type_name == "option" and not one.hidden]
     own = [one for one in options if one.name not in COMMON]
     common = sorted((one for one in options if one.name in COMMON), key=lambda one: COMMON.index(one.name))
-    lines = [*usage_lines(path, arguments), "", *textwrap.wrap(verb.summary, width)]
+    lines = [*usage_lines(path, arguments, width), "", *textwrap.wrap(verb.summary, width)]
     for paragraph in filter(None, verb.about.split("\n")):
         lines += ["", *textwrap.wrap(paragraph, width)]
     lines += _section("Arguments", ((shown_name(one), one.help or "") for one in arguments), width)
@@ -59,7 +59,7 @@ def shown_name(param: Any) -> str:
     return str(param.metavar or param.name.upper())
 
 
-def usage_lines(path: str, arguments: Iterable[Any]) -> Iterator[str]:
+def usage_lines(path: str, arguments: Iterable[Any], width: int = MAX_WIDTH) -> Iterator[str]:
     """How a verb is called."""
     pieces = [f"Usage: {path}"]
     last = []
@@ -69,7 +69,10 @@ def usage_lines(path: str, arguments: Iterable[Any]) -> Iterator[str]:
             last.append(f"[{name}]")
         else:
             pieces.append((name if one.required else f"[{name}]") + "..." * (one.nargs == -1))
-    yield " ".join([*pieces, "[OPTIONS]", *last])
+    # What belongs together is not broken.
+    line = " ".join(piece.replace(" ", "\xa0") for piece in (*pieces, "[OPTIONS]", *last))
+    for piece in textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False):
+        yield piece.replace("\xa0", " ")
 
 
 def option_row(param: Any) -> tuple[str, str]:
@@ -88,8 +91,10 @@ def option_row(param: Any) -> tuple[str, str]:
 
 def _section(title: str, rows: Iterable[tuple[str, str]], width: int, column: int = COLUMN) -> list[str]:
     lines = []
+    # A narrow terminal has room for descriptions below the names.
+    column = min(column, width // 3)
     for name, description in rows:
-        wrapped = textwrap.wrap(description, max(20, width - column)) or [""]
+        wrapped = textwrap.wrap(description, width - column, break_long_words=False) or [""]
         first = f"  {name}"
         if len(first) + 2 > column:
             lines.append(first)

@@ -14,8 +14,11 @@ from vllm_cluster.versions import VLLM_IMAGE
 
 
 def init(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="HOST", help="A host, as NAME or NAME=ADDRESS.", show_default=False)
+    ] = None,
     hosts: Annotated[
-        list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="A host; once for each.")
+        list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="The same, once for each host.")
     ] = None,
     from_ssh_config: Annotated[
         str | None,
@@ -45,7 +48,7 @@ def init(
         from vllm_cluster.text import count
 
         written = write(
-            hosts=hosts or [],
+            hosts=[*(names or []), *(hosts or [])],
             pattern=from_ssh_config,
             cluster=cluster or _name(output),
             image=image,

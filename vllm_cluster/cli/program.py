@@ -22,6 +22,7 @@ from vllm_cluster.cli.options import Color, Quiet, Verbose
 from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.cli.values import convert
 from vllm_cluster.core.errors import UsageError
+from vllm_cluster.text import things
 
 T = TypeVar("T")
 
@@ -81,12 +82,13 @@ class Parsed(TyperCommand):
         given = words.sort(args, flags, valued)
         path = ctx.command_path
         takes_flags = any(one.metavar == text.VLLM_FLAGS for one in self.params)
-        if takes_flags and (given.names or given.arguments[1:]):
-            what = _listed("option", given.names) if given.names else _listed("argument", given.arguments[1:])
+        if takes_flags and given.arguments[1:]:
+            models = ", ".join(map(words.shown, given.arguments))
             raise UsageError(
-                f"{path} has no {what}: flags of vLLM come after --",
-                hint=words.behind_dashes(self.name or "", given),
+                f"a cluster serves one model at a time, got {models}", hint=words.of_one(self.name or "", given)
             )
+        if takes_flags and given.names:
+            raise words.misplaced(self.name or "", given, f"{path} has no {_listed('option', given.names)}")
         if given.names:
             near = words.closest(given.names, [*flags, *valued])
             also = f" (did you mean {', '.join(near)}?)" if near else ""
@@ -128,6 +130,8 @@ class Verbs(TyperGroup):
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse the words before the verb; the common options among them go to the verb."""
         args = words.options_last(args)
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         _plain_values(self.get_params(ctx))
         try:
             return super().parse_args(ctx, args)
@@ -211,4 +215,4 @@ def _usage_error(ctx: Context, error: ParserError, args: list[str]) -> UsageErro
 
 
 def _listed(what: str, names: list[str]) -> str:
-    return f"{what}{'s' if len(names) > 1 else ''} {', '.join(map(words.shown, dict.fromkeys(names)))}"
+    return f"{things(len(names), what)} {', '.join(map(words.shown, dict.fromkeys(names)))}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from vllm_cluster.core.errors import UsageError
 from vllm_cluster.text import printable
 
 # Options that every verb takes, before it and behind it.
@@ -36,9 +37,18 @@ _MEANINGS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("hosts", "nodes", "gpus", "describe", "inspect", "hardware"): ("vcluster facts",),
     ("estimate", "size", "memory", "plan-memory"): ("vcluster fit MODEL",),
     ("new", "config", "configure", "setup"): ("vcluster init",),
-    ("help", "man"): ("vcluster --help",),
+    ("man",): ("vcluster --help",),
     ("version",): ("vcluster --version",),
 }
+# What no flag of vLLM is, though it may be typed behind a model; MODEL is the one that was given.
+_INSTEAD: Mapping[tuple[str, ...], str] = {
+    ("--dry-run", "--check", "--plan", "--fit"): "vcluster fit MODEL\nvcluster plan",
+    ("--detach", "-d", "--background", "--no-wait"): "press Ctrl-C once it starts: the start goes on\nvcluster status",
+    ("--image",): "set image in the inventory\nvcluster up",
+    ("--env", "-e", "--environment"): "set environment in the inventory\nvcluster up",
+    ("--gpus", "--gpu", "--nodes", "--hosts"): "use --tp and --pp; the inventory has the hosts and their GPUs",
+}
+_INSTEAD_BY_NAME = {name: instead for names, instead in _INSTEAD.items() for name in names}
 _BY_WORD = {word: commands for words, commands in _MEANINGS.items() for word in words}
 
 
@@ -119,17 +129,46 @@ def _short(word: str, flags: Sequence[str], with_value: Sequence[str]) -> bool:
     return word[:2] in with_value or all(f"-{letter}" in flags for letter in word[1:])
 
 
+def misplaced(verb: str, given: Sorted, what: str) -> UsageError:
+    """The error for options that are not ours: flags of vLLM follow `--`, for others there is something else."""
+    from vllm_cluster.engine.vllm import instead
+
+    remedies = {name: _INSTEAD_BY_NAME.get(name) or instead(name) for name in given.names}
+    lines = [remedy for remedy in dict.fromkeys(remedies.values()) if remedy]
+    ours = {name for name, remedy in remedies.items() if remedy}
+    model = _argument(given)
+    rest = replace(given, arguments=[model], unknown=_without(given.unknown, {*ours, model}))
+    if ours != set(given.names):
+        what += ": flags of vLLM come after --"
+        lines.append(behind_dashes(verb, rest))
+    return UsageError(what, hint="\n".join(lines).replace("MODEL", model))
+
+
+def of_one(verb: str, given: Sorted) -> str:
+    """The command with the first of several arguments alone."""
+    behind = ["--", *given.after] if given.after else []
+    return shlex.join(["vcluster", verb, given.arguments[0], *given.options, *behind])
+
+
+def _without(unknown: Sequence[str], names: set[str]) -> list[str]:
+    """The unknown words without these, and without the values of these options."""
+    kept: list[str] = []
+    dropped = False
+    for word in unknown:
+        dropped = word.split("=", 1)[0] in names or (dropped and not word.startswith("-"))
+        kept += [] if dropped else [word]
+    return kept
+
+
+def _argument(given: Sorted) -> str:
+    """The one argument; an option that takes no value may have swallowed it: a repository has a slash in its name."""
+    values = [word for word in given.unknown if not word.startswith("-")]
+    return next(iter([*given.arguments, *(word for word in values if "/" in word), *values[-1:]]), "MODEL")
+
+
 def behind_dashes(verb: str, given: Sorted) -> str:
     """The command of a verb with one argument in which what it does not know follows `--`, for vLLM."""
-    argument, *more = given.arguments or [""]
-    unknown = list(given.unknown)
-    if not argument:
-        # An option that takes no value has swallowed it: a repository has a slash in its name.
-        values = [word for word in unknown if not word.startswith("-")]
-        argument = next((word for word in values if "/" in word), values[-1] if values else "MODEL")
-        if argument in unknown:
-            unknown.remove(argument)
-    return shlex.join(["vcluster", verb, argument, *given.options, "--", *unknown, *more, *given.after])
+    return shlex.join(["vcluster", verb, *given.arguments, *given.options, "--", *given.unknown, *given.after])
 
 
 def inventory_option(words: Sequence[str]) -> str:

@@ -128,6 +128,12 @@ def check(model: str, name: str, extra: Sequence[str]) -> None:
             )
 
 
+def instead(flag: str) -> str | None:
+    """What to use in place of a flag that vcluster sets itself; None for all others."""
+    ours = _ours(flag)
+    return _OURS[ours] if ours else None
+
+
 def environment() -> dict[str, str]:
     """What vLLM's processes get besides the container's own environment."""
     return {

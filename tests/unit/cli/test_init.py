@@ -30,6 +30,12 @@ def test_hosts_by_flags(tmp_path: Path) -> None:
     assert {name: host.address for name, host in words.hosts.items()} == {"gpu1": "10.0.0.11", "gpu2": "10.0.0.12"}
 
 
+def test_hosts_as_arguments(tmp_path: Path) -> None:
+    done = init(tmp_path, "gpu1=10.0.0.11", "gpu2=10.0.0.12", "--cluster", "lab")
+    assert (done.returncode, done.stderr) == (0, "Wrote inventory.yaml (2 hosts). Next: vcluster check\n")
+    assert list(load(tmp_path / "inventory.yaml", cwd=tmp_path).hosts) == ["gpu1", "gpu2"]
+
+
 @pytest.mark.parametrize(
     ("folder", "name"), [("lab", "lab"), ("My Cluster_2", "my-cluster-2"), ("x" * 40, "x" * 32), ("-a.b-", "a-b")]
 )

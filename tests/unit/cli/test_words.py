@@ -69,7 +69,6 @@ def test_both_sides_of_the_verb_name_the_inventory(where: str, tmp_path: Path) -
         ("serve --enforce-eager org/m --tp 2 -i x", "vcluster serve org/m --tp 2 -i x -- --enforce-eager"),
         ("serve --foo", "vcluster serve MODEL -- --foo"),
         ("-i x serve M --foo -- --bar 1", "vcluster serve M -i x -- --foo --bar 1"),
-        ("serve M stray --tunnel", "vcluster serve M --tunnel -- stray"),
     ],
 )
 def test_flags_of_vllm_before_the_dashes_are_all_named_with_the_command(typed: str, fix: str) -> None:
@@ -80,6 +79,38 @@ def test_flags_of_vllm_before_the_dashes_are_all_named_with_the_command(typed: s
     unknown = [word.split("=")[0] for word in before if word.startswith("-") and word not in ("-i", "--tp", "--tunnel")]
     assert all(word in found.message for word in unknown)
     assert found.hint == fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "message", "fix"),
+    [
+        ("serve M --port 9", "vcluster serve has no option --port", "set ports.api in the inventory"),
+        ("serve --dry-run org/m", "vcluster serve has no option --dry-run", "vcluster fit org/m\nvcluster plan"),
+        ("serve M -tp 2", "vcluster serve has no option -tp", "use --tp"),
+        (
+            "serve M --port 9 --seed 1",
+            "vcluster serve has no options --port, --seed: flags of vLLM come after --",
+            "set ports.api in the inventory\nvcluster serve M -- --seed 1",
+        ),
+        (
+            "serve org/a org/b --tunnel -- --seed 1",
+            "a cluster serves one model at a time, got org/a, org/b",
+            "vcluster serve org/a --tunnel -- --seed 1",
+        ),
+    ],
+)
+def test_what_no_flag_of_vllm_is_names_what_to_use(typed: str, message: str, fix: str) -> None:
+    found = call(*typed.split())
+    assert isinstance(found, UsageError)
+    assert (found.message, found.hint) == (message, fix)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("help", "--help"), ("help serve", "serve --help")])
+def test_help_is_also_a_word(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not call(*typed.split())
+    shown = capsys.readouterr().out
+    assert not call(*meant.split())
+    assert shown == capsys.readouterr().out
 
 
 def test_all_unknown_options_are_named(tmp_path: Path) -> None:
@@ -131,10 +162,11 @@ def test_help_is_whole_and_in_the_words_of_the_field(
     assert call(*argv) == 0
     shown = capsys.readouterr().out
     for word in ("<int", "<str", "list[", "<path", "x>=", "<=x", "...\n", "[["):
-        assert word not in shown
+        assert word not in shown.replace("]...", "]")
     assert "\nExamples:\n  vcluster " in shown
     # Names and examples are to be pasted: they are not broken.
-    descriptions = [line for line in shown.splitlines() if not line.startswith(("  ", "Usage:"))]
+    lines = shown.partition("\nExamples:\n")[0].splitlines()
+    descriptions = [line for line in lines if len(line.split()) > 1]
     assert max(map(len, descriptions)) < columns
     if not inner:
         assert len(VERBS[verb].summary) <= 60
