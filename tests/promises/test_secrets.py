@@ -140,7 +140,10 @@ def crashed(sandbox: Sandbox, folder: Path) -> dict[str, bytes]:
     log = folder / "vcluster" / "crash.log"
     assert run.code == 1, run.out
     assert "RuntimeError: unexpected in" in log.read_text()
-    return {"the output of a crash": (run.out + run.err).encode(), "crash.log": log.read_bytes()}
+    calls = [path.read_bytes() for path in (folder / "vcluster" / "logs").iterdir()]
+    assert any(b"/containers/create" in call for call in calls)
+    left = {f"debug log {number}": call for number, call in enumerate(calls)}
+    return {"the output of a crash": (run.out + run.err).encode(), "crash.log": log.read_bytes(), **left}
 
 
 def with_variable(sandbox: Sandbox) -> dict[str, set[str]]:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
+from vllm_cluster import debug_log
 from vllm_cluster.actions import bundle, explain, survey
 from vllm_cluster.core.errors import CommandFailed, NotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.inventory.model import Inventory
@@ -206,3 +207,23 @@ def test_a_host_that_is_gone_is_named_and_stops_nothing(up: tuple[World, Invento
         assert "gpu1/inspect.json" in found
         again = lab.run(world, inventory, do_bundle).error
     assert isinstance(again, UsageError)
+
+
+@pytest.mark.promise("P13")
+def test_the_debug_log_has_every_call_and_no_secret(tmp_path: Path) -> None:
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    path = debug_log.to_file(tmp_path, "up", "key")
+    assert path
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+    debug_log.close()
+    lines = path.read_text().splitlines()
+    created = [line for line in lines if "POST" in line and "/containers/create?name=vcluster-lab " in line]
+    assert [line.split()[2] for line in created] == ["gpu1", "gpu2"]
+    assert all(" -> " in line for line in lines)
+    kept = {
+        name: file for host in world.machines.values() for v in host.volumes.values() for name, file in v.files.items()
+    }
+    secrets = [file.decode().strip() for name, file in kept.items() if name.startswith(("api-key-", "ray-token-"))]
+    assert len(secrets) >= 2
+    assert not [line for line in lines for secret in secrets if secret in line]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.preflight import engine_problem, preflight
 from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
+from vllm_cluster.debug_log import inventory_key, kept
 from vllm_cluster.explain.scan import scan
 from vllm_cluster.explain.verdict import verdict
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.laptop import cache_folder
 from vllm_cluster.run.anonymous import anonymizer
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.files import digest, node_files
@@ -41,6 +44,8 @@ from vllm_cluster.text import REDACTED, count, looks_random, redact, redactor
 MOST_OF_A_FILE = 8 << 20
 SECRET_BYTES = 64 << 10
 SSH_SECONDS = 5
+# Of this machine's own runs; the last one is this run.
+MAX_CALL_LOGS = 5
 
 Packed = tuple[Path, dict[str, int], Mapping[str, VclusterError]]
 
@@ -75,7 +80,7 @@ def bundle(
     rename = _renamer(inventory, hosts, runtime) if anonymous else lambda text: text
     files = {
         rename(name): rename(without_secrets(text)[:MOST_OF_A_FILE]).encode()
-        for name, text in _files(inventory, hosts, failures)
+        for name, text in chain(_files(inventory, hosts, failures), _calls(inventory))
     }
     files["contents.txt"] = "".join(f"{len(content):>10}  {name}\n" for name, content in files.items()).encode()
     _write(path, files)
@@ -171,6 +176,14 @@ def _files(
         yield f"{name}/inspect.json", _json(host.inspected)
         for log in host.logs:
             yield f"{name}/{log.name}", _text(log)
+
+
+def _calls(inventory: Inventory) -> Iterator[tuple[str, str]]:
+    """What this machine has sent to these hosts in its last runs."""
+    key = inventory_key(inventory.cluster, {name: host.destination for name, host in inventory.hosts.items()})
+    with suppress(OSError, VclusterError):
+        for path in kept(cache_folder(), key)[-MAX_CALL_LOGS:]:
+            yield f"calls/{path.name}", path.read_text("utf-8", "replace")
 
 
 def _text(log: Log) -> str:

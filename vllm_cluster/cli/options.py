@@ -35,7 +35,7 @@ Wait = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping what runs.")]
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="More output; -v shows the whole text of problems.")
+    int, typer.Option("--verbose", "-v", count=True, help="More output; -vv shows every call to the hosts.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and the result.")]
 Color = Annotated[

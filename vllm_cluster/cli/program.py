@@ -122,7 +122,7 @@ class Verbs(TyperGroup):
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         one = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=HELP)
-        one.command(cmd_name, cls=Parsed)(_with_common(found))
+        one.command(cmd_name, cls=Parsed)(_with_common(found, cmd_name))
         command = typer.main.get_command(one)
         command.verb = verb  # type: ignore[attr-defined]
         return command
@@ -182,12 +182,13 @@ def _value(param: TyperOption | TyperArgument, ctx: Context, value: Any) -> Any:
     return param.callback(ctx, param, value) if param.callback else value
 
 
-def _with_common(function: Callable[..., T]) -> Callable[..., T]:
+def _with_common(function: Callable[..., T], verb: str) -> Callable[..., T]:
     """The function of a verb, which also takes the options that all verbs take."""
 
     def run(verbose: Verbose = 0, quiet: Quiet = False, color: Color = "auto", **given: Any) -> T:
         SETTINGS.verbosity = -1 if quiet else verbose
         SETTINGS.color = color
+        SETTINGS.verb = verb
         return function(**given)
 
     own = inspect.signature(function, eval_str=True).parameters.values()

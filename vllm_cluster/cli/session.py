@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from vllm_cluster.cli import edge
 from vllm_cluster.core.errors import Interrupted, VclusterError
 from vllm_cluster.inventory.find import read
-from vllm_cluster.laptop import here
+from vllm_cluster.laptop import cache_folder, here
 from vllm_cluster.text import printable
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Settings:
 
     verbosity: int = 0
     color: str = "auto"
+    verb: str = ""
 
 
 # The root command fills it before any verb runs; verbs only read it.
@@ -41,6 +43,7 @@ class Session:
         self._renderer: Callable[[Event], None] | None = None
         self._close: Callable[[], None] = lambda: None
         self._inventory: Inventory | None = None
+        self._log: Path | None = None
 
     def load(self) -> Inventory:
         """The inventory that was named, or the one found here."""
@@ -48,7 +51,19 @@ class Session:
         from vllm_cluster.inventory.load import load_text
 
         self._inventory = load_text(raw, path=path, cwd=None if path else here())
+        self._open_log(self._inventory)
         return self._inventory
+
+    def _open_log(self, inventory: Inventory) -> None:
+        """Keep the calls to hosts from here on, where this machine has a place for it."""
+        from vllm_cluster import debug_log
+
+        destinations = {name: host.destination for name, host in inventory.hosts.items()}
+        with suppress(VclusterError):
+            key = debug_log.inventory_key(inventory.cluster, destinations)
+            self._log = debug_log.to_file(cache_folder(), SETTINGS.verb, key)
+        if SETTINGS.verbosity > 1:
+            debug_log.to_stderr()
 
     def paste(self, remedy: str) -> str:
         """A remedy as lines to paste: with this call's inventory, and with the ssh options that it gives."""
@@ -113,6 +128,10 @@ class Session:
             self._fail(edge.judged(error))
         finally:
             self._close()
+            if self._inventory:
+                from vllm_cluster import debug_log
+
+                debug_log.close()
 
     def _fail(self, error: VclusterError) -> NoReturn:
         self._close()
@@ -120,5 +139,6 @@ class Session:
         from vllm_cluster.cli.render import errors
 
         if error.message:
-            errors.show(error, as_json=self.as_json, color=SETTINGS.color)
+            failed = type(error).exit_code == VclusterError.exit_code
+            errors.show(error, as_json=self.as_json, color=SETTINGS.color, log=self._log if failed else None)
         raise SystemExit(error.exit_code)

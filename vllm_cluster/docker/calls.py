@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut, Unreachable
+from vllm_cluster.debug_log import logged
 from vllm_cluster.docker.wire import Connection, Guard, OpenStream, Pool
 
 CALL_SECONDS = 30.0
@@ -73,6 +74,7 @@ class Reply:
         self._seconds = deadline.left()
         self._connection: Connection | None = None
         self.date: float | None = None
+        self.status = 0
 
     def send(self, connection: Connection, target: str) -> None:
         """Send the request, and read the beginning of the answer.
@@ -86,6 +88,7 @@ class Reply:
             content, headers = call.content, {**call.kind, **call.headers}
             response = connection.send_request(call.method, target, self._deadline, content, headers)
             status, self.date = response.status, _seconds(response.headers.get("Date"))
+            self.status = status
         if status >= http.HTTPStatus.BAD_REQUEST:
             reason = _reason(self.read(MAX_REFUSAL))
             text = f"{call.what}: Docker says: {reason or response.reason}"
@@ -198,17 +201,20 @@ class Calls:
         deadline = deadline or self.after(CALL_SECONDS)
         self.count += 1
         reply = Reply(self.host, call, deadline)
-        with reply.failing():
-            connection = self.pool.take(deadline)
-        try:
-            if self.guard and call.method not in _SAFE and not call.reads:
-                self.guard()
-            query = {key: value for key, value in call.query.items() if value is not None}
-            reply.send(connection, f"/v{self._version}{call.path}" + (f"?{urlencode(query)}" if query else ""))
-            self.now = reply.date or self.now
-            yield reply
-        finally:
-            self.pool.give_back(connection)
+        query = {key: value for key, value in call.query.items() if value is not None}
+        target = f"/v{self._version}{call.path}" + (f"?{urlencode(query)}" if query else "")
+        with logged(self.host, "docker", f"{call.method} {target} ({call.what})", self._clock) as entry:
+            with reply.failing():
+                connection = self.pool.take(deadline)
+            try:
+                if self.guard and call.method not in _SAFE and not call.reads:
+                    self.guard()
+                reply.send(connection, target)
+                self.now = reply.date or self.now
+                entry.result = f"{reply.status}"
+                yield reply
+            finally:
+                self.pool.give_back(connection)
 
     def ask(self, call: Call, read: Callable[[Any], T], deadline: Deadline | None = None) -> T:
         """What `read` makes of the JSON of the answer."""

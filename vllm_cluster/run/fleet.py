@@ -19,6 +19,7 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import locate
 from vllm_cluster.transport.base import Deadline, Stream, Target, Transport
 from vllm_cluster.transport.jumps import Jumps
+from vllm_cluster.transport.logged_transport import LoggedTransport
 from vllm_cluster.transport.sshconfig import Resolved, ssh_options
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
@@ -137,7 +138,8 @@ class Fleet:
     def _link(self, inventory: Inventory, host: Host, endpoint: Resolved | None) -> Link:
         at, kind = target(inventory, host), _kind(inventory, host)
         ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
-        return Link(host.name, self.runtime.connect(at, kind, endpoint, self._jumps), self.runtime, ssh)
+        carrier = LoggedTransport(self.runtime.connect(at, kind, endpoint, self._jumps), kind, self.runtime.clock)
+        return Link(host.name, carrier, self.runtime, ssh)
 
     def each(
         self, work: Callable[[Link], T], hosts: Iterable[str] | None = None

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from vllm_cluster.debug_log import logged
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.sshconfig import NoSshCommand, Resolved, resolve, ssh_words
@@ -26,7 +27,10 @@ def locate(target: Target, kind: Kind, processes: Callable[..., Any] = subproces
 
         return parsed_words(asked)
 
-    return resolve(target, words)
+    with logged(target.name, "ssh -G", target.destination) as call:
+        found = resolve(target, words)
+        call.result = f"{found.host}:{found.port}"
+        return found
 
 
 def make(target: Target, kind: Kind, jumps: Jumps, endpoint: Resolved | None = None) -> Transport:

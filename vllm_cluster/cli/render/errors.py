@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.errors import Aborted, Interrupted, VclusterError
 
 
-def show(error: VclusterError, *, as_json: bool, color: str) -> None:
-    """Write the error: what happened, then what to do."""
+def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = None) -> None:
+    """Write the error: what happened, what to do, and the file that has every call to the hosts."""
     if as_json:
         print(json.dumps({"v": 1, "t": round(time.time(), 3), "event": "error", **error.as_json()}), flush=True)
         return
@@ -21,3 +22,5 @@ def show(error: VclusterError, *, as_json: bool, color: str) -> None:
     print(f"{mark}{plain(error.message)}", file=sys.stderr)
     for line in (error.hint or "").splitlines():
         print(f"{bold}  do:{end} {plain(line)}", file=sys.stderr)
+    if log:
+        print(f"{bold}  log:{end} {plain(str(log))}", file=sys.stderr)

@@ -1,0 +1,93 @@
+"""The debug log keeps every call, in lines of its own, without secrets, and never gets in the way."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from vllm_cluster import debug_log
+from vllm_cluster.clock import Deadline
+from vllm_cluster.core.errors import Lost
+from vllm_cluster.transport.base import Result
+from vllm_cluster.transport.logged_transport import LoggedTransport
+
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
+
+
+class Transport:
+    """Answers a command as it is told to."""
+
+    host, round_trips = "gpu1", 1
+
+    def __init__(self, answer: Result | Exception) -> None:
+        self.answer = answer
+
+    def run(self, argv: object, deadline: Deadline, *, stdin: bytes = b"") -> Result:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    yield
+    debug_log.close()
+
+
+def run(tmp_path: Path, answer: Result | Exception, *argv: str) -> list[str]:
+    """The lines that a command leaves."""
+    path = debug_log.to_file(tmp_path, "up", "key")
+    assert path
+    clock = Deadline.after(1).clock
+    transport = LoggedTransport(Transport(answer), "fabric", clock)  # type: ignore[arg-type]
+    with suppress(Lost):
+        transport.run(argv, Deadline.after(1), stdin=TOKEN.encode())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    return path.read_text().splitlines()
+
+
+def test_a_call_is_one_line_with_its_result_and_without_its_input(tmp_path: Path) -> None:
+    [line] = run(tmp_path, Result(0, b"12345", b""), "docker", "info")
+    assert " gpu1 fabric " in line
+    assert line.endswith(f"ms: run docker info ({len(TOKEN)} bytes in) -> exit 0, 5 bytes out")
+
+
+def test_what_failed_says_why_whatever_a_host_writes(tmp_path: Path) -> None:
+    [line] = run(tmp_path, Result(1, b"", b"no\n\x1b[2Jsuch thing"), "ls")
+    assert line.endswith(r"exit 1, 0 bytes out: no\n\x1b[2Jsuch thing")
+    [line] = run(tmp_path / "lost", Lost("gpu1", "gone"), "ls")
+    assert line.endswith("-> Lost: gpu1: gone")
+
+
+def test_a_secret_in_an_argument_is_redacted(tmp_path: Path) -> None:
+    [line] = run(tmp_path, Result(0, b"", b""), "env", f"HF_TOKEN={TOKEN}")
+    assert TOKEN not in line
+    assert "[redacted]" in line
+
+
+def test_the_last_runs_are_kept_and_found_by_their_inventory(tmp_path: Path) -> None:
+    folder = tmp_path / debug_log.FOLDER
+    folder.mkdir()
+    for number in range(debug_log.MAX_FILES + 5):
+        (folder / f"20260101T0000{number:02}-up-other-1.log").write_text("")
+    mine = debug_log.to_file(tmp_path, "up", "key")
+    assert len(debug_log.kept(tmp_path)) == debug_log.MAX_FILES
+    assert debug_log.kept(tmp_path, "key") == [mine]
+    hosts = {"gpu1": "10.0.0.1"}
+    assert debug_log.inventory_key("lab", hosts) != debug_log.inventory_key("lab", {"gpu1": "10.0.0.2"})
+
+
+def test_a_place_that_cannot_be_written_changes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert debug_log.to_file(tmp_path / "file", "up", "key") is None
+    with debug_log.logged("gpu1", "docker", "GET /info"):
+        pass
+    # Standard error is closed while it is streamed: nothing is printed about that, and the call goes on.
+    debug_log.to_stderr()
+    with debug_log.logged("gpu1", "docker", "GET /version") as call:
+        call.result = "200"
+    assert "GET /version -> 200" in capfd.readouterr().err
