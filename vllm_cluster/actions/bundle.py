@@ -182,8 +182,8 @@ def _calls(inventory: Inventory) -> Iterator[tuple[str, str]]:
     """What this machine has sent to these hosts in its last runs."""
     key = inventory_key(inventory.cluster, {name: host.destination for name, host in inventory.hosts.items()})
     with suppress(OSError, VclusterError):
-        for path in kept(cache_folder(), key)[-MAX_CALL_LOGS:]:
-            yield f"calls/{path.name}", path.read_text("utf-8", "replace")
+        for number, path in enumerate(kept(cache_folder(), key)[-MAX_CALL_LOGS:], 1):
+            yield f"calls/{number}.log", path.read_text("utf-8", "replace")
 
 
 def _text(log: Log) -> str:
