@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast promises lint fmt bench gpu docs messages schemas clean clean-all
+.PHONY: demo test test-fast test-pythons promises lint fmt bench gpu docs messages schemas release clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/ready
@@ -60,6 +60,11 @@ messages: $(VENV)/ready
 # Writes the JSON schema of every --json document to docs/reference/json.
 schemas: $(VENV)/ready
 	$(BIN)/python -m tests.support.json_schemas
+
+# Builds wheel and sdist in dist/, checks them, and uses the wheel from an empty environment; uploads nothing.
+# With ARGS=--demo the main job runs from the wheel too, which needs Docker and minutes.
+release: $(VENV)/ready
+	$(BIN)/python -m tools.release $(ARGS)
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "installing vcluster and its tools in $(VENV)"

@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
 # The main job, from nothing to an answer: two hosts, up, serve, ask. Run again, it finds what is there.
+# With FOLDER the sandbox is made there, by the vcluster that PATH finds.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-export PATH="$PWD/.venv/bin:$PATH"
+if [ $# -gt 0 ]; then
+  cd "$1"
+else
+  cd "$(dirname "$0")/.."
+  export PATH="$PWD/.venv/bin:$PATH"
+fi
 export VCLUSTER_INVENTORY=sandbox/inventory.yaml
 started=$(date +%s)
 step() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
