@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from vllm_cluster.actions.survey import connected
+from vllm_cluster.actions.survey import reached
 from vllm_cluster.core.checks.network import endpoint
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.core.errors import HostError, ShellUnusable, VclusterError
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.preflight import Unseen, examine, unseen
@@ -23,6 +23,7 @@ from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.inside import look_inside
 from vllm_cluster.run.mesh import mesh
 from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,25 @@ class Report:
         """Whether `up` or `serve` would surely fail."""
         return any(finding.error for finding in self.findings)
 
+    @property
+    def unreachable(self) -> bool:
+        """Whether a host could not be reached; what is said of the others holds."""
+        return any(finding.code == "unreachable" for finding in self.findings)
 
-def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
-    """Look at every host and at the links between them; `deep` has all ranks sum numbers together besides.
+
+def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runtime = SYSTEM) -> Report:
+    """Look at every host that answers and at the links between them; `deep` has all ranks sum numbers together besides.
 
     Raises:
-        VclusterError: a host cannot be reached or looked at.
+        VclusterError: no host can be reached, or one cannot be looked at.
     """
     began, tried = time.monotonic(), None
-    with connected(inventory, emit) as fleet:
+    with reached(inventory, emit, runtime=runtime) as (fleet, failures):
         fleet.without_lease()
         emit(Event("phase", "looking closely at the hosts"))
-        facts = fleet.all(lambda link: observe(inventory, link, deep=True))
-        found, blind = list(examine(inventory, facts)), list(unseen(inventory, facts))
+        there = [name for name in fleet.names if name not in failures]
+        facts = fleet.all(lambda link: observe(inventory, link, deep=True), there)
+        found, blind = [*_lost(failures), *examine(inventory, facts)], list(unseen(inventory, facts))
         # What is known to be wrong with a host would only be told again, in Docker's words.
         known = {finding.host for finding in found if finding.error}
         found += look_inside(fleet, inventory, facts, emit, leave=known)
@@ -72,8 +79,19 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False) -> Report:
     return Report(tuple(found), tuple(blind), tuple(facts), time.monotonic() - began, tried)
 
 
+def _lost(failures: Mapping[str, VclusterError]) -> Iterator[Finding]:
+    for name, error in failures.items():
+        text = error.detail if isinstance(error, HostError) else error.message
+        if isinstance(error, ShellUnusable):
+            yield Finding("no-shell", name, text, error.hint or "")
+        else:
+            yield Finding("unreachable", name, text, error.hint or "")
+
+
 def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[Finding]:
     """Whether `serve` would find its port taken, on a cluster that serves nothing now."""
+    if inventory.head_name not in facts:
+        return []
     with suppress(VclusterError):
         node = look(fleet.links[inventory.head_name].engine, f"vcluster-{inventory.cluster}")
         serving = node.status.serve if node.status else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
@@ -16,6 +16,7 @@ from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.preflight import engine_problem, preflight
 from vllm_cluster.core.settled import settled
+from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.files import digest, node_files
@@ -25,7 +26,7 @@ from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import Reading, Secrets, gather, gather_with_values
-from vllm_cluster.text import count
+from vllm_cluster.text import by_hosts, count
 
 # Of the id that a new cluster gets.
 ID_BYTES = 8
@@ -61,13 +62,35 @@ def connected(
             raise
 
 
-def facts_of(inventory: Inventory, fleet: Fleet) -> dict[str, HostFacts]:
-    """The facts of every host.
+@contextmanager
+def reached(
+    inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM
+) -> Iterator[tuple[Fleet, dict[str, VclusterError]]]:
+    """The hosts of the inventory that can be reached, connected; and why the others cannot.
+
+    Raises:
+        Unreachable, FleetError: none can.
+    """
+    with Fleet(inventory, runtime) as fleet:
+        emit(Event("phase", f"connecting to {count(len(inventory.hosts), 'host')}"))
+        there, failures = fleet.connect()
+        try:
+            if not there:
+                raise together(failures)
+            yield fleet, failures
+        except VclusterError as error:
+            error.among(inventory.hosts)
+            raise
+
+
+def facts_of(inventory: Inventory, fleet: Fleet, without: Collection[str] = ()) -> dict[str, HostFacts]:
+    """The facts of every host, but for some.
 
     Raises:
         PreflightFailed: a host's Docker cannot be used.
     """
-    facts = fleet.all(lambda link: observe(inventory, link))
+    hosts = [name for name in fleet.names if name not in without]
+    facts = fleet.all(lambda link: observe(inventory, link), hosts)
     refuse([finding for host in facts.values() if (finding := engine_problem(host))])
     return facts
 
@@ -90,31 +113,57 @@ def survey(
         PreflightFailed: something is wrong that must be mended first.
         UsageError: a host to forget has not left.
     """
-    emit(Event("phase", "looking at the hosts"))
-    facts = facts_of(inventory, fleet)
-    findings = preflight(inventory, facts)
-    for finding in findings:
-        if not finding.error:
-            emit(Event("warning", f"{finding.text}; {finding.fix}", finding.host, {"code": finding.code}))
-    refuse([finding for finding in findings if finding.error])
+    facts = _judged(inventory, fleet, emit)
     if locked:
         secrets = gather_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
     else:
         secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime, reading)
     for problem in secrets.unread:
         emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
+    specs = _specs(inventory, fleet, facts, secrets, emit)
+    members = membership(inventory, fleet, facts, specs, emit=emit, forget=forget)
+    return Survey({**facts, **members.former}, diff(specs, facts, members), secrets)
+
+
+def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collection[str]) -> Plan | None:
+    """The plan for the hosts that answer, as far as it does not depend on the lost ones; None without the head.
+
+    Raises:
+        PreflightFailed: something is wrong with the hosts that answer.
+    """
+    facts = _judged(inventory, fleet, emit, lost)
+    if inventory.head_name in lost:
+        return None
+    secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime, Reading.WHAT_CAN_BE)
+    return diff(_specs(inventory, fleet, facts, secrets, emit), facts)
+
+
+def _judged(inventory: Inventory, fleet: Fleet, emit: Emit, without: Collection[str] = ()) -> dict[str, HostFacts]:
+    emit(Event("phase", "looking at the hosts"))
+    facts = facts_of(inventory, fleet, without)
+    findings = preflight(inventory, facts)
+    warnings = ((replace(finding, host=""), finding.host) for finding in findings if not finding.error)
+    for finding, hosts in by_hosts(warnings).items():
+        emit(Event("warning", f"{finding.text}; {finding.fix}", hosts, {"code": finding.code}))
+    refuse([finding for finding in findings if finding.error])
+    return facts
+
+
+def _specs(
+    inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], secrets: Secrets, emit: Emit
+) -> tuple[ContainerSpec, ...]:
     identity = our_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
     specs, less = settled(desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity)), facts)
     for lost in less:
         emit(Event("warning", f"{lost.text}; the node stays as it is", lost.host, {"code": "found-less"}))
-    members = membership(inventory, fleet, facts, specs, emit=emit, forget=forget)
-    return Survey({**facts, **members.former}, diff(specs, facts, members), secrets)
+    return specs
 
 
 def refuse(findings: list[Finding]) -> None:
     """Stop before anything is touched, naming every finding with its host and remedy."""
     if findings:
-        lines = [f"{finding.host}: {finding.text}" for finding in findings]
+        said = by_hosts((finding.text, finding.host) for finding in findings)
+        lines = [f"{hosts}: {text}" for text, hosts in said.items()]
         # A command to paste stays one: what it names its host in is not prefixed with it.
         fixes = dict.fromkeys(
             finding.fix if finding.host in finding.fix else f"{finding.host}: {finding.fix}" for finding in findings

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
 from vllm_cluster.actions.explain import began, with_cause
-from vllm_cluster.actions.survey import Survey, connected, survey
-from vllm_cluster.core.errors import NotJoined, VclusterError
+from vllm_cluster.actions.survey import Survey, connected, reached, survey, survey_without
+from vllm_cluster.core.errors import NotJoined, PreflightFailed, VclusterError, together
 from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.plan import Plan
@@ -30,10 +31,39 @@ from vllm_cluster.text import count
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster key"
 
 
-def plan(inventory: Inventory, emit: Emit, *, forget: Collection[str] = (), runtime: Runtime = SYSTEM) -> Plan:
+@dataclass(frozen=True)
+class Planned:
+    """What `up` would do; where hosts cannot be reached, for the others alone, and None where the head is one of them.
+
+    `lost` is the error of the hosts that cannot be reached.
+    """
+
+    plan: Plan | None
+    lost: VclusterError | None = None
+
+    def whole(self) -> Plan:
+        """The plan for all hosts.
+
+        Raises:
+            VclusterError: some cannot be reached.
+        """
+        if self.lost or self.plan is None:
+            raise self.lost or RuntimeError("no plan")
+        return self.plan
+
+
+def plan(inventory: Inventory, emit: Emit, *, forget: Collection[str] = (), runtime: Runtime = SYSTEM) -> Planned:
     """What `up` would do. Changes nothing."""
-    with connected(inventory, emit, runtime=runtime) as fleet:
-        return survey(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, forget=forget).plan
+    with reached(inventory, emit, runtime=runtime) as (fleet, failures):
+        if not failures:
+            return Planned(survey(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, forget=forget).plan)
+        lost, made = together(failures).among(inventory.hosts), None
+        try:
+            made = survey_without(inventory, fleet, emit, failures)
+        except PreflightFailed as found:
+            lost.message += f"\n{found.message}"
+            lost.hint = "\n".join(filter(None, (lost.hint, found.hint)))
+        return Planned(made, lost)
 
 
 def up(

@@ -9,7 +9,7 @@ import typer
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
 
-EXIT_ERRORS = 3
+EXIT_ERRORS, EXIT_UNREACHABLE = 3, 4
 
 
 Deep = Annotated[bool, typer.Option("--deep", help="Also run an NCCL all-reduce over all GPUs (up to 90 s).")]
@@ -32,6 +32,6 @@ def check(inventory: InventoryPath = None, deep: Deep = False, as_json: Json = F
         else:
             show_report(report, color=SETTINGS.color, paste=session.paste)
         if report.failed:
-            raise SystemExit(EXIT_ERRORS)
+            raise SystemExit(EXIT_UNREACHABLE if report.unreachable else EXIT_ERRORS)
 
     Session(inventory, as_json=as_json).run(action)

@@ -12,34 +12,37 @@ import typer
 from vllm_cluster.cli.session import Session
 from vllm_cluster.versions import VLLM_IMAGE
 
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="HOST", help="A host, as NAME or NAME=ADDRESS.", show_default=False)
+]
+Hosts = Annotated[
+    list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="The same, once for each host.")
+]
+FromSshConfig = Annotated[
+    str | None,
+    typer.Option("--from-ssh-config", metavar="PATTERN", help="The hosts of ssh_config that match, such as 'gpu*'."),
+]
+ClusterName = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="NAME", help="Name of the cluster. Default: the name of the folder of the file."),
+]
+Image = Annotated[str, typer.Option(metavar="IMAGE", help="A vLLM image; vcluster up adds Ray where it has none.")]
+ModelCache = Annotated[str, typer.Option(metavar="FOLDER", help="Model cache folder on the hosts.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - is standard output.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+
 
 def init(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="HOST", help="A host, as NAME or NAME=ADDRESS.", show_default=False)
-    ] = None,
-    hosts: Annotated[
-        list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="The same, once for each host.")
-    ] = None,
-    from_ssh_config: Annotated[
-        str | None,
-        typer.Option(
-            "--from-ssh-config", metavar="PATTERN", help="The hosts of ssh_config that match, such as 'gpu*'."
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the cluster. Default: the name of the folder of the file."),
-    ] = None,
-    image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="A vLLM image; vcluster up adds Ray where it has none.")
-    ] = VLLM_IMAGE,
-    model_cache: Annotated[
-        str, typer.Option(metavar="FOLDER", help="Model cache folder on the hosts.")
-    ] = "/data/huggingface",
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - is standard output.")
-    ] = Path("inventory.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    names: Names = None,
+    hosts: Hosts = None,
+    from_ssh_config: FromSshConfig = None,
+    cluster: ClusterName = None,
+    image: Image = VLLM_IMAGE,
+    model_cache: ModelCache = "/data/huggingface",
+    output: Output = Path("inventory.yaml"),
+    force: Force = False,
 ) -> None:
     """Write a commented inventory."""
 

@@ -35,8 +35,9 @@ def show(session: Session, *, exit_code: bool, forget: Sequence[str] = ()) -> No
     made = action.plan(loaded, session.progress, forget=forget)
     session.finish()
     if session.as_json:
-        print(json.dumps({"v": 1, **plan_document(made)}))
-    else:
-        show_plan(made, color=SETTINGS.color, verbosity=SETTINGS.verbosity)
-    if exit_code and not made.empty:
+        print(json.dumps({"v": 1, **plan_document(made.whole())}))
+    elif made.plan:
+        lost = tuple(made.lost.failures) if made.lost else ()
+        show_plan(made.plan, color=SETTINGS.color, verbosity=SETTINGS.verbosity, lost=lost)
+    if not made.whole().empty and exit_code:
         raise SystemExit(EXIT_CHANGES)

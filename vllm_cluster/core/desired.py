@@ -59,8 +59,8 @@ def hcas(host: Host, facts: HostFacts) -> tuple[Hca, ...]:
 
 
 def desired(inventory: Inventory, facts: Mapping[str, HostFacts], inputs: Inputs) -> tuple[ContainerSpec, ...]:
-    """One container a host, the head first."""
-    names = sorted(inventory.hosts, key=lambda name: name != inventory.head_name)
+    """One container for each host that was looked at, the head first."""
+    names = sorted((name for name in inventory.hosts if name in facts), key=lambda name: name != inventory.head_name)
     return tuple(_node(inventory, inventory.hosts[name], facts[name], inputs) for name in names)
 
 

@@ -14,6 +14,8 @@ class Reason(NamedTuple):
 
 
 REASONS: Mapping[str, Reason] = {
+    "unreachable": Reason("Nothing can be started there, and the links to it are not measured."),
+    "no-shell": Reason("Each look at a host and each change there is a command of its login shell."),
     # Docker
     "docker-missing": Reason("Every node is a container.", (6,)),
     "docker-forbidden": Reason("Nothing can be started by this user.", (6,)),

@@ -219,7 +219,7 @@ def do_forget(host: str) -> Verb:
 
 def do_plan(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster plan`."""
-    return up.plan(inventory, emit, runtime=runtime)
+    return up.plan(inventory, emit, runtime=runtime).whole()
 
 
 def do_down(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -42,10 +42,15 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def show_plan(plan: Plan, *, color: str, verbosity: int) -> None:
-    """Write the plan on standard output; with -v each container as a `docker create` line."""
+def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = ()) -> None:
+    """Write the plan on standard output; with -v each container as a `docker create` line.
+
+    `lost` are hosts that cannot be reached: it is the plan without them.
+    """
     bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
     out = sys.stdout
+    if lost:
+        out.write(f"without {', '.join(lost)}, which cannot be reached:\n")
     if plan.empty:
         gpus, hosts = count(sum(plan.gpus.values()), "GPU"), count(len(plan.gpus), "host")
         out.write(f"{plan.cluster} is up to date: {gpus} on {hosts}\n")

@@ -72,7 +72,7 @@ def _inner(nic: Nic) -> bool:
 
 def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Interfaces whose packets are not of one size."""
-    nics = {name: _nic(host, facts[name]) for name, host in inventory.hosts.items()}
+    nics = {name: _nic(host, facts[name]) for name, host in inventory.hosts.items() if name in facts}
     for name, size, common in odd_ones({name: str(nic.mtu) for name, nic in nics.items() if nic and nic.mtu}):
         nic = nics[name]
         device = nic.name if nic else ""

@@ -60,8 +60,8 @@ def unused(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
 def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Hosts whose adapters do not match: a ring runs at the pace, and over the kind, of the least."""
     kinds = {}
-    for name, host in inventory.hosts.items():
-        used = hcas(host, facts[name])
+    for name in facts:
+        used = hcas(inventory.hosts[name], facts[name])
         words = sorted({f"{hca.link_layer} at {hca.rate}" for hca in used})
         kinds[name] = f"{len(used)} ({', '.join(words)})" if used else "none"
     for name, kind, common in odd_ones(kinds):

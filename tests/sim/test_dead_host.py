@@ -1,0 +1,93 @@
+"""One host that cannot be reached hides nothing of the others: check and plan say what is true of those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.world import World
+from vllm_cluster.actions import check, up
+from vllm_cluster.cli.render.plan import show_plan
+from vllm_cluster.core.errors import Unreachable
+from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.finding import Finding
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.events import Emit
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import Runtime
+
+INVENTORY = make.inventory(3)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Three hosts, of which a test cuts one."""
+    made = make.world((2, 2, 2))
+    with lab.inside(made):
+        yield made
+
+
+def look(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+    """`vcluster plan`, with what it found out of the hosts that answer."""
+    return up.plan(inventory, emit, runtime=runtime)
+
+
+@pytest.mark.parametrize("before", ["empty", "up"])
+def test_a_plan_for_the_hosts_that_answer(world: World, before: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if before == "up":
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+    world.machines["gpu3"].reachable = False
+    planned = lab.run(world, INVENTORY, look).value
+    assert isinstance(planned.lost, Unreachable)
+    assert planned.lost.exit_code == 4
+    hosts = {operation.host for operation in planned.plan.operations()}
+    # That a member is away is not that it left.
+    assert hosts == (set() if before == "up" else {"gpu1", "gpu2"})
+    show_plan(planned.plan, color="never", verbosity=0, lost=tuple(planned.lost.failures))
+    assert capsys.readouterr().out.startswith("without gpu3, which cannot be reached:\n")
+
+
+def test_findings_of_the_others_stand_beside_the_dead_host(world: World) -> None:
+    world.machines["gpu2"].docker = "stopped"
+    world.machines["gpu3"].reachable = False
+    planned = lab.run(world, INVENTORY, look).value
+    assert planned.plan is None
+    first, *more = planned.lost.message.splitlines()
+    assert first.startswith("gpu3: ")
+    assert any(line.startswith("gpu2: ") and "Docker" in line for line in more), planned.lost.message
+    assert planned.lost.exit_code == 4
+
+
+def test_without_the_head_there_is_no_plan(world: World) -> None:
+    world.machines["gpu1"].reachable = False
+    planned = lab.run(world, INVENTORY, look).value
+    assert (planned.plan, list(planned.lost.failures)) == (None, ["gpu1"])
+
+
+@pytest.mark.parametrize("dead", ["gpu1", "gpu3"])
+def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def between(_fleet: Any, _inventory: Any, facts: dict[str, HostFacts], _emit: Any) -> Any:
+        seen.append(list(facts))
+        return [], []
+
+    # What runs on the hosts beside Docker is not played here.
+    monkeypatch.setattr(check, "mesh", between)
+    monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
+    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [Finding("clock", "gpu2", "it is late", "set it")])
+    world.machines[dead].reachable = False
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> check.Report:
+        return check.check(inventory, emit, runtime=runtime)
+
+    outcome = lab.run(world, INVENTORY, verb)
+    assert outcome.error is None, outcome.story()
+    report = outcome.value
+    codes = [(one.code, one.host) for one in report.findings if one.error]
+    assert codes == [("unreachable", dead), ("clock", "gpu2")]
+    others = [name for name in ("gpu1", "gpu2", "gpu3") if name != dead]
+    assert (report.unreachable, list(report.hosts), seen) == (True, others, [others])
