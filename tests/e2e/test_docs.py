@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.endpoint import serving
 from tests.support.hosts import Sandbox
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import hub
@@ -90,32 +91,48 @@ def open_tunnel(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
         process.communicate(timeout=30)
 
 
-@pytest.mark.cluster("empty")
+BEGUN = [
+    pytest.param(marks=pytest.mark.cluster("plain", leaves="empty"), id="goes on"),
+    pytest.param(marks=[pytest.mark.cluster("empty"), pytest.mark.deep], id="from nothing"),
+]
+
+
+@pytest.mark.parametrize((), BEGUN)
 def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
-    """The page's hosts are the sandbox's: `ssh gpu1` works, as the page demands."""
+    """The page's hosts are the sandbox's: `ssh gpu1` works, as the page demands.
+
+    Where the model is served already, its first `up` and `serve` find their work done, and the rest of the page is new.
+    """
     inventory = tmp_path / "inventory.yaml"
+    environment = {name: value for name, value in sandbox.environment.items() if name != "VCLUSTER_INVENTORY"}
     with ExitStack() as terminals:
         for command in commands("first-cluster.md"):
             if command == "vcluster tunnel":
-                terminals.enter_context(open_tunnel(tmp_path, {}))
+                terminals.enter_context(open_tunnel(tmp_path, environment))
                 continue
             if command in ASKS["first-cluster.md"]:
-                answer(command.replace(LARGE, TINY), tmp_path, {})
+                answer(command.replace(LARGE, TINY), tmp_path, environment)
+                assert command != "vcluster stop" or serving(sandbox) is None
                 continue
-            said = shell(command.replace(LARGE, TINY), tmp_path, {})
+            said = shell(command.replace(LARGE, TINY), tmp_path, environment)
             if command.startswith("vcluster init"):
-                shell("vcluster schema | python3 -m json.tool", tmp_path, {})
+                shell("vcluster schema | python3 -m json.tool", tmp_path, environment)
                 assert "10.0.0.12" in inventory.read_text()
-                inventory.write_text((sandbox.folder / "inventory.yaml").read_text())
+                inventory.write_text(sandbox.inventory.read_text())
                 shutil.copy(sandbox.folder / "ssh_config", tmp_path / "ssh_config")
             if command.startswith("curl"):
                 assert json.loads(said)["choices"][0]["text"]
 
 
-@pytest.mark.cluster("empty")
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["shared", "own"])
+OWN = [
+    pytest.param(False, marks=pytest.mark.cluster("plain", leaves="empty"), id="shared"),
+    pytest.param(True, marks=[pytest.mark.cluster("empty"), pytest.mark.deep], id="own"),
+]
+
+
+@pytest.mark.parametrize("own", OWN)
 def test_the_sandbox_page(sandbox: Sandbox, tmp_path: Path, own: bool) -> None:
-    """On the sandbox of all tests, which is removed when they have ended; or on one of its own."""
+    """On the sandbox of all tests, with their inventory and what is served there; or on one of its own."""
     environment: dict[str, str] = {}
     killed = False
     if not own:
@@ -124,6 +141,9 @@ def test_the_sandbox_page(sandbox: Sandbox, tmp_path: Path, own: bool) -> None:
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
             environment[name] = value
+            if not own:
+                assert (tmp_path / value).samefile(sandbox.folder / "inventory.yaml")
+                environment.update(sandbox.environment)
             continue
         if command in ASKS["sandbox.md"]:
             answer(command, tmp_path, environment)

@@ -128,7 +128,7 @@ def test_the_collective_passes_with_figures(cluster: Sandbox) -> None:
 
 
 @pytest.mark.cluster("empty")
-@pytest.mark.parametrize("moment", ["starting", "all-reduce of 1 KiB"])
+@pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.deep), "all-reduce of 1 KiB"])
 def test_a_link_that_turns_into_a_black_hole_is_named(cluster: Sandbox, moment: str) -> None:
     gpu2, began = address(cluster, "gpu2"), time.monotonic()
     cut = (f"INPUT -s {gpu2} -j DROP", f"OUTPUT -d {gpu2} -j DROP")

@@ -82,7 +82,10 @@ def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster:
 
 
 @pytest.mark.cluster("empty", leaves="up")
-@pytest.mark.parametrize("moment", ["make room", "head", "create head", "workers"])
+@pytest.mark.parametrize(
+    "moment",
+    ["create head", *(pytest.param(name, marks=pytest.mark.deep) for name in ("make room", "head", "workers"))],
+)
 def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox, moment: str) -> None:
     process = cluster.start("up", "--json")
     assert process.stdout is not None

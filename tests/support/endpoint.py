@@ -34,6 +34,12 @@ def alone(sandbox: Sandbox, dtype: str) -> str:
     return str(json.loads(answer))
 
 
+def serving(sandbox: Sandbox) -> str | None:
+    """The phase of what is served."""
+    found = sandbox.vcluster("status", "--json").json()["serving"]
+    return str(found["phase"]) if found else None
+
+
 @contextmanager
 def tunnel(sandbox: Sandbox) -> Iterator[str]:
     """The endpoint's URL on this machine, as long as it is needed."""

@@ -9,6 +9,7 @@ A test on real hosts says so by its marker: `@pytest.mark.cluster("up", leaves="
 | empty | nothing of ours |
 | up | the sandbox's cluster, nothing served |
 | serving | the same, and the model served in float32 |
+| plain | the same, and the model served with no flag of ours |
 | served | the model, however it is served |
 | changed | something of ours: only `leaves` names it |
 | own | the test makes what it needs, and leaves what it likes |
@@ -23,9 +24,10 @@ from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
 
 DOWN, UP, STOP = ("down", "--yes", "--wait", "30"), ("up", "--yes", "--wait", "30"), ("stop", "--yes")
-SERVE = ("serve", "--yes", MODEL, "--", "--dtype", "float32")
+PLAIN = ("serve", "--yes", MODEL)
+SERVE = (*PLAIN, "--", "--dtype", "float32")
 # In this order, where nothing speaks for another.
-STATES = ("none", "fresh", "empty", "up", "serving", "served", "own")
+STATES = ("none", "fresh", "empty", "up", "serving", "plain", "served", "own")
 LEFT = (*STATES, "changed")
 T = TypeVar("T")
 Argv = tuple[str, ...]
@@ -40,7 +42,7 @@ class Need(NamedTuple):
 
 def fits(current: str, wanted: str) -> bool:
     """Whether nothing has to be done before a test that wants a state."""
-    return wanted in ("none", "own", current) or (current, wanted) == ("serving", "served")
+    return wanted in ("none", "own", current) or (wanted == "served" and current in ("serving", "plain"))
 
 
 def steps(current: str, wanted: str) -> list[Argv]:
@@ -49,9 +51,10 @@ def steps(current: str, wanted: str) -> list[Argv]:
         return []
     if wanted in ("fresh", "empty"):
         return [] if current in ("fresh", "empty") else [DOWN]
-    first: dict[str, list[Argv]] = {"up": [], "fresh": [UP], "empty": [UP], "serving": [STOP], "own": [DOWN, UP]}
+    first: dict[str, list[Argv]] = {"up": [], "serving": [STOP], "plain": [STOP], "own": [DOWN, UP]}
     to_up = first.get(current, [UP])
-    return to_up if wanted == "up" else [*to_up, SERVE]
+    served: dict[str, list[Argv]] = {"up": [], "serving": [SERVE]}
+    return [*to_up, *served.get(wanted, [PLAIN])]
 
 
 def ordered(tests: Sequence[T], need: Callable[[T], Need]) -> list[T]:
@@ -89,4 +92,4 @@ class Keeper:
             self.sandbox.vcluster(*argv).ok()
             self.state = "changed"
         if not fits(self.state, wanted):
-            self.state = "serving" if wanted == "served" else wanted
+            self.state = "plain" if wanted == "served" else wanted

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.support.states import DOWN, LEFT, SERVE, STATES, STOP, UP, Need, fits, ordered, steps
+from tests.support.states import DOWN, LEFT, PLAIN, SERVE, STATES, STOP, UP, Need, fits, ordered, steps
 
 STAY = [Need(state, state) for state in ("empty", "up", "serving")]
 GO = [Need("empty", "up"), Need("up", "empty"), Need("up", "serving"), Need("serving", "up")]
@@ -29,7 +29,11 @@ def commands(needs: list[Need]) -> int:
         ("up", "empty", [DOWN]),
         ("serving", "up", [STOP]),
         ("serving", "served", []),
+        ("plain", "served", []),
         ("served", "serving", [UP, SERVE]),
+        ("serving", "plain", [STOP, PLAIN]),
+        ("empty", "plain", [UP, PLAIN]),
+        ("changed", "served", [UP, PLAIN]),
         ("changed", "up", [UP]),
         ("own", "up", [DOWN, UP]),  # after a test that failed
         ("own", "serving", [DOWN, UP, SERVE]),

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.support.endpoint import serving
 from tests.support.hosts import Sandbox
 from tests.support.paths import ROOT
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
@@ -22,16 +23,9 @@ def at_terminal(sandbox: Sandbox, *argv: str) -> Terminal:
     return Terminal([sys.executable, "-m", "vllm_cluster", *argv], env={**os.environ, **sandbox.environment, **where})
 
 
-def serving(sandbox: Sandbox) -> str | None:
-    """The phase of what is served."""
-    found = sandbox.vcluster("status", "--json").json()["serving"]
-    return str(found["phase"]) if found else None
-
-
 @pytest.mark.promise("P17", "P35")
+@pytest.mark.cluster("up", leaves="plain")
 def test_ctrl_c_ends_the_program_and_not_the_model(sandbox: Sandbox) -> None:
-    sandbox.vcluster("up", "--yes").ok()
-    sandbox.vcluster("stop", "--yes").ok()
     with at_terminal(sandbox, "serve", MODEL) as terminal:
         terminal.until("importing", 120)
         terminal.press(CTRL_C)
@@ -50,8 +44,3 @@ def test_ctrl_c_ends_the_program_and_not_the_model(sandbox: Sandbox) -> None:
     assert refused.code == 2
     assert "do: vcluster stop --yes" in refused.err
     assert serving(sandbox) == "ready"
-    with at_terminal(sandbox, "stop") as terminal:
-        terminal.until("[y/N] ", 120)
-        terminal.press("y\n")
-        assert terminal.end(120) == 0, terminal.shown
-    assert serving(sandbox) is None
