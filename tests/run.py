@@ -12,8 +12,8 @@ from tests.support.lanes import Lane, run, summed_up, tests
 
 LINT = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
 MADE_UP = ("tests/unit", "tests/gpu", "tests/property", "tests/sim", "tests/contract")
-# A tenth of a core that is wanted by real hosts too: some tests here have limits of seconds, and must not starve.
-BESIDE = 10
+# A quarter of what real hosts want too: some tests here have limits of seconds, and must not starve.
+BESIDE = 5
 # A process for each core: real hosts take little of them. A file stays with one process, and so do its fixtures.
 SPREAD = ("-n", "2", "--dist", "loadfile")
 
