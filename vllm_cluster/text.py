@@ -174,6 +174,8 @@ def age(seconds: float) -> str:
 
 def printable(text: str) -> str:
     """The text with its unprintable characters as escapes: nothing in it can steer a terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
