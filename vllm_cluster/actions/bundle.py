@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired
+from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.errors import UsageError, VclusterError
 from vllm_cluster.core.facts import HostFacts, Image
@@ -35,6 +35,7 @@ from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.files import digest, node_files
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.logs import Log, collect, sources
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.private_names import private_names
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -42,7 +43,6 @@ from vllm_cluster.run.secrets import read, references
 from vllm_cluster.text import REDACTED, count, looks_random, redact, redactor
 
 MOST_OF_A_FILE = 8 << 20
-SECRET_BYTES = 64 << 10
 SSH_SECONDS = 5
 # Of this machine's own runs; the last one is this run.
 MAX_CALL_LOGS = 5
@@ -92,15 +92,15 @@ def _look(inventory: Inventory, link: Link) -> _Host:
     facts = observe(inventory, link)
     if engine_problem(facts):
         return _Host(facts, [], {}, [])
-    container = f"vcluster-{inventory.cluster}"
-    inspected = link.engine.container_named(container)
+    node = NodeHandle(link, inventory.cluster)
+    inspected = node.container()
     secrets: list[str] = []
     if inspected:
         for name, identity in kept_secrets(
             inventory.model_copy(update={"head": link.name}), {link.name: facts}
         ).items():
             with suppress(VclusterError):
-                content = link.engine.read_file(container, f"{SECRETS_FOLDER}/{name}-{identity}", SECRET_BYTES)
+                content = node.secret(name, identity)
                 secrets.append((content or b"").decode("utf-8", "replace").strip())
     return _Host(facts, collect(link, inventory.cluster), _without_values(dict(inspected or {})), secrets)
 

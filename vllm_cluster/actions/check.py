@@ -17,11 +17,11 @@ from vllm_cluster.explain.scan import Source, scan
 from vllm_cluster.explain.verdict import verdict
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import collective
-from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.inside import look_inside
 from vllm_cluster.run.mesh import mesh
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
@@ -93,9 +93,8 @@ def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]
     if inventory.head_name not in facts:
         return []
     with suppress(VclusterError):
-        node = look(fleet.links[inventory.head_name].engine, f"vcluster-{inventory.cluster}")
-        serving = node.status.serve if node.status else None
-        if node.status and (serving is None or serving.phase == "failed"):
+        node = NodeHandle(fleet.links[inventory.head_name], inventory.cluster).state()
+        if node.status and (node.serving is None or node.serving.phase == "failed"):
             return list(endpoint(inventory, facts))
     return []
 

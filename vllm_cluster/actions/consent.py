@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.errors import Aborted, HostError, Lost, PreflightFailed, UsageError, VclusterError
 from vllm_cluster.core.facts import Container, HostFacts
-from vllm_cluster.core.identity import node_name
 from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
-from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
 from vllm_cluster.engine.status import ServeStatus, UnknownStatus
-from vllm_cluster.run.barrier import look
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.text import age, count, things
-from vllm_cluster.transport.base import Deadline
 
 # Asks a person: yes, no, or None where nobody can be asked.
 Confirm = Callable[[str], bool | None]
@@ -144,7 +142,7 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
         operation.host: operation.id
         for operation in plan.operations()
         if isinstance(operation, RemoveContainer | RestartNode)
-        if operation.name == f"vcluster-{plan.cluster}" and operation.id in running[operation.host]
+        if operation.name == node_name(plan.cluster) and operation.id in running[operation.host]
     }
     return replace(served_by(plan.cluster, containers, fleet), nodes=nodes) if nodes else Stops()
 
@@ -164,7 +162,7 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet
     ]
     for host, labels in running:
         if labels.get(ROLE) == "head":
-            return served_on(fleet.links[host], cluster)
+            return served_on(NodeHandle(fleet.links[host], cluster))
     for _, labels in running:
         head = labels.get(HEAD_ADDRESS, "?")
         if fleet.addresses.get(head) not in containers:
@@ -172,30 +170,28 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet
     return Stops()
 
 
-def served_on(head: Link, cluster: str) -> Stops:
+def served_on(node: NodeHandle) -> Stops:
     """What this head serves or loads; a start that has failed for good is neither."""
-    container = f"vcluster-{cluster}"
-    there = head.engine.container_named(container)
+    there = node.container()
     if there is None or there["State"]["Status"] not in _RUNS:
         return Stops()
     try:
-        status = look(head.engine, container).status
+        serve = node.state().serving
     except UnknownStatus as error:
         return Stops(unknown=error.message)
-    serve = status.serve if status else None
     if serve is None or serve.phase == "failed":
         return Stops()
-    now, requests = _load(head, container, serve)
+    now, requests = _load(node, serve)
     seconds = None if now is None else max(0.0, now - serve.since)
     return Stops(Served(serve.generation, serve.name, serve.phase, seconds, requests))
 
 
-def _load(head: Link, container: str, serve: ServeStatus) -> tuple[float | None, int | None]:
+def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, int | None]:
     """The head's clock, and how many requests vLLM works on; None for what cannot be asked."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
     argv = ["timeout", str(LOAD_SECONDS), "python3", "-c", LOAD, address, str(serve.port), str(LOAD_SECONDS / 2)]
     try:
-        output = head.engine.exec(container, argv, Deadline.after(LOAD_SECONDS + 5)).output
+        output = node.exec(argv, node.link.runtime.after(LOAD_SECONDS + 5)).output
         load = json.loads(output.strip().rpartition("\n")[2])
         return float(load["now"]), None if load["requests"] is None else int(load["requests"])
     except Lost:

@@ -10,11 +10,11 @@ from vllm_cluster.actions.survey import refuse
 from vllm_cluster.core.checks.docker import foreign as foreign_findings
 from vllm_cluster.core.errors import FleetError, HostError, VclusterError, together
 from vllm_cluster.core.facts import Container, HostFacts
-from vllm_cluster.core.identity import Owner, foreign, is_leftover, is_ours, is_volume_name, node_name, our_id
+from vllm_cluster.core.identity import Owner, foreign, is_leftover, is_ours, is_volume_name, our_id
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.core.spec import CLUSTER, node_name
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link

@@ -9,7 +9,6 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from io import BufferedReader
@@ -22,10 +21,10 @@ from vllm_cluster.engine.status import NodeStatus
 from vllm_cluster.explain.scan import Place, Source, scan
 from vllm_cluster.explain.verdict import Finding, Verdict, verdict
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.logs import collect, observed, sources
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count, redact
 
@@ -84,9 +83,8 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
 
 def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
     """The head's own status; None where its container does not run, or the status cannot be read."""
-    with suppress(VclusterError):
-        return look(fleet.links[inventory.head_name].engine, f"vcluster-{inventory.cluster}").status
-    return None
+    state = NodeHandle(fleet.links[inventory.head_name], inventory.cluster).state_if_running()
+    return state.status if state else None
 
 
 def _of_ray(host: str, head: NodeStatus) -> Verdict:

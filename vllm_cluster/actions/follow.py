@@ -11,9 +11,10 @@ from vllm_cluster.core.errors import HostError, Interrupted, VclusterError
 from vllm_cluster.engine.status import Failure, ServeStatus
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.barrier import look, refuse_failing
+from vllm_cluster.run.barrier import refuse_failing
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.node_handle import NodeHandle
 
 POLL = 0.3
 # The node program looks at what is wanted several times a second; silence for this long means it does not.
@@ -36,8 +37,7 @@ def goes_on(cluster: str, served: str) -> Iterator[None]:
 
 def serving_on(head: Link, inventory: Inventory) -> ServeStatus | None:
     """What the head serves or starts."""
-    status = look(head.engine, f"vcluster-{inventory.cluster}").status
-    return status.serve if status else None
+    return NodeHandle(head, inventory.cluster).state().serving
 
 
 class Follower:
@@ -46,11 +46,12 @@ class Follower:
     def __init__(self, fleet: Fleet, inventory: Inventory, number: int, emit: Emit, *, log: bool = False) -> None:
         self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
         self._head, self._after = fleet.links[inventory.head_name], fleet.runtime.after
+        self._node = NodeHandle(self._head, inventory.cluster)
         self._heed, self._idle = self._after(HEED_SECONDS), self._after(IDLE_SECONDS)
         self._shown: tuple[str, str] | None = None
         self._error: VclusterError | None = None
         self._ended: dict[str, int] = {}
-        self._log = _Log(self._head, inventory.cluster, emit) if log else None
+        self._log = _Log(self._node, emit) if log else None
 
     def follow(self) -> None:
         """Show each change until the model has answered.
@@ -60,9 +61,9 @@ class Follower:
                 not come; the request stays.
         """
         while True:
-            node = look(self._head.engine, f"vcluster-{self._inventory.cluster}")
+            node = self._node.state()
             refuse_failing(self._head.name, node, self._ended)
-            serving = node.status.serve if node.status else None
+            serving = node.serving
             if self._log:
                 self._log.show()
             if serving is None or serving.request != self._number:
@@ -72,7 +73,7 @@ class Follower:
             self._fleet.runtime.clock.sleep(POLL)
 
     def _await_heed(self) -> None:
-        serve_request.refuse_replaced(self._head, self._inventory.cluster, self._number)
+        serve_request.refuse_replaced(self._node, self._number)
         if not self._heed.left():
             raise HostError(self._head.name, "the head does not take the request", hint="vcluster status\nvcluster up")
 
@@ -116,11 +117,11 @@ class Follower:
 class _Log:
     """The lines that vLLM prints on the head."""
 
-    def __init__(self, head: Link, cluster: str, emit: Emit) -> None:
-        self._head, self._container, self._emit = head, f"vcluster-{cluster}", emit
-        self._since = head.engine.now or 0.0
+    def __init__(self, node: NodeHandle, emit: Emit) -> None:
+        self._head, self._container, self._emit = node.link, node.name, emit
+        self._since = node.link.engine.now or 0.0
         self._last = ""
-        self._due = head.runtime.after(0)
+        self._due = node.link.runtime.after(0)
 
     def show(self) -> None:
         """Pass on what is new, about once a second."""

@@ -9,6 +9,7 @@ from vllm_cluster.core.identity import node_of
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.history import Entry, read_history
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
@@ -30,4 +31,4 @@ def history(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> list[Entry]:
         if node_of(inventory.cluster, facts) is None:
             text = f"{head.name}: no node of {inventory.cluster} is there, and with it no history"
             raise PreflightFailed(text, hint="vcluster up")
-        return read_history(head, inventory.cluster)
+        return read_history(NodeHandle(head, inventory.cluster))

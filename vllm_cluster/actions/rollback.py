@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_cluster.actions.consent import Confirm, Consent
-from vllm_cluster.actions.follow import Follower, goes_on, serving_on
+from vllm_cluster.actions.follow import Follower, goes_on
 from vllm_cluster.actions.serve import Endpoint, ask_head, require_up
 from vllm_cluster.actions.survey import connected, survey
 from vllm_cluster.core.errors import PreflightFailed
@@ -17,6 +17,7 @@ from vllm_cluster.run import serve_request
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Link
 from vllm_cluster.run.history import ready_requests
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
 
@@ -49,11 +50,12 @@ def rollback(
 
 def _before(inventory: Inventory, head: Link) -> dict[str, Any]:
     """The last request that was ready and is not what is served or loaded now."""
-    serving = serving_on(head, inventory)
-    asked = (serve_request.read(head, inventory.cluster) or {}).get("serve")
+    node = NodeHandle(head, inventory.cluster)
+    serving = node.state().serving
+    asked = (serve_request.read(node) or {}).get("serve")
     wanted = asked.get("generation") if isinstance(asked, Mapping) else None
     now = serving.generation if serving else wanted
-    for found in reversed(ready_requests(head, inventory.cluster)):
+    for found in reversed(ready_requests(node)):
         if found["generation"] != now:
             return dict(found)
     text = f"{head.name}: no other request was ready before"

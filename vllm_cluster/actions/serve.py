@@ -12,7 +12,6 @@ from vllm_cluster.actions.serve_check import check_request
 from vllm_cluster.actions.survey import Survey, connected, survey
 from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.identity import node_name
 from vllm_cluster.core.plan import (
     CreateNode,
     Operation,
@@ -22,6 +21,7 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
+from vllm_cluster.core.spec import node_name
 from vllm_cluster.engine import request, vllm
 from vllm_cluster.engine.status import ServeStatus
 from vllm_cluster.inventory.model import Inventory
@@ -30,6 +30,7 @@ from vllm_cluster.run.audit import record
 from vllm_cluster.run.events import Emit, Event, waiting
 from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import by_hosts
@@ -124,7 +125,7 @@ def _request(
 
 
 def _say_unchanged(head: Link, inventory: Inventory, served: str, emit: Emit) -> None:
-    now = served_on(head, inventory.cluster).served
+    now = served_on(NodeHandle(head, inventory.cluster)).served
     emit(Event("result", f"already served: {now.text if now else served}; nothing was changed"))
 
 
@@ -167,19 +168,20 @@ def ask_head(
         with Lease([head], inventory.cluster, verb) as lease:
             lease.acquire(wait, waiting(emit))
             if consent.covers(_stops(inventory, head, wanted)):
-                number = serve_request.write(head, inventory.cluster, wanted)
-                record(head, inventory.cluster, verb, [what], emit, request=number)
+                node = NodeHandle(head, inventory.cluster)
+                number = serve_request.write(node, wanted)
+                record(node, verb, [what], emit, request=number)
                 return number
 
 
 def _stops(inventory: Inventory, head: Link, wanted: Mapping[str, Any] | None) -> Stops:
     """What the request would stop, and in what it differs; nothing where it is served or being loaded already."""
-    stops = served_on(head, inventory.cluster)
+    stops = served_on(NodeHandle(head, inventory.cluster))
     if stops.served is None or wanted is None:
         return stops
     if stops.served.generation == wanted["generation"]:
         return Stops()
-    before = (serve_request.read(head, inventory.cluster) or {}).get("serve")
+    before = (serve_request.read(NodeHandle(head, inventory.cluster)) or {}).get("serve")
     # Where what was asked for last cannot be served, the head serves the one before.
     same = isinstance(before, Mapping) and before.get("generation") == stops.served.generation
     return replace(stops, changes=request.changes(before, wanted)) if same else stops
@@ -215,7 +217,7 @@ def _lacking(cluster: str, operations: Sequence[Operation]) -> str:
 
 def _asked_already(head: Link, inventory: Inventory, serving: ServeStatus | None, generation: str) -> int | None:
     """The number of the request where the head has it already and it has not failed; None where it must be written."""
-    asked = serve_request.read(head, inventory.cluster) or {}
+    asked = serve_request.read(NodeHandle(head, inventory.cluster)) or {}
     serve, number = asked.get("serve"), asked.get("epoch")
     if not isinstance(serve, Mapping) or not isinstance(number, int) or serve.get("generation") != generation:
         return None

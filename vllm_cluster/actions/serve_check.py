@@ -9,7 +9,7 @@ from vllm_cluster.actions.fit import gpu_memory
 from vllm_cluster.core.desired import hcas
 from vllm_cluster.core.errors import PreflightFailed
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.identity import node_name
+from vllm_cluster.core.spec import node_name
 from vllm_cluster.engine import vllm
 from vllm_cluster.fit.layouts import Gpus
 from vllm_cluster.fit.request import Asked, Files, Judged, problems, to_download

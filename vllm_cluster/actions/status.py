@@ -15,9 +15,9 @@ from vllm_cluster.core.spec import ROLE
 from vllm_cluster.engine.status import NodeStatus, RayNode
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import Change, last_change
-from vllm_cluster.run.barrier import look, started
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
@@ -136,7 +136,7 @@ def ray_status(inventory: Inventory, emit: Emit) -> str:
         head = fleet.links[inventory.head_name]
         observe(inventory, head)
         argv = ["timeout", "30", "ray", "status"]
-        return head.engine.exec(f"vcluster-{inventory.cluster}", argv, head.runtime.after(40)).output
+        return NodeHandle(head, inventory.cluster).exec(argv, head.runtime.after(40)).output
 
 
 def _look(inventory: Inventory, link: Link) -> _Row:
@@ -159,8 +159,9 @@ def _look(inventory: Inventory, link: Link) -> _Row:
         state = container.state if container.state in ("paused", "restarting") else STOPPED
         fix = f"on {link.name}: docker unpause {container.name}" if state == "paused" else "vcluster up"
         return replace(row, state=state, problem=f"the node is {container.status or container.state}", fix=fix)
+    handle = NodeHandle(link, inventory.cluster)
     try:
-        node = look(link.engine, container.name)
+        node = handle.state()
     except CommandFailed as error:  # it has ended since it was listed
         return replace(row, state=STOPPED, problem=error.detail, fix=error.hint or "vcluster up")
     except (Unreachable, Lost):
@@ -169,8 +170,8 @@ def _look(inventory: Inventory, link: Link) -> _Row:
         return replace(row, state=DOCKER_ERROR, problem=error.detail, fix=error.hint or "")
     except VclusterError as error:  # what it wrote about itself cannot be read
         return replace(row, state=UNKNOWN, problem=error.message, fix=error.hint or "")
-    changed = last_change(link, inventory.cluster) if role == "head" else None
-    age = max(0.0, facts.clock - started(node))
+    changed = last_change(handle) if role == "head" else None
+    age = max(0.0, facts.clock - node.started)
     return replace(row, state=RUNNING if node.status else STARTING, status=node.status, age=age, changed=changed)
 
 

@@ -11,13 +11,13 @@ from vllm_cluster.actions.survey import connected, refuse
 from vllm_cluster.core.checks.docker import engine_problem, foreign
 from vllm_cluster.core.errors import HostError, PreflightFailed
 from vllm_cluster.core.facts import Container, HostFacts
-from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
 from vllm_cluster.engine.status import ServeStatus
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
@@ -60,7 +60,7 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     Raises:
         PreflightFailed: as `stop`.
     """
-    name = f"vcluster-{inventory.cluster}"
+    name = node_name(inventory.cluster)
     own = tuple(c for c in facts.containers if c.name == name and c.labels.get(CLUSTER) == inventory.cluster)
     problem = engine_problem(facts)
     refuse([problem] if problem else list(foreign(inventory, {facts.host: replace(facts, containers=own)})))
@@ -74,14 +74,14 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
 
 def _requested(head: Link, inventory: Inventory) -> bool:
     """Whether the head would serve: it may not have begun, or its container may have ended meanwhile."""
-    asked = serve_request.read(head, inventory.cluster)
+    asked = serve_request.read(NodeHandle(head, inventory.cluster))
     # Unreadable: an empty request in its place is what is asked for.
     return asked is not None and asked.get("serve", True) is not None
 
 
 def _stopped(inventory: Inventory, head: Link, serving: ServeStatus | None) -> str:
     """What is left, in words, as far as the head knows."""
-    status = look(head.engine, f"vcluster-{inventory.cluster}").status if serving else None
+    status = NodeHandle(head, inventory.cluster).state().status if serving else None
     if serving is None or status is None:
         return "the request to serve is withdrawn"
     have, want = sum(node.gpus for node in status.ray.nodes if node.alive), serving.gpus[1]

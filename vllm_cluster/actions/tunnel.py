@@ -7,15 +7,14 @@ from collections.abc import Callable
 
 from vllm_cluster.actions.survey import refuse
 from vllm_cluster.core.checks.docker import foreign
-from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import HostError, Lost, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.engine.status import ServeStatus
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.barrier import look
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
@@ -131,12 +130,11 @@ def _address(serve: ServeStatus | None) -> str:
 
 def _served(inventory: Inventory, head: Link) -> ServeStatus | None:
     try:
-        status = look(head.engine, f"vcluster-{inventory.cluster}").status
+        return NodeHandle(head, inventory.cluster).state().serving
     except Unreachable:
         raise
     except VclusterError:  # the node restarts, or is gone for now
         return None
-    return status.serve if status else None
 
 
 def _head(inventory: Inventory, fleet: Fleet) -> Link:
@@ -152,7 +150,7 @@ def _key(inventory: Inventory, head: Link) -> str:
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
     if identity is None or node_of(inventory.cluster, facts) is None:
         raise PreflightFailed(f"{head.name}: no node of {inventory.cluster} is there", hint="vcluster up")
-    content = head.engine.read_file(f"vcluster-{inventory.cluster}", f"{SECRETS_FOLDER}/api-key-{identity}")
+    content = NodeHandle(head, inventory.cluster).secret("api-key", identity)
     if content is None:
         raise PreflightFailed(f"{head.name}: the API key is gone", hint="vcluster up")
     return content.decode()

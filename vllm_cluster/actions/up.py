@@ -24,6 +24,7 @@ from vllm_cluster.run.files import node_files
 from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.mesh import mesh
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import count
@@ -136,7 +137,7 @@ def _change(
                 _announce(inventory, seen, emit)
                 Execution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache).run()
                 done = [operation.text for operation in seen.plan.operations()]
-                record(head, inventory.cluster, "up", done, emit)
+                record(NodeHandle(head, inventory.cluster), "up", done, emit)
                 return seen.plan
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.core.spec import node_name
 from vllm_cluster.inventory.model import Host, Inventory
 
 
@@ -37,7 +38,7 @@ def each_host(check: HostCheck) -> Check:
 
 def has_node(inventory: Inventory, facts: HostFacts, *states: str) -> bool:
     """Whether this cluster's node is on the host in one of these states."""
-    name = f"vcluster-{inventory.cluster}"
+    name = node_name(inventory.cluster)
     return any(container.name == name and container.state in states for container in facts.containers)
 
 

@@ -7,18 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm_cluster.core.facts import Container, HostFacts
-from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ID
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ID, node_name
 from vllm_cluster.inventory.model import Inventory
 
 # What temporary containers are made for; their names are vcluster-CLUSTER-KIND-8 hexadecimal digits.
 KINDS = ("door", "fit", "links", "probe", "ranks")
 _SUFFIX = re.compile(rf"-({'|'.join(KINDS)})-[0-9a-f]{{8}}")
 _VOLUME = re.compile(r"-(state|secrets(-[0-9a-f]+)?)")
-
-
-def node_name(cluster: str) -> str:
-    """The name of a cluster's container on every host."""
-    return f"vcluster-{cluster}"
 
 
 @dataclass(frozen=True)

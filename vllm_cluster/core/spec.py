@@ -34,6 +34,11 @@ SECRET = LABEL + "secret."
 NO_SECRETS = 78
 
 
+def node_name(cluster: str) -> str:
+    """The name of a cluster's container on every host."""
+    return f"vcluster-{cluster}"
+
+
 def state_volume(cluster: str) -> str:
     """The volume that outlives a node: what to serve, status, logs, audit."""
     return f"vcluster-{cluster}-state"
@@ -102,7 +107,7 @@ class ContainerSpec:
     @property
     def name(self) -> str:
         """The container's name: one a cluster and host, so that Docker itself refuses a second."""
-        return f"vcluster-{self.cluster}"
+        return node_name(self.cluster)
 
     @property
     def state_volume(self) -> str:

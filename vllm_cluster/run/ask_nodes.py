@@ -10,10 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from vllm_cluster.core.desired import CODE_FOLDER
 from vllm_cluster.core.errors import HostError, Lost
-from vllm_cluster.core.identity import node_name
 from vllm_cluster.fit.request import Files, Judged
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.node_handle import NodeHandle
 
 # vLLM's parser answers in a tenth of a second once it is at hand; on a busy host it is loaded in a minute.
 VLLM_SECONDS = 20.0
@@ -38,10 +38,9 @@ def ask_nodes(fleet: Fleet, inventory: Inventory, question: Mapping[str, Any]) -
 
 
 def _ask(link: Link, cluster: str, question: Mapping[str, Any]) -> tuple[Files, Judged]:
-    node = node_name(cluster)
     argv = ["timeout", f"{ASK_SECONDS:.0f}", "python3", f"{CODE_FOLDER}/node.py", "check", json.dumps(question)]
     try:
-        ended = link.engine.exec(node, argv, link.runtime.after(ASK_SECONDS + 10))
+        ended = NodeHandle(link, cluster).exec(argv, link.runtime.after(ASK_SECONDS + 10))
         lines = [line for line in ended.output.splitlines() if line.startswith('{"v": 1, "files"')]
         answer = json.loads(lines[-1])
         return _FILES.validate_python(answer["files"]), _JUDGED.validate_python(answer["vllm"])

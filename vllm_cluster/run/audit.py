@@ -12,13 +12,13 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.text import count
 
-AUDIT_FILE = f"{STATE_FOLDER}/audit.jsonl"
+AUDIT_FILE = "audit.jsonl"
 
 
-def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit, *, request: int = 0) -> None:
+def record(node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, request: int = 0) -> None:
     """Append one line, that of `serve` and `stop` with the number of the request.
 
     Secrets never get here, since operations do not hold their values.
@@ -26,21 +26,21 @@ def record(head: Link, cluster: str, verb: str, what: Sequence[str], emit: Emit,
     """
     line = json.dumps(
         {
-            "at": round(head.runtime.clock.time(), 3),
+            "at": round(node.link.runtime.clock.time(), 3),
             "who": whoami(),
             "version": __version__,
-            "run": head.runtime.run,
+            "run": node.link.runtime.run,
             "verb": verb,
             "what": list(what),
             **({"request": request} if request else {}),
         }
     )
     script = 'printf "%s\\n" "$1" >>"$2"'
-    argv = ["timeout", "10", "sh", "-c", script, "audit", line, AUDIT_FILE]
+    argv = ["timeout", "10", "sh", "-c", script, "audit", line, f"{STATE_FOLDER}/{AUDIT_FILE}"]
     try:
-        head.engine.exec(f"vcluster-{cluster}", argv, head.runtime.after(15), changes=True)
+        node.exec(argv, node.link.runtime.after(15), changes=True)
     except HostError as error:
-        emit(Event("warning", f"the history of {cluster} has no line for this {verb}: {error.detail}", head.name))
+        emit(Event("warning", f"the history of {node.cluster} has no line for this {verb}: {error.detail}", node.host))
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Change:
     run: str
 
 
-def last_change(head: Link, cluster: str) -> Change | None:
+def last_change(node: NodeHandle) -> Change | None:
     """The last line of the history; None where there is none that can be read."""
-    raw = head.engine.read_file(f"vcluster-{cluster}", AUDIT_FILE) or b""
+    raw = node.read(AUDIT_FILE) or b""
     try:
         last = json.loads(raw.splitlines()[-1])
         time = float(last["at"])
@@ -68,10 +68,10 @@ def last_change(head: Link, cluster: str) -> Change | None:
         return None
 
 
-def last_other(head: Link, cluster: str) -> str:
+def last_other(node: NodeHandle) -> str:
     """Who ran what and when, by the last line of the history; empty where that line is this run's own."""
-    last = last_change(head, cluster)
-    if last is None or last.run == head.runtime.run:
+    last = last_change(node)
+    if last is None or last.run == node.link.runtime.run:
         return ""
     at = datetime.fromtimestamp(last.time).astimezone().isoformat(timespec="seconds")
     return f"{last.who} ran {last.what} at {at}"

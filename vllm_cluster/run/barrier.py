@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
-from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, NotJoined, Unreachable
 from vllm_cluster.core.plan import Plan
-from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.engine.status import Membership, NodeStatus, current, membership, parse_status
+from vllm_cluster.core.spec import node_name
+from vllm_cluster.engine.status import Membership, membership
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.node_handle import NodeHandle, NodeState
 
 POLL = 0.2
 # The first `ray start` on a busy host with cold bytecode took 75 s.
@@ -26,49 +23,6 @@ GONE_SECONDS = 40.0
 RAY_ATTEMPTS = 3
 
 
-@dataclass(frozen=True)
-class Node:
-    """A node's container and what its node program says; no status before it has said anything."""
-
-    state: Mapping[str, Any]
-    status: NodeStatus | None
-
-
-def look(engine: EngineClient, container: str) -> Node:
-    """One look at a node.
-
-    Raises:
-        HostError: the container is gone, or has ended; with its last log lines.
-    """
-    there = engine.container_named(container)
-    if there is None:
-        raise HostError(engine.host, f"the container {container} is gone", hint="vcluster up")
-    state = there["State"]
-    if state["Status"] in ("exited", "dead", "restarting"):
-        raise ended(engine, container, state)
-    raw = engine.read_file(container, f"{STATE_FOLDER}/status.json")
-    status = parse_status(raw) if raw else None
-    # The file outlives the container, and the node program may have stopped.
-    return Node(state, current(status, _timestamp(state["StartedAt"]), engine.now) if status else None)
-
-
-def started(node: Node) -> float:
-    """When the container was started, by the host's clock: seconds since 1970."""
-    return _timestamp(node.state["StartedAt"])
-
-
-def ended(engine: EngineClient, container: str, state: Mapping[str, Any]) -> CommandFailed:
-    """A container that should run and does not, with what it printed last."""
-    tail = "\n".join(engine.logs(container, tail=20).strip().splitlines()[-20:])
-    memory = ", killed for lack of memory" if state.get("OOMKilled") else ""
-    return CommandFailed(
-        engine.host,
-        f"the container {container} has ended with exit code {state['ExitCode']}{memory}; it printed last:\n{tail}",
-        exit_code=int(state["ExitCode"]),
-        stderr=tail,
-    )
-
-
 def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
     """Until Ray answers on the head.
 
@@ -79,7 +33,7 @@ def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
     before: dict[str, int] = {}
     shown = ""
     while True:
-        node = look(link.engine, f"vcluster-{plan.cluster}")
+        node = NodeHandle(link, plan.cluster).state()
         refuse_failing(link.name, node, before)
         if node.status and node.status.ray.state == "up":
             return
@@ -102,7 +56,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
     started = clock.monotonic()
     shown, before = "", dict[str, int]()
     while True:
-        nodes = fleet.all(lambda link: look(link.engine, f"vcluster-{plan.cluster}"))
+        nodes = fleet.all(lambda link: NodeHandle(link, plan.cluster).state())
         found = count(plan, nodes[plan.head])
         if found.complete:
             emit(Event("progress", f"GPUs {found.have}/{found.want}", data={"gpus": [found.have, found.want]}))
@@ -130,12 +84,12 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
         clock.sleep(POLL)
 
 
-def count(plan: Plan, head: Node) -> Membership:
+def count(plan: Plan, head: NodeState) -> Membership:
     """What Ray on the head counts, against the plan."""
     return membership(plan.gpus, head.status.ray.nodes if head.status else ())
 
 
-def _explain(found: Membership, names: Mapping[str, str], nodes: Mapping[str, Node]) -> str:
+def _explain(found: Membership, names: Mapping[str, str], nodes: Mapping[str, NodeState]) -> str:
     missing = [names.get(address, address) for address in found.missing]
     parts = [f"waiting for {name}{_trouble(nodes.get(name))}" for name in missing]
     parts += [f"{names.get(a, a)} is in Ray and not in the inventory" for a in found.foreign]
@@ -143,22 +97,22 @@ def _explain(found: Membership, names: Mapping[str, str], nodes: Mapping[str, No
     return ", ".join(parts) or "waiting for Ray"
 
 
-def _trouble(node: Node | None) -> str:
+def _trouble(node: NodeState | None) -> str:
     """What a worker knows of its way to the head."""
     ray = node.status.ray if node and node.status else None
     return f" ({ray.words})" if ray and ray.error else ""
 
 
-def _is_up(node: Node) -> bool:
+def _is_up(node: NodeState) -> bool:
     return node.status is not None and node.status.ray.state == "up"
 
 
-def _waiting_for_head(node: Node) -> str:
+def _waiting_for_head(node: NodeState) -> str:
     ray = node.status.ray if node.status else None
     return f"Ray is {ray.state} on the head: {ray.words}" if ray and ray.error else "waiting for Ray on the head"
 
 
-def refuse_failing(host: str, node: Node, before: dict[str, int]) -> None:
+def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:
     """Refuse a Ray that keeps ending; `before` remembers how often it had ended when it was first looked at.
 
     One that had failed often before is given one more start: what was wrong may have been corrected meanwhile.
@@ -175,7 +129,7 @@ def refuse_failing(host: str, node: Node, before: dict[str, int]) -> None:
         raise CommandFailed(host, text, exit_code=1, stderr=str(ray.error))
 
 
-def _refuse_cut_off(host: str, node: Node, seconds: float) -> None:
+def _refuse_cut_off(host: str, node: NodeState, seconds: float) -> None:
     ray = node.status.ray if node.status else None
     # One that joined before its way to the head was cut is up, and knows of it, too.
     if ray and ray.error and ray.state in ("waiting", "up") and seconds > CONNECT_SECONDS:
@@ -191,7 +145,7 @@ def _refuse_outsider(plan: Plan, found: Membership, seconds: float) -> None:
     """Refuse a node outside the inventory that keeps an otherwise complete Ray from being what is planned."""
     if found.missing or found.wrong:
         return
-    node = f"vcluster-{plan.cluster}"
+    node = node_name(plan.cluster)
     for address in found.foreign:
         if host := plan.lost.get(address):
             text = f"Ray still counts its node at {address}; it left the inventory and cannot be reached"
@@ -200,8 +154,3 @@ def _refuse_outsider(plan: Plan, found: Membership, seconds: float) -> None:
             text = f"Ray counts a node at {address}, which is not in the inventory"
             hint = f"on {address}: docker rm -f {node}, or add that host to the inventory\nvcluster up"
             raise HostError(plan.head, text, hint=hint)
-
-
-def _timestamp(text: str) -> float:
-    # To the fraction: what was written a moment before a restart must not count as new.
-    return datetime.fromisoformat(text).timestamp()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
-from vllm_cluster.core.identity import Owner, node_name
+from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
 from vllm_cluster.core.inside import OPTIONS, Inside, parse
 from vllm_cluster.core.plan import (
@@ -25,7 +25,7 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec
+from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, node_name
 from vllm_cluster.docker import ray_layer
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.once import passing, run_once
@@ -37,6 +37,7 @@ from vllm_cluster.run.fleet import Fleet, Link
 from vllm_cluster.run.inside import script
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.pull import pull
 from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.run.secrets import Secrets
@@ -204,7 +205,7 @@ class Execution:
             if config := link.engine.image_config(image):
                 return str(config["Id"])
             # Pruned away: the node that runs here knows what it was made from.
-            node = link.engine.container_named(f"vcluster-{self.plan.cluster}")
+            node = NodeHandle(link, self.plan.cluster).container()
             return node["Config"]["Labels"].get(BASE_IMAGE) if node else None
 
         ids = {host: image_id for host, image_id in self.fleet.all(base).items() if image_id}

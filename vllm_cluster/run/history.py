@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.identity import node_name
 from vllm_cluster.engine import request
 from vllm_cluster.run.audit import AUDIT_FILE
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.node_handle import NodeHandle
 
 
 @dataclass(frozen=True)
@@ -28,23 +26,23 @@ class Entry:
     failure: str | None = None
 
 
-def read_history(head: Link, cluster: str) -> list[Entry]:
+def read_history(node: NodeHandle) -> list[Entry]:
     """Every entry that the head has kept, the oldest first; a line that cannot be read is passed over."""
-    results = [*_lines(head, cluster, f"{request.RESULTS_FILE}.1"), *_lines(head, cluster, request.RESULTS_FILE)]
+    results = [*_lines(node, f"{request.RESULTS_FILE}.1"), *_lines(node, request.RESULTS_FILE)]
     ends: dict[int, list[Mapping[str, Any]]] = {}
     for line in results:
         if isinstance(line.get("request"), int):
             ends.setdefault(line["request"], []).append(line)
-    entries = [entry for line in _lines(head, cluster, AUDIT_FILE.rpartition("/")[2]) if (entry := _entry(line))]
+    entries = [entry for line in _lines(node, AUDIT_FILE) if (entry := _entry(line))]
     told = [_with_end(entry, ends.pop(entry.request, [])) if entry.request else entry for entry in entries]
     # A laptop that lost its connection right after it wrote the request has left no line of its own.
     told += [_with_end(_of_head(number, lines), lines) for number, lines in ends.items()]
     return sorted(told, key=lambda entry: entry.at)
 
 
-def ready_requests(head: Link, cluster: str) -> list[dict[str, Any]]:
+def ready_requests(node: NodeHandle) -> list[dict[str, Any]]:
     """The requests that were ready, the newest last."""
-    raw = head.engine.read_file(node_name(cluster), f"{STATE_FOLDER}/{request.READY_FILE}")
+    raw = node.read(request.READY_FILE)
     try:
         rows = json.loads(raw or b"{}").get("requests", [])
     except (ValueError, AttributeError):
@@ -54,8 +52,8 @@ def ready_requests(head: Link, cluster: str) -> list[dict[str, Any]]:
     ]
 
 
-def _lines(head: Link, cluster: str, name: str) -> Iterator[Mapping[str, Any]]:
-    for line in (head.engine.read_file(node_name(cluster), f"{STATE_FOLDER}/{name}") or b"").splitlines():
+def _lines(node: NodeHandle, name: str) -> Iterator[Mapping[str, Any]]:
+    for line in (node.read(name) or b"").splitlines():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

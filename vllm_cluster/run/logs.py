@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 
-from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.explain.line import moment
 from vllm_cluster.explain.scan import Source
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 
 EXCERPT_SECONDS = 30.0
@@ -64,8 +64,8 @@ def collect(link: Link, cluster: str) -> list[Log]:
     Raises:
         HostError: it does not answer any more.
     """
-    engine, container = link.engine, f"vcluster-{cluster}"
-    there = engine.container_named(container)
+    node = NodeHandle(link, cluster)
+    there = node.container()
     if there is None:
         return []
     state = there["State"]
@@ -74,10 +74,10 @@ def collect(link: Link, cluster: str) -> list[Log]:
     shown = {key: state.get(key) for key in ("Status", "ExitCode", "OOMKilled", "Error", *times)}
     # Docker's own spelling, for the catalogue knows it so from `docker inspect`.
     logs = [Log(link.name, "state.json", ((1, json.dumps(shown, separators=(",", ":")).encode() + b"\n"),))]
-    inside = _inside(link, container) if state["Status"] == "running" else _stopped(link, container)
+    inside = _inside(node) if state["Status"] == "running" else _stopped(node)
     logs += inside
     # Without times a line could be of any attempt.
-    told = engine.logs(container, tail=TAIL, times=True).splitlines(keepends=True)
+    told = link.engine.logs(node.name, tail=TAIL, times=True).splitlines(keepends=True)
     # vLLM's own lines stand in serve.log too.
     twice = any(log.name == "serve.log" for log in inside)
     lines = [line for line in told if not (twice and " [vllm] " in line[:50])]
@@ -86,12 +86,12 @@ def collect(link: Link, cluster: str) -> list[Log]:
     return logs
 
 
-def _inside(link: Link, container: str) -> list[Log]:
+def _inside(node: NodeHandle) -> list[Log]:
     """What the container's own Python picks out of its files."""
     script = files("vllm_cluster.run").joinpath("excerpt.py").read_text()
-    deadline = link.runtime.after(EXCERPT_SECONDS)
+    deadline = node.link.runtime.after(EXCERPT_SECONDS)
     argv = ["timeout", f"{EXCERPT_SECONDS - 5:.0f}", "python3", "-c", script]
-    return by_file(link.name, link.engine.exec(container, argv, deadline).output.splitlines())
+    return by_file(node.host, node.exec(argv, deadline).output.splitlines())
 
 
 def by_file(host: str, lines: Iterable[str]) -> list[Log]:
@@ -105,13 +105,13 @@ def by_file(host: str, lines: Iterable[str]) -> list[Log]:
     return [Log(host, name, tuple(parts)) for name, parts in found.items()]
 
 
-def _stopped(link: Link, container: str) -> list[Log]:
+def _stopped(node: NodeHandle) -> list[Log]:
     """What can be read of a container that does not run: the files that the node program keeps."""
     found = {}
     for name in ("serve.log", "status.json"):
         with suppress(CommandFailed):
-            found[name] = link.engine.read_file(container, f"{STATE_FOLDER}/{name}", STOPPED_LOG)
-    return [Log(link.name, name, ((1, content),)) for name, content in found.items() if content]
+            found[name] = node.read(name, STOPPED_LOG)
+    return [Log(node.host, name, ((1, content),)) for name, content in found.items() if content]
 
 
 def _kernel(link: Link, started: str) -> bytes:

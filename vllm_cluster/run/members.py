@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError, UsageError, VclusterError
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.identity import Owner, node_name
+from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.members import Member, Membership, Record, differences, former, record_of, recorded
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount
+from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.once import passing
 from vllm_cluster.docker.spec import idle_body

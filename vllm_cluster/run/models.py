@@ -6,8 +6,9 @@ import json
 
 from vllm_cluster.core.errors import CommandFailed, TimedOut
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.identity import Owner, node_name, our_id
+from vllm_cluster.core.identity import Owner, our_id
 from vllm_cluster.core.images import find
+from vllm_cluster.core.spec import node_name
 from vllm_cluster.docker.once import run_once
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link

@@ -12,9 +12,9 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.details import ImageDetails
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import Container, HostFacts
-from vllm_cluster.core.identity import node_name, node_of
+from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.core.spec import CLUSTER, ID, ROLE, user_numbers
+from vllm_cluster.core.spec import CLUSTER, ID, ROLE, node_name, user_numbers
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.fleet import Link

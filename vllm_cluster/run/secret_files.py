@@ -8,9 +8,9 @@ from functools import partial
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.identity import Owner, is_volume_name, node_name
+from vllm_cluster.core.identity import Owner, is_volume_name
 from vllm_cluster.core.kept import Holder, holders
-from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, state_volume
+from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.docker.engine import EngineClient
 from vllm_cluster.docker.once import passing, passing_name
 from vllm_cluster.docker.spec import idle_body

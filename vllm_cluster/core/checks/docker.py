@@ -11,7 +11,7 @@ from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding, each_host, has_node
 from vllm_cluster.core.gpus import KIND, cdi_on, survives_restart, ways
 from vllm_cluster.core.images import find
-from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION
+from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION, node_name
 from vllm_cluster.inventory.model import Host, Inventory
 
 OLDEST_DOCKER = "20.10"
@@ -73,7 +73,7 @@ def _newer(label: str | None) -> bool:
 def name_taken(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A container that has the name that ours would get."""
     for container in facts.strangers:
-        if container.name == identity.node_name(inventory.cluster):
+        if container.name == node_name(inventory.cluster):
             text = f"a container {container.name} of {container.image} is {container.state}, and is not ours"
             fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}; or name the cluster otherwise"
             yield Finding("name-taken", host.name, text, fix)

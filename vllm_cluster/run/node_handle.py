@@ -1,0 +1,108 @@
+"""One cluster's node on one host: its container, what its node program writes, and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from vllm_cluster.clock import Deadline
+from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER
+from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError
+from vllm_cluster.core.spec import node_name
+from vllm_cluster.docker.output import Ended
+from vllm_cluster.engine.status import NodeStatus, ServeStatus, current, parse_status
+from vllm_cluster.run.fleet import Link
+
+_ENDED = ("exited", "dead", "restarting")
+LAST_LINES = 20
+MAX_SECRET = 64 << 10
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """The container as Docker describes it, and the node program's status; None before it has written one."""
+
+    container: Mapping[str, Any]
+    status: NodeStatus | None
+
+    @property
+    def started(self) -> float:
+        """When the container was started, by the host's clock: seconds since 1970."""
+        return _timestamp(self.container["StartedAt"])
+
+    @property
+    def serving(self) -> ServeStatus | None:
+        """What it serves or starts."""
+        return self.status.serve if self.status else None
+
+
+class NodeHandle:
+    """What can be asked of a node, and written to it, over the connection to its host."""
+
+    def __init__(self, link: Link, cluster: str) -> None:
+        self.link, self.host, self.cluster, self.name = link, link.name, cluster, node_name(cluster)
+
+    def container(self) -> Mapping[str, Any] | None:
+        """The container as `docker inspect` shows it; None where there is none."""
+        return self.link.engine.container_named(self.name)
+
+    def state(self) -> NodeState:
+        """The container that runs, and its status.
+
+        Raises:
+            HostError: the container is gone, or has ended; with its last log lines.
+        """
+        found = self.container()
+        if found is None:
+            raise HostError(self.host, f"the container {self.name} is gone", hint="vcluster up")
+        state = found["State"]
+        if state["Status"] in _ENDED:
+            raise self.exit_error(state)
+        raw = self.read("status.json")
+        status = parse_status(raw) if raw else None
+        # The file outlives the container, and the node program may have stopped.
+        now = self.link.engine.now
+        return NodeState(state, current(status, _timestamp(state["StartedAt"]), now) if status else None)
+
+    def state_if_running(self) -> NodeState | None:
+        """The same; None where the container does not run, or its status cannot be read."""
+        with suppress(VclusterError):
+            return self.state()
+        return None
+
+    def exit_error(self, state: Mapping[str, Any]) -> CommandFailed:
+        """A container that should run and does not, with what it printed last."""
+        tail = "\n".join(self.link.engine.logs(self.name, tail=LAST_LINES).strip().splitlines()[-LAST_LINES:])
+        memory = ", killed for lack of memory" if state.get("OOMKilled") else ""
+        return CommandFailed(
+            self.host,
+            f"the container {self.name} has ended with exit code {state['ExitCode']}{memory}; it printed last:\n{tail}",
+            exit_code=int(state["ExitCode"]),
+            stderr=tail,
+        )
+
+    def read(self, file: str, limit: int | None = None) -> bytes | None:
+        """A file of the state volume; None where it is not there."""
+        path = f"{STATE_FOLDER}/{file}"
+        engine = self.link.engine
+        return engine.read_file(self.name, path) if limit is None else engine.read_file(self.name, path, limit)
+
+    def write(self, file: str, content: bytes) -> None:
+        """Write a file of the state volume, for its owner alone; only under the lease."""
+        self.link.engine.put_files(self.name, STATE_FOLDER, {file: (content, 0o600)})
+
+    def secret(self, name: str, identity: str) -> bytes | None:
+        """A secret by its name and the id of its value; None where it is not there."""
+        return self.link.engine.read_file(self.name, f"{SECRETS_FOLDER}/{name}-{identity}", MAX_SECRET)
+
+    def exec(self, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> Ended:
+        """Run a command in the container."""
+        return self.link.engine.exec(self.name, argv, deadline, changes=changes)
+
+
+def _timestamp(text: str) -> float:
+    # To the fraction: what was written a moment before a restart must not count as new.
+    return datetime.fromisoformat(text).timestamp()
