@@ -75,7 +75,7 @@ def test_a_host_is_another_machine(sandbox: Sandbox) -> None:
         with broken(sandbox, "gpu2", ANOTHER, "cp -p /root/machine-id /etc/machine-id"):
             measured.begin()
             seen = status(sandbox, sandbox.inventory)
-            assert (seen["up"], [host["state"] for host in seen["hosts"]]) == (False, ["running", "absent"])
+            assert (seen["up"], [host["state"] for host in seen["hosts"]]) == (False, ["running", "missing"])
             assert "gpu2 is another machine now" in sandbox.vcluster("plan").ok().out
             sandbox.vcluster("up", "--yes").ok()
             until(partial(ready, sandbox, sandbox.inventory), 240, every=2)

@@ -231,3 +231,32 @@ def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> No
     with pytest.raises(LeaseLost, match="no answer for 15 s"):
         held.check()
     held.release()
+
+
+class Woken:
+    """A stream of a process that stood still: its wait is over before what arrived meanwhile has been read."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.waits = stream, 0
+
+    def recv(self, size: int) -> bytes:
+        self.waits += 1
+        if self.waits == 1:
+            raise TimeoutError("timed out")
+        return self.stream.recv(size)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.stream, name)
+
+
+@pytest.mark.promise("P34")
+def test_who_wakes_up_after_the_host_gave_up_has_lost_the_lease_and_no_connection(parent: Path) -> None:
+    one = taker(parent)
+    one.acquire()
+    (hold,) = one._holds
+    hold.stream.sendall(b"end\n")
+    hold.stream = Woken(hold.stream)  # type: ignore[assignment]
+    assert not one.beat()
+    with pytest.raises(LeaseLost, match=lease.GIVEN_UP):
+        one.refuse_given_up()
+    one.release()
