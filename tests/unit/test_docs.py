@@ -51,6 +51,26 @@ def test_every_page_can_be_found_from_the_index() -> None:
     assert [str(page.relative_to(ROOT)) for page in PAGES if page not in found and page.parent != ROOT] == []
 
 
+MADE_BY_HAND = [page for page in PAGES if str(page.relative_to(ROOT)) not in FILES and page.name != "promises.md"]
+# NAME and the like in a path are the reader's.
+PATH_NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|sh|toml|md))`|^--- (\S+)$", re.MULTILINE)
+# What the recipe for a verb adds.
+NEW = {"vllm_cluster/actions/ping.py", "vllm_cluster/cli/ping.py"}
+
+
+@pytest.mark.parametrize("page", MADE_BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_targets_that_a_page_names_are_there(page: Path) -> None:
+    """Paths in backticks or at the head of a diff, and targets of make: a recipe must work as it is written."""
+    text = page.read_text(encoding="utf-8")
+    paths = {one or other for one, other in PATH_NAMED.findall(text)}
+    paths = {path for path in paths if not re.search(r"[A-Z]{3}", path)} - NEW
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z-]+)", text))
+    homes = (ROOT, ROOT / "vllm_cluster")
+    lost = [path for path in sorted(paths) if not any((home / path).exists() for home in homes)]
+    assert (lost, sorted(named - targets)) == ([], [])
+
+
 def test_every_exit_code_is_listed() -> None:
     """Those of the error tree and of the help of the verbs; 0, 10 and 130 need no error."""
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.VclusterError)]
