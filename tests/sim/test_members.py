@@ -336,7 +336,7 @@ def test_a_member_that_is_gone_for_good_is_forgotten() -> None:
         (warned,) = {event.text for event in outcome.events if event.kind == "warning" and event.host == "gpu3"}
         assert warned.endswith("If it is gone for good: vcluster up --forget gpu3")
         outcome = good(world, inventory(1, 2), lab.do_forget("gpu3"))
-        assert outcome.operations == [("gpu1", "record members: gpu3 is forgotten")]
+        assert outcome.operations == [("gpu1", "record on the head: gpu3 is forgotten")]
         oracle.converged(world, inventory(1, 2))
         assert remembered(world, inventory(1, 2)) == {"gpu1": False, "gpu2": False}
         again = good(world, inventory(1, 2), lab.do_up)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 import time
 from urllib.parse import quote, quote_plus
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.logs import explained
-from vllm_cluster.text import REDACTED, printable, redact, redact_value, redactor
+from tests.support.modules import PACKAGE
+from vllm_cluster.text import REDACTED, count, printable, redact, redact_value, redactor
 
 CANARY = "cänary/+key with=0123456789"
 TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=9, max_size=40)
@@ -168,3 +170,18 @@ def test_a_verdict_shows_none() -> None:
     assert found.cause
     assert found.cause.places[0].text.count(REDACTED) == 2
     assert "abcdefgh" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("number", "thing", "text"),
+    [(1, "host", "1 host"), (0, "GPU", "0 GPUs"), (2, "logical GPU", "2 logical GPUs"), (2, "entry", "2 entries")],
+)
+def test_a_number_of_things(number: int, thing: str, text: str) -> None:
+    assert count(number, thing) == text
+
+
+def test_plurals_are_made_in_one_place() -> None:
+    """The room `fit` may import nothing of ours."""
+    own = re.compile(r"""['"]s['"]\s*\[|else ['"]s['"]|\w\(s\)""")
+    rooms = (path for path in PACKAGE.rglob("*.py") if path.name != "text.py" and path.parent.name != "fit")
+    assert [path.name for path in rooms if own.search(path.read_text())] == []

@@ -23,6 +23,8 @@ HEED_SECONDS = 30.0
 IDLE_PHASES = ("waiting", "backoff", "stopping", "hung", "unknown")
 IDLE_SECONDS = 300.0
 LOG_SECONDS = 1.0
+# What goes on unchanged is shown again so often: importing is silent for half a minute.
+BEAT_SECONDS = 5.0
 
 
 @contextmanager
@@ -49,6 +51,7 @@ class Follower:
         self._node = NodeHandle(self._head, inventory.cluster)
         self._heed, self._idle = self._after(HEED_SECONDS), self._after(IDLE_SECONDS)
         self._shown: tuple[str, str] | None = None
+        self._beat = self._after(BEAT_SECONDS)
         self._error: VclusterError | None = None
         self._ended: dict[str, int] = {}
         self._log = _Log(self._node, emit) if log else None
@@ -95,8 +98,9 @@ class Follower:
         # Why it failed is the error's to say.
         detail = "" if serving.phase == "failed" else serving.detail
         before, self._shown = self._shown, (serving.phase, f"{detail}{serving.last_line}")
-        if self._shown == before:
+        if self._shown == before and self._beat.left() > 0:
             return
+        self._beat = self._after(BEAT_SECONDS)
         text = f"{serving.phase}: {detail}" if detail else serving.phase
         if serving.phase == "ready" and before and serving.seconds_to_ready is not None:
             text = f"ready after {serving.seconds_to_ready:.0f} s"

@@ -158,7 +158,8 @@ def _look(inventory: Inventory, link: Link) -> _Row:
     if container.state != RUNNING:
         state = container.state if container.state in ("paused", "restarting") else STOPPED
         fix = f"on {link.name}: docker unpause {container.name}" if state == "paused" else "vcluster up"
-        return replace(row, state=state, problem=f"the node is {container.status or container.state}", fix=fix)
+        text = f"the node is {state}" + (f": {container.status}" if container.status else "")
+        return replace(row, state=state, problem=text, fix=fix)
     handle = NodeHandle(link, inventory.cluster)
     try:
         node = handle.state()

@@ -14,7 +14,7 @@ from vllm_cluster.actions.survey import Survey, connected, reached, survey, surv
 from vllm_cluster.core.errors import NotJoined, PreflightFailed, VclusterError, together
 from vllm_cluster.core.finding import Finding
 from vllm_cluster.core.identity import our_id
-from vllm_cluster.core.plan import Plan
+from vllm_cluster.core.plan import CreateNode, Operation, Plan, RemoveContainer, RemoveVolume, RestartNode, StartNode
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import await_gpus
@@ -27,7 +27,7 @@ from vllm_cluster.run.mesh import mesh
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
-from vllm_cluster.text import count
+from vllm_cluster.text import by_hosts, count
 
 NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster key"
 
@@ -150,11 +150,20 @@ def _announce(inventory: Inventory, seen: Survey, emit: Emit) -> None:
 
 
 def _summary(planned: Plan) -> str:
-    """The plan in a line a host, for people who want to see before it happens."""
+    """The plan in a line for hosts with the same to do, for people who want to see before it happens."""
     by_host: dict[str, list[str]] = {}
     for operation in planned.operations():
-        by_host.setdefault(operation.host, []).append(operation.verb)
-    return "\n".join(["to do:", *(f"  {host}: {', '.join(verbs)}" for host, verbs in by_host.items())])
+        by_host.setdefault(operation.host, []).append(_short(operation))
+    hosts = by_hosts((", ".join(dict.fromkeys(todo)), host) for host, todo in by_host.items())
+    return "\n".join(["to do:", *(f"  {names}: {todo}" for todo, names in hosts.items())])
+
+
+def _short(operation: Operation) -> str:
+    if isinstance(operation, RemoveContainer | RestartNode | StartNode):
+        return f"{operation.verb} container {operation.name}"
+    if isinstance(operation, RemoveVolume):
+        return f"{operation.verb} {operation.name}"
+    return f"create container {operation.spec.name}" if isinstance(operation, CreateNode) else operation.verb
 
 
 def _verify(fleet: Fleet, done: Plan, emit: Emit) -> None:

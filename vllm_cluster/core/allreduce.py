@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm_cluster.core.preflight import Finding
 from vllm_cluster.engine.nccl import Transport
+from vllm_cluster.text import things
 
 _FIRST = ("started", "store", "joined")
 _DONE = 1 << 10
@@ -116,7 +117,7 @@ class Trial:
 
     def _named(self, ranks: Sequence[int]) -> str:
         hosts = ", ".join(dict.fromkeys(self.ranks[rank] for rank in ranks))
-        return f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} ({hosts})"
+        return f"{things(len(ranks), 'rank')} {', '.join(map(str, ranks))} ({hosts})"
 
 
 def binary(size: int) -> str:

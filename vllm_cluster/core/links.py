@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm_cluster.core.preflight import Finding
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.text import things
 
 EPHEMERAL = "ephemeral"
 # What nodes connect to on every node, and on the head alone. Of the workers' range both ends stand for all.
@@ -204,7 +205,7 @@ def _open(where: str, place: Place) -> str:
 
 def _listed(ports: frozenset[str]) -> str:
     names = sorted(ports - {EPHEMERAL}, key=lambda name: (len(name.split(" ")[0]), name))
-    known = [f"port{'s'[: len(names) > 1]} {', '.join(names)}"] if names else []
+    known = [f"{things(len(names), 'port')} {', '.join(names)}"] if names else []
     return " and ".join(known + ["ports that the kernel chooses (NCCL, Gloo, vLLM)"] * (EPHEMERAL in ports))
 
 

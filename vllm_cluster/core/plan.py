@@ -9,6 +9,7 @@ from typing import ClassVar
 from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.members import Record
 from vllm_cluster.core.spec import ContainerSpec
+from vllm_cluster.text import count
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,7 @@ class CreateNode:
     def text(self) -> str:
         """What happens, for people."""
         spec = self.spec
-        gpus = f"{spec.gpu_count} GPU" + ("" if spec.gpu_count == 1 else "s")
-        return f"create {spec.role} {spec.name} with {gpus} on {spec.address}: {self.why}"
+        return f"create {spec.role} {spec.name} with {count(spec.gpu_count, 'GPU')} on {spec.address}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class RecordMembers:
     @property
     def text(self) -> str:
         """What happens, for people."""
-        return "record members: " + "; ".join(filter(None, (self.changed, self.request_text)))
+        return "record on the head: " + "; ".join(filter(None, (self.changed, self.request_text)))
 
 
 Operation = (

@@ -47,6 +47,8 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     # POST is how Docker starts a command in a container too, also one that only looks.
     reads: bool = False
+    # Is called with how many bytes of a large body are sent.
+    sent: Callable[[int], None] | None = None
 
     @property
     def content(self) -> bytes:
@@ -86,7 +88,7 @@ class Reply:
         self._connection = connection
         with self.failing():
             content, headers = call.content, {**call.kind, **call.headers}
-            response = connection.send_request(call.method, target, self._deadline, content, headers)
+            response = connection.send_request(call.method, target, self._deadline, content, headers, sent=call.sent)
             status, self.date = response.status, _seconds(response.headers.get("Date"))
             self.status = status
         if status >= http.HTTPStatus.BAD_REQUEST:

@@ -112,12 +112,22 @@ class EngineClient:
             raise CommandFailed(self.host, f"cannot pull {reference}: {problem}", exit_code=1, stderr=problem)
 
     def build(
-        self, context: bytes, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], deadline: Deadline
+        self,
+        context: bytes,
+        tag: str,
+        arguments: Mapping[str, str],
+        labels: Mapping[str, str],
+        deadline: Deadline,
+        *,
+        sent: Callable[[int], None] | None = None,
     ) -> str:
-        """Build an image, without network, from a tar archive that holds a Dockerfile; returns its id."""
+        """Build an image, without network, from a tar archive that holds a Dockerfile; returns its id.
+
+        `sent` is called with how many bytes of the archive are sent.
+        """
         query = {"t": tag, "buildargs": json.dumps(arguments), "labels": json.dumps(labels)}
         query |= {"rm": "1", "forcerm": "1", "networkmode": "none"}
-        call = Call(f"build {tag}", "POST", "/build", query, body=context)
+        call = Call(f"build {tag}", "POST", "/build", query, body=context, sent=sent)
         with self._calls.stream(call, deadline) as reply:
             problem, log = built(reply.messages())
         if problem:

@@ -44,6 +44,7 @@ class _StreamSocket:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.deadline = Deadline.after(0)
+        self.sent: Callable[[int], None] | None = None
         self._readers = 0
         self._closed = False
 
@@ -58,6 +59,8 @@ class _StreamSocket:
     def sendall(self, data: bytes) -> None:
         for at in range(0, len(data), SLICE):
             self.ready().sendall(data[at : at + SLICE])
+            if self.sent and len(data) > SLICE:
+                self.sent(min(at + SLICE, len(data)))
 
     def makefile(self, *_: object) -> io.BufferedReader:
         self._readers += 1
@@ -90,10 +93,20 @@ class Connection(http.client.HTTPConnection):
         self.broken = False
 
     def send_request(
-        self, method: str, path: str, deadline: Deadline, body: bytes, headers: Mapping[str, str]
+        self,
+        method: str,
+        path: str,
+        deadline: Deadline,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        sent: Callable[[int], None] | None = None,
     ) -> http.client.HTTPResponse:
-        """Send a request, and read the beginning of its response; the rest is read by the same deadline."""
-        self._socket.deadline = deadline
+        """Send a request, and read the beginning of its response; the rest is read by the same deadline.
+
+        `sent` is called with how many bytes of a large body are sent.
+        """
+        self._socket.deadline, self._socket.sent = deadline, sent
         self.request(method, path, body or None, dict(headers))
         self._response = self.getresponse()
         return self._response

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_cluster.core.errors import UsageError
-from vllm_cluster.text import holds_token, redact
+from vllm_cluster.text import count, holds_token, redact
 
 MIDDLEWARE = "vcluster_auth.RequireKey"
 
@@ -255,7 +255,7 @@ def _sizes(nodes: Sequence[int], tp: int | None, pp: int | None) -> tuple[int, i
         return tp, pp, [f"TP={tp} as told, PP={pp}: {total} GPUs in groups of {tp}"]
     if pp is not None:
         tp = _other("--pp", pp, total)
-        return tp, pp, [f"PP={pp} as told, TP={tp}: {total} GPUs over {pp} stage{'s'[: pp > 1]}"]
+        return tp, pp, [f"PP={pp} as told, TP={tp}: {total} GPUs over {count(pp, 'stage')}"]
     return _by_itself(nodes)
 
 

@@ -38,7 +38,7 @@ from vllm_cluster.run.inside import script
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.pull import pull
+from vllm_cluster.run.pull import pull, sending
 from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.run.secrets import Secrets
 
@@ -166,11 +166,12 @@ class Execution:
             return
         ray = inside.ray_to_add(operation.ray)
         self.emit(Event("note", f"{operation.image} has {_has(inside)}: adding ray[default]=={ray}", link.name))
+        self.emit(Event("progress", f"downloading ray[default]=={ray}", link.name))
         context = self._context(inside, ray)
-        self.emit(Event("progress", f"sending {len(context) / 1e6:.0f} MB of wheels, building {name}", link.name))
         arguments = {"BASE": base, "RAY": ray}
         deadline = link.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
-        engine.build(context, name, arguments, {BASE_IMAGE: base}, deadline)
+        sent = sending(link, len(context), name, self.emit)
+        engine.build(context, name, arguments, {BASE_IMAGE: base}, deadline, sent=sent)
 
     def _probe(self, engine: EngineClient, image: str, base: str) -> Inside:
         deadline = self.fleet.runtime.after(PROBE_SECONDS)

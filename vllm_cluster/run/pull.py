@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.errors import CommandFailed, TimedOut
 from vllm_cluster.core.images import registry
+from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.fleet import Link
 from vllm_cluster.transport.base import Stream
 
@@ -14,6 +15,7 @@ MAX_LINE = 4096
 # An image has at most 127 layers.
 MAX_LAYERS = 1000
 PIECE = 32 << 10
+SHOW_SECONDS = 3.0
 
 
 def pull(link: Link, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
@@ -87,3 +89,18 @@ def _lines(stream: Stream, deadline: Deadline) -> Iterator[str]:
         yield from (line[-MAX_LINE:].decode("utf-8", "replace").strip() for line in lines)
         if not piece:
             return
+
+
+def sending(link: Link, size: int, name: str, emit: Emit) -> Callable[[int], None]:
+    """Shows how much of the wheels for an image has been sent to a host, every few seconds."""
+    due = link.runtime.after(0)
+
+    def show(sent: int) -> None:
+        nonlocal due
+        if sent == size:
+            emit(Event("progress", f"sent {size / 1e6:.0f} MB of wheels, building {name}", link.name))
+        elif due.left() <= 0:
+            due = link.runtime.after(SHOW_SECONDS)
+            emit(Event("progress", f"sending wheels: {sent / 1e6:.0f} of {size / 1e6:.0f} MB", link.name))
+
+    return show

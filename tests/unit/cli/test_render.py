@@ -100,6 +100,22 @@ def test_a_start_is_a_line_a_phase_where_nobody_looks(capsys: pytest.CaptureFixt
     ]
 
 
+def test_a_phase_that_goes_on_is_not_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("vllm_cluster.cli.render.events.time.monotonic", lambda: now[0])
+    shown = events.Lines(0)
+    importing = a_start()[1]
+    for now[0] in (0.0, 1.0, 5.0, 11.0, 16.0, 22.0):
+        shown.show(importing)
+    assert [line.partition("s  ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "importing  (waiting took 12 s)",
+        "importing  (for 11 s)",
+        "importing  (for 22 s)",
+    ]
+
+
 @pytest.mark.promise("P37")
 def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     live = events.Live()

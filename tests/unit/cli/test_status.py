@@ -70,6 +70,14 @@ def test_the_table_fits_its_terminal_and_breaks_no_cell(
     assert ("0123456789ab" in out) is (width >= 80)
 
 
+@pytest.mark.parametrize(("phase", "named"), [("failed", 1), ("backoff", 1), ("ready", 0), ("loading", 0)])
+def test_a_failed_start_names_the_command_that_explains_it(phase: str, named: int, capsys: Capture) -> None:
+    failure = Failure(1.0, "it died", ())
+    found = cluster(GOOD, serve=served(phase, first_failure=failure, failure=failure))
+    show_status(found, color="never", paste=lambda fix: f"{fix} -i a.yaml")
+    assert capsys.readouterr().out.count("  do: vcluster explain -i a.yaml\n") == named
+
+
 @pytest.mark.promise("P23")
 def test_what_goes_elsewhere_is_neither_wrapped_nor_cut(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     out = shown(cluster(GOOD, BAD, up=False), capsys, None, monkeypatch)

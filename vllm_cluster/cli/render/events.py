@@ -16,6 +16,8 @@ from vllm_cluster.run.events import Event
 
 # More rows than this do not fit a terminal: then only hosts that failed have one.
 ROWS = 16
+# A phase of a start that goes on has a line as often as this.
+STILL_SECONDS = 10.0
 
 
 def renderer(as_json: bool, verbosity: int, color: str) -> tuple[Callable[[Event], None], Callable[[], None]]:
@@ -73,27 +75,32 @@ def _text(event: Event) -> str:
 
 
 class Lines:
-    """A line an event on standard error, with the seconds since the start."""
+    """A line an event on standard error, with the seconds since the start; a phase that goes on has more lines."""
 
     def __init__(self, verbosity: int) -> None:
-        self._started = time.monotonic()
+        self._started = self._began = self._shown = time.monotonic()
         self._verbosity = verbosity
         self._passed = Passed()
 
     def show(self, event: Event) -> None:
-        """Write the event's line; of a start a line each phase; the beginning of an operation only with -v."""
+        """Write the event's line; of a start a line each phase, and now and then how long it has lasted.
+
+        The beginning of an operation shows only with -v.
+        """
         if not event.text or (event.kind in ("start", "log") and self._verbosity < 1):
             return
-        over = ""
+        over, now = "", time.monotonic()
         if "phases" in event.data:
             passed, changed = self._passed.news(event)
-            if not changed:
+            if not changed and now - self._shown < STILL_SECONDS:
                 return
+            self._began = now if changed else self._began
             over = "".join(f"  ({phase} took {seconds:.0f} s)" for phase, seconds in passed[-1:])
+            over = over if changed else f"  (for {now - self._began:.0f} s)"
+        self._shown = now
         mark = {"failed": "failed: ", "warning": "warning: ", "done": "done: "}.get(event.kind, "")
         host = f"{event.host}: " if event.host else ""
-        seconds = time.monotonic() - self._started
-        sys.stderr.write(f"{seconds:6.1f}s  {host}{mark}{_text(event)}{over}\n")
+        sys.stderr.write(f"{now - self._started:6.1f}s  {host}{mark}{_text(event)}{over}\n")
         sys.stderr.flush()
 
 

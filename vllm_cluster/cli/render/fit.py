@@ -9,6 +9,7 @@ from typing import Any
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.fit.layouts import UTILISATION, Layout
 from vllm_cluster.fit.verdict import Verdict, at_least, rule_of_thumb
+from vllm_cluster.text import things
 
 GIB = 1 << 30
 
@@ -100,7 +101,7 @@ def _sizes(found: Verdict) -> list[tuple[str, str]]:
     if found.gpus:
         count = at_least(model, found.gpus.memory, wish)
         what = "weights and one such request" if shape else "weights"
-        rows.append(("at least", f"{count} such GPU{'s'[: count > 1]}, by the plain sum of {what}"))
+        rows.append(("at least", f"{count} such {things(count, 'GPU')}, by the plain sum of {what}"))
         nodes = " + ".join(map(str, found.gpus.nodes)) if len(set(found.gpus.nodes)) > 1 else ""
         nodes = nodes or f"{len(found.gpus.nodes)} × {found.gpus.nodes[0]}"
         text = f"{nodes} of {found.gpus.memory / GIB:.1f} GiB, of which vLLM takes {UTILISATION:.0%}"
@@ -132,7 +133,7 @@ def _conclusion(found: Verdict) -> list[str]:
         if taken.requests is None:
             return [f"The weights fit at {_name(taken)} and leave {taken.left / GIB:.1f} GiB a GPU for the KV cache."]
         count = taken.requests
-        what = f"{count} request{'s'[: count > 1]} of {found.model.context(wish)} tokens at once"
+        what = f"{count} {things(count, 'request')} of {found.model.context(wish)} tokens at once"
         return [f"It fits at {_name(taken)}, with room for {what}."]
     if taken:
         flag = f"-- --max-model-len={taken.context}"

@@ -42,7 +42,7 @@ def show_status(
     """Write the status on standard output: one line a problem, its whole text with -v."""
     yellow, bold, end = ("\x1b[33m", "\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
     width = columns()
-    out = sys.stdout
+    out, serve = sys.stdout, status.head.serve if status.head else None
     first, *lines = table(TITLES, [_row(host) for host in status.hosts], width)
     out.write(f"{bold}{first}{end}\n")
     for host, line in zip(status.hosts, lines, strict=True):
@@ -52,6 +52,8 @@ def show_status(
     whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {_gpus(status)}{known}"
     for line in (whole, *_serving(status)):
         out.write(f"{plain(line) if verbosity > 0 else cut(plain(line), width)}\n")
+    if serve and serve.phase in ("failed", "backoff", "hung"):
+        out.writelines(f"  do: {plain(line)}\n" for line in paste("vcluster explain").splitlines())
     for problem, fix in _problems(status, verbosity):
         out.write(f"{yellow}{problem if verbosity > 0 else cut(problem, width)}{end}\n")
         # A command is pasted whole.

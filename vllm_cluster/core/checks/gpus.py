@@ -10,6 +10,7 @@ from vllm_cluster.core.details import GpuHealth
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.finding import Finding, each_host, has_node, odd_ones
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.text import things
 
 # N/A on GPUs without NVSwitch.
 FABRIC_WELL = ("", "Completed", "Not Supported")
@@ -22,7 +23,9 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     found = found_gpus(facts, inventory.accelerator)
     if inventory.accelerator == "cpu" and host.gpu_number is not None and facts.slots is None:
         found = host.gpu_number  # a CPU host that says nothing offers what the inventory asks
-    kind = "logical GPUs (from /etc/vcluster/slots)" if inventory.accelerator == "cpu" else "GPUs (by nvidia-smi)"
+    kind, source = (
+        ("logical GPU", "from /etc/vcluster/slots") if inventory.accelerator == "cpu" else ("GPU", "by nvidia-smi")
+    )
     said = f": {facts.gpu_problem}" if facts.gpu_problem and inventory.accelerator == "nvidia" else ""
     if isinstance(host.gpus, tuple) and inventory.accelerator == "nvidia":
         have = {*(gpu.index for gpu in facts.gpus), *(gpu.uuid for gpu in facts.gpus)}
@@ -33,10 +36,11 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
             text = f"the inventory names GPU {what}, the host has {there}{said}"
             yield Finding("gpu-named", host.name, text, f"correct hosts.{host.name}.gpus: see nvidia-smi -L")
     elif host.gpu_number is not None and host.gpu_number > found:
-        text = f"the inventory says {host.gpu_number} GPUs, the host has {found} {kind}{said}"
+        wanted = f"{host.gpu_number} {things(host.gpu_number, 'GPU')}"
+        text = f"the inventory says {wanted}, the host has {found} {things(found, kind)} ({source}){said}"
         yield Finding("gpus-fewer", host.name, text, f"set hosts.{host.name}.gpus to {found}, or mend the host")
     elif not found:
-        text = f"no {kind} found{said}"
+        text = f"no {kind}s ({source}) found{said}"
         yield Finding("gpus-none", host.name, text, "install the NVIDIA driver, or take the host out of the inventory")
 
 

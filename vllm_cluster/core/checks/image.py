@@ -46,6 +46,8 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
         fix = f"to have it beforehand: docker pull {inventory.image}"
         yield Finding("image-absent", host.name, text, fix, error=False)
     elif find(engine_name(base.id, inventory.ray), facts.images) is None:
-        text = f"up has not looked into {inventory.image} yet: without a Ray that will do, it adds {inventory.ray}"
+        text = (
+            f"up has not looked into {inventory.image} yet: unless it brings a Ray that fits, it adds {inventory.ray}"
+        )
         fix = "none needed: this machine downloads the wheels, so pip here must reach an index"
         yield Finding("ray-layer", host.name, text, fix, error=False)
