@@ -99,6 +99,7 @@ def breaks(calls: list[Call], fault: Fault) -> list[int]:
     return chosen
 
 
+@pytest.mark.slow
 @pytest.mark.promise("P33", "P1")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("fault", FAULTS)
