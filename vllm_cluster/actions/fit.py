@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_cluster.actions.survey import connected
 from vllm_cluster.core.desired import gpu_count, hcas
-from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.core.errors import PreflightFailed, Unreachable
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.gpus import chosen
 from vllm_cluster.fit.layouts import Gpus, Model, Wish
@@ -46,7 +46,13 @@ def fit(name: str, wish: Wish, emit: Emit, *, gpus: Gpus | None, load: Callable[
     """
     inventory = None if gpus else load()
     emit(Event("phase", f"reading what heads {name}"))
-    shape, weights = read(name, _token(inventory))
+    try:
+        shape, weights = read(name, _token(inventory))
+    except Unreachable as error:
+        # The caches of the hosts are not read here.
+        if inventory:
+            error.hint = f"{error.hint}\nvcluster serve {name} checks a model of the head's cache before it starts"
+        raise
     pipelines = None
     if inventory:
         found = _look(inventory, shape.architecture, emit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -79,7 +79,9 @@ class Session:
             from vllm_cluster.cli.render import events
 
             self._renderer, self._close = events.renderer(self.as_json, SETTINGS.verbosity, SETTINGS.color)
-        self._renderer(event)
+        # What to do stands in their texts too.
+        told = event.kind in ("warning", "note") and not self.as_json
+        self._renderer(replace(event, text=edge.with_inventory(event.text, self._path)) if told else event)
 
     def progress(self, event: Event) -> None:
         """For verbs that print one document: their events are for people alone."""

@@ -13,7 +13,7 @@ import pytest
 from tests.support import world
 from tests.support.models import configs
 from vllm_cluster.actions import fit as action
-from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.core.errors import PreflightFailed, Unreachable
 from vllm_cluster.core.facts import Gpu, Hca, HostFacts
 from vllm_cluster.core.parse import unified_mib
 from vllm_cluster.fit.layouts import Gpus, Wish
@@ -84,3 +84,17 @@ def test_memory_that_gpu_and_processor_share_counts_less_a_reserve(monkeypatch: 
     assert unified_mib(128 << 30) == 117_964  # less a tenth
     assert unified_mib(32 << 30) == 24 << 10  # less 8 GiB
     assert unified_mib(4 << 30) == 0
+
+
+def test_a_hub_that_cannot_be_asked_names_what_looks_into_the_caches_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> object:
+        raise Unreachable("hub", "the hub cannot be asked: no route", hint="set HF_ENDPOINT")
+
+    monkeypatch.setattr(action, "read", away)
+    hints = []
+    for gpus in (None, Gpus((2,), 80 * 10**9)):
+        with pytest.raises(Unreachable) as failed:
+            action.fit("org/m", Wish(), lambda _: None, gpus=gpus, load=world.inventory)
+        hints.append(str(failed.value.hint).splitlines())
+    more = "vcluster serve org/m checks a model of the head's cache before it starts"
+    assert hints == [["set HF_ENDPOINT", more], ["set HF_ENDPOINT"]]

@@ -12,8 +12,10 @@ import pytest
 from tests.support.messages import PACKAGE, by_room, template
 from vllm_cluster.cli import edge
 from vllm_cluster.cli.app import app
+from vllm_cluster.cli.session import Session
 from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
 from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.run.events import Event
 
 TEXTS = sorted({line for content in by_room().values() for line in content.splitlines()})
 # A verb of ours, and the options and placeholders right behind it; what comes then is a sentence.
@@ -70,3 +72,11 @@ def test_a_remedy_has_the_inventory_of_the_call(verb: str) -> None:
     assert text == f"vcluster {verb} -i 'a b.yaml'"
     assert parsed(shlex.split(text)[1:]) == 0
     assert edge.with_inventory(text, Path("other")) == text
+
+
+@pytest.mark.parametrize(("path", "option"), [(Path("lab.yaml"), " -i lab.yaml"), (None, "")])
+def test_a_command_in_a_warning_has_the_inventory_too(
+    path: Path | None, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Session(path, as_json=False).emit(Event("warning", "its node may still run; vcluster up --forget gpu2"))
+    assert f"; vcluster up{option} --forget gpu2\n" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.errors import FleetError, Lost, Unreachable
-from vllm_cluster.core.plan import Plan
+from vllm_cluster.core.plan import Plan, PrepareImage, Stage
 from vllm_cluster.run.events import Event
 
 
@@ -164,6 +164,14 @@ def test_a_plan_reads_as_what_will_happen(capsys: pytest.CaptureFixture[str]) ->
     show_plan(a_plan(), color="never", verbosity=1)
     assert capsys.readouterr().out.count("docker create") == 2
     assert json.loads(json.dumps(plan_document(a_plan())))["empty"] is False
+
+
+def test_the_same_on_several_hosts_is_one_line_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    images = tuple(PrepareImage(host, "vllm:1", "2.56.1", True) for host in ("gpu1", "gpu2", "gpu3"))
+    show_plan(Plan("lab", "id", (Stage("images", images),), {}, "gpu1"), color="never", verbosity=0)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "pull" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("+ gpu1, gpu2, gpu3: pull vllm:1, then ")
 
 
 def test_a_change_shows_each_field_and_the_whole_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:

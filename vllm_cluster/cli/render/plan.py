@@ -10,6 +10,7 @@ from typing import Any
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.plan import (
     CreateNode,
+    Operation,
     Plan,
     PrepareImage,
     RemoveContainer,
@@ -18,7 +19,7 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.docker.create_line import MISSING, create_line
-from vllm_cluster.text import count
+from vllm_cluster.text import by_hosts, count
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -58,18 +59,22 @@ def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (
     marks = _marks(plan)
     for stage in plan.stages:
         out.write(f"{bold}{stage.title}{end}\n")
-        for operation in stage.operations:
-            out.write(f"{marks[id(operation)]} {operation.host}: {plain(operation.text)}\n")
-            changes = operation.changes if isinstance(operation, CreateNode) else ()
-            # One is in the operation's own line.
-            for change in changes if len(changes) > 1 else ():
-                out.write(f"    {plain(change.text)}\n")
-            if isinstance(operation, CreateNode) and verbosity > 0:
-                out.write(f"{dim}    the container, {MISSING}:\n")
-                out.write(f"    {plain(create_line(operation.spec))}{end}\n")
+        shown = ((_lines(one, marks[id(one)], dim, end, verbosity), one.host) for one in stage.operations)
+        for (mark, text, more), hosts in by_hosts(shown).items():
+            out.write(f"{mark} {hosts}: {text}\n{more}")
         if stage.barrier:
             out.write(f"  then wait until {stage.barrier}\n")
     out.write(f"{bold}{_summary(plan, marks)}{end}\n")
+
+
+def _lines(operation: Operation, mark: str, dim: str, end: str, verbosity: int) -> tuple[str, str, str]:
+    """An operation without its host: its mark, its line and what comes below it."""
+    changes = operation.changes if isinstance(operation, CreateNode) else ()
+    # One is in the operation's own line.
+    more = [f"    {plain(change.text)}\n" for change in changes] if len(changes) > 1 else []
+    if isinstance(operation, CreateNode) and verbosity > 0:
+        more.append(f"{dim}    the container, {MISSING}:\n    {plain(create_line(operation.spec))}{end}\n")
+    return mark, plain(operation.text), "".join(more)
 
 
 def _marks(plan: Plan) -> dict[int, str]:
