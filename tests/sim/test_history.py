@@ -159,3 +159,13 @@ def test_a_broken_line_hides_no_other(world: World) -> None:
     assert [entry.verb for entry in entries(world)] == ["up", "serve"]
     files["ready.json"] = b"{"
     assert isinstance(go_back(world)[0].error, PreflightFailed)
+
+
+def test_down_says_what_goes_with_it() -> None:
+    """The key that clients have, and the history: both are gone for good."""
+    world, words = make.world((2, 2)), make.inventory(2)
+    with lab.inside(world):
+        assert lab.run(world, words, lab.do_up).error is None
+        told = [event.text for event in lab.run(world, words, lab.do_down).events]
+    assert "its API key is removed with it: the next up makes a new one" in told
+    assert told[-1].endswith("nothing of it is left; its history went with the head")
