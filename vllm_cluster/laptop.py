@@ -54,6 +54,11 @@ def home() -> Path:
         raise UsageError(f"user {user()} has no home folder", hint="export HOME=FOLDER") from None
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with its leading ~ as the home folder; as it is for a user who has none."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for a user without a home
+
+
 def cache_folder() -> Path:
     """Where downloads are kept; removing it is harmless.
 

@@ -17,7 +17,7 @@ from vllm_cluster.fit.verdict import Verdict, verdict
 from vllm_cluster.hub.read import read
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.secrets import read_secret
-from vllm_cluster.laptop import here
+from vllm_cluster.laptop import expanded, here
 from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.models import supports_stages
 from vllm_cluster.run.observe import observe
@@ -69,7 +69,7 @@ def _token(inventory: Inventory | None) -> str | None:
         return read_secret(inventory.hf_token, base=base, environ=os.environ)
     if os.environ.get("HF_TOKEN"):
         return os.environ["HF_TOKEN"].strip()
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    home = Path(os.environ.get("HF_HOME") or expanded("~/.cache/huggingface"))
     path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
     try:
         return path.read_text()[:TOKEN_BYTES].strip() if path.is_file() else None

@@ -12,6 +12,7 @@ import requests
 import urllib3.exceptions
 
 from vllm_cluster.core.errors import Unreachable, UsageError, VclusterError
+from vllm_cluster.laptop import expanded
 from vllm_cluster.transport.base import Deadline
 
 HUB = "https://huggingface.co"
@@ -32,7 +33,7 @@ def source(model: str, token: str | None, deadline: Deadline) -> Source:
     Raises:
         UsageError: the word can be neither.
     """
-    folder = Path(model).expanduser() if model.startswith("~") else Path(model)
+    folder = expanded(model)
     if folder.name == "config.json" and folder.is_file():
         folder = folder.parent
     if folder.is_dir():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.members import Record
 from vllm_cluster.core.spec import CLUSTER, NODE
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.laptop import user, whoami
+from vllm_cluster.laptop import expanded, user, whoami
 from vllm_cluster.run.fleet import endpoints
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport.sshconfig import Resolved
@@ -72,7 +71,7 @@ def _of_the_inventory(inventory: Inventory) -> Iterator[str]:
     yield from (name for name in (*inventory.environment, *inventory.secrets) if not _VARIABLE.fullmatch(name))
     references = (inventory.hf_token, inventory.api_key, *inventory.secrets.values())
     yield from (reference.value for reference in references if reference and not _VARIABLE.fullmatch(reference.value))
-    yield from (str(path) for path in (ssh.config, ssh.identity, Path.home(), inventory.path) if path)
+    yield from (str(path) for path in (ssh.config, ssh.identity, expanded("~"), inventory.path) if path)
     yield from _of_image(inventory.image)
     yield from (inventory.model_cache, *(path for one in inventory.volumes for path in (one.source, one.target)))
     yield from filter(_SAYS_MORE.match, inventory.environment.values())

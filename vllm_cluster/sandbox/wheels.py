@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.docker.recipes import recipe
+from vllm_cluster.laptop import home
 from vllm_cluster.sandbox.local_docker import Report
 from vllm_cluster.sandbox.names import recipe_key
 
@@ -25,7 +26,7 @@ _LARGE = re.compile(r"Downloading (?P<name>[^-]+)-\S+ \((?P<megabytes>\d{2,}\.\d
 
 def cache_folder() -> Path:
     """Where what was downloaded is kept; removing it costs only time."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    root = os.environ.get("XDG_CACHE_HOME") or str(home() / ".cache")
     return Path(root) / "vcluster" / "sandbox"
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.core.errors import UsageError
+from vllm_cluster.laptop import expanded
 from vllm_cluster.transport.base import Target
 
 Words = Mapping[str, list[str]]
@@ -104,7 +105,7 @@ def ssh_options(target: Target) -> list[str]:
         ("-F", target.config),
         ("-l", target.user),
         ("-p", target.port),
-        ("-i", target.identity and target.identity.expanduser()),
+        ("-i", target.identity and expanded(target.identity)),
         ("-J", target.jump),
     ):
         if value is not None:
@@ -119,7 +120,7 @@ def resolve(target: Target, ask: Callable[[Target], Words] = ssh_words) -> Resol
 
 def hosts_matching(config: Path | None, pattern: str) -> list[str]:
     """The hosts that an ssh_config file (the user's own by default) names and that match a pattern."""
-    start = config if config is not None else Path("~/.ssh/config").expanduser()
+    start = config if config is not None else expanded("~/.ssh/config")
     if not start.is_file():
         raise UsageError(f"there is no ssh_config at {start}")
     names = (name for name in _host_names(start, ()) if not re.search(r"[*?!]", name))
@@ -168,8 +169,8 @@ def _from_words(target: Target, words: Words) -> Resolved:
         # Of these, only the known_hosts files stand several on a line; `ssh -G` quotes nothing.
         lines = [(key, line) for key in keys for line in words.get(key, [])]
         values = [value for key, line in lines for value in (_split(line) if "known" in key else [line])]
-        expanded = (_expand(value, target.destination, host, port, user) for value in values if value != "none")
-        return tuple(dict.fromkeys(Path(value).expanduser() for value in expanded))
+        filled = (_expand(value, target.destination, host, port, user) for value in values if value != "none")
+        return tuple(dict.fromkeys(expanded(value) for value in filled))
 
     return Resolved(
         name=target.name,
@@ -235,7 +236,7 @@ def _expand(text: str, destination: str, host: str, port: int, user: str) -> str
         "r": user,
         "n": destination,
         "k": host,
-        "d": str(Path.home()),
+        "d": str(expanded("~")),
         "u": os.environ.get("USER", ""),
         "i": str(os.getuid()),
         "l": here,
@@ -247,7 +248,7 @@ def _expand(text: str, destination: str, host: str, port: int, user: str) -> str
 
 def included(word: str) -> list[Path]:
     """The files that a word of Include names; relative ones lie in ~/.ssh, wherever the including file is."""
-    wanted = str(Path("~/.ssh").expanduser() / Path(word).expanduser())
+    wanted = str(expanded("~/.ssh") / expanded(word))
     return [Path(path) for path in sorted(glob.glob(wanted))]  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 

@@ -25,6 +25,7 @@ hosts:
 INIT = "$VCLUSTER init --host gpu1=10.0.0.11"
 # A user that /etc/passwd does not know, who still owns the files here.
 NAMELESS = "unshare --user --map-user=54321 --map-group=54321"
+NOBODY = f"env -u HOME -u USER -u LOGNAME {NAMELESS}"
 # Root may read what its mode forbids, and nobody else.
 PLAIN = "setpriv --inh-caps=-all --bounding-set=-all" if os.getuid() == 0 else ""
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -101,6 +102,16 @@ CASES = (
         0,
         "Wrote",
     ),
+    Case(
+        "a nameless user without ssh",
+        f"{NOBODY} env PATH=$PWD/there $PYTHON -m vllm_cluster plan",
+        2,
+        "has no name",
+        "USER=",
+    ),
+    Case("a nameless user, fit", f"{NOBODY} $VCLUSTER fit '~/model' --gpus 1 --gpu-memory 80GB", 2, "~/model"),
+    Case("a nameless user, a report", f"{NOBODY} $VCLUSTER bundle --anonymous -o report.tgz", 0, stdout="report.tgz"),
+    Case("a nameless user, a sandbox", f"{NOBODY} $VCLUSTER sandbox up", 2, "has no home", "HOME="),
     Case("a nameless user, up", f"env -u HOME -u USER -u LOGNAME {NAMELESS} $VCLUSTER up", 2, "has no home", "HOME="),
     Case("schema into a full disk", "$VCLUSTER schema >/dev/full", 1, "standard output: No space left on device"),
     Case("version into a full disk", "$VCLUSTER --version >/dev/full", 1, "standard output: No space left on device"),
@@ -139,7 +150,12 @@ def run(case: Case, folder: Path, **more: str) -> subprocess.CompletedProcess[st
     work = folder / "work"
     (work / "there").mkdir(parents=True)
     (work / "inventory.yaml").write_text(INVENTORY)
-    own = {"HOME": str(folder), "VCLUSTER": f"{sys.executable} -m vllm_cluster", "INVENTORY": f"{work}/inventory.yaml"}
+    own = {
+        "HOME": str(folder),
+        "VCLUSTER": f"{sys.executable} -m vllm_cluster",
+        "PYTHON": sys.executable,
+        "INVENTORY": f"{work}/inventory.yaml",
+    }
     env = {**os.environ, "PYTHONPATH": str(ROOT), **own, **case.env, **more}
     env.pop("XDG_CACHE_HOME", None)
     return subprocess.run(

@@ -10,6 +10,8 @@ import paramiko
 
 from vllm_cluster import laptop
 from vllm_cluster.core.errors import UsageError
+from vllm_cluster.laptop import expanded
+from vllm_cluster.laptop import user as user_here
 from vllm_cluster.transport.base import Target
 from vllm_cluster.transport.sshconfig import included
 
@@ -41,7 +43,7 @@ def parsed_words(target: Target) -> dict[str, list[str]]:
         UsageError: ssh_config holds what only ssh can read.
     """
     config = paramiko.SSHConfig()
-    files = [target.config] if target.config else [Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")]
+    files = [target.config] if target.config else [expanded("~/.ssh/config"), Path("/etc/ssh/ssh_config")]
     for file in files:
         if target.config or file.is_file():
             try:
@@ -51,7 +53,11 @@ def parsed_words(target: Target) -> dict[str, list[str]]:
             except (OSError, paramiko.ConfigParseError) as error:
                 raise UsageError(f"{target.name}: cannot read {file}: {error}") from None
     user, _, host = target.destination.rpartition("@")
-    found = config.lookup(host)
+    try:
+        found = config.lookup(host)
+    except KeyError:
+        # The operating system knows no name for this user, and paramiko needs one for %u.
+        raise UsageError(f"{target.name}: user {user_here()} has no name", hint="export USER=NAME") from None
     # Its values are strings, but lists for the few keys that may stand several times.
     values: dict[str, Any] = dict(found)
     words = {key: list(value) if isinstance(value, list) else [value] for key, value in values.items()}

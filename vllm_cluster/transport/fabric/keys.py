@@ -7,6 +7,7 @@ from pathlib import Path
 import paramiko
 
 from vllm_cluster.core.errors import HostKeyRejected
+from vllm_cluster.laptop import expanded
 from vllm_cluster.transport import hostkeys, reasons
 from vllm_cluster.transport.hostkeys import Verdict
 from vllm_cluster.transport.sshconfig import Resolved
@@ -51,7 +52,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
     def _accept(self, blob: bytes) -> None:
         name = hostkeys.lookup_name(self._at.host, self._at.port, self._at.host_key_alias)
         line = hostkeys.entry(name, blob, hashed=self._at.hash_known_hosts).encode()
-        file = self._at.known_hosts[0] if self._at.known_hosts else Path("~/.ssh/known_hosts").expanduser()
+        file = self._at.known_hosts[0] if self._at.known_hosts else expanded("~/.ssh/known_hosts")
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with file.open("ab+") as known:
