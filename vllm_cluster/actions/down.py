@@ -8,6 +8,7 @@ from functools import partial
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
 from vllm_cluster.actions.survey import refuse
 from vllm_cluster.core.checks.docker import foreign as foreign_findings
+from vllm_cluster.core.checks.docker import name_taken
 from vllm_cluster.core.errors import FleetError, HostError, VclusterError, together
 from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.identity import Owner, foreign, is_leftover, is_ours, is_volume_name, our_id
@@ -49,7 +50,9 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         for name, error in lost.items():
             emit(Event("failed", f"{error.message}; {by_hand(Owner(inventory.cluster, identity), name)}", name))
         facts, failures = {**facts, **left}, {**failures, **lost}
-        ours = _Ours(inventory, identity)
+        for finding in name_taken(inventory, facts):
+            emit(Event("warning", f"{finding.text}; it stays", finding.host))
+        ours = _Ours(inventory, identity, facts)
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
         removed: dict[str, int] | None = None
         while facts and removed is None:
@@ -103,8 +106,9 @@ def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Non
 class _Ours:
     """What belongs to the cluster on a host, as it is now."""
 
-    def __init__(self, inventory: Inventory, identity: str | None) -> None:
+    def __init__(self, inventory: Inventory, identity: str | None, facts: Mapping[str, HostFacts]) -> None:
         self.inventory, self.cluster, self._id = inventory, inventory.cluster, identity
+        self._not_ours = {container.id for seen in facts.values() for container in seen.strangers}
         self._label = f"{CLUSTER}={inventory.cluster}"
 
     def containers(self, link: Link) -> list[Container]:
@@ -112,6 +116,8 @@ class _Ours:
         return [container for container in link.engine.containers(self._label) if self._has(container)]
 
     def _has(self, container: Container) -> bool:
+        if container.id in self._not_ours:
+            return False
         if container.name == node_name(self.cluster):
             return is_ours(self.inventory, self._id, container.labels)
         return is_leftover(self.cluster, self._id, container)

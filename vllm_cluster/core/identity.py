@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.core.facts import Container, HostFacts
-from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ID, node_name
+from vllm_cluster.core.facts import Container, HostFacts, Image
+from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, HEAD_ADDRESS, ID, SPEC, ContainerSpec, node_name
 from vllm_cluster.inventory.model import Inventory
 
 # What temporary containers are made for; their names are vcluster-CLUSTER-KIND-8 hexadecimal digits.
@@ -22,11 +22,18 @@ class Owner:
 
     cluster: str
     id: str | None
+    head: str = ""
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels that say so."""
-        return {CLUSTER: self.cluster, **({ID: self.id} if self.id else {})}
+        """The labels that say so; with the head's address where it is known."""
+        optional = {ID: self.id or "", HEAD_ADDRESS: self.head}
+        return {CLUSTER: self.cluster, **{label: value for label, value in optional.items() if value}}
+
+
+def owner_of(spec: ContainerSpec) -> Owner:
+    """The cluster that a node is of."""
+    return Owner(spec.cluster, spec.cluster_id, spec.head_address)
 
 
 def is_temporary(cluster: str, container: Container) -> bool:
@@ -53,24 +60,42 @@ def is_leftover(cluster: str, identity: str | None, container: Container) -> boo
     return labels[ID] == identity if ID in labels else container.state != "running"
 
 
+def is_copy(container: Container, images: Iterable[Image]) -> bool:
+    """Whether a container has a node's name and labels from an image that was made of a node (docker commit).
+
+    The labels of a node that we make name the image it is made from; no image holds its own id, so they differ.
+    """
+    if container.name != node_name(container.labels.get(CLUSTER, "")):
+        return False
+    inherited = next((image.labels for image in images if image.id == container.image_id), {})
+    return SPEC in inherited and all(inherited.get(key) == container.labels.get(key) for key in (SPEC, BASE_IMAGE))
+
+
 def our_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
     """The id of the cluster that an inventory means; None where it is not up, or where that cannot be decided.
 
     What the inventory pins decides; then a node on its head, nodes that joined its head, nodes of any head among its
     hosts (the head moves), and last what a cluster left: volumes, temporary containers. The first of these that bears
-    exactly one id.
+    exactly one id. What was left names its head too: where two teams share a host, the volume that one of them left
+    there must not make the other's new cluster its own, which would then have its key, and the id by which each leaves
+    the other alone. No laptop keeps the id: a colleague's would not know it.
     """
     if inventory.id:
         return inventory.id
     address = inventory.hosts[inventory.head_name].address
     addresses = {host.address for host in inventory.hosts.values()}
     nodes = [(name, node.labels) for name, entry in facts.items() if (node := node_of(inventory.cluster, entry))]
-    volumes = [(name, labels) for name, entry in facts.items() for labels in entry.volumes.values()]
+    volumes = [
+        (name, labels)
+        for name, entry in facts.items()
+        for labels in entry.volumes.values()
+        if labels.get(HEAD_ADDRESS) in addresses
+    ]
     left = [
         (name, c.labels)
         for name, entry in facts.items()
         for c in entry.containers
-        if is_temporary(inventory.cluster, c)
+        if is_temporary(inventory.cluster, c) and c.labels.get(HEAD_ADDRESS) in addresses
     ]
     joined = [(name, labels) for name, labels in nodes if labels.get(HEAD_ADDRESS) == address]
     for bearers in (

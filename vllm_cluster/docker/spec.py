@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm_cluster.core.gpus import RUNTIME
-from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.identity import Owner, owner_of
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount, user_numbers
 
 # Where a volume is seen by the container that changes its owner.
@@ -50,7 +50,7 @@ def _host_config(spec: ContainerSpec) -> dict[str, Any]:
         "RestartPolicy": {"Name": "unless-stopped"},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "50m", "max-file": "3"}},
         "Binds": [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in spec.mounts if not _volume(m)],
-        "Mounts": [_labelled(m, _owner(spec)) for m in spec.mounts if _volume(m)],
+        "Mounts": [_labelled(m, owner_of(spec)) for m in spec.mounts if _volume(m)],
         "Devices": [
             {"PathOnHost": device, "PathInContainer": device, "CgroupPermissions": "rw"} for device in spec.devices
         ],
@@ -65,10 +65,6 @@ def _host_config(spec: ContainerSpec) -> dict[str, Any]:
 
 def _volume(mount: Mount) -> bool:
     return not mount.source.startswith("/")
-
-
-def _owner(spec: ContainerSpec) -> Owner:
-    return Owner(spec.cluster, spec.cluster_id)
 
 
 def _labelled(mount: Mount, owner: Owner, labels: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
@@ -119,22 +115,22 @@ def trial_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
     body = node_body(spec, image, "")
     kept = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}, "Mounts": []}
     open_input = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-    start = {"Entrypoint": ["python3"], "Cmd": ["-u", "-c", script], "Labels": _owner(spec).labels}
+    start = {"Entrypoint": ["python3"], "Cmd": ["-u", "-c", script], "Labels": owner_of(spec).labels}
     return {**body, **open_input, **start, "HostConfig": {**body["HostConfig"], **kept}}
 
 
 def glance_body(spec: ContainerSpec, image: str, script: str, words: Sequence[str]) -> dict[str, Any]:
     """A node's container, devices and folders alike, for a Python script that runs once and ends."""
     body = node_body(spec, image, "")
-    start = {"Entrypoint": ["python3"], "Cmd": ["-c", script, *words], "Labels": _owner(spec).labels}
+    start = {"Entrypoint": ["python3"], "Cmd": ["-c", script, *words], "Labels": owner_of(spec).labels}
     log = {"Type": "json-file", "Config": {}}
     return {**body, **start, "HostConfig": {**body["HostConfig"], "RestartPolicy": {"Name": "no"}, "LogConfig": log}}
 
 
 def own_body(spec: ContainerSpec, image: str) -> dict[str, Any]:
     """The body for a container that gives all that is in the node's state volume to the node's user."""
-    body = probe_body(_owner(spec), image, _OWN, [STATE, *map(str, user_numbers(spec.user))])
-    mount = _labelled(Mount(spec.state_volume, STATE), _owner(spec))
+    body = probe_body(owner_of(spec), image, _OWN, [STATE, *map(str, user_numbers(spec.user))])
+    mount = _labelled(Mount(spec.state_volume, STATE), owner_of(spec))
     return {**body, "User": "0:0", "HostConfig": {"NetworkMode": "none", "Mounts": [mount]}}
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from vllm_cluster.core.errors import HostError
-from vllm_cluster.core.spec import ID
+from vllm_cluster.core.spec import HEAD_ADDRESS, ID
 from vllm_cluster.docker import rows
 from vllm_cluster.docker.calls import Call, Calls, NotFound, path
 
@@ -39,8 +39,9 @@ class Volumes:
         has = self._created(name, labels)
         if not has and self.remove_blank(name, name.__eq__):
             has = self._created(name, labels)
-        # Earlier versions gave a volume no id.
-        if any(has.get(key, value if has and key == ID else None) != value for key, value in labels.items()):
+        # Earlier versions gave a volume no id; and the head may be another one since it was made.
+        same = {key: value for key, value in labels.items() if key != HEAD_ADDRESS}
+        if any(has.get(key, value if has and key == ID else None) != value for key, value in same.items()):
             hint = (
                 f"on {self._calls.host}: docker volume rm {name}, if nobody needs it; or give the cluster another name"
             )

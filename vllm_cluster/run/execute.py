@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
-from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.identity import Owner, owner_of
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
 from vllm_cluster.core.inside import OPTIONS, Inside, parse
 from vllm_cluster.core.plan import (
@@ -237,7 +237,7 @@ class Execution:
 
     def _create(self, engine: EngineClient, spec: ContainerSpec) -> None:
         base, image = self._images(engine, spec)
-        engine.volumes.create(spec.state_volume, Owner(spec.cluster, spec.cluster_id).labels)
+        engine.volumes.create(spec.state_volume, owner_of(spec).labels)
         if engine.host not in self._doors:
             self._provide(engine, spec, image)
         if spec.user:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.errors import HostError, UsageError, VclusterError
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.identity import Owner, owner_of
 from vllm_cluster.core.members import Member, Membership, Record, differences, former, record_of, recorded
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.core.preflight import engine_problem
@@ -132,7 +132,7 @@ def move_head(source: EngineClient, target: EngineClient, spec: ContainerSpec, i
     # Always one: what an earlier head left there must not be served again.
     found = {**request.FRESH, **{name: content for name, content in kept.items() if content is not None}}
     found[RECORD_FILE] = record.document.encode()
-    owner = Owner(spec.cluster, spec.cluster_id)
+    owner = owner_of(spec)
     target.volumes.create(spec.state_volume, owner.labels)
     body = idle_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
     with passing(target, spec.cluster, "door", body) as door:

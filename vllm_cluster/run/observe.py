@@ -12,7 +12,7 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.details import ImageDetails
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import Container, HostFacts
-from vllm_cluster.core.identity import node_of
+from vllm_cluster.core.identity import is_copy, node_of
 from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import CLUSTER, ID, ROLE, node_name, user_numbers
 from vllm_cluster.docker.engine import EngineClient
@@ -50,7 +50,9 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False, volumes: bo
     engine = link.open_engine(facts.engine.api_version)
     engine.owner = user_numbers(inventory.user or "")
     # All of them: one that has the name that ours would get is in its way, whatever its labels.
-    every = engine.containers(None)
+    images = engine.images()
+    # Without its labels a copy is what it is: somebody else's container.
+    every = [replace(c, labels={}) if is_copy(c, images) else c for c in engine.containers(None)]
     facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
     # What a cluster left says whose it was; where a node is, the node says it, if its version knew ids.
     node = node_of(inventory.cluster, facts)
@@ -60,7 +62,7 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False, volumes: bo
     others = [c for c in every if deep and CLUSTER not in c.labels and c not in taken]
     # Whatever others wrote into their labels is theirs.
     strangers = tuple(replace(container, labels={}) for container in (*taken, *others))
-    facts = replace(facts, volumes=left, images=engine.images(), record=_record(engine, node), strangers=strangers)
+    facts = replace(facts, volumes=left, images=images, record=_record(engine, node), strangers=strangers)
     if facts.details is None:
         return facts
     return replace(

@@ -8,7 +8,7 @@ from functools import partial
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.errors import CommandFailed
 from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.identity import Owner, is_volume_name
+from vllm_cluster.core.identity import Owner, is_volume_name, owner_of
 from vllm_cluster.core.kept import Holder, holders
 from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.docker.engine import EngineClient
@@ -29,7 +29,7 @@ def provide(engine: EngineClient, spec: ContainerSpec, image: str, secrets: Secr
     The labels say what the volume holds. Docker makes a volume without them for a container whose own was removed
     meanwhile: it is empty, and makes room unless that container still has it.
     """
-    owner, ids = Owner(spec.cluster, spec.cluster_id), dict(spec.secrets)
+    owner, ids = owner_of(spec), dict(spec.secrets)
     labels = {SECRET + name: identity for name, identity in ids.items()}
     has = engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").get(spec.secrets_volume)
     if has is not None and not labels.items() <= has.items() and _in_use(engine, spec.secrets_volume):

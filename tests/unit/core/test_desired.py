@@ -7,7 +7,7 @@ from vllm_cluster.core.desired import SECRETS_FOLDER, desired
 from vllm_cluster.core.facts import Engine, Hca, Nic
 from vllm_cluster.core.identity import is_volume_name
 from vllm_cluster.core.kept import kept_secrets
-from vllm_cluster.core.spec import CLUSTER, ID, SECRET, GpuRequest, secrets_volume
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ID, SECRET, GpuRequest, secrets_volume
 
 ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
@@ -62,11 +62,12 @@ def test_secrets_are_kept_from_a_head_that_has_started() -> None:
 
 def test_secrets_are_kept_where_volumes_are_all_that_is_left() -> None:
     words = world.inventory()
-    labels = {CLUSTER: "lab", ID: "1d", f"{SECRET}ray-token": "11", f"{SECRET}api-key": "22"}
-    volumes = {"vcluster-lab-state": {CLUSTER: "lab", ID: "1d"}, secrets_volume("lab", {"x": "y"}): labels}
+    state = {CLUSTER: "lab", ID: "1d", HEAD_ADDRESS: "10.0.0.1"}
+    labels = {**state, f"{SECRET}ray-token": "11", f"{SECRET}api-key": "22"}
+    volumes = {"vcluster-lab-state": state, secrets_volume("lab", {"x": "y"}): labels}
     for facts in (world.hosts(gpu1={"volumes": volumes}), world.hosts(gpu2={"volumes": volumes})):
         assert kept_secrets(words, facts) == {"ray-token": "11", "api-key": "22"}
-    other = {"vcluster-lab-state": {CLUSTER: "lab", ID: "2e"}}
+    other = {"vcluster-lab-state": {**state, ID: "2e"}}
     facts = world.hosts(gpu1={"volumes": other}, gpu2={"volumes": volumes})
     assert kept_secrets(words, facts) == {}
 
