@@ -138,7 +138,7 @@ def test_another_cluster_on_the_same_hosts(cluster: Sandbox) -> None:
     other = inventory(cluster, "other", "cluster: sandbox", "cluster: other")
     refused = cluster.vcluster("up", inventory=other)
     assert refused.code == 3
-    assert "gpu1: vcluster-sandbox belongs to another cluster, sandbox (id " in refused.err
+    assert "gpu1, gpu2: vcluster-sandbox belongs to another cluster, sandbox (id " in refused.err
     assert cluster.vcluster("down", "--yes", inventory=other).code == 0
     assert cluster.nodes() == before
 
