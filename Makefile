@@ -23,6 +23,10 @@ test: $(VENV)/ready
 test-fast: $(VENV)/ready
 	VCLUSTER_DEPTH=fast $(BIN)/pytest -n 2 --dist worksteal -m "not (deep or alone or slow)" tests/unit tests/property tests/sim
 
+# The unit lane on each Python of pyproject.toml that this machine has; with ARGS="3.12" on some. Names what it lacks.
+test-pythons: $(VENV)/ready
+	$(BIN)/python -m tools.pythons $(ARGS)
+
 # Attacks every promise, all of it, and writes docs/promises.md; with ARGS="P31 P34" those of some promises.
 promises: $(VENV)/ready
 	@scripts/setup-docker.sh
