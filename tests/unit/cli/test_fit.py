@@ -15,6 +15,9 @@ from tests.support.json_schemas import validate
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import Hub, hub
 
+# Each case starts the program.
+pytestmark = pytest.mark.slow
+
 VCLUSTER = Path(sys.executable).with_name("vcluster")
 LLAMA = "meta-llama/Llama-3.1-405B-Instruct"
 TWO_NODES = ("--gpus", "8", "--nodes", "2", "--gpu-memory", "80GB")

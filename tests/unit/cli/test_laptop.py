@@ -14,6 +14,9 @@ import pytest
 from tests.support.figures import record
 from tests.support.paths import ROOT
 
+# Each case starts the program.
+pytestmark = pytest.mark.slow
+
 INVENTORY = """
 version: 1
 cluster: lab

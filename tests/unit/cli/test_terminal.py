@@ -17,6 +17,9 @@ from tests.support.figures import record
 from tests.support.paths import ROOT
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 
+# Each case starts the program.
+pytestmark = pytest.mark.slow
+
 # A cluster of two hosts that serves a model; `up` would recreate both nodes. slow: a model never gets ready.
 # hostile: its name would steer a terminal.
 PROGRAM = r"""
