@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from vllm_cluster.inventory.words import shown
+from vllm_cluster.versions import VLLM_IMAGE
 
 CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 ID_PATTERN = r"^[0-9a-f]{16}$"
@@ -93,7 +94,7 @@ def image(text: str) -> str:
     """An image reference that Docker understands, and cannot take for an option."""
     if len(text) > 512 or not _IMAGE.fullmatch(text):
         hint = "; names are lower case" if _IMAGE.fullmatch(text.lower()) else ""
-        raise ValueError(f"{shown(text)} is no image reference (like vllm/vllm-openai:v0.19.0){hint}")
+        raise ValueError(f"{shown(text)} is no image reference (like {VLLM_IMAGE}){hint}")
     return text
 
 
