@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tests.support.corpus import CORPUS
 from tests.support.logs import PRODUCED, reported, row_of
-from vllm_cluster.core.reasons import HELD_OTHERWISE, REASONS
+from vllm_cluster.checks.codes import HELD_OTHERWISE, REASONS
 from vllm_cluster.explain.catalogue import ROWS
-from vllm_cluster.explain.row import Row
+from vllm_cluster.explain.failure import Row
 
 # Each row of these stands in the log of another one too.
 WITHIN = {"69": "in the log of 40-worker-killed-after-a-stop", "72": "in the log of 71-context"}

@@ -8,12 +8,12 @@ from typing import Any, get_args
 import typer
 
 from tests.support.json_schemas import schemas
+from vllm_cluster.checks.codes import HELD_OTHERWISE, REASONS
 from vllm_cluster.cli.app import NAME, app
 from vllm_cluster.cli.help import COMMON, option_row, shown_name, usage_lines
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.verbs import SANDBOX, VERBS
-from vllm_cluster.core.reasons import HELD_OTHERWISE, REASONS
-from vllm_cluster.run.events import Kind
+from vllm_cluster.events import Kind
 
 EXIT_CODES = {
     0: "done",

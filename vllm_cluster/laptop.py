@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_cluster.core.errors import UsageError, VclusterError
+from vllm_cluster.errors import UsageError, VclusterError
 
 # What a person can do about an error; FOLDER is the folder of the path that could not be used.
 _REMEDIES = {

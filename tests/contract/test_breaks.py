@@ -16,9 +16,10 @@ import pytest
 
 from tests.support.carriers import REMOTE, Client
 from tests.support.sshd import Sshd, signal_pid
-from vllm_cluster.core.errors import Lost, TimedOut, Unreachable, VclusterError
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import Lost, TimedOut, Unreachable, VclusterError
 from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.base import Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]
 # 5 s until a silent host is asked, 15 s for its answer, 1 s to tell.

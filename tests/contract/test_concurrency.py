@@ -7,7 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from vllm_cluster.transport.base import Deadline, Transport
+from vllm_cluster.clock import Deadline
+from vllm_cluster.transport.base import Transport
 
 THREADS = 12
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.support import docker_api
 from tests.support.docker_api import LABEL, REPOSITORY, Docker, packed, unpacked
-from vllm_cluster.core.errors import CommandFailed, HostError
+from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.calls import NotFound
-from vllm_cluster.transport.base import Deadline
+from vllm_cluster.errors import CommandFailed, HostError
 
 NOWHERE = "contract-there-is-no-such-thing"
 

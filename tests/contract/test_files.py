@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.core.errors import CommandFailed
-from vllm_cluster.transport.base import Deadline, Transport
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import CommandFailed
+from vllm_cluster.transport.base import Transport
 
 
 def soon() -> Deadline:

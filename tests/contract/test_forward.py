@@ -14,10 +14,10 @@ import pytest
 from tests.support.carriers import REMOTE, Client
 from tests.support.sshd import Sshd, free_port
 from vllm_cluster.actions.tunnel import Passage
-from vllm_cluster.core.errors import HostError, UsageError, VclusterError
-from vllm_cluster.engine.status import ServeStatus
-from vllm_cluster.run.events import Event
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.errors import HostError, UsageError, VclusterError
+from vllm_cluster.events import Event
+from vllm_cluster.run.connection import Link
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Transport
 

@@ -12,9 +12,10 @@ import pytest
 from tests.support.carriers import Client, make
 from tests.support.figures import tallied
 from tests.support.sshd import Sshd, keygen
-from vllm_cluster.core.errors import HostKeyRejected
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import HostKeyRejected
 from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.base import Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]
 

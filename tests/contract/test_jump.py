@@ -18,10 +18,11 @@ from tests.support.login_shells import forced
 from tests.support.paths import ROOT
 from tests.support.sshd import Sshd, free_port
 from tests.support.waiting import until
-from vllm_cluster.core.errors import HostKeyRejected, Unreachable, UsageError, VclusterError
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import HostKeyRejected, Unreachable, UsageError, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport import make as carrier
-from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
 
 Connect = Callable[[Target, Kind], Transport]

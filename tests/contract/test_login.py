@@ -15,9 +15,10 @@ import pytest
 
 from tests.support.carriers import Client, make
 from tests.support.sshd import USER, Sshd, free_port, keygen
-from vllm_cluster.core.errors import AuthRefused, Unreachable, UsageError, VclusterError
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import AuthRefused, Unreachable, UsageError, VclusterError
 from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport.base import Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]
 

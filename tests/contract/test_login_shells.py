@@ -18,12 +18,13 @@ from tests.support.sshd import Sshd
 from vllm_cluster.actions.down import down
 from vllm_cluster.actions.status import status
 from vllm_cluster.actions.up import up
-from vllm_cluster.core import parse
-from vllm_cluster.core.errors import HostError, Locked, ShellUnusable
-from vllm_cluster.run.fleet import CONNECT_SECONDS, Link
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import HostError, Locked, ShellUnusable
+from vllm_cluster.facts import parse
+from vllm_cluster.run.connection import CONNECT_SECONDS, Link
 from vllm_cluster.run.lease import Lease
-from vllm_cluster.transport import Kind, _sshmaster
-from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.transport import Kind, ssh_master
+from vllm_cluster.transport.base import Target, Transport
 
 pytestmark = pytest.mark.promise("P39")
 Connect = Callable[[Target, Kind], Transport]
@@ -52,7 +53,7 @@ def everything(host: Transport, folder: Path) -> None:
     result = host.run(["printf", "%s\\0", *WORDS], soon())
     assert result.stdout.split(b"\0")[:-1] == [word.encode() for word in WORDS]
     assert result.stderr == b""
-    script = files("vllm_cluster.run").joinpath("facts.sh").read_bytes()
+    script = files("vllm_cluster.remote.host").joinpath("facts.sh").read_bytes()
     facts = parse.facts("gpu1", host.run(["sh", "-s", "--", "127.0.0.1", "/"], soon(), stdin=script).text)
     assert facts.hostname
     stream = host.open_stream(["sh", "-c", "echo note >&2\ncat"], soon())
@@ -174,7 +175,7 @@ def test_a_start_up_file_that_does_not_end_is_named(
     *, kind: Kind, shell: str, client: Client, connect: Connect, tmp_path: Path, started: list[Sshd],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(_sshmaster, "STEP_SECONDS", 3.0)
+    monkeypatch.setattr(ssh_master, "STEP_SECONDS", 3.0)
     started.append(login_shell(tmp_path / "bad", client.key, shell, "sleep 60"))
     client.add("bad", started[-1])
     error = refused(connect, client.target("bad"), kind, lambda host: host.run(["true"], Deadline.after(5)))

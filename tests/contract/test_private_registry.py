@@ -16,10 +16,10 @@ import bcrypt
 import pytest
 
 from tests.support import docker_api
-from vllm_cluster.core.errors import CommandFailed
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import CommandFailed
+from vllm_cluster.run.connection import Link
 from vllm_cluster.run.pull import pull
-from vllm_cluster.transport.base import Deadline
 
 pytestmark = pytest.mark.promise("P31")
 

@@ -15,9 +15,10 @@ from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF
 
 from tests.support.carriers import Client
 from tests.support.sshd import Sshd
-from vllm_cluster.core.errors import TimedOut
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import TimedOut
 from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import MAX_STREAMS, Deadline, Stream, Target, Transport
+from vllm_cluster.transport.base import MAX_STREAMS, Stream, Target, Transport
 from vllm_cluster.transport.fabric import FabricTransport
 
 BLOCK = os.urandom(1 << 20)

@@ -16,7 +16,7 @@ from tests.support.cluster_state import HF_TOKEN
 from tests.support.endpoint import MODEL, alone, complete, status_code, tunnel
 from tests.support.hosts import Sandbox
 from tests.support.paths import ROOT, VCLUSTER
-from vllm_cluster.node.phases import STEPS
+from vllm_cluster.remote.node.phases import STEPS
 
 pytestmark = pytest.mark.e2e
 

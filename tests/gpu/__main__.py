@@ -15,7 +15,7 @@ from tests.gpu import executors, heal
 from tests.gpu.bench import bench
 from tests.gpu.cluster import Cluster, Failed, opened
 from tests.gpu.report import Report
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.errors import VclusterError
 
 STEPS = ("facts", "check", "up", "serve", "bench", "heal", "rollback", "executors", "down")
 USUAL = "facts,check,up,serve,bench,heal,rollback,down"

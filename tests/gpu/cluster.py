@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.inventory.load import load
-from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.transport.base import Result
 
 Event = dict[str, Any]

@@ -15,14 +15,14 @@ from typing import Any
 import asyncssh
 
 from tests.many.farm import PORT
-from vllm_cluster.core import parse
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import engine_name
 from vllm_cluster.core.members import recorded
 from vllm_cluster.core.spec import BASE_IMAGE
+from vllm_cluster.facts import parse
 from vllm_cluster.inventory.load import load
-from vllm_cluster.run.files import digest, node_files
+from vllm_cluster.run.node_files import digest, node_files
 
 ROUND_TRIP = 0.1
 IMAGE = "vllm/vllm-openai:v0.33.0"

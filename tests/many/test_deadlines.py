@@ -15,9 +15,10 @@ from tests.support.carriers import Client, make
 from tests.support.figures import record
 from tests.support.modules import MODULES, room
 from tests.support.sshd import Sshd, descendants, process_name, signal_pid
-from vllm_cluster.core.errors import Lost, TimedOut
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import Lost, TimedOut
 from vllm_cluster.transport import Kind
-from vllm_cluster.transport.base import Deadline, Transport
+from vllm_cluster.transport.base import Transport
 from vllm_cluster.transport.fabric import FabricTransport
 from vllm_cluster.transport.local import LocalTransport
 from vllm_cluster.transport.openssh import OpenSshTransport
@@ -30,13 +31,13 @@ STARTS = ("run", "check_output", "check_call", "call", "create_connection", "url
 # Each has its end elsewhere: a future that is done, a host's work whose calls have deadlines, a tunnel that lasts, a
 # command that the user gave to be run.
 ENDS_ELSEWHERE = {
-    "run/fleet.py: future.result()",
+    "run/connection.py: future.result()",
     "transport/jumps.py: opened.result()",
     "transport/jumps.py: last.result()",
     "transport/jumps.py: future.result()",
-    "transport/_forward.py: self._thread.join()",
-    "transport/_forward.py: back.join()",
-    "transport/_forward.py: self._slots.acquire()",
+    "transport/forward.py: self._thread.join()",
+    "transport/forward.py: back.join()",
+    "transport/forward.py: self._slots.acquire()",
     "transport/local.py: sock.settimeout(None)",
     "cli/tunnel.py: subprocess.run(command, check=False)",
 }

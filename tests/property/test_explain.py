@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.support.logs import PRODUCED
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.explain.catalogue import SIGNS
-from vllm_cluster.explain.line import said
+from vllm_cluster.explain.diagnosis import Verdict, verdict
+from vllm_cluster.explain.log_line import said
 from vllm_cluster.explain.scan import Source, classify, scan
-from vllm_cluster.explain.verdict import Verdict, verdict
 from vllm_cluster.text import redact
 
 NEEDLES = [known.needle.encode() for known in SIGNS]

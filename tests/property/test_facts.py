@@ -14,10 +14,10 @@ from tests.property.hostile import harmless, hostile, recorded, shown_by, some
 from tests.support import world
 from tests.support.tree import FACTS
 from vllm_cluster.actions.check import Report
+from vllm_cluster.checks.registry import examine, unseen
 from vllm_cluster.cli.render.check import report_document, show_report
 from vllm_cluster.cli.render.facts import facts_document, show_facts
-from vllm_cluster.core import parse
-from vllm_cluster.core.preflight import examine, unseen
+from vllm_cluster.facts import parse
 
 pytestmark = pytest.mark.timeout(3600)
 

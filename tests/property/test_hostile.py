@@ -23,18 +23,18 @@ from pydantic import ValidationError
 
 from tests.property.hostile import CASES, anything, batches, hostile, many, recorded, some
 from tests.support import world
+from vllm_cluster.backends import vllm
 from vllm_cluster.core.desired import desired
-from vllm_cluster.core.errors import UsageError
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
 from vllm_cluster.docker.calls import path
+from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.docker.create_line import create_line
-from vllm_cluster.docker.spec import node_body
-from vllm_cluster.engine import vllm
+from vllm_cluster.errors import UsageError
 from vllm_cluster.inventory.model import HostSsh, Inventory, SshSettings
-from vllm_cluster.run.fleet import target
-from vllm_cluster.transport import _remote
+from vllm_cluster.run.connection import target
+from vllm_cluster.transport import command_line
 from vllm_cluster.transport.base import Result
-from vllm_cluster.transport.sshconfig import resolve
+from vllm_cluster.transport.ssh_config import resolve
 
 # Installed by scripts/setup-sshd.sh.
 SHELLS = ("sh", "dash", "bash", "zsh", "fish", "tcsh", "bsd-csh")
@@ -48,9 +48,9 @@ def test_a_shell_hands_on_each_word_as_it_is(shell: str, tmp_path: Path) -> None
     @many
     @given(batches(hostile))
     def check(words: list[str]) -> None:
-        command = _remote.bounded(["printf", "%s\\0", *words], 60)
+        command = command_line.bounded(["printf", "%s\\0", *words], 60)
         done = subprocess.run(
-            [shell, "-c", _remote.LINE], input=command.first, capture_output=True, check=True, cwd=tmp_path
+            [shell, "-c", command_line.LINE], input=command.first, capture_output=True, check=True, cwd=tmp_path
         )
         own = command.own(Result(0, done.stdout, done.stderr))
         assert (own.stdout.split(b"\0")[:-1], own.stderr) == ([word.encode() for word in words], b"")

@@ -15,9 +15,9 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import down, serve, stop, up
 from vllm_cluster.actions.consent import Confirm
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.errors import VclusterError
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit
 from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)

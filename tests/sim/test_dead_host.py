@@ -10,12 +10,12 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster.actions import check, up
+from vllm_cluster.checks.finding import Finding
 from vllm_cluster.cli.render.plan import show_plan
-from vllm_cluster.core.errors import Unreachable
-from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.finding import Finding
+from vllm_cluster.errors import Unreachable
+from vllm_cluster.events import Emit
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import Runtime
 

@@ -15,10 +15,10 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster import debug_log
-from vllm_cluster.actions import bundle, explain, survey
-from vllm_cluster.core.errors import CommandFailed, NotJoined, Unreachable, UsageError, VclusterError
+from vllm_cluster.actions import assess, bundle, explain
+from vllm_cluster.errors import CommandFailed, NotJoined, Unreachable, UsageError, VclusterError
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit
 from vllm_cluster.run.runtime import Runtime
 
 SHM = "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required, 0 MiB free.\n"
@@ -84,8 +84,8 @@ def test_up_says_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None
             f"INFO 01-01 00:00:00 [x] {SHM}".encode()
         )
         box.started = world.host_time(world.machines["gpu2"])
-        with survey.connected(current, emit, runtime=runtime) as fleet:
-            since = explain.began(survey.survey(current, fleet, emit).facts)
+        with assess.connected(current, emit, runtime=runtime) as fleet:
+            since = explain.began(assess.survey(current, fleet, emit).facts)
             box.started += 1
             raise explain.with_cause(NotJoined("gpu2", "Ray does not count its GPUs"), fleet, current, since=since)
 
@@ -113,9 +113,9 @@ def test_what_a_host_wrote_before_the_attempt_is_no_evidence(up: tuple[World, In
 
     def fails(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
         box.log = log
-        with survey.connected(current, emit, runtime=runtime) as fleet:
+        with assess.connected(current, emit, runtime=runtime) as fleet:
             runtime.clock.sleep(420)
-            since = explain.began(survey.survey(current, fleet, emit).facts)
+            since = explain.began(assess.survey(current, fleet, emit).facts)
             raise explain.with_cause(NotJoined("gpu1", "Ray does not count its GPUs"), fleet, current, since=since)
 
     with lab.inside(world):
@@ -133,8 +133,8 @@ def test_what_the_error_says_itself_gets_no_second_cause(up: tuple[World, Invent
     def fails(error: VclusterError) -> Any:
         def run(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
             box.log = SHM
-            with survey.connected(current, emit, runtime=runtime) as fleet:
-                since = explain.began(survey.survey(current, fleet, emit).facts)
+            with assess.connected(current, emit, runtime=runtime) as fleet:
+                since = explain.began(assess.survey(current, fleet, emit).facts)
                 box.started = since["gpu2"] + 1
                 raise explain.with_cause(error, fleet, current, since=since)
 

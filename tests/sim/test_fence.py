@@ -18,9 +18,9 @@ from tests.support.sim.interleave import Controller, interleave
 from tests.support.sim.lab import Verb, code
 from tests.support.sim.world import World
 from vllm_cluster.actions import down, stop, up
-from vllm_cluster.core.errors import LeaseLost, Locked, Lost, Replaced, VclusterError
+from vllm_cluster.errors import LeaseLost, Locked, Lost, Replaced, VclusterError
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit
 from vllm_cluster.run.runtime import Runtime
 
 WAIT = 90.0

@@ -16,9 +16,9 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import history, rollback
 from vllm_cluster.cli.render.history import history_document, show_history
-from vllm_cluster.core.errors import PreflightFailed, UsageError
+from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit
 from vllm_cluster.run.history import Entry
 from vllm_cluster.run.runtime import Runtime
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support import landed
 from tests.support.sim import lab, life, oracle
+from vllm_cluster.core.node_status import parse_status
 from vllm_cluster.core.spec import CLUSTER, FORMAT_LABEL, HEAD_ADDRESS, NODE, ROLE, VERSION
-from vllm_cluster.engine.status import parse_status
 
 
 def test_it_is_there_and_serves() -> None:

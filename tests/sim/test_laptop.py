@@ -11,7 +11,8 @@ import pytest
 from tests.support.canaries import BROKEN, Laptop, laptop
 from tests.support.figures import record
 from tests.support.sim import carrier, lab, make, oracle
-from vllm_cluster.transport.base import Deadline, Result
+from vllm_cluster.clock import Deadline
+from vllm_cluster.transport.base import Result
 
 pytestmark = pytest.mark.promise("P31")
 

@@ -16,11 +16,11 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
-from vllm_cluster.core.errors import HostError, Unreachable
 from vllm_cluster.core.plan import RecordMembers
+from vllm_cluster.errors import HostError, Unreachable
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import GONE_SECONDS
-from vllm_cluster.run.fleet import CONNECT_SECONDS
+from vllm_cluster.run.connection import CONNECT_SECONDS
 
 CHANGES = {
     "a host joins": (inventory(1, 2), inventory(1, 2, 3)),

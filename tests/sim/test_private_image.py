@@ -7,7 +7,7 @@ import pytest
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.world import World
-from vllm_cluster.core.errors import CommandFailed, Lost, VclusterError
+from vllm_cluster.errors import CommandFailed, Lost, VclusterError
 
 pytestmark = pytest.mark.promise("P31")
 

@@ -15,8 +15,8 @@ from tests.support.sim.faults import Call, Fault, Killed, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, Volume, World, identity
 from vllm_cluster.cli.session import Session
-from vllm_cluster.core.errors import InventoryError, Locked, PreflightFailed, VclusterError
 from vllm_cluster.core.spec import CLUSTER, FORMAT_LABEL, VERSION
+from vllm_cluster.errors import InventoryError, Locked, PreflightFailed, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.execute import PULL_SECONDS
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster.actions import explain
-from vllm_cluster.core.errors import CommandFailed
+from vllm_cluster.errors import CommandFailed
 from vllm_cluster.inventory.model import Inventory
 
 DASHBOARD = "Exception: Cannot include dashboard with missing packages."

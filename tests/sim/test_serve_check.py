@@ -12,9 +12,9 @@ from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import serve
-from vllm_cluster.core.errors import PreflightFailed
+from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit
 from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)

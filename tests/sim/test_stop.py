@@ -11,7 +11,7 @@ from tests.support.sim import lab, life, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, World
-from vllm_cluster.core.errors import Locked, PreflightFailed
+from vllm_cluster.errors import Locked, PreflightFailed
 from vllm_cluster.inventory.model import Inventory
 
 Case = Callable[[World, Inventory], Inventory]

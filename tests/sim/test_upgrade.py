@@ -14,11 +14,11 @@ from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.world import World
 from vllm_cluster.actions import up
-from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.plan import CreateNode
 from vllm_cluster.core.spec import SPEC, VERSION
+from vllm_cluster.errors import VclusterError
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit
 from vllm_cluster.run.runtime import Runtime
 
 

@@ -8,12 +8,12 @@ from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Script
 from tests.support.sim.world import World
+from vllm_cluster.actions.assess import connected, survey
 from vllm_cluster.actions.status import ClusterStatus
-from vllm_cluster.actions.survey import connected, survey
-from vllm_cluster.core.errors import HostError
+from vllm_cluster.errors import HostError
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import await_gpus
-from vllm_cluster.run.events import Emit
 from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.run.secrets import Reading
 

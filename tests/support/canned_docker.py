@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.transport.base import Deadline, Stream, Transport
+from vllm_cluster.clock import Deadline
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.transport.base import Stream, Transport
 
 # What answers a request, given as its first line: pieces of bytes, as long as somebody reads them.
 Answers = Callable[[str], Iterator[bytes]]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tests.support.logs import explained
 from tests.support.paths import FIXTURES
-from vllm_cluster.explain.verdict import Verdict
+from vllm_cluster.explain.diagnosis import Verdict
 
 FOLDER = FIXTURES / "corpus"
 Outcome = Literal["right", "wrong", "unknown"]

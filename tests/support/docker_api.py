@@ -18,9 +18,10 @@ from urllib.parse import urlencode
 from tests.support.sim import make
 from tests.support.sim.carrier import DIAL, FakeTransport
 from tests.support.sim.world import Picture, identity
-from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.wire import Connection
-from vllm_cluster.transport.base import Deadline, Target, Transport
+from vllm_cluster.clock import Deadline
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.connection import Connection
+from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.local import LocalTransport
 
 LABEL = "io.vcluster.contract"

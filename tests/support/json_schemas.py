@@ -17,15 +17,15 @@ from jsonschema.exceptions import best_match
 from pydantic import TypeAdapter
 
 from vllm_cluster.actions.status import HostStatus
+from vllm_cluster.checks.finding import Finding
+from vllm_cluster.checks.registry import Unseen
 from vllm_cluster.core import plan
-from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.finding import Finding
-from vllm_cluster.core.preflight import Unseen
-from vllm_cluster.engine.status import ServeStatus
+from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.explain.diagnosis import Harmless
 from vllm_cluster.explain.scan import Place
-from vllm_cluster.explain.verdict import Harmless
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.fit.layouts import Gpus, Layout
-from vllm_cluster.run import collective
+from vllm_cluster.run import allreduce
 from vllm_cluster.run.audit import Change
 from vllm_cluster.run.history import Entry
 
@@ -109,7 +109,7 @@ def schemas() -> dict[str, Schema]:
                 "unseen": rows(fields(Unseen)),
                 "hosts": rows(TEXT),
                 "seconds": NUMBER,
-                "collective": maybe(fields(collective.Report, without=("findings", "words"))),
+                "collective": maybe(fields(allreduce.Report, without=("findings", "words"))),
             }
         ),
         "facts": keys({"v": VERSION, "hosts": by_name(fields(HostFacts))}),

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.support.paths import FIXTURES
+from vllm_cluster.explain.diagnosis import Verdict, verdict
 from vllm_cluster.explain.scan import Source, scan
-from vllm_cluster.explain.verdict import Verdict, verdict
 
 FOLDER = FIXTURES / "logs"
 PRODUCED = sorted(path for path in FOLDER.glob("*.log") if not path.name.startswith("healthy"))

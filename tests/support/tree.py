@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.core import parse
-from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.facts import parse
+from vllm_cluster.facts.host_facts import HostFacts
 
 FACTS = FIXTURES / "facts"
-SCRIPTS = Path(parse.__file__).parents[1] / "run"
+SCRIPTS = Path(parse.__file__).parents[1] / "remote" / "host"
 SMI = (FACTS / "h200-x2.nvidia-smi-q.xml").read_text()
 UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in (1, 2)]
 CONTAINER = "c0ffee" + "0" * 58

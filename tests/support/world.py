@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_cluster.core.desired import Inputs, desired
-from vllm_cluster.core.facts import Container, Engine, Gpu, HostFacts, Image, Nic
 from vllm_cluster.core.images import engine_name
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
+from vllm_cluster.facts.host_facts import Container, Engine, Gpu, HostFacts, Image, Nic
 from vllm_cluster.inventory.model import Inventory
 
 IMAGE = "vllm/vllm-openai:v0.33.0"

@@ -35,7 +35,7 @@ def test_what_fits_is_reckoned_without_looking() -> None:
     """No file, no socket, no clock, and nothing of hosts or inventories."""
     names = {name for path in PACKAGE.glob("fit/*.py") for name in imported(path)}
     outside = {name for name in names if name.startswith("vllm_cluster.")} | (names & _WAYS_OUT)
-    assert {name for name in outside if not name.startswith(("vllm_cluster.fit", "vllm_cluster.engine"))} == set()
+    assert {name for name in outside if not name.startswith(("vllm_cluster.fit", "vllm_cluster.backends"))} == set()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_node_needs_the_standard_library_alone() -> None:
     outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
     # The collective is there to try the torch of the image.
     torch = {("collective.py", "torch"), ("collective.py", "torch.distributed")}
-    assert {row for row in outside - torch if not row[1].startswith("vllm_cluster.node")} == set()
+    assert {row for row in outside - torch if not row[1].startswith("vllm_cluster.run.node_program")} == set()
 
 
 def folder(module: str) -> str:
@@ -96,7 +96,7 @@ AT_START = {
     "verbs",
     "words",
 }
-BESIDE = {"core.errors", "inventory.find", "inventory.problems", "inventory.words", "laptop", "text"}
+BESIDE = {"errors", "inventory.find", "inventory.problems", "inventory.words", "laptop", "text"}
 LOADED = """
 import sys, typer
 typers = set(sys.modules)

@@ -11,7 +11,7 @@ import pytest
 
 from vllm_cluster import debug_log
 from vllm_cluster.clock import Deadline
-from vllm_cluster.core.errors import Lost
+from vllm_cluster.errors import Lost
 from vllm_cluster.transport.base import Result
 from vllm_cluster.transport.logged_transport import LoggedTransport
 

@@ -11,8 +11,8 @@ import pytest
 from tests.support.paths import ROOT
 from tools.docs import FILES
 from tools.reference import EXIT_CODES
+from vllm_cluster import errors
 from vllm_cluster.cli.verbs import VERBS
-from vllm_cluster.core import errors
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")

@@ -17,24 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster import __version__
+from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
-from vllm_cluster.core.errors import UsageError, VclusterError
-from vllm_cluster.core.facts import HostFacts, Image
 from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.kept import kept_secrets
-from vllm_cluster.core.preflight import engine_problem, preflight
 from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.debug_log import inventory_key, kept
+from vllm_cluster.errors import UsageError, VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.explain.anonymize import anonymizer
+from vllm_cluster.explain.diagnosis import verdict
 from vllm_cluster.explain.scan import scan
-from vllm_cluster.explain.verdict import verdict
+from vllm_cluster.facts.host_facts import HostFacts, Image
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import cache_folder
-from vllm_cluster.run.anonymous import anonymizer
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.files import digest, node_files
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.connection import Fleet, Link
 from vllm_cluster.run.logs import Log, collect, sources
+from vllm_cluster.run.node_files import digest, node_files
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.private_names import private_names

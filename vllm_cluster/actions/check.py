@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from vllm_cluster.actions.survey import reached
-from vllm_cluster.core.checks.network import endpoint
-from vllm_cluster.core.errors import HostError, ShellUnusable, VclusterError
-from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.core.finding import Finding
-from vllm_cluster.core.preflight import Unseen, examine, unseen
+from vllm_cluster.actions.assess import reached
+from vllm_cluster.checks.finding import Finding
+from vllm_cluster.checks.network import endpoint
+from vllm_cluster.checks.registry import Unseen, examine, unseen
+from vllm_cluster.errors import HostError, ShellUnusable, VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.explain.diagnosis import verdict
 from vllm_cluster.explain.scan import Source, scan
-from vllm_cluster.explain.verdict import verdict
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import collective
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet
-from vllm_cluster.run.inside import look_inside
-from vllm_cluster.run.mesh import mesh
+from vllm_cluster.run import allreduce
+from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.image_contents import look_inside
+from vllm_cluster.run.link_test import mesh
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -35,7 +35,7 @@ class Report:
     hosts: tuple[str, ...]
     seconds: float
     # What all ranks did together, where that was asked for.
-    collective: collective.Report | None = None
+    collective: allreduce.Report | None = None
 
     @property
     def failed(self) -> bool:
@@ -73,7 +73,7 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
             why = "there are errors to be mended first"
             blind.append(Unseen(inventory.head_name, "whether all ranks can sum numbers together", why))
         elif deep:
-            tried = collective.collective(fleet, inventory, facts, emit)
+            tried = allreduce.collective(fleet, inventory, facts, emit)
             found += _explained(tried)
     found.sort(key=lambda finding: not finding.error)
     return Report(tuple(found), tuple(blind), tuple(facts), time.monotonic() - began, tried)
@@ -99,7 +99,7 @@ def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]
     return []
 
 
-def _explained(tried: collective.Report) -> list[Finding]:
+def _explained(tried: allreduce.Report) -> list[Finding]:
     """The findings of the collective, the first with the failure that the ranks' own words tell of."""
     text = "\n".join(tried.words).encode("utf-8", "replace")
     named = verdict([scan(Source("the ranks", [(1, text)]))]).named if text else None

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.core.change import FieldChange
-from vllm_cluster.core.errors import Aborted, HostError, Lost, PreflightFailed, UsageError, VclusterError
-from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.core.node_status import ServeStatus, UnknownStatus
 from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
-from vllm_cluster.engine.status import ServeStatus, UnknownStatus
-from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.errors import Aborted, HostError, Lost, PreflightFailed, UsageError, VclusterError
+from vllm_cluster.facts.host_facts import Container, HostFacts
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.text import age, count, things
 

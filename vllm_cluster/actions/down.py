@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 
+from vllm_cluster.actions.assess import refuse
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
-from vllm_cluster.actions.survey import refuse
-from vllm_cluster.core.checks.docker import foreign as foreign_findings
-from vllm_cluster.core.checks.docker import name_taken
-from vllm_cluster.core.errors import FleetError, HostError, VclusterError, together
-from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.checks.docker import foreign as foreign_findings
+from vllm_cluster.checks.docker import name_taken
+from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.identity import Owner, foreign, is_leftover, is_ours, is_volume_name, our_id
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
-from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import CLUSTER, node_name
+from vllm_cluster.errors import FleetError, HostError, VclusterError, together
+from vllm_cluster.events import Emit, Event, waiting
+from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit, Event, waiting
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.connection import Fleet, Link
 from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.members import by_hand, look_at_former, unreadable
 from vllm_cluster.run.observe import observe

@@ -15,14 +15,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.core.errors import Aborted, Lost, NotJoined, TimedOut, Unreachable, UsageError, VclusterError
-from vllm_cluster.core.facts import HostFacts
-from vllm_cluster.engine.status import NodeStatus
+from vllm_cluster.core.node_status import NodeStatus
+from vllm_cluster.errors import Aborted, Lost, NotJoined, TimedOut, Unreachable, UsageError, VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.explain.diagnosis import Finding, Verdict, verdict
 from vllm_cluster.explain.scan import Place, Source, scan
-from vllm_cluster.explain.verdict import Finding, Verdict, verdict
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.logs import collect, observed, sources
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime

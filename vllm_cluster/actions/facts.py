@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cluster.actions.survey import connected, require_name
-from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.actions.assess import connected, require_name
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.observe import observe
 
 

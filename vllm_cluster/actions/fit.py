@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.actions.survey import connected
+from vllm_cluster.actions.assess import connected
 from vllm_cluster.core.desired import gpu_count, hcas
-from vllm_cluster.core.errors import PreflightFailed, Unreachable
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.gpus import chosen
+from vllm_cluster.errors import PreflightFailed, Unreachable
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.fit.layouts import Gpus, Model, Wish
-from vllm_cluster.fit.verdict import Verdict, verdict
-from vllm_cluster.hub.read import read
+from vllm_cluster.fit.report import Verdict, verdict
+from vllm_cluster.hub.model import read
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.secrets import read_secret
 from vllm_cluster.laptop import expanded, here
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.models import supports_stages
+from vllm_cluster.run.model_lookup import supports_stages
 from vllm_cluster.run.observe import observe
 
 TOKEN_BYTES = 1000

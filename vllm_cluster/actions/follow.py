@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from vllm_cluster.actions.explain import with_cause
-from vllm_cluster.core.errors import HostError, Interrupted, VclusterError
-from vllm_cluster.engine.status import Failure, ServeStatus
+from vllm_cluster.core.node_status import Failure, ServeStatus
+from vllm_cluster.errors import HostError, Interrupted, VclusterError
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.barrier import refuse_failing
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.connection import Fleet, Link
 from vllm_cluster.run.node_handle import NodeHandle
 
 POLL = 0.3

@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_cluster.actions.assess import connected, survey
 from vllm_cluster.actions.consent import Confirm, Consent
 from vllm_cluster.actions.follow import Follower, goes_on
 from vllm_cluster.actions.serve import Endpoint, ask_head, require_up
-from vllm_cluster.actions.survey import connected, survey
-from vllm_cluster.core.errors import PreflightFailed
-from vllm_cluster.engine import request
+from vllm_cluster.core import request
+from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.connection import Link
 from vllm_cluster.run.history import ready_requests
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm_cluster.actions.assess import Survey, connected, survey
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_on
 from vllm_cluster.actions.follow import Follower, goes_on, serving_on
 from vllm_cluster.actions.serve_check import check_request
-from vllm_cluster.actions.survey import Survey, connected, survey
-from vllm_cluster.core.errors import PreflightFailed
-from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.backends import vllm
+from vllm_cluster.core import request
+from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.plan import (
     CreateNode,
     Operation,
@@ -22,13 +23,13 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.engine import request, vllm
-from vllm_cluster.engine.status import ServeStatus
+from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.events import Emit, Event, waiting
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
-from vllm_cluster.run.events import Emit, Event, waiting
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.connection import Fleet, Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_cluster.actions.fit import gpu_memory
+from vllm_cluster.backends import vllm
 from vllm_cluster.core.desired import hcas
-from vllm_cluster.core.errors import PreflightFailed
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.engine import vllm
+from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.fit.layouts import Gpus
 from vllm_cluster.fit.request import Asked, Files, Judged, problems, to_download
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.ask_nodes import VLLM_SECONDS, ask_nodes
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.connection import Fleet
 
 
 def check_request(

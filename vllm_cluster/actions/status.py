@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import found_gpus
-from vllm_cluster.core.errors import CommandFailed, HostError, Lost, ShellUnusable, Unreachable, VclusterError
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import foreign, node_of, our_id
 from vllm_cluster.core.members import Record, former, record_of
-from vllm_cluster.core.preflight import engine_problem
+from vllm_cluster.core.node_status import NodeStatus, RayNode
 from vllm_cluster.core.spec import ROLE
-from vllm_cluster.engine.status import NodeStatus, RayNode
+from vllm_cluster.errors import CommandFailed, HostError, Lost, ShellUnusable, Unreachable, VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import Change, last_change
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.connection import Fleet, Link
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime

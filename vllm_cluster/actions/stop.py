@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vllm_cluster.actions.assess import connected, refuse
 from vllm_cluster.actions.consent import Confirm, Consent
 from vllm_cluster.actions.follow import serving_on
 from vllm_cluster.actions.serve import ask_head
-from vllm_cluster.actions.survey import connected, refuse
-from vllm_cluster.core.checks.docker import engine_problem, foreign
-from vllm_cluster.core.errors import HostError, PreflightFailed
-from vllm_cluster.core.facts import Container, HostFacts
+from vllm_cluster.checks.docker import engine_problem, foreign
+from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
-from vllm_cluster.engine.status import ServeStatus
+from vllm_cluster.errors import HostError, PreflightFailed
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.connection import Link
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime

@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from vllm_cluster.actions.survey import refuse
-from vllm_cluster.core.checks.docker import foreign
-from vllm_cluster.core.errors import HostError, Lost, PreflightFailed, Unreachable, VclusterError
+from vllm_cluster.actions.assess import refuse
+from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.kept import kept_secrets
-from vllm_cluster.engine.status import ServeStatus
+from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.errors import HostError, Lost, PreflightFailed, Unreachable, VclusterError
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.connection import Fleet, Link
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime

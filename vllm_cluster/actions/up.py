@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from vllm_cluster.actions.assess import Survey, connected, reached, survey, survey_without
 from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
 from vllm_cluster.actions.explain import began, with_cause
-from vllm_cluster.actions.survey import Survey, connected, reached, survey, survey_without
-from vllm_cluster.core.errors import NotJoined, PreflightFailed, VclusterError, together
-from vllm_cluster.core.finding import Finding
+from vllm_cluster.checks.finding import Finding
 from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.plan import CreateNode, Operation, Plan, RemoveContainer, RemoveVolume, RestartNode, StartNode
+from vllm_cluster.errors import NotJoined, PreflightFailed, VclusterError, together
+from vllm_cluster.events import Emit, Event, Kind, waiting
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import await_gpus
-from vllm_cluster.run.events import Emit, Event, Kind, waiting
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.execute import Execution
-from vllm_cluster.run.files import node_files
-from vllm_cluster.run.fleet import Fleet
 from vllm_cluster.run.lease import Lease, in_order
-from vllm_cluster.run.mesh import mesh
+from vllm_cluster.run.link_test import mesh
+from vllm_cluster.run.node_files import node_files
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
@@ -82,7 +82,7 @@ def up(
     `forget` names hosts that left the inventory and are gone for good.
 
     Raises:
-        VclusterError: see the tree in core/errors; what was done stands, and another `up` goes on from there.
+        VclusterError: see the tree in errors; what was done stands, and another `up` goes on from there.
     """
     with connected(inventory, emit, runtime=runtime) as fleet:
         look = partial(survey, inventory, fleet, emit, forget=forget)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.errors import VclusterError
 from vllm_cluster.inventory.find import MAX_BYTES, find
 from vllm_cluster.laptop import cache_folder, here
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vllm_cluster.core.errors import Interrupted, VclusterError
+from vllm_cluster.errors import Interrupted, VclusterError
 from vllm_cluster.laptop import STANDARD_OUTPUT, cache_folder, meaning
 from vllm_cluster.text import redact
 

@@ -32,7 +32,7 @@ def explain(
 
         from vllm_cluster.actions import explain as explain_action
         from vllm_cluster.cli.render.explain import explain_document, show_explained
-        from vllm_cluster.run.events import Event
+        from vllm_cluster.events import Event
 
         if files:
             found = explain_action.Explained(explain_action.of_files(files, session.progress), {})

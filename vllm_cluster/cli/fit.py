@@ -9,7 +9,7 @@ import typer
 from vllm_cluster.cli.complete import complete_models
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.core.errors import UsageError
+from vllm_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from vllm_cluster.fit.layouts import Gpus, Wish
@@ -90,7 +90,7 @@ def fit(
             raise UsageError("give a model, or --params", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
         wish, given = _wish(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
         if params is not None:
-            from vllm_cluster.fit.verdict import of_parameters, verdict
+            from vllm_cluster.fit.report import of_parameters, verdict
 
             found = verdict(of_parameters(_parameters(params), bits), given, wish)
         else:
@@ -138,7 +138,7 @@ def _parameters(text: str) -> int:
 
 
 def _size(option: str, text: str) -> int:
-    from vllm_cluster.fit.numbers import size
+    from vllm_cluster.fit.config_values import size
 
     try:
         return size(text)

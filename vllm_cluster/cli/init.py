@@ -72,7 +72,7 @@ def init(
 def _name(output: Path) -> str:
     """The name by the folder, else what the person answers: one name for all would be shared by strangers."""
     from vllm_cluster.actions.init import cluster_name
-    from vllm_cluster.core.errors import UsageError
+    from vllm_cluster.errors import UsageError
     from vllm_cluster.laptop import here
 
     folder = here() if str(output) == "-" else output.parent if output.is_absolute() else (here() / output).parent

@@ -21,7 +21,7 @@ from vllm_cluster.cli import words
 from vllm_cluster.cli.options import Color, Quiet, Verbose
 from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.cli.values import convert
-from vllm_cluster.core.errors import UsageError
+from vllm_cluster.errors import UsageError
 from vllm_cluster.text import things
 
 T = TypeVar("T")

@@ -36,7 +36,7 @@ def up(
 
     def action(session: Session) -> None:
         from vllm_cluster import sandbox
-        from vllm_cluster.run.events import Event
+        from vllm_cluster.events import Event
 
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
@@ -56,7 +56,7 @@ def down(
 
     def action(session: Session) -> None:
         from vllm_cluster import sandbox
-        from vllm_cluster.run.events import Event
+        from vllm_cluster.events import Event
 
         found = sandbox.down(folder=folder, purge=purge, report=lambda text: session.emit(Event("progress", text)))
         text = "the sandbox is gone" if found else f"there is no sandbox in {folder}"

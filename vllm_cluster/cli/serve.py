@@ -65,7 +65,7 @@ def serve(
         from vllm_cluster.actions.serve import serve as serve_action
         from vllm_cluster.cli.render.endpoint import show_endpoint
         from vllm_cluster.cli.tunnel import hold
-        from vllm_cluster.transport._forward import listener
+        from vllm_cluster.transport.forward import listener
 
         if tunnel:
             # Taken later, it would be told after minutes of loading.

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from vllm_cluster.cli import edge
-from vllm_cluster.core.errors import Interrupted, VclusterError
+from vllm_cluster.errors import Interrupted, VclusterError
 from vllm_cluster.inventory.find import read
 from vllm_cluster.laptop import cache_folder, here
 from vllm_cluster.text import printable
 
 if TYPE_CHECKING:
+    from vllm_cluster.events import Event
     from vllm_cluster.inventory.model import Inventory
-    from vllm_cluster.run.events import Event
 
 
 @dataclass

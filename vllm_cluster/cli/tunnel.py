@@ -8,7 +8,7 @@ import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
-from vllm_cluster.core.errors import UsageError
+from vllm_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

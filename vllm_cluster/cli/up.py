@@ -33,7 +33,7 @@ def up(
             return
         loaded = session.load()
         from vllm_cluster.actions import up as up_action
-        from vllm_cluster.run.events import Event
+        from vllm_cluster.events import Event
 
         cache, confirm = cache_folder(), session.confirm(yes)
         done = up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or ())

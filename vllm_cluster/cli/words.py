@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vllm_cluster.core.errors import UsageError
+from vllm_cluster.errors import UsageError
 from vllm_cluster.text import printable
 
 # Options that every verb takes, before it and behind it.
@@ -131,7 +131,7 @@ def _short(word: str, flags: Sequence[str], with_value: Sequence[str]) -> bool:
 
 def misplaced(verb: str, given: Sorted, what: str) -> UsageError:
     """The error for options that are not ours: flags of vLLM follow `--`, for others there is something else."""
-    from vllm_cluster.engine.vllm import instead
+    from vllm_cluster.backends.vllm import instead
 
     remedies = {name: _INSTEAD_BY_NAME.get(name) or instead(name) for name in given.names}
     lines = [remedy for remedy in dict.fromkeys(remedies.values()) if remedy]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cluster.core.facts import Gpu, Hca, HostFacts
+from vllm_cluster.facts.host_facts import Gpu, Hca, HostFacts
 from vllm_cluster.inventory.model import Host
 
 INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vllm_cluster.backends import ray
 from vllm_cluster.core import adapters, gpus
-from vllm_cluster.core.facts import Hca, HostFacts
 from vllm_cluster.core.spec import ContainerSpec, Mount, Role, secrets_volume, state_volume
-from vllm_cluster.engine import ray
+from vllm_cluster.facts.host_facts import Hca, HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
 
 CODE_FOLDER = "/opt/vcluster"

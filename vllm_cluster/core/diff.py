@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_cluster.core.change import FieldChange, compare
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import is_leftover, is_volume_name, node_of
 from vllm_cluster.core.images import engine_name, find
 from vllm_cluster.core.members import Membership
@@ -24,6 +23,7 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.core.spec import BASE_IMAGE, ID, NO_SECRETS, VERSION, ContainerSpec, stored_spec
+from vllm_cluster.facts.host_facts import HostFacts
 
 LEFT = "the host left the inventory"
 

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from vllm_cluster.core.facts import Engine, Gpu, HostFacts
 from vllm_cluster.core.spec import GpuRequest, Way
+from vllm_cluster.facts.host_facts import Engine, Gpu, HostFacts
 from vllm_cluster.inventory.model import Host
 
 KIND = "nvidia.com/gpu"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.core.facts import Container, HostFacts, Image
 from vllm_cluster.core.spec import BASE_IMAGE, CLUSTER, HEAD_ADDRESS, ID, SPEC, ContainerSpec, node_name
+from vllm_cluster.facts.host_facts import Container, HostFacts, Image
 from vllm_cluster.inventory.model import Inventory
 
 # What temporary containers are made for; their names are vcluster-CLUSTER-KIND-8 hexadecimal digits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vllm_cluster.core.facts import Image
+from vllm_cluster.facts.host_facts import Image
 
 ENGINE_REPOSITORY = "vcluster-engine"
 

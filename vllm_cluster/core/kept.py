@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import is_ours, is_volume_name, node_of, our_id
 from vllm_cluster.core.spec import SECRET, secrets_volume
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AllowInfNan, Field, TypeAdapter, ValidationError
 
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import is_ours, node_of, our_id
+from vllm_cluster.core.request import Followed
 from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
-from vllm_cluster.engine.request import Followed
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar
 from vllm_cluster.inventory.kinds import Jump, SshPort, User
 from vllm_cluster.inventory.model import MAX_HOSTS, Host, HostSsh, Inventory

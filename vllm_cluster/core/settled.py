@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.spec import ContainerSpec, stored_spec
+from vllm_cluster.facts.host_facts import HostFacts
 
 HCAS, GID = "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"
 _NUMBER = "--num-gpus="

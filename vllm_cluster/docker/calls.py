@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
-from vllm_cluster.core.errors import CommandFailed, HostError, Lost, TimedOut, Unreachable
 from vllm_cluster.debug_log import logged
-from vllm_cluster.docker.wire import Connection, Guard, OpenStream, Pool
+from vllm_cluster.docker.connection import Connection, Guard, OpenStream, Pool
+from vllm_cluster.errors import CommandFailed, HostError, Lost, TimedOut, Unreachable
 
 CALL_SECONDS = 30.0
 # Far more than any list or document of Docker's; what comes in pieces (pull, build, files, logs) is bounded there.

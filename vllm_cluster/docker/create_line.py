@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
-from vllm_cluster.docker.spec import node_body
+from vllm_cluster.docker.container_body import node_body
 
 # What the line cannot hold; it is shown with it.
 MISSING = "without Ray where the image has none, and without the files and secrets that are copied in before the start"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from vllm_cluster.core.errors import HostError
 from vllm_cluster.core.spec import HEAD_ADDRESS, ID
-from vllm_cluster.docker import rows
+from vllm_cluster.docker import parse
 from vllm_cluster.docker.calls import Call, Calls, NotFound, path
+from vllm_cluster.errors import HostError
 
 # Docker adds up the files of every volume.
 LOOK_SECONDS = 120
@@ -28,7 +28,7 @@ class Volumes:
 
     def _listed(self, filters: Mapping[str, object]) -> list[Mapping[str, Any]]:
         call = Call("list volumes", "GET", "/volumes", {"filters": json.dumps(filters)})
-        return self._calls.ask(call, rows.volumes)
+        return self._calls.ask(call, parse.volumes)
 
     def create(self, name: str, labels: Mapping[str, str]) -> None:
         """Create a volume; no error where it is there.
@@ -78,7 +78,7 @@ class Volumes:
             return 0
         # Not without `type`: Docker would add up all images and containers too.
         look = Call("look into volumes", "GET", "/system/df", {"type": "volume"})
-        for row in self._calls.ask(look, rows.volumes, self._calls.after(LOOK_SECONDS)):
+        for row in self._calls.ask(look, parse.volumes, self._calls.after(LOOK_SECONDS)):
             usage = row["UsageData"]
             if row["Name"] in suspects and (usage.get("Size"), usage.get("RefCount")) == (0, 0):
                 self._calls.do(Call(f"remove volume {row['Name']}", "DELETE", path("volumes", row["Name"])))
@@ -87,4 +87,4 @@ class Volumes:
 
 
 def _labels(answer: Any) -> Mapping[str, str]:
-    return rows.labels(answer.get("Labels"))
+    return parse.labels(answer.get("Labels"))

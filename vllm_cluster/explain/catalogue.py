@@ -5,10 +5,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vllm_cluster.explain import noise, rows_host, rows_model, rows_network, rows_ray, rows_serve, rows_start
-from vllm_cluster.explain.row import Row, Weight
+from vllm_cluster.explain import (
+    benign,
+    failures_host,
+    failures_model,
+    failures_network,
+    failures_ray,
+    failures_serve,
+    failures_start,
+)
+from vllm_cluster.explain.failure import Row, Weight
 
-_EVERY = (*rows_host.ROWS, *rows_network.ROWS, *rows_ray.ROWS, *rows_serve.ROWS, *rows_model.ROWS, *rows_start.ROWS)
+_EVERY = (
+    *failures_host.ROWS,
+    *failures_network.ROWS,
+    *failures_ray.ROWS,
+    *failures_serve.ROWS,
+    *failures_model.ROWS,
+    *failures_start.ROWS,
+)
 
 
 def _order(row: Row) -> tuple[int, str]:
@@ -45,14 +60,14 @@ SIGNS = (
         for row in ROWS.values()
         for sign in row.signs
     ),
-    *(Known(like.row, like.needle, None, Weight.HARMLESS, why=like.why) for like in noise.LOOKALIKES),
+    *(Known(like.row, like.needle, None, Weight.HARMLESS, why=like.why) for like in benign.LOOKALIKES),
 )
 
 # Pieces of words that many signs and most lines of trouble share, and whole needles for the rest: see `interesting`.
 _SHARED = ("rror", "not ", "ailed", "nable", "emory", "annot", "imed out", "NCCL", "ibv_", "xception", "ERROR")
 _TROUBLE = ("CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "core dumped", "Killed", "Aborted")
 _WHOLE = dict.fromkeys(
-    (*(known.needle for known in SIGNS), *noise.START, noise.OWN_START, noise.OWN_STOP, *noise.RAY_START, *_TROUBLE)
+    (*(known.needle for known in SIGNS), *benign.START, benign.OWN_START, benign.OWN_STOP, *benign.RAY_START, *_TROUBLE)
 )
 KEYS = tuple(
     key.encode() for key in (*_SHARED, *(word for word in _WHOLE if not any(part in word for part in _SHARED)))

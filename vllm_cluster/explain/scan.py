@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from vllm_cluster.explain import noise
+from vllm_cluster.explain import benign
 from vllm_cluster.explain.catalogue import KEYS, SIGNS, Known
-from vllm_cluster.explain.line import LONGEST, Said, said
-from vllm_cluster.explain.row import Weight
+from vllm_cluster.explain.failure import Weight
+from vllm_cluster.explain.log_line import LONGEST, Said, said
 from vllm_cluster.text import redact
 
 SHOWN = 400  # characters of a line that are kept
@@ -21,7 +21,7 @@ LAST_TROUBLE = 12
 FIRST_STRANGE = 3
 ABOVE = 8192  # characters above a line that are looked through for its time
 _CACHE = 4096
-_PROGRESS = tuple(mark.encode() for mark in noise.PROGRESS)
+_PROGRESS = tuple(mark.encode() for mark in benign.PROGRESS)
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def classify(words: str) -> tuple[tuple[Known, ...], bool]:
     if words.startswith("raise "):
         return (), False
     # What Ray counts up as possible has not been seen.
-    words = noise.POSSIBLE.split(words, maxsplit=1)[0]
+    words = benign.POSSIBLE.split(words, maxsplit=1)[0]
     found = tuple(
         known for known in SIGNS if known.needle in words and (known.matches is None or known.matches.search(words))
     )
-    return found, bool(noise.TROUBLE.search(words))
+    return found, bool(benign.TROUBLE.search(words))
 
 
 def scan(source: Source, tick: Callable[[int], None] = lambda _: None) -> Seen:
@@ -141,11 +141,11 @@ class _State:
         """Look at one line that may matter."""
         told = said(raw, self._source.year)
         self._time = self._time if told.time is None else told.time
-        if noise.OWN_START in told.words or any(mark in told.words for mark in noise.START):
+        if benign.OWN_START in told.words or any(mark in told.words for mark in benign.START):
             self._begin(seen, self._place(number, told))
-        elif noise.OWN_STOP in told.words:
+        elif benign.OWN_STOP in told.words:
             seen.stopped = self._place(number, told)
-        elif any(mark in told.words for mark in noise.RAY_START):
+        elif any(mark in told.words for mark in benign.RAY_START):
             self._forget(seen, ray=True)
         found, trouble = classify(told.words)
         if not (found or trouble):
@@ -184,7 +184,7 @@ class _State:
     def _begin(self, seen: Seen, place: Place) -> None:
         """A new run of vLLM: what was found belongs to the one before it."""
         new = seen.started is None or place.number - seen.started.number > BANNER
-        if new or noise.OWN_START in place.text:
+        if new or benign.OWN_START in place.text:
             self._forget(seen, ray=False)
         seen.started, seen.alive = place, None
 
@@ -208,7 +208,7 @@ class _State:
         """After a piece: its last line, the last sign that work goes on, and whether the server answers."""
         seen.last = self._at(number, part, len(part.rstrip()))
         answers = -1
-        for found in noise.STRONG.finditer(part):
+        for found in benign.STRONG.finditer(part):
             answers = found.start()
         if answers >= 0:
             place = self._at(number, part, answers)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vllm_cluster.fit.shape import BATCHED, BLOCK, Layer, Shape
+from vllm_cluster.fit.model_config import BATCHED, BLOCK, Layer, Shape
 from vllm_cluster.fit.weights import Weights
 
 # vLLM's default for --gpu-memory-utilization, of the total memory.

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vllm_cluster.engine import vllm
+from vllm_cluster.backends import vllm
 from vllm_cluster.fit.layouts import FIXED, UTILISATION, Gpus, Layout, Model, Wish, judge, refusal
-from vllm_cluster.fit.shape import Shape, shape
+from vllm_cluster.fit.model_config import Shape, shape
 from vllm_cluster.fit.weights import spread, weigh
 
 # With one of these, what we reckon from the stored config and weights is not what vLLM will load.

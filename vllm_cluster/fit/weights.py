@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.fit.shape import Shape
+from vllm_cluster.fit.model_config import Shape
 
 # Of the names that checkpoints give their tensors.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")

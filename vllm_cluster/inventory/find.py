@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TextIO
 
-from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.problems import file_name
 from vllm_cluster.laptop import here
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from vllm_cluster.core.errors import InventoryError
-from vllm_cluster.inventory.checks import check, ssh_key
-from vllm_cluster.inventory.document import Document, parse
+from vllm_cluster.errors import InventoryError
+from vllm_cluster.inventory.consistency import check, ssh_key
 from vllm_cluster.inventory.find import MAX_BYTES, read
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.paths import anchor
 from vllm_cluster.inventory.problems import file_name, told
+from vllm_cluster.inventory.sources.yaml_file import Document, parse
 from vllm_cluster.inventory.validate import validate
 from vllm_cluster.laptop import here
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_cluster.inventory.document import Document
 from vllm_cluster.inventory.model import HostSsh, Inventory, SecretRef, SshSettings
 from vllm_cluster.inventory.problems import Loc
+from vllm_cluster.inventory.sources.yaml_file import Document
 
 
 def anchor(inventory: Inventory, base: Path, document: Document) -> Inventory:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.words import shown
 from vllm_cluster.text import printable, redact_value
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.model import SecretRef
 from vllm_cluster.text import redact_value
 

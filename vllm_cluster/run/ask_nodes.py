@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from vllm_cluster.core.desired import CODE_FOLDER
-from vllm_cluster.core.errors import HostError, Lost
+from vllm_cluster.errors import HostError, Lost
 from vllm_cluster.fit.request import Files, Judged
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.connection import Fleet, Link
 from vllm_cluster.run.node_handle import NodeHandle
 
 # vLLM's parser answers in a tenth of a second once it is at hand; on a busy host it is loaded in a minute.

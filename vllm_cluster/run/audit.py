@@ -9,9 +9,9 @@ from datetime import datetime
 
 from vllm_cluster import __version__
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.errors import HostError
+from vllm_cluster.errors import HostError
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.laptop import whoami
-from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.text import count
 

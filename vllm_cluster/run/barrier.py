@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vllm_cluster.core.errors import CommandFailed, HostError, NotJoined, Unreachable
+from vllm_cluster.core.node_status import Membership, membership
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.engine.status import Membership, membership
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.errors import CommandFailed, HostError, NotJoined, Unreachable
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.run.connection import Fleet, Link
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
 
 POLL = 0.2

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError, together
 from vllm_cluster.core.identity import Owner, owner_of
 from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
-from vllm_cluster.core.inside import OPTIONS, Inside, parse
 from vllm_cluster.core.plan import (
     CreateNode,
     MoveHead,
@@ -26,15 +25,16 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, node_name
-from vllm_cluster.docker import ray_layer
-from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.once import passing, run_once
-from vllm_cluster.docker.spec import node_body, own_body
-from vllm_cluster.engine import request
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.container_body import node_body, own_body
+from vllm_cluster.docker.temporary import passing, run_once
+from vllm_cluster.errors import CommandFailed, HostError, VclusterError, together
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.images import wheels
+from vllm_cluster.images.contents import OPTIONS, Inside, parse
 from vllm_cluster.run.barrier import await_gpus, await_ray
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet, Link
-from vllm_cluster.run.inside import script
+from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.image_contents import script
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
 from vllm_cluster.run.node_handle import NodeHandle
@@ -191,8 +191,8 @@ class Execution:
         # Hosts with one image need one download; the others wait for it here.
         with self._downloading:
             if inside not in self._contexts:
-                self._contexts[inside] = ray_layer.context(
-                    ray_layer.wheels(inside, ray, self.cache, self.fleet.runtime.processes)
+                self._contexts[inside] = wheels.context(
+                    wheels.wheels(inside, ray, self.cache, self.fleet.runtime.processes)
                 )
             return self._contexts[inside]
 

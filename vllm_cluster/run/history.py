@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_cluster.engine import request
+from vllm_cluster.core import request
 from vllm_cluster.run.audit import AUDIT_FILE
 from vllm_cluster.run.node_handle import NodeHandle
 

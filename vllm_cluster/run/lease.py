@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from vllm_cluster.core.errors import CommandFailed, HostError, LeaseLost, Locked, Lost, VclusterError, together
-from vllm_cluster.core.facts import HostFacts
+from vllm_cluster.errors import CommandFailed, HostError, LeaseLost, Locked, Lost, VclusterError, together
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.laptop import whoami
-from vllm_cluster.run.fleet import WORKERS, Fleet, Link
+from vllm_cluster.run.connection import WORKERS, Fleet, Link
 from vllm_cluster.run.runtime import Repeated, Runtime
 from vllm_cluster.transport.base import Stream
 
@@ -132,7 +132,7 @@ class Lease:
     def _try(self, link: Link) -> _Hold | str | VclusterError:
         """One attempt on one host: its lock, else who holds it, or what failed."""
         asked = self._runtime.clock.monotonic()
-        script = files("vllm_cluster.run").joinpath("lease.sh").read_text()
+        script = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
         argv = ["sh", "-c", script, "lease", self._parent, self._token, self._who, str(TIME_TO_LIVE)]
         try:
             stream = link.transport.open_stream(argv, self._runtime.after(OPEN_SECONDS))
@@ -157,7 +157,7 @@ class Lease:
         )
 
     def _stream_argv(self, hold: _Hold) -> list[str]:
-        script = files("vllm_cluster.run").joinpath("lease_stream.sh").read_text()
+        script = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
         return ["sh", "-c", script, "stream", hold.folder, self._token]
 
     def beat(self) -> bool:

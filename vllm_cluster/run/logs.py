@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 
-from vllm_cluster.core.errors import CommandFailed
-from vllm_cluster.core.preflight import engine_problem
-from vllm_cluster.explain.line import moment
+from vllm_cluster.checks.registry import engine_problem
+from vllm_cluster.errors import CommandFailed
+from vllm_cluster.explain.log_line import moment
 from vllm_cluster.explain.scan import Source
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.connection import Link
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 
@@ -88,7 +88,7 @@ def collect(link: Link, cluster: str) -> list[Log]:
 
 def _inside(node: NodeHandle) -> list[Log]:
     """What the container's own Python picks out of its files."""
-    script = files("vllm_cluster.run").joinpath("excerpt.py").read_text()
+    script = files("vllm_cluster.remote.image").joinpath("log_excerpt.py").read_text()
     deadline = node.link.runtime.after(EXCERPT_SECONDS)
     argv = ["timeout", f"{EXCERPT_SECONDS - 5:.0f}", "python3", "-c", script]
     return by_file(node.host, node.exec(argv, deadline).output.splitlines())

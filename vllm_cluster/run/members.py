@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from vllm_cluster.checks.registry import engine_problem
+from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.errors import HostError, UsageError, VclusterError
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import Owner, owner_of
 from vllm_cluster.core.members import Member, Membership, Record, differences, former, record_of, recorded
 from vllm_cluster.core.plan import RecordMembers
-from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
-from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.once import passing
-from vllm_cluster.docker.spec import idle_body
-from vllm_cluster.engine import request
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.container_body import idle_body
+from vllm_cluster.docker.temporary import passing
+from vllm_cluster.errors import HostError, UsageError, VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Fleet, Link
+from vllm_cluster.run.connection import Fleet, Link
 from vllm_cluster.run.observe import RECORD_FILE, observe
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.

@@ -10,11 +10,11 @@ from typing import Any
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER
-from vllm_cluster.core.errors import CommandFailed, HostError, VclusterError
+from vllm_cluster.core.node_status import NodeStatus, ServeStatus, current, parse_status
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.docker.output import Ended
-from vllm_cluster.engine.status import NodeStatus, ServeStatus, current, parse_status
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.errors import CommandFailed, HostError, VclusterError
+from vllm_cluster.run.connection import Link
 
 _ENDED = ("exited", "dead", "restarting")
 LAST_LINES = 20

@@ -7,17 +7,17 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
-from vllm_cluster.core import parse
+from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.core.details import ImageDetails
-from vllm_cluster.core.errors import CommandFailed
-from vllm_cluster.core.facts import Container, HostFacts
 from vllm_cluster.core.identity import is_copy, node_of
-from vllm_cluster.core.preflight import engine_problem
 from vllm_cluster.core.spec import CLUSTER, ID, ROLE, node_name, user_numbers
-from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.errors import CommandFailed
+from vllm_cluster.facts import parse
+from vllm_cluster.facts.details import ImageDetails
+from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.connection import Link
 
 OBSERVE_SECONDS = 60.0
 RECORD_FILE = "cluster.json"
@@ -32,7 +32,7 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False, volumes: bo
     Raises:
         HostError: the host did not answer, or not to the end.
     """
-    folder = files("vllm_cluster.run")
+    folder = files("vllm_cluster.remote.host")
     script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
     peers = ",".join(host.address for host in inventory.hosts.values())
     paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]

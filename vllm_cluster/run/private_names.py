@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.members import Record
 from vllm_cluster.core.spec import CLUSTER, NODE
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.laptop import expanded, user, whoami
-from vllm_cluster.run.fleet import endpoints
+from vllm_cluster.run.connection import endpoints
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.transport.sshconfig import Resolved
+from vllm_cluster.transport.ssh_config import Resolved
 
 # What everybody has says nothing of anyone; a report without them is harder to read.
 _PUBLIC = frozenset(("root", "ubuntu", "localhost", "local", "none", "nc", "ssh", "head", "main", "ray", "nvidia"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.core.errors import CommandFailed, TimedOut
 from vllm_cluster.core.images import registry
-from vllm_cluster.run.events import Emit, Event
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.errors import CommandFailed, TimedOut
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.run.connection import Link
 from vllm_cluster.transport.base import Stream
 
 MAX_LINE = 4096

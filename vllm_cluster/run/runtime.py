@@ -11,12 +11,12 @@ from secrets import token_hex
 from typing import Any, Protocol
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
-from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.docker.client import EngineClient
 from vllm_cluster.run.secrets import identify
 from vllm_cluster.transport import Kind, make
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import Resolved
+from vllm_cluster.transport.ssh_config import Resolved
 
 
 class Background(Protocol):

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from functools import partial
 
 from vllm_cluster.core.desired import SECRETS_FOLDER
-from vllm_cluster.core.errors import CommandFailed
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.identity import Owner, is_volume_name, owner_of
 from vllm_cluster.core.kept import Holder, holders
 from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
-from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.docker.once import passing, passing_name
-from vllm_cluster.docker.spec import idle_body
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.container_body import idle_body
+from vllm_cluster.docker.temporary import passing, passing_name
+from vllm_cluster.errors import CommandFailed
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.secrets import GENERATED, Secrets
 
 CONFLICT = 409

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from vllm_cluster.core.desired import VARIABLE
-from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.model import Inventory, SecretRef
 from vllm_cluster.inventory.secrets import read_secret
 from vllm_cluster.laptop import here

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_cluster.core.errors import Replaced
-from vllm_cluster.engine import request
+from vllm_cluster.core import request
+from vllm_cluster.errors import Replaced
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.audit import last_other
 from vllm_cluster.run.node_handle import NodeHandle

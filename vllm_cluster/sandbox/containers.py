@@ -8,7 +8,7 @@ from docker.client import DockerClient
 from docker.errors import APIError, ContainerError, NotFound
 from docker.models.containers import Container
 
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.errors import VclusterError
 from vllm_cluster.sandbox.local_docker import execute
 from vllm_cluster.sandbox.names import LABEL, ROOT, VOLUME
 

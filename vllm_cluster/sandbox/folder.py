@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.errors import VclusterError
 from vllm_cluster.sandbox.hosts import LOOPBACK, Host
 from vllm_cluster.sandbox.names import ENGINE_IMAGE, USER
 

@@ -14,7 +14,7 @@ from docker.client import DockerClient
 from docker.errors import NotFound
 from docker.models.containers import Container
 
-from vllm_cluster.docker.recipes import recipe
+from vllm_cluster.images.recipes import recipe
 from vllm_cluster.sandbox.containers import create, remove, rights, wait_for_engine
 from vllm_cluster.sandbox.images import base_tag, ensure_base
 from vllm_cluster.sandbox.local_docker import File, Report, execute, put

@@ -13,7 +13,7 @@ from docker.client import DockerClient
 from docker.errors import NotFound
 from docker.models.containers import Container
 
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.errors import VclusterError
 from vllm_cluster.sandbox.containers import create, in_volume, remove, wait_for_engine
 from vllm_cluster.sandbox.local_docker import File, execute, put
 from vllm_cluster.sandbox.names import LABEL, LABEL_HOST, LABEL_RECIPE, Sandbox

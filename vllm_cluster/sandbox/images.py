@@ -14,8 +14,8 @@ import requests
 from docker.client import DockerClient
 from docker.errors import BuildError, DockerException, ImageNotFound
 
-from vllm_cluster.core.errors import PreflightFailed, VclusterError
-from vllm_cluster.docker.recipes import recipe
+from vllm_cluster.errors import PreflightFailed, VclusterError
+from vllm_cluster.images.recipes import recipe
 from vllm_cluster.sandbox.local_docker import Report
 from vllm_cluster.sandbox.names import LABEL, recipe_key
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from docker.client import DockerClient
 from docker.errors import APIError, DockerException, NotFound
 
-from vllm_cluster.core.errors import UsageError, VclusterError
+from vllm_cluster.errors import UsageError, VclusterError
 from vllm_cluster.sandbox import folder as files
 from vllm_cluster.sandbox import hosts as machines
 from vllm_cluster.sandbox.containers import in_volume, remove, rights

@@ -9,8 +9,8 @@ import sys
 from collections import deque
 from pathlib import Path
 
-from vllm_cluster.core.errors import VclusterError
-from vllm_cluster.docker.recipes import recipe
+from vllm_cluster.errors import VclusterError
+from vllm_cluster.images.recipes import recipe
 from vllm_cluster.laptop import home
 from vllm_cluster.sandbox.local_docker import Report
 from vllm_cluster.sandbox.names import recipe_key

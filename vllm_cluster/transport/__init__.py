@@ -9,7 +9,7 @@ from typing import Any, Literal
 from vllm_cluster.debug_log import logged
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import NoSshCommand, Resolved, resolve, ssh_words
+from vllm_cluster.transport.ssh_config import NoSshCommand, Resolved, resolve, ssh_words
 
 Kind = Literal["fabric", "openssh", "local"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vllm_cluster.clock import Deadline as Deadline  # noqa: PLC0414 - those who carry take it from here
+from vllm_cluster.clock import Deadline
 
 # sshd refuses a session beyond MaxSessions (10) without naming the cause, so both kinds are counted here.
 # They are counted apart: streams that are held for long must never starve a command that would end them.

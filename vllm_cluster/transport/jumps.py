@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
-from vllm_cluster.core.errors import Unreachable
-from vllm_cluster.transport import reasons
-from vllm_cluster.transport.base import Deadline
-from vllm_cluster.transport.sshconfig import Resolved
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import Unreachable
+from vllm_cluster.transport import connect_errors
+from vllm_cluster.transport.ssh_config import Resolved
 
 
 class Jump(Protocol):
@@ -55,7 +55,7 @@ class Jumps:
         try:
             return cast(J, opened.result(deadline.left()))
         except TimeoutError:
-            raise reasons.no_answer(at, begun) from None
+            raise connect_errors.no_answer(at, begun) from None
         except Unreachable as error:
             raise type(error)(at.name, error.detail, hint=error.hint) from error
 

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vllm_cluster.core.errors import TimedOut
-from vllm_cluster.transport import _process, _remote
-from vllm_cluster.transport._forward import LoopbackForward, SocketPipe
-from vllm_cluster.transport.base import MAX_OUTPUT, Deadline, Forward, Result, Stream, Target
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import TimedOut
+from vllm_cluster.transport import command_line, process
+from vllm_cluster.transport.base import MAX_OUTPUT, Forward, Result, Stream, Target
+from vllm_cluster.transport.forward import LoopbackForward, SocketPipe
 
 _DIAL_SECONDS = 10.0
 
@@ -22,7 +23,7 @@ class LocalTransport:
         self._name = target.name
         self._counting = threading.Lock()
         self._round_trips = 0
-        self._streams: set[_process.ProcessStream] = set()
+        self._streams: set[process.ProcessStream] = set()
 
     @property
     def host(self) -> str:
@@ -39,28 +40,28 @@ class LocalTransport:
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""
-        words, seconds = _remote.encoded(argv), deadline.left()
+        words, seconds = command_line.encoded(argv), deadline.left()
         self._count()
         try:
-            result = _process.run(words, stdin, deadline)
+            result = process.run(words, stdin, deadline)
         except OSError as error:
             return _not_started(argv, error)
         if result is None:
-            raise TimedOut(self._name, f"`{_remote.shown(argv)}` did not end in the {seconds:.0f} s that it had")
+            raise TimedOut(self._name, f"`{command_line.shown(argv)}` did not end in the {seconds:.0f} s that it had")
         return replace(result, stdout=result.stdout[:MAX_OUTPUT], stderr=result.stderr[:MAX_OUTPUT])
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
         # Through a shell, so that a command that does not exist says so on standard error as it does remotely.
-        line = _remote.posix_line(argv)
+        line = command_line.posix_line(argv)
         self._count()
-        stream = _process.ProcessStream(["sh", "-c", line], lambda code: None, lambda: self._streams.discard(stream))
+        stream = process.ProcessStream(["sh", "-c", line], lambda code: None, lambda: self._streams.discard(stream))
         self._streams.add(stream)
         return stream
 
     def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
         """Write a file, whole or not at all."""
-        _remote.put(self, data, path, deadline, mode)
+        command_line.put(self, data, path, deadline, mode)
 
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Another port of this machine that leads to the same place."""

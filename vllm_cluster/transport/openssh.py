@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Sequence
 
-from vllm_cluster.core.errors import HostError, Lost, ShellUnusable, TimedOut, Unreachable, UsageError
-from vllm_cluster.transport import _process, _remote, _shell, reasons
-from vllm_cluster.transport._forward import listener
-from vllm_cluster.transport._sshmaster import STEP_SECONDS, Master, open_master, shared
-from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import HostError, Lost, ShellUnusable, TimedOut, Unreachable, UsageError
+from vllm_cluster.transport import command_line, connect_errors, process, shell
+from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Forward, Result, Stream, Target
+from vllm_cluster.transport.forward import listener
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import Resolved, check, resolve
+from vllm_cluster.transport.ssh_config import Resolved, check, resolve
+from vllm_cluster.transport.ssh_master import STEP_SECONDS, Master, open_master, shared
 
 _RETRY_SECONDS = 0.1
 
@@ -32,7 +33,7 @@ class OpenSshTransport:
         self._round_trips = 0
         self._commands = threading.BoundedSemaphore(MAX_COMMANDS)
         self._slots = threading.BoundedSemaphore(MAX_STREAMS)
-        self._streams: set[_process.ProcessStream] = set()
+        self._streams: set[process.ProcessStream] = set()
 
     @property
     def host(self) -> str:
@@ -55,8 +56,8 @@ class OpenSshTransport:
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""
-        master, doing = self._standing(), f"`{_remote.shown(argv)}`"
-        _remote.encoded(argv)
+        master, doing = self._standing(), f"`{command_line.shown(argv)}`"
+        command_line.encoded(argv)
         self._take(self._commands, deadline, doing)
         try:
             return self._run(master, argv, stdin, deadline, doing)
@@ -65,8 +66,8 @@ class OpenSshTransport:
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
-        master, doing = self._standing(), f"`{_remote.shown(argv)}`"
-        command = _remote.unbounded(argv)
+        master, doing = self._standing(), f"`{command_line.shown(argv)}`"
+        command = command_line.unbounded(argv)
         self._take(self._slots, deadline, doing)
 
         def check_end(code: int) -> None:
@@ -75,14 +76,14 @@ class OpenSshTransport:
             if master.gone():
                 raise self._lost(master, doing)
             if "refused by peer" in stream.stderr_tail():
-                raise reasons.no_session(self.host, master.resolved.where)
+                raise connect_errors.no_session(self.host, master.resolved.where)
 
         def on_close() -> None:
             self._streams.discard(stream)
             self._slots.release()
 
         try:
-            stream = _process.ProcessStream(shared(master.socket, _remote.LINE), check_end, on_close)
+            stream = process.ProcessStream(shared(master.socket, command_line.LINE), check_end, on_close)
         except BaseException:
             self._slots.release()
             raise
@@ -91,11 +92,11 @@ class OpenSshTransport:
         # Where the host takes no input, nothing has started, which shows when the stream is read.
         with contextlib.suppress(BrokenPipeError):
             stream.sendall(command.first)
-        return _shell.MarkedStream(stream, command, lambda out, err: self._refused(master, out, err))
+        return shell.MarkedStream(stream, command, lambda out, err: self._refused(master, out, err))
 
     def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
         """Write a file on the host, whole or not at all."""
-        _remote.put(self, data, path, deadline, mode)
+        command_line.put(self, data, path, deadline, mode)
 
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Bring a port of the host to 127.0.0.1 here."""
@@ -121,8 +122,8 @@ class OpenSshTransport:
         opening, started = deadline.sooner(STEP_SECONDS), deadline.left()
         while True:
             self._count()
-            command = _remote.bounded(argv, deadline.left())
-            result = _process.run(shared(master.socket, _remote.LINE), command.first + stdin, deadline)
+            command = command_line.bounded(argv, deadline.left())
+            result = process.run(shared(master.socket, command_line.LINE), command.first + stdin, deadline)
             if result is None:
                 raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
             if result.returncode != 255 or command.own_255(result):
@@ -133,15 +134,15 @@ class OpenSshTransport:
                 raise self._lost(master, doing)
             # A command that timed out keeps its session until the host has ended it.
             if not opening.left():
-                raise reasons.no_session(self.host, master.resolved.where)
+                raise connect_errors.no_session(self.host, master.resolved.where)
             time.sleep(_RETRY_SECONDS)
 
     def _refused(self, master: Master, out: bytes, err: bytes) -> ShellUnusable:
         def ask() -> Result | None:
             self._count()
-            return _process.run(shared(master.socket, _shell.ASK), b"", Deadline.after(_shell.ASK_SECONDS))
+            return process.run(shared(master.socket, shell.ASK), b"", Deadline.after(shell.ASK_SECONDS))
 
-        return _shell.refusal(self._target, master.resolved.where, out, err, ask)
+        return shell.refusal(self._target, master.resolved.where, out, err, ask)
 
     def _standing(self) -> Master:
         master = self._master
@@ -152,7 +153,7 @@ class OpenSshTransport:
             raise Unreachable(
                 self.host,
                 f"the connection to {master.resolved.where} was lost earlier: {why}",
-                hint=reasons.AGAIN,
+                hint=connect_errors.AGAIN,
             )
         return master
 
@@ -194,7 +195,7 @@ class _MuxForward:
     def _control(self, verb: str) -> None:
         argv = ["ssh", "-F", "none", "-S", str(self._master.socket), "-O", verb, "-L", self._what, "--", "shared"]
         name = self._master.resolved.name
-        done = _process.run(argv, b"", Deadline.after(STEP_SECONDS))
+        done = process.run(argv, b"", Deadline.after(STEP_SECONDS))
         if done is None:
             raise TimedOut(name, f"ssh did not {verb} {self._what}")
         if done.returncode:

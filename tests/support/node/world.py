@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.engine.status import NodeStatus, parse_status
-from vllm_cluster.node import program
+from vllm_cluster.core.node_status import NodeStatus, parse_status
+from vllm_cluster.run.node_program import program
 
 FAKES = Path(__file__).parent / "fakes"
 PACE = {

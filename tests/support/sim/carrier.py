@@ -11,12 +11,13 @@ from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch
 from tests.support.sim.facts import told
 from tests.support.sim.faults import Fault, Killed, StillWaiting
 from tests.support.sim.world import Lock, World
-from vllm_cluster.core.errors import Lost, TimedOut, Unreachable
-from vllm_cluster.transport.base import Deadline, Forward, Result, Stream, Target
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import Lost, TimedOut, Unreachable
+from vllm_cluster.transport.base import Forward, Result, Stream, Target
 
-FACTS = files("vllm_cluster.run").joinpath("facts.sh").read_bytes()
-LEASE = files("vllm_cluster.run").joinpath("lease.sh").read_text()
-FENCED = files("vllm_cluster.run").joinpath("lease_stream.sh").read_text()
+FACTS = files("vllm_cluster.remote.host").joinpath("facts.sh").read_bytes()
+LEASE = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
+FENCED = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
 FOLDER = "/tmp/vcluster"
 DIAL = ("docker", "system", "dial-stdio")
 # Requests that dockerd finishes though nobody waits any more; the others are over in a moment.

@@ -17,10 +17,10 @@ from tests.support.sim.carrier import FakeTransport
 from tests.support.sim.faults import Call, Killed, Script
 from tests.support.sim.world import Beat, World
 from vllm_cluster.actions import down, serve, status, stop, up
-from vllm_cluster.core.errors import VclusterError
 from vllm_cluster.core.plan import Plan
+from vllm_cluster.errors import VclusterError
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.events import Emit, Event
 from vllm_cluster.run.runtime import Runtime
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vllm_cluster.actions import bundle
-from vllm_cluster.core.errors import UsageError
+from vllm_cluster.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from vllm_cluster.actions.check import Report
+from vllm_cluster.backends.nccl import Transport
+from vllm_cluster.checks.allreduce import Row
+from vllm_cluster.checks.finding import Finding
+from vllm_cluster.checks.registry import Unseen
 from vllm_cluster.cli.render.check import report_document, show_report
-from vllm_cluster.core.allreduce import Row
-from vllm_cluster.core.finding import Finding
-from vllm_cluster.core.preflight import Unseen
-from vllm_cluster.engine.nccl import Transport
-from vllm_cluster.run import collective
+from vllm_cluster.run import allreduce
 
 REPORT = Report(
     (
@@ -58,7 +58,7 @@ def test_nothing_wrong_is_said_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_all_ranks_did_together(capsys: pytest.CaptureFixture[str]) -> None:
     way = Transport(("NET/IB/GDRDMA",), ("mlx5_0:1",))
-    tried = collective.Report((), (Row(1 << 10, 4e-5, 0.03), Row(256 << 20, 1e-3, 402.5)), way, 16, torch="2.14.0")
+    tried = allreduce.Report((), (Row(1 << 10, 4e-5, 0.03), Row(256 << 20, 1e-3, 402.5)), way, 16, torch="2.14.0")
     report = Report((), (), ("gpu1", "gpu2"), 9.0, tried)
     show_report(report, color="never")
     assert capsys.readouterr().out.splitlines()[:3] == [

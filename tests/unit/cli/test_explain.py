@@ -18,7 +18,7 @@ from tests.support.json_schemas import validate
 from tests.support.logs import FOLDER
 from vllm_cluster.actions import explain as action
 from vllm_cluster.cli.explain import explain
-from vllm_cluster.core.errors import UsageError
+from vllm_cluster.errors import UsageError
 
 
 def run(*paths: Path, as_json: bool = False) -> int:

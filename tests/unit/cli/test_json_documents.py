@@ -19,6 +19,9 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions.check import Report
 from vllm_cluster.actions.serve import Endpoint
+from vllm_cluster.backends.nccl import Transport
+from vllm_cluster.checks.allreduce import Row
+from vllm_cluster.checks.registry import examine, unseen
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.check import report_document
 from vllm_cluster.cli.render.endpoint import show_endpoint
@@ -26,13 +29,10 @@ from vllm_cluster.cli.render.explain import explain_document
 from vllm_cluster.cli.render.facts import facts_document
 from vllm_cluster.cli.render.plan import plan_document
 from vllm_cluster.cli.render.status import status_document
-from vllm_cluster.core.allreduce import Row
-from vllm_cluster.core.errors import FleetError, Unreachable, VclusterError
-from vllm_cluster.core.parse import facts
-from vllm_cluster.core.preflight import examine, unseen
-from vllm_cluster.engine.nccl import Transport
+from vllm_cluster.errors import FleetError, Unreachable, VclusterError
+from vllm_cluster.facts.parse import facts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import collective
+from vllm_cluster.run import allreduce
 
 Capture = pytest.CaptureFixture[str]
 
@@ -148,7 +148,7 @@ def test_facts_of_real_hosts(name: str) -> None:
 
 def test_what_all_ranks_did_together() -> None:
     way = Transport(("NET/IB/GDRDMA",), ("mlx5_0:1",))
-    tried = collective.Report((), (Row(1 << 10, 4e-5, 0.03),), way, 16, torch="2.14.0", expected=400.0)
+    tried = allreduce.Report((), (Row(1 << 10, 4e-5, 0.03),), way, 16, torch="2.14.0", expected=400.0)
     validate(["check"], json.dumps(report_document(Report((), (), ("gpu1",), 9.0, tried))))
 
 

@@ -14,8 +14,8 @@ from vllm_cluster.cli import edge
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.session import Session
 from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
-from vllm_cluster.core.errors import VclusterError
-from vllm_cluster.run.events import Event
+from vllm_cluster.errors import VclusterError
+from vllm_cluster.events import Event
 
 TEXTS = sorted({line for content in by_room().values() for line in content.splitlines()})
 # A verb of ours, and the options and placeholders right behind it; what comes then is a sentence.

@@ -16,9 +16,9 @@ from vllm_cluster.cli.render.plan import plan_document, show_plan
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.diff import diff
-from vllm_cluster.core.errors import FleetError, Lost, Unreachable
 from vllm_cluster.core.plan import Plan, PrepareImage, Stage
-from vllm_cluster.run.events import Event
+from vllm_cluster.errors import FleetError, Lost, Unreachable
+from vllm_cluster.events import Event
 
 
 def a_plan() -> Plan:

@@ -15,12 +15,12 @@ from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from tests.support.tree import full
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
+from vllm_cluster.checks.docker import engine_problem
 from vllm_cluster.cli import status
 from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.render.status import show_status
 from vllm_cluster.cli.session import Session
-from vllm_cluster.core.checks.docker import engine_problem
-from vllm_cluster.engine.status import Failure, NodeStatus, RayNode, RayStatus, ServeStatus
+from vllm_cluster.core.node_status import Failure, NodeStatus, RayNode, RayStatus, ServeStatus
 
 Capture = pytest.CaptureFixture[str]
 FINGERPRINT = "SHA256:" + "Zk9" * 14

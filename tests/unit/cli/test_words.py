@@ -12,7 +12,7 @@ import pytest
 from vllm_cluster.cli import words
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.verbs import SANDBOX, VERBS
-from vllm_cluster.core.errors import UsageError, VclusterError
+from vllm_cluster.errors import UsageError, VclusterError
 
 GROUPS = {"sandbox": ("up", "down")}
 PATHS = [(name, inner) for name in VERBS for inner in GROUPS.get(name, ("",))]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support import world
+from vllm_cluster.checks.registry import examine
 from vllm_cluster.core.desired import desired, hcas
-from vllm_cluster.core.facts import Gid, Gpu, Hca, HostFacts
-from vllm_cluster.core.preflight import examine
+from vllm_cluster.facts.host_facts import Gid, Gpu, Hca, HostFacts
 
 RAIL = "400 Gb/sec (4X NDR)"
 

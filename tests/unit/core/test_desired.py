@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.support import world
 from vllm_cluster.core.desired import SECRETS_FOLDER, desired
-from vllm_cluster.core.facts import Engine, Hca, Nic
 from vllm_cluster.core.identity import is_volume_name
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ID, SECRET, GpuRequest, secrets_volume
+from vllm_cluster.facts.host_facts import Engine, Hca, Nic
 
 ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))

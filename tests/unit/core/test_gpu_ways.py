@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from vllm_cluster.checks.registry import examine, preflight
 from vllm_cluster.core.desired import desired
-from vllm_cluster.core.facts import Engine
 from vllm_cluster.core.gpus import KIND, ways
-from vllm_cluster.core.preflight import examine, preflight
-from vllm_cluster.docker.spec import node_body
+from vllm_cluster.docker.container_body import node_body
+from vllm_cluster.facts.host_facts import Engine
 
 # What `docker info` says of each: 20.10 and 24 know nothing of CDI; until 28.2 it is off, and what it has is not told.
 ENGINES: dict[str, dict[str, Any]] = {

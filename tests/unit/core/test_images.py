@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.core.facts import Image
 from vllm_cluster.core.images import canonical, engine_name, find
+from vllm_cluster.facts.host_facts import Image
 
 DIGEST = "sha256:" + "12" * 32
 

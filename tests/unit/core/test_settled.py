@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from vllm_cluster.checks.registry import preflight
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.diff import diff
-from vllm_cluster.core.facts import Hca, HostFacts
 from vllm_cluster.core.gpus import KIND
 from vllm_cluster.core.plan import Plan
-from vllm_cluster.core.preflight import preflight
 from vllm_cluster.core.settled import settled
+from vllm_cluster.facts.host_facts import Hca, HostFacts
 
 UP = tuple(
     Hca(f"mlx5_{n}", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)", (f"/dev/infiniband/uverbs{n}",))

@@ -6,9 +6,10 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.carrier import DIAL, FakeTransport
-from vllm_cluster.core.errors import HostError
-from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.transport.base import Deadline, Stream, Target
+from vllm_cluster.clock import Deadline
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.errors import HostError
+from vllm_cluster.transport.base import Stream, Target
 
 
 def refuse() -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from tests.support.canned_docker import CHUNKED, always, answer, canned, chunk
 from tests.support.figures import tallied
-from vllm_cluster.core.errors import HostError, Lost, TimedOut
-from vllm_cluster.docker import engine as client
+from vllm_cluster.clock import Deadline
+from vllm_cluster.docker import client
 from vllm_cluster.docker.calls import MAX_ANSWER, MAX_LINE
-from vllm_cluster.docker.engine import EngineClient
-from vllm_cluster.transport.base import Deadline
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.errors import HostError, Lost, TimedOut
 
 MB = 1 << 20
 SECONDS = 1.0

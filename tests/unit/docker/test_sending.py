@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from tests.support.canned_docker import answer, canned
 from vllm_cluster.clock import Deadline
-from vllm_cluster.run.events import Event
+from vllm_cluster.events import Event
 from vllm_cluster.run.pull import sending
 
 

@@ -12,8 +12,8 @@ from tests.support import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.spec import user_numbers
 from vllm_cluster.docker.archive import packed
+from vllm_cluster.docker.container_body import glance_body, node_body, own_body
 from vllm_cluster.docker.create_line import create_line
-from vllm_cluster.docker.spec import glance_body, node_body, own_body
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("", (0, 0)), ("1000", (1000, 0)), ("1000:100", (1000, 100))])

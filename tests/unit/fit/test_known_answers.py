@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.models import checkpoints, configs
+from vllm_cluster.fit.config_values import size
 from vllm_cluster.fit.layouts import Model, Wish
-from vllm_cluster.fit.numbers import size
-from vllm_cluster.fit.shape import shape
-from vllm_cluster.fit.verdict import at_least, of_parameters, rule_of_thumb
+from vllm_cluster.fit.model_config import shape
+from vllm_cluster.fit.report import at_least, of_parameters, rule_of_thumb
 from vllm_cluster.fit.weights import weigh
 
 GIB = 1 << 30

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.models import checkpoints, configs
 from vllm_cluster.fit.layouts import UTILISATION, Gpus, Model, Wish, judge, refusal, stage_bounds
-from vllm_cluster.fit.shape import BLOCK, shape
-from vllm_cluster.fit.verdict import Verdict, at_least, verdict
+from vllm_cluster.fit.model_config import BLOCK, shape
+from vllm_cluster.fit.report import Verdict, at_least, verdict
 from vllm_cluster.fit.weights import spread, weigh
 
 GB = 10**9

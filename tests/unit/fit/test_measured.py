@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.models import checkpoints, configs
 from vllm_cluster.fit.layouts import Gpus, Model, Wish, judge
-from vllm_cluster.fit.shape import shape
+from vllm_cluster.fit.model_config import shape
 from vllm_cluster.fit.weights import weigh
 
 GIB = 1 << 30

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.models import configs
-from vllm_cluster.core.errors import UsageError
-from vllm_cluster.engine import vllm
+from vllm_cluster.backends import vllm
+from vllm_cluster.errors import UsageError
 from vllm_cluster.fit.layouts import Gpus
 from vllm_cluster.fit.request import Asked, Files, Judged, problems
 

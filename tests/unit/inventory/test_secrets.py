@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.model import SecretRef
 from vllm_cluster.inventory.secrets import COMMAND_SECONDS, read_secret
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_cluster.core.errors import InventoryError
+from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.model import Inventory
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_cluster.node.vcluster_auth import KEY_FILE, RequireKey
+from vllm_cluster.remote.node.vcluster_auth import KEY_FILE, RequireKey
 
 KEY = "sk-0123456789abcdef"
 RIGHT = [(b"authorization", f"Bearer {KEY}".encode())]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.support.node.world import World, eventually
-from vllm_cluster.node import model_files
+from vllm_cluster.remote.node import model_files
 
 SERVE = """
 import argparse

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.core.inside import OPTIONS, Inside, parse
-from vllm_cluster.run.inside import script
+from vllm_cluster.images.contents import OPTIONS, Inside, parse
+from vllm_cluster.run.image_contents import script
 
 RAY = (
     'aiohttp>=3.13; extra == "default"',

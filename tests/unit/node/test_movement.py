@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.node import movement
-from vllm_cluster.node.movement import Movement, download_folder
-from vllm_cluster.node.pace import Pace
+from vllm_cluster.remote.node import movement
+from vllm_cluster.remote.node.movement import Movement, download_folder
+from vllm_cluster.remote.node.timing import Pace
 
 PACE = Pace(still=100.0, busy=400.0, unseen=1000.0, movement=5.0)
 

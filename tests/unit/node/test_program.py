@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.node import program
+from vllm_cluster.run.node_program import program
 
 PROGRAM = program()
 PYTHONS = [sys.executable, *filter(None, [shutil.which("python3.10")])]

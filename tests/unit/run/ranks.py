@@ -1,4 +1,4 @@
-"""Hosts whose ranks are made up: they speak as node/collective.py does, and fail as a test wants them to."""
+"""Hosts whose ranks are made up: they speak as remote/image/allreduce.py does, and fail as a test wants them to."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from vllm_cluster.docker.engine import EngineClient
+from vllm_cluster.clock import Deadline
+from vllm_cluster.docker.client import EngineClient
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.fleet import Fleet, Link
-from vllm_cluster.transport.base import Deadline, Transport
+from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.transport.base import Transport
 
 # What a group of hosts does, under these variables: come to its end, hang in the first all-reduce, or fail.
 Fate = Callable[[frozenset[str], Mapping[str, str]], str]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.run import excerpt
+from vllm_cluster.remote.image import log_excerpt
 from vllm_cluster.run.logs import by_file
 
 
 def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[tuple[int, bytes]]]:
     """What the excerpt of these folders tells, by file."""
-    excerpt.main(str(tmp_path / "state"), str(tmp_path / "ray"))
+    log_excerpt.main(str(tmp_path / "state"), str(tmp_path / "ray"))
     return {log.name: list(log.parts) for log in by_file("gpu1", capsys.readouterr().out.splitlines())}
 
 
@@ -50,8 +50,8 @@ def test_of_a_long_file_the_ends_and_the_trouble(folders: Path, capsys: pytest.C
 def test_all_of_it_has_an_end(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(100):
         (folders / "ray" / f"worker-{number}.err").write_text(("failed " * 100 + "\n") * 300)
-    excerpt.main(str(folders / "state"), str(folders / "ray"))
-    assert len(capsys.readouterr().out) <= excerpt.MOST
+    log_excerpt.main(str(folders / "state"), str(folders / "ray"))
+    assert len(capsys.readouterr().out) <= log_excerpt.MOST
 
 
 @pytest.mark.parametrize("line", ["", "what ray status says", "[1, 2", "[]", '["x", "1", "y"]', "[" * 5000, "null"])

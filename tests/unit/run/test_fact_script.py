@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import tree, world
-from vllm_cluster.core import parse
-from vllm_cluster.core.details import GpuProcess, Links
-from vllm_cluster.core.facts import Gid
-from vllm_cluster.core.preflight import engine_problem, examine, unseen
+from vllm_cluster.checks.registry import engine_problem, examine, unseen
+from vllm_cluster.facts import parse
+from vllm_cluster.facts.details import GpuProcess, Links
+from vllm_cluster.facts.host_facts import Gid
 
 SHELLS = ["sh", "bash --posix"]
 

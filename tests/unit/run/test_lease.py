@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.core.errors import CommandFailed, LeaseLost, Locked
+from vllm_cluster.errors import CommandFailed, LeaseLost, Locked
 from vllm_cluster.run import lease
-from vllm_cluster.run.fleet import Link
+from vllm_cluster.run.connection import Link
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.transport.base import Stream, Target

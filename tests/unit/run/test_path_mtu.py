@@ -60,7 +60,7 @@ for probe in made.values():
 
 def seen(mtu: int, icmp: str) -> Any:
     """What two hosts see over a router whose second link has this MTU, which says so (`told`) or is not heard."""
-    program = files("vllm_cluster.node").joinpath("probe.py").read_text()
+    program = files("vllm_cluster.remote.host").joinpath("link_test.py").read_text()
     words = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-c", _NETWORK, "network", str(mtu), icmp]
     argv = [*words, sys.executable, "-c", _TALK, program]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)

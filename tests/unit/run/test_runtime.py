@@ -14,13 +14,13 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.clock import Deadline, SystemClock
-from vllm_cluster.core.errors import InventoryError
-from vllm_cluster.run.fleet import Fleet
+from vllm_cluster.errors import InventoryError
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import Resolved
+from vllm_cluster.transport.ssh_config import Resolved
 
 
 def kernel(clock: int) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from vllm_cluster.backends import vllm
 from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired
-from vllm_cluster.core.errors import InventoryError
-from vllm_cluster.core.facts import Hca
-from vllm_cluster.engine import vllm
+from vllm_cluster.errors import InventoryError
+from vllm_cluster.facts.host_facts import Hca
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.secrets import UNREAD, Reading, Secrets, gather, identify
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.docker.recipes import recipe
+from vllm_cluster.images.recipes import recipe
 from vllm_cluster.sandbox import images, wheels
 from vllm_cluster.sandbox.golden import golden_folder
 from vllm_cluster.sandbox.names import ENGINE_IMAGE, Sandbox, files_below, host_names, recipe_key

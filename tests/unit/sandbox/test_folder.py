@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.errors import VclusterError
 from vllm_cluster.sandbox import folder as files
 from vllm_cluster.sandbox.hosts import Host
 from vllm_cluster.sandbox.names import ENGINE_IMAGE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from docker.errors import DockerException
 
-from vllm_cluster.core.errors import PreflightFailed, UsageError
+from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.sandbox import local_docker, up
 from vllm_cluster.sandbox.wheels import _failed
 

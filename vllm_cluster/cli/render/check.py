@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from vllm_cluster.actions.check import Report
+from vllm_cluster.checks.allreduce import binary
+from vllm_cluster.checks.codes import REASONS, Reason
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.allreduce import binary
-from vllm_cluster.core.reasons import REASONS, Reason
-from vllm_cluster.run import collective
+from vllm_cluster.run import allreduce
 from vllm_cluster.text import by_hosts, count
 
 
@@ -29,7 +29,7 @@ def report_document(report: Report) -> dict[str, Any]:
     }
 
 
-def _collective_document(tried: collective.Report | None) -> dict[str, Any] | None:
+def _collective_document(tried: allreduce.Report | None) -> dict[str, Any] | None:
     if tried is None or not tried.world:
         return None
     document = asdict(tried)
@@ -65,7 +65,7 @@ def show_report(report: Report, *, color: str, paste: Callable[[str], str] = lam
     out.write(f"{count(len(report.hosts), 'host')} checked in {report.seconds:.1f} s: {found}\n")
 
 
-def _show_collective(tried: collective.Report) -> None:
+def _show_collective(tried: allreduce.Report) -> None:
     """The figures: one line a size."""
     way = ", ".join((*tried.transport.kinds, *tried.transport.interfaces, *tried.transport.adapters))
     sys.stdout.write(f"all-reduce over {tried.world} ranks by {plain(way)}, torch {plain(tried.torch)}:\n")

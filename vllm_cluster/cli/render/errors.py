@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.errors import Aborted, Interrupted, VclusterError
+from vllm_cluster.errors import Aborted, Interrupted, VclusterError
 
 
 def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = None) -> None:

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.errors import VclusterError
+from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import ROWS
-from vllm_cluster.explain.row import Row
+from vllm_cluster.explain.diagnosis import Finding, Harmless, Verdict
+from vllm_cluster.explain.failure import Row
 from vllm_cluster.explain.scan import Place
-from vllm_cluster.explain.verdict import Finding, Harmless, Verdict
 from vllm_cluster.text import count
 
 WIDTH = 240

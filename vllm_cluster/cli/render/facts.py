@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.details import Details
-from vllm_cluster.core.facts import HostFacts
 from vllm_cluster.core.gpus import cdi_on
+from vllm_cluster.facts.details import Details
+from vllm_cluster.facts.host_facts import HostFacts
 
 GB = 1e9
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.fit.layouts import UTILISATION, Layout
-from vllm_cluster.fit.verdict import Verdict, at_least, rule_of_thumb
+from vllm_cluster.fit.report import Verdict, at_least, rule_of_thumb
 from vllm_cluster.text import things
 
 GIB = 1 << 30

@@ -9,15 +9,16 @@ from collections.abc import Iterator, Sequence
 
 import paramiko
 
-from vllm_cluster.core.errors import Lost, ShellUnusable, TimedOut, Unreachable
-from vllm_cluster.transport import _remote, _shell, locate, reasons
-from vllm_cluster.transport._forward import LoopbackForward
-from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Deadline, Forward, Result, Stream, Target
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import Lost, ShellUnusable, TimedOut, Unreachable
+from vllm_cluster.transport import command_line, connect_errors, locate, shell
+from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Forward, Result, Stream, Target
 from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_hop
+from vllm_cluster.transport.fabric.keepalive import BROKEN
 from vllm_cluster.transport.fabric.stream import ChannelStream, Link, collect
-from vllm_cluster.transport.fabric.wire import BROKEN
+from vllm_cluster.transport.forward import LoopbackForward
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import Resolved, check
+from vllm_cluster.transport.ssh_config import Resolved, check
 
 _RETRY_SECONDS = 0.1
 
@@ -59,19 +60,19 @@ class FabricTransport:
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""
-        link, doing = self._link(), f"`{_remote.shown(argv)}`"
-        _remote.encoded(argv)
+        link, doing = self._link(), f"`{command_line.shown(argv)}`"
+        command_line.encoded(argv)
         with self._slot(self._commands, deadline, doing):
-            command = _remote.bounded(argv, deadline.left())
-            result = self._talk(link, _remote.LINE, command.first + stdin, deadline, doing, mark=command.mark)
+            command = command_line.bounded(argv, deadline.left())
+            result = self._talk(link, command_line.LINE, command.first + stdin, deadline, doing, mark=command.mark)
         if not command.started(result):
             raise self._refused(link, result.stdout, result.stderr)
         return command.own(result)
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
-        link, doing = self._link(), f"`{_remote.shown(argv)}`"
-        command = _remote.unbounded(argv)
+        link, doing = self._link(), f"`{command_line.shown(argv)}`"
+        command = command_line.unbounded(argv)
         self._take(self._streams, deadline, doing)
         try:
             channel = self._session(link, deadline, doing)
@@ -80,7 +81,7 @@ class FabricTransport:
             self._streams.release()
             raise
         try:
-            link.session.begin(channel, _remote.LINE)
+            link.session.begin(channel, command_line.LINE)
             stream.settimeout(max(deadline.left(), 0.001))
             # Where the host takes no input, nothing has started, which shows when the stream is read.
             with contextlib.suppress(BrokenPipeError):
@@ -92,11 +93,11 @@ class FabricTransport:
             if isinstance(error, BROKEN):
                 raise link.lost(doing) from error
             raise
-        return _shell.MarkedStream(stream, command, lambda out, err: self._refused(link, out, err))
+        return shell.MarkedStream(stream, command, lambda out, err: self._refused(link, out, err))
 
     def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
         """Write a file on the host, whole or not at all."""
-        _remote.put(self, data, path, deadline, mode)
+        command_line.put(self, data, path, deadline, mode)
 
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Bring a port of the host to 127.0.0.1 here."""
@@ -132,7 +133,9 @@ class FabricTransport:
         link = hop.link
         if not link.alive:
             why = link.wire.failure or "it was closed"
-            raise Unreachable(self.host, f"the connection to {link.where} was lost earlier: {why}", hint=reasons.AGAIN)
+            raise Unreachable(
+                self.host, f"the connection to {link.where} was lost earlier: {why}", hint=connect_errors.AGAIN
+            )
         return link
 
     def _session(self, link: Link, deadline: Deadline, doing: str) -> paramiko.Channel:
@@ -143,7 +146,7 @@ class FabricTransport:
             except paramiko.ChannelException:
                 # A command that timed out keeps its session until the host has ended it.
                 if not limit.left():
-                    raise reasons.no_session(self.host, link.where) from None
+                    raise connect_errors.no_session(self.host, link.where) from None
                 time.sleep(_RETRY_SECONDS)
             except BROKEN as error:
                 if link.alive:
@@ -168,8 +171,8 @@ class FabricTransport:
             # Closing sends a packet, and on a stuck connection that waits; nobody has to wait for it here.
             threading.Thread(target=_close_quietly, args=(channel,), daemon=True).start()
             # Where sshd has answered, the login shell was started.
-            if started >= _shell.LATE_SECONDS and channel.event_ready and mark not in out:
-                raise _shell.late(self._target, started)
+            if started >= shell.LATE_SECONDS and channel.event_ready and mark not in out:
+                raise shell.late(self._target, started)
             raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
         _close_quietly(channel)
         if result.returncode == -1:
@@ -178,10 +181,10 @@ class FabricTransport:
 
     def _refused(self, link: Link, out: bytes, err: bytes) -> ShellUnusable:
         def ask() -> Result:
-            deadline, doing = Deadline.after(_shell.ASK_SECONDS), "asking for the login shell"
-            return self._talk(link, _shell.ASK, b"", deadline, doing)
+            deadline, doing = Deadline.after(shell.ASK_SECONDS), "asking for the login shell"
+            return self._talk(link, shell.ASK, b"", deadline, doing)
 
-        return _shell.refusal(self._target, link.where, out, err, ask)
+        return shell.refusal(self._target, link.where, out, err, ask)
 
     def _no_exit_code(self, link: Link, channel: paramiko.Channel, doing: str) -> Lost | Unreachable:
         if link.alive and not channel.event_ready:

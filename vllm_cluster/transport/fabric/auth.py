@@ -12,10 +12,10 @@ import paramiko
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import UnknownKeyType
 
-from vllm_cluster.core.errors import AuthRefused
-from vllm_cluster.transport import reasons
-from vllm_cluster.transport.hostkeys import fingerprint
-from vllm_cluster.transport.sshconfig import Resolved
+from vllm_cluster.errors import AuthRefused
+from vllm_cluster.transport import connect_errors
+from vllm_cluster.transport.host_keys import fingerprint
+from vllm_cluster.transport.ssh_config import Resolved
 
 AGENT_SECONDS = 10.0
 # Hardware keys (sk-…) are known to the agent, but signing with them breaks paramiko.
@@ -68,7 +68,7 @@ class Credentials:
             transport.auth_none(self._resolved.user)
         except paramiko.BadAuthenticationType as refusal:
             if "publickey" not in refusal.allowed_types:
-                raise reasons.no_keys(self._resolved, ", ".join(refusal.allowed_types)) from None
+                raise connect_errors.no_keys(self._resolved, ", ".join(refusal.allowed_types)) from None
             return False
         return True
 
@@ -79,7 +79,7 @@ class Credentials:
                 more = transport.auth_publickey(self._resolved.user, key)
             except paramiko.AuthenticationException as refusal:
                 if not transport.is_active():
-                    raise reasons.too_many_keys(self._resolved, self._offered, self._skipped) from None
+                    raise connect_errors.too_many_keys(self._resolved, self._offered, self._skipped) from None
                 if "timeout" in str(refusal).lower():
                     raise self._refused("it did not answer in time") from None
                 continue
@@ -89,7 +89,7 @@ class Credentials:
                 self._skipped.append(f"{name} ({error})")
                 continue
             if more:
-                raise reasons.second_factor(self._resolved, ", ".join(more), self._offered, self._skipped)
+                raise connect_errors.second_factor(self._resolved, ", ".join(more), self._offered, self._skipped)
             return
         raise self._refused("it refused every key")
 
@@ -134,7 +134,7 @@ class Credentials:
         return None
 
     def _refused(self, why: str) -> AuthRefused:
-        return reasons.auth_refused(self._resolved, why, self._offered, self._skipped)
+        return connect_errors.auth_refused(self._resolved, why, self._offered, self._skipped)
 
 
 def _public_blob(path: Path) -> bytes | None:

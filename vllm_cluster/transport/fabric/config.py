@@ -9,11 +9,11 @@ from typing import Any
 import paramiko
 
 from vllm_cluster import laptop
-from vllm_cluster.core.errors import UsageError
+from vllm_cluster.errors import UsageError
 from vllm_cluster.laptop import expanded
 from vllm_cluster.laptop import user as user_here
 from vllm_cluster.transport.base import Target
-from vllm_cluster.transport.sshconfig import included
+from vllm_cluster.transport.ssh_config import included
 
 _DEFAULTS = {
     "identityfile": ["~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa"],

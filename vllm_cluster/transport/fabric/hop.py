@@ -15,16 +15,16 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import IncompatiblePeer
 
-from vllm_cluster.core.errors import HostKeyRejected, Unreachable
-from vllm_cluster.transport import reasons
-from vllm_cluster.transport._process import proxy_socket
-from vllm_cluster.transport.base import Deadline
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import HostKeyRejected, Unreachable
+from vllm_cluster.transport import connect_errors
 from vllm_cluster.transport.fabric.auth import Credentials
+from vllm_cluster.transport.fabric.keepalive import BROKEN, SILENCE_SECONDS, Session, Socket, Wire
 from vllm_cluster.transport.fabric.keys import HostKeys
 from vllm_cluster.transport.fabric.stream import Link
-from vllm_cluster.transport.fabric.wire import BROKEN, SILENCE_SECONDS, Session, Socket, Wire
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.sshconfig import Resolved, expand
+from vllm_cluster.transport.process import proxy_socket
+from vllm_cluster.transport.ssh_config import Resolved, expand
 
 STEP_SECONDS = 10.0
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
@@ -57,7 +57,7 @@ def open_hop(resolved: Resolved, jumps: Jumps, deadline: Deadline) -> Hop:
     jump, through = resolved.jump, None
     if jump is not None:
         through = jumps.through(jump, lambda: open_hop(jump, jumps, deadline), deadline)
-    return reasons.patiently(lambda: _open(resolved, through, deadline.sooner(2 * STEP_SECONDS)), deadline)
+    return connect_errors.patiently(lambda: _open(resolved, through, deadline.sooner(2 * STEP_SECONDS)), deadline)
 
 
 def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:
@@ -120,12 +120,12 @@ def _socket(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Sock
         try:
             return _dial(family, address, resolved.bind_address, min(STEP_SECONDS, deadline.left()))
         except ConnectionRefusedError:
-            failure = reasons.nothing_listens(resolved)
+            failure = connect_errors.nothing_listens(resolved)
         except TimeoutError:
-            failure = failure or reasons.no_answer(resolved, begun - deadline.left())
+            failure = failure or connect_errors.no_answer(resolved, begun - deadline.left())
         except OSError as error:
-            failure = failure or reasons.no_route(resolved, error.strerror or str(error))
-    raise failure or reasons.no_name(resolved)
+            failure = failure or connect_errors.no_route(resolved, error.strerror or str(error))
+    raise failure or connect_errors.no_name(resolved)
 
 
 def _channel(resolved: Resolved, through: Hop, deadline: Deadline) -> Socket:
@@ -138,9 +138,9 @@ def _channel(resolved: Resolved, through: Hop, deadline: Deadline) -> Socket:
             timeout=min(STEP_SECONDS, deadline.left()),
         )
     except paramiko.ChannelException as error:
-        raise reasons.proxy_failed(resolved, proxy, error.text) from None
+        raise connect_errors.proxy_failed(resolved, proxy, error.text) from None
     except BROKEN as error:
-        raise reasons.proxy_failed(resolved, proxy, str(error)) from None
+        raise connect_errors.proxy_failed(resolved, proxy, str(error)) from None
     return cast(Socket, channel)
 
 
@@ -160,9 +160,9 @@ def _addresses(resolved: Resolved, deadline: Deadline) -> list[tuple[int, Any]]:
     try:
         answer = answers.get(timeout=min(STEP_SECONDS, deadline.left()))
     except queue.Empty:
-        raise reasons.no_name(resolved, "the name server does not answer") from None
+        raise connect_errors.no_name(resolved, "the name server does not answer") from None
     if isinstance(answer, OSError):
-        raise reasons.no_name(resolved, answer.strerror or str(answer))
+        raise connect_errors.no_name(resolved, answer.strerror or str(answer))
     return answer
 
 
@@ -188,11 +188,11 @@ def _explain(resolved: Resolved, error: BaseException, wire: Wire, seconds: floa
     text = str(error) or type(error).__name__
     proxy = resolved.jump.where if resolved.jump else resolved.proxy_command
     if isinstance(error, IncompatiblePeer) or "Indecipherable" in text:
-        raise reasons.not_ssh(resolved, text) from error
+        raise connect_errors.not_ssh(resolved, text) from error
     if not wire.received and proxy:
-        raise reasons.proxy_failed(resolved, proxy, wire.failure or "it stays silent") from error
+        raise connect_errors.proxy_failed(resolved, proxy, wire.failure or "it stays silent") from error
     if wire.failure:
-        raise reasons.closed_early(resolved) from error
+        raise connect_errors.closed_early(resolved) from error
     if "timed out" in text or "banner" in text or "existing session" in text:
-        raise reasons.no_answer(resolved, seconds) from error
-    raise reasons.not_ssh(resolved, text) from error
+        raise connect_errors.no_answer(resolved, seconds) from error
+    raise connect_errors.not_ssh(resolved, text) from error

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import paramiko
 
-from vllm_cluster.core.errors import HostKeyRejected
+from vllm_cluster.errors import HostKeyRejected
 from vllm_cluster.laptop import expanded
-from vllm_cluster.transport import hostkeys, reasons
-from vllm_cluster.transport.hostkeys import Verdict
-from vllm_cluster.transport.sshconfig import Resolved
+from vllm_cluster.transport import connect_errors, host_keys
+from vllm_cluster.transport.host_keys import Verdict
+from vllm_cluster.transport.ssh_config import Resolved
 
 
 class HostKeys(paramiko.MissingHostKeyPolicy):
@@ -22,7 +22,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
 
     def preferred(self) -> tuple[str, ...]:
         """The algorithms to ask for: those of the known keys first, so that another key is not called a change."""
-        kinds = hostkeys.known_types(self._known, self._at.host, self._at.port, self._at.host_key_alias)
+        kinds = host_keys.known_types(self._known, self._at.host, self._at.port, self._at.host_key_alias)
         wanted: list[str] = []
         for kind in kinds:
             wanted += ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
@@ -36,22 +36,22 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             HostKeyRejected: the key is not known, or not this one.
         """
         at, blob = self._at, key.asbytes()
-        judgement = hostkeys.judge(self._known, at.host, at.port, at.host_key_alias, blob)
-        shown = f"{hostkeys.key_type(blob)} {hostkeys.fingerprint(blob)}"
+        judgement = host_keys.judge(self._known, at.host, at.port, at.host_key_alias, blob)
+        shown = f"{host_keys.key_type(blob)} {host_keys.fingerprint(blob)}"
         line = judgement.line.where if judgement.line else ""
         match judgement.verdict:
             case Verdict.CHANGED:
-                raise reasons.changed_key(at, shown, line)
+                raise connect_errors.changed_key(at, shown, line)
             case Verdict.REVOKED:
-                raise reasons.revoked_key(at, shown, line)
+                raise connect_errors.revoked_key(at, shown, line)
             case Verdict.UNKNOWN:
                 if judgement.authority or not at.accept_new_keys:
-                    raise reasons.unknown_key(at, shown, authority=judgement.authority)
+                    raise connect_errors.unknown_key(at, shown, authority=judgement.authority)
                 self._accept(blob)
 
     def _accept(self, blob: bytes) -> None:
-        name = hostkeys.lookup_name(self._at.host, self._at.port, self._at.host_key_alias)
-        line = hostkeys.entry(name, blob, hashed=self._at.hash_known_hosts).encode()
+        name = host_keys.lookup_name(self._at.host, self._at.port, self._at.host_key_alias)
+        line = host_keys.entry(name, blob, hashed=self._at.hash_known_hosts).encode()
         file = self._at.known_hosts[0] if self._at.known_hosts else expanded("~/.ssh/known_hosts")
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,9 +69,9 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             ) from None
 
 
-def _read(resolved: Resolved, file: Path) -> list[hostkeys.KnownKey]:
+def _read(resolved: Resolved, file: Path) -> list[host_keys.KnownKey]:
     try:
-        return hostkeys.parse(file.read_text("utf-8", "replace"), str(file))
+        return host_keys.parse(file.read_text("utf-8", "replace"), str(file))
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import paramiko
 
-from vllm_cluster.core.errors import Lost
-from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Deadline, Result
-from vllm_cluster.transport.fabric.wire import BROKEN, Session, Wire
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import Lost
+from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result
+from vllm_cluster.transport.fabric.keepalive import BROKEN, Session, Wire
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000

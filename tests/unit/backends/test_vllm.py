@@ -1,0 +1,196 @@
+"""What vLLM is told, what it may not be told, and how a model is laid over the GPUs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_cluster.backends import vllm
+from vllm_cluster.errors import UsageError
+
+
+def argv(*extra: str, model: str = "org/model", name: str = "model") -> list[str]:
+    return vllm.serve_argv(model, name=name, tp=2, pp=3, host="127.0.0.1", port=8000, extra=extra)
+
+
+def test_the_command() -> None:
+    assert argv("--max-model-len", "512", "--middleware=mine.Too") == [
+        "vllm",
+        "serve",
+        "org/model",
+        "--max-model-len",
+        "512",
+        "--middleware=mine.Too",
+        "--served-model-name=model",
+        "--tensor-parallel-size=2",
+        "--pipeline-parallel-size=3",
+        "--distributed-executor-backend=ray",
+        "--host=127.0.0.1",
+        "--port=8000",
+        "--middleware=vcluster_auth.RequireKey",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "instead"),
+    [
+        ("--hf-token=hf_abcdefghijklmnopqrst", "hf_token in the inventory"),
+        ("--hf-token", "hf_token in the inventory"),
+        ("--hf_tok", "hf_token in the inventory"),
+        ("--api-key", "api_key in the inventory"),
+        ("--api-key=secret", "api_key in the inventory"),
+        ("--api_key=secret", "api_key in the inventory"),
+        ("--api-k", "api_key in the inventory"),
+        ("--tensor-parallel-size=4", "--tp"),
+        ("--tensor_parallel_size", "--tp"),
+        ("-tp", "--tp"),
+        ("-tp=4", "--tp"),
+        ("-t", "--tp"),
+        ("-pp", "--pp"),
+        ("--pipeline-parallel", "--pp"),
+        ("--host", "--expose"),
+        ("--po=1", "ports.api"),
+        ("--uds=/tmp/x", "ports.api"),
+        ("--distributed-executor-backend=mp", "Ray"),
+        ("--nnodes=2", "Ray"),
+        ("-n", "Ray"),
+        ("-n2", "Ray"),
+        ("-n\x1f", "Ray"),
+        ("-r1", "Ray"),
+        ("--node-rank", "Ray"),
+        ("--master-addr=x", "Ray"),
+        ("--headless", "Ray"),
+        ("--served-model-name=x", "--name"),
+        ("--model=x", "before --"),
+        ("--ssl-keyfile=x", "tunnel"),
+        ("--", "first --"),
+    ],
+)
+def test_what_is_ours_is_refused_with_what_to_use_instead(flag: str, instead: str) -> None:
+    with pytest.raises(UsageError) as error:
+        argv("--enforce-eager", flag)
+    assert error.value.hint is not None
+    assert instead in error.value.hint
+    assert "secret" not in str(error.value) and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--max-model-len=1",
+        "--model-impl=auto",
+        "--api-server-count=2",
+        "--hf-overrides",
+        "--port-x",
+        "-1",
+        "-",
+        "-O3",
+        "--middleware=a.B",
+        "--chat-template=/a b/c.jinja",
+        "auto",
+        "n",
+    ],
+)
+def test_the_rest_goes_to_vllm_untouched(flag: str) -> None:
+    assert flag in argv(flag)
+
+
+@pytest.mark.parametrize("word", ["", "-x", "--trust-remote-code", "a\nb", "a\0b", "a\x1bb"])
+def test_what_cannot_be_a_model_or_a_name_is_refused(word: str) -> None:
+    with pytest.raises(UsageError):
+        argv(model=word)
+    with pytest.raises(UsageError):
+        argv(name=word)
+
+
+@pytest.mark.promise("P13")
+@pytest.mark.parametrize(
+    "flag",
+    [
+        '--model-loader-extra-config={"token": "hf_abcdefghijklmnopqrst"}',
+        "--x=https://me:pass1234@host/y",
+        "AKIAABCDEFGHIJKLMNOP",
+        "hf_abcdefghijklmnopqrst",
+    ],
+)
+def test_a_secret_in_any_flag_is_refused_and_not_repeated(flag: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        argv(flag)
+    assert "hf_token" in str(caught.value.hint)
+    assert not [part for part in ("abcdefghijklm", "pass1234", "ABCDEFGHIJ") if part in caught.value.message]
+
+
+def test_a_nul_reaches_no_command_line() -> None:
+    with pytest.raises(UsageError, match="NUL"):
+        argv("--chat-template=a\0b")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tp", "pp", "expected"),
+    [
+        ([1], None, None, (1, 1)),
+        ([8], None, None, (8, 1)),
+        ([2, 2], None, None, (2, 2)),
+        ([8] * 4, None, None, (8, 4)),
+        ([4, 2], None, None, (2, 3)),
+        ([8, 4, 4], None, None, (4, 4)),
+        ([3, 2], None, None, (1, 5)),
+        ([2, 2], 4, None, (4, 1)),
+        ([2, 2], 1, None, (1, 4)),
+        ([2, 2], None, 4, (1, 4)),
+        ([2, 2], None, 1, (4, 1)),
+        ([2, 2], 1, 2, (1, 2)),
+    ],
+)
+def test_layouts(nodes: list[int], tp: int | None, pp: int | None, expected: tuple[int, int]) -> None:
+    found = vllm.layout(nodes, tp, pp)
+    assert (found.tp, found.pp) == expected
+    assert found.reasons
+
+
+def test_reasons_say_what_is_bad_about_a_layout() -> None:
+    assert any("crosses hosts" in reason for reason in vllm.layout([2, 2], 4, None).reasons)
+    assert any("crosses hosts" in reason for reason in vllm.layout([3, 3], 2, None).reasons)
+    assert any("2 of the 4 GPUs stay idle" in reason for reason in vllm.layout([2, 2], 1, 2).reasons)
+    assert vllm.layout([2, 2], None, None).reasons == ("TP=2: GPUs of each host", "PP=2: hosts")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tp", "pp", "text"),
+    [
+        ([2, 2], 3, None, "--tp 3 does not divide the cluster's 4 GPUs"),
+        ([2, 2], None, 3, "--pp 3 does not divide the cluster's 4 GPUs"),
+        ([2, 2], 4, 2, "needs 8 GPUs; the cluster has 4"),
+        ([2, 2], 0, None, "--tp 0"),
+        ([2, 2], 2, -1, "--pp -1"),
+        ([2, 0], None, None, "at least one GPU"),
+        ([], None, None, "at least one GPU"),
+    ],
+)
+def test_what_does_not_fit_is_refused(nodes: list[int], tp: int | None, pp: int | None, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        vllm.layout(nodes, tp, pp)
+
+
+@given(st.lists(st.integers(1, 16), min_size=1, max_size=16))
+def test_left_to_itself_it_uses_every_gpu_and_no_group_crosses_hosts(nodes: list[int]) -> None:
+    found = vllm.layout(nodes, None, None)
+    assert found.tp * found.pp == sum(nodes)
+    assert all(count % found.tp == 0 for count in nodes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tp", "pp", "idle"),
+    [
+        ([8, 8], 1, 1, "15 of the 16 GPUs stay idle: 7 of gpu1, 8 of gpu2"),
+        ([8, 8], 8, 1, "8 of the 16 GPUs stay idle: 8 of gpu2"),
+        ([2, 4], 2, 2, "2 of the 6 GPUs stay idle: 2 of gpu2"),
+        ([8, 8, 8], 8, 1, "16 of the 24 GPUs stay idle: 8 of gpu2, 8 of gpu3"),
+        ([8, 8, 8], 8, 2, "8 of the 24 GPUs stay idle, of those on gpu2, gpu3: Ray chooses which"),
+        ([4], 2, 1, "2 of the 4 GPUs stay idle"),
+    ],
+)
+def test_it_says_which_gpus_stay_idle(nodes: list[int], tp: int, pp: int, idle: str) -> None:
+    names = [f"gpu{number}" for number in range(1, len(nodes) + 1)]
+    assert idle in vllm.layout(nodes, tp, pp, names).reasons

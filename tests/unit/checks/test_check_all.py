@@ -1,0 +1,238 @@
+"""Each thing that a longer look finds, with its host, and nothing on hosts that are well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.checks.registry import examine, preflight, unseen
+from vllm_cluster.facts.details import Details, FileSystem, GpuHealth, GpuProcess, ImageDetails, Links
+from vllm_cluster.facts.host_facts import Container, Engine, Gid, Gpu, Hca, HostFacts, Image, Nic
+
+CACHE = FileSystem("/models", "ext4", "/dev/nvme0n1", "/models", 1 << 40)
+WELL = Details(
+    cuda="13.0",
+    health=(GpuHealth("GPU-1", fabric_state="Completed", fabric_status="Success"), GpuHealth("GPU-2")),
+    xids=(),
+    resolves=("10.0.0.1",),
+    filesystems=(CACHE,),
+    image=ImageDetails(world.BASE.id, "amd64", "13.0.1"),
+    revisions={"meta--llama": "0123abc"},
+)
+ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)", ("/dev/infiniband/uverbs0",))
+ROCE = replace(ACTIVE, link_layer="Ethernet")
+FILES = ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0")
+GID = Gid("mlx5_0", 1, 3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "eth1")
+ENGINE = world.host(1).engine
+BY_CDI = replace(ENGINE, version="28.2.0", cdi=True, cdi_specs=("nvidia.com/gpu",))
+GPUS = world.host(2).gpus
+ETH1 = world.host(2).nics[1]
+TWIN = replace(ETH1, name="eth2", addresses=("10.0.0.99/24",))
+
+
+def hosts(both: dict[str, Any] | None = None, **odd: Any) -> dict[str, HostFacts]:
+    """Two hosts that are well, but for what is said of both, and of the second; words of details go there."""
+    facts = world.hosts()
+    known = Details.__dataclass_fields__
+    for name, words in (("gpu1", both or {}), ("gpu2", {**(both or {}), **odd})):
+        details = replace(WELL, **{key: value for key, value in words.items() if key in known})
+        plain = {key: value for key, value in words.items() if key not in known}
+        facts[name] = replace(facts[name], details=details, **plain)
+    return facts
+
+
+def test_hosts_that_are_well() -> None:
+    assert examine(world.inventory(), hosts()) == ()
+    assert unseen(world.inventory(), hosts()) == ()
+    rdma = {"hcas": (ROCE,), "rdma_devices": FILES, "gids": (GID,), "peermem": True, "acs": False}
+    assert examine(world.inventory(), hosts(rdma)) == ()
+
+
+def gpus(**changes: Any) -> tuple[Gpu, ...]:
+    """The second host's GPUs, the first of them changed."""
+    return (replace(GPUS[0], **changes), *GPUS[1:])
+
+
+def nic(**changes: Any) -> tuple[Nic, ...]:
+    """The second host's interfaces, the one that holds its address changed."""
+    return (world.host(2).nics[0], replace(ETH1, **changes))
+
+
+@pytest.mark.parametrize(
+    ("odd", "code", "error"),
+    [
+        ({"gpus": gpus(used_mib=60_000)}, "gpu-busy", False),
+        ({"gpus": gpus(mig=True)}, "mig", False),
+        ({"gpus": gpus(ecc_errors=2)}, "gpu-ecc", False),
+        ({"gpus": gpus(uuid="GPU-1-0")}, "same-gpus", True),
+        ({"engine": replace(ENGINE, runtimes=("runc",))}, "gpu-runtime", True),
+        ({"engine": replace(BY_CDI, stale_cdi=("/x/libcuda.so.5",))}, "cdi-stale", True),
+        ({"engine": replace(BY_CDI, stale_cdi=("/dev/nvidia9",))}, "cdi-stale", False),
+        ({"free": {"/var/lib/docker": 63_000_000}}, "disk-full", True),
+        ({"free": {"/var/lib/docker": 1_900_000_000}}, "disk-full", False),
+        ({"nics": ()}, "ip-missing", True),
+        ({"nics": nic(kind="wireguard")}, "tunnel", False),
+        ({"nics": nic(name="tailscale0"), "routes": {"10.0.0.1": "tailscale0"}}, "tunnel", False),
+        ({"nics": nic(state="DOWN")}, "nic-down", False),
+        ({"nics": nic(mtu=9000)}, "mtu-differs", False),
+        ({"memory": 8 << 30}, "shm-large", False),
+    ],
+)  # fmt: skip
+def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
+    facts = hosts(**odd)
+    for found in (preflight(world.inventory(), facts), examine(world.inventory(), facts)):
+        assert [(one.code, one.host, one.error) for one in found] == [(code, "gpu2", error)]
+        assert found[0].fix
+
+
+@pytest.mark.parametrize(
+    ("odd", "code", "error"),
+    [
+        ({"engine": Engine(problem="sh: docker: not found")}, "docker-missing", True),
+        ({"strangers": (Container("1", "node-1234", "exited", "x", {}, "v"),)}, "stale-container", False),
+        ({"strangers": (Container("1", "ray-head", "running", "x", {}, "r"),)}, "stale-container", False),
+        ({"engine": replace(ENGINE, toolkit="1.17.4", cgroup_driver="systemd")}, "toolkit-old", False),
+        ({"health": (GpuHealth("a", fabric_state="In Progress"),)}, "fabric", True),
+        ({"health": (GpuHealth("a", fabric_state="Completed", fabric_status="Failure"),)}, "fabric", True),
+        ({"fabric_manager": "failed"}, "fabric", False),
+        ({"xids": ("[1.0] NVRM: Xid (PCI:0000:06:00): 79",)}, "xid", False),
+        ({"health": (GpuHealth("a", repair_pending=("row remapping",)),)}, "gpu-repair", False),
+        ({"health": (GpuHealth("a", recovery="Reset"),)}, "gpu-repair", False),
+        ({"links": (Links(0, 17, 18), Links(1, 18, 18))}, "nvlink", False),
+        ({"gpus": tuple(replace(gpu, name="NVIDIA L4") for gpu in GPUS)}, "gpus-differ", False),
+        ({"image": ImageDetails("x", "amd64", "14.1")}, "driver-old", False),
+        ({"image": ImageDetails("x", "arm64")}, "processor", True),
+        ({"images": (world.BASE,)}, "ray-layer", False),
+        ({"nics": (*world.host(2).nics, TWIN)}, "nics-one-subnet", False),
+        ({"routes": {"10.0.0.1": "eth9"}}, "route-other", False),
+        ({"nics": nic(speed=1000)}, "nic-slow", False),
+        ({"resolves": ("127.0.1.1",)}, "hostname-loopback", False),
+        ({"resolves": ()}, "hostname-unknown", False),
+        ({"hostname": "node1"}, "same-hostname", False),
+        ({"filesystems": (replace(CACHE, kind="nfs4", source="nas:/m"),)}, "cache-network", False),
+        ({"free": {"/models": 10_000_000}}, "cache-full", False),
+        ({"incomplete": ("/models/hub/x.incomplete",)}, "cache-incomplete", False),
+        ({"dangling": ("/models/hub/x",)}, "cache-links", False),
+        ({"revisions": {}}, "model-absent", False),
+        ({"revisions": {"meta--llama": "9999"}}, "revision-differs", False),
+    ],
+)  # fmt: skip
+def test_only_a_longer_look_finds_it(odd: dict[str, Any], code: str, error: bool) -> None:
+    facts = hosts(**odd)
+    assert [(one.code, one.host, one.error) for one in examine(world.inventory(), facts)] == [(code, "gpu2", error)]
+    assert preflight(world.inventory(), facts) == ()
+
+
+RDMA = {"hcas": (ACTIVE,), "rdma_devices": FILES, "peermem": True, "acs": False}
+
+
+@pytest.mark.parametrize(
+    ("odd", "codes"),
+    [
+        ({"rdma_devices": FILES[1:]}, ["rdma-device"]),
+        ({"hcas": (replace(ACTIVE, state="1: DOWN"),)}, ["hca-idle", "hcas-differ"]),
+        ({"hcas": (replace(ACTIVE, rate="100 Gb/sec (4X EDR)"),)}, ["hcas-differ"]),
+        ({"hcas": ()}, ["hcas-differ"]),
+        ({"peermem": False}, ["peermem"]),
+        ({"peermem": False, "open_driver": True}, []),
+        ({"iommu": "DMA-FQ"}, ["iommu"]),
+        ({"iommu": "identity"}, []),
+        ({"acs": True}, ["acs"]),
+        ({"engine": replace(ENGINE, rootless=True)}, ["memlock"]),
+        ({"hcas": (ROCE,)}, ["hcas-differ", "roce-address"]),
+        ({"hcas": (ROCE,), "gids": (GID,)}, ["hcas-differ"]),
+    ],
+)  # fmt: skip
+def test_rdma(odd: dict[str, Any], codes: list[str]) -> None:
+    found = examine(world.inventory(), hosts(RDMA, **odd))
+    assert sorted((one.code, one.host) for one in found) == [(code, "gpu2") for code in codes]
+
+
+def test_a_folder_of_devices_is_no_adapter() -> None:
+    """As on a host with an empty /sys/class/infiniband, whose /dev/infiniband holds something."""
+    for devices in (FILES[:1], ("/dev/infiniband/umad0",)):
+        assert examine(world.inventory(), hosts({"rdma_devices": devices})) == ()
+
+
+def test_who_holds_the_memory_is_named() -> None:
+    process = GpuProcess(4242, "python", 60_000, "c0" * 32)
+    busy: dict[str, Any] = {"gpus": gpus(used_mib=60_000), "health": (GpuHealth("a", processes=(process,)),)}
+    (found,) = examine(world.inventory(), hosts(**busy, strangers=(Container("c0" * 32, "train", "running", "x", {}),)))
+    assert "60000 of 143771 MiB of GPU 0, by python (pid 4242, container train)" in found.text
+
+
+def test_the_memory_that_our_node_holds_is_ours() -> None:
+    _, facts = world.converged(world.inventory())
+    facts["gpu2"] = replace(facts["gpu2"], gpus=gpus(used_mib=130_000))
+    assert preflight(world.inventory(), facts) == ()
+
+
+@pytest.mark.parametrize(("size", "codes"), [(64 << 20, ["shm-small"]), (1 << 30, [])])
+def test_shared_memory_for_two_ranks(size: int, codes: list[str]) -> None:
+    assert [one.code for one in preflight(world.inventory(1, shm_size=size), world.hosts(1))] == codes
+
+
+@pytest.mark.parametrize(("boot", "codes"), [("other", ["one-device"]), ("same", [])])
+def test_one_disk_on_two_hosts(boot: str, codes: list[str]) -> None:
+    """Hosts that are containers of one machine share its file systems without harm."""
+    disk = {"filesystems": (replace(CACHE, uuid="1234-5678"),)}
+    facts = hosts({**disk, "boot_id": "same"}, boot_id=boot)
+    assert [one.code for one in examine(world.inventory(), facts)] == codes
+
+
+def test_an_interface_for_nccl_alone_needs_no_route_to_addresses() -> None:
+    words = world.inventory(entries={f"gpu{n}": {"interface": "ib0"} for n in (1, 2)})
+    both = {
+        name: replace(host, nics=(*host.nics, Nic("ib0", ("10.9.0.1/24",), 1500, "UP")))
+        for name, host in hosts().items()
+    }
+    assert examine(words, both) == ()
+
+
+def test_unified_memory_says_nothing_of_who_uses_it() -> None:
+    facts = hosts(gpus=gpus(memory_mib=110_000, used_mib=50_000, unified=True))
+    assert examine(world.inventory(), facts) == ()
+
+
+def test_drivers_that_differ_name_the_odd_one() -> None:
+    facts = {
+        f"gpu{n}": replace(world.host(n), gpus=tuple(replace(gpu, driver=version) for gpu in world.host(n).gpus))
+        for n, version in ((1, "580.1"), (2, "570.9"), (3, "580.1"))
+    }
+    (found,) = examine(world.inventory(3), facts)
+    assert (found.code, found.host, "570.9" in found.text, "580.1" in found.fix) == (
+        "driver-differs",
+        "gpu2",
+        True,
+        True,
+    )
+
+
+def test_an_image_that_must_be_pulled() -> None:
+    odd: dict[str, Any] = {"images": (Image("sha256:1", ("other:1",), (), {}),), "image": None}
+    found = examine(world.inventory(), hosts(**odd))
+    assert [(one.code, one.error) for one in found] == [("image-absent", False)]
+    assert [one.what for one in unseen(world.inventory(), hosts(**odd))] == ["the image's processor and CUDA"]
+
+
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        ({"xids": None}, "Xid errors"),
+        ({"health": ()}, "the GPUs' health"),
+        ({"resolves": None}, "what its hostname means"),
+        ({"memory": 0}, "its memory"),
+        ({"engine": Engine(problem="no answer")}, "its containers, images and room for them"),
+    ],
+)
+def test_what_was_not_seen_is_said(odd: dict[str, Any], what: str) -> None:
+    assert [(one.host, one.what) for one in unseen(world.inventory(), hosts(**odd))] == [("gpu2", what)]
+
+
+def test_a_cpu_cluster_is_asked_nothing_about_gpus() -> None:
+    facts = {name: replace(host, gpus=gpus(mig=True, used_mib=100_000), slots=2) for name, host in hosts().items()}
+    facts["gpu1"] = replace(facts["gpu1"], gpus=())
+    assert examine(world.inventory(accelerator="cpu"), facts) == ()

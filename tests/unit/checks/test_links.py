@@ -1,0 +1,167 @@
+"""What hosts saw of each other becomes few findings, each where the fault is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support import world
+from vllm_cluster.checks.links import EPHEMERAL, Place, Way, links, ports_of, way
+
+# On a machine that other work keeps busy no single case has a time.
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+GCS, NODE = "6379 (gcs)", "6380 (node manager)"
+ALL = frozenset({NODE, EPHEMERAL})
+NAMES = {6380: NODE, 40000: EPHEMERAL, 40001: EPHEMERAL}
+Broken = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+def seen(hosts: int, broken: Broken) -> list[Way]:
+    """Every way between hosts, some of them with something else seen than the rest."""
+    names = [f"gpu{n}" for n in range(1, hosts + 1)]
+    fine: dict[str, Any] = {"mtu": 1500, "passes": 1500, "block": "ok", "ms": 0.1}
+    ways = []
+    for one, other in permutations(names, 2):
+        tried = ALL | {GCS} if other == "gpu1" else ALL
+        ways.append(Way(one, other, **{"tried": tried, **fine, **broken.get((one, other), {})}))
+    return ways
+
+
+PLACES = {f"gpu{n}": Place(f"10.0.0.{n}", "eth1", "10.0.0.0/24") for n in range(1, 9)}
+DOWN = {"bad": {NODE: "silent", EPHEMERAL: "silent"}, "mtu": None, "passes": None, "block": None}
+HEAD_DOWN = {**DOWN, "bad": {**DOWN["bad"], GCS: "silent"}}  # type: ignore[dict-item]
+
+
+def down(one: str, other: str) -> Mapping[str, Any]:
+    """A way on which no port answers."""
+    return HEAD_DOWN if other == "gpu1" else DOWN
+
+
+def test_sound_links_have_no_findings() -> None:
+    assert links(seen(4, {}), PLACES) == []
+
+
+def test_a_port_that_is_closed_one_way_is_told_with_its_direction() -> None:
+    (found,) = links(seen(2, {("gpu2", "gpu1"): {"bad": {GCS: "silent"}}}), PLACES)
+    assert (found.code, found.host, found.error) == ("link-silent", "gpu1", True)
+    assert found.text == "gpu2 → gpu1: port 6379 (gcs): no answer (a firewall drops it); gpu1 → gpu2: all answer"
+    assert "on gpu1: sudo ufw allow from 10.0.0.0/24" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("silent", "link-silent"),
+        ("refused", "link-refused"),
+        ("unreachable", "link-unreachable"),
+        ("mute", "link-foreign"),
+        ("foreign", "link-foreign"),
+    ],
+)
+def test_each_way_to_fail_has_its_code(word: str, code: str) -> None:
+    (found,) = links(seen(2, {("gpu1", "gpu2"): {"bad": {EPHEMERAL: word}}}), PLACES)
+    assert (found.code, found.host) == (code, "gpu2")
+    assert "ports that the kernel chooses" in found.text
+
+
+@pytest.mark.parametrize(
+    ("pairs", "host", "text"),
+    [
+        ([("gpu1", "gpu3"), ("gpu2", "gpu3"), ("gpu4", "gpu3")], "gpu3", "from every other host to gpu3"),
+        ([("gpu3", "gpu1"), ("gpu3", "gpu2"), ("gpu3", "gpu4")], "gpu3", "from gpu3 to every other host"),
+        ([pair for pair in permutations(PLACES, 2) if "gpu3" in pair], "gpu3", "between gpu3 and every other host"),
+        ([("gpu1", "gpu2"), ("gpu2", "gpu1")], "gpu2", "gpu1 ↔ gpu2"),
+        (list(permutations(PLACES, 2)), "gpu1", "between all hosts"),
+    ],
+)
+def test_what_fails_alike_is_said_once(pairs: list[tuple[str, str]], host: str, text: str) -> None:
+    (found,) = links(seen(4, {pair: down(*pair) for pair in pairs}), PLACES)
+    assert found.text.startswith(f"{text}")
+    assert "every port" in found.text
+    if text != "between all hosts":
+        assert found.host == host
+
+
+def test_large_packets_that_are_lost_are_told_from_a_closed_port() -> None:
+    (found,) = links(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "mtu": 9000, "passes": 1500}}), PLACES)
+    assert (found.code, found.host, found.error) == ("link-mtu", "gpu1", True)
+    assert "packets of 1500 bytes arrive, of 9000 do not" in found.text
+    assert "ip link set dev eth1 mtu 1500" in found.fix
+
+
+def test_a_smaller_mtu_that_tcp_copes_with_is_a_warning() -> None:
+    (found,) = links(seen(2, {("gpu1", "gpu2"): {"mtu": 9000, "passes": 1500}}), PLACES)
+    assert (found.code, found.error) == ("link-mtu-differs", False)
+
+
+def test_a_network_without_udp_says_nothing_of_its_mtu() -> None:
+    assert links(seen(2, {("gpu1", "gpu2"): {"passes": None}}), PLACES) == []
+
+
+def test_another_source_address_is_told_once_for_all_who_see_it() -> None:
+    broken = {("gpu3", other): {"seen": "10.0.9.9"} for other in ("gpu1", "gpu2")}
+    (found,) = links(seen(3, broken), PLACES)
+    assert (found.code, found.host, found.error) == ("link-source", "gpu3", False)
+    assert "10.0.9.9, the inventory says 10.0.0.3" in found.text
+
+
+hosts_and_faults = st.integers(2, 6).flatmap(
+    lambda count: st.tuples(
+        st.just(count), st.sets(st.sampled_from(list(permutations([f"gpu{n}" for n in range(1, count + 1)], 2))))
+    )
+)
+
+
+@calm
+@given(hosts_and_faults)
+def test_a_fault_is_never_lost_and_never_invented(drawn: tuple[int, set[tuple[str, str]]]) -> None:
+    """However faults lie, every broken way is in some finding's words, and no finding is without one."""
+    count, pairs = drawn
+    found = links(seen(count, {pair: down(*pair) for pair in pairs}), PLACES)
+    told: set[tuple[str, str]] = set()
+    names = {f"gpu{n}" for n in range(1, count + 1)}
+    for finding in found:
+        where = finding.text.partition(":")[0]
+        words = where.replace("→", " ").replace("↔", " ").replace(",", " ").split()
+        named = [word for word in words if word in names]
+        if not named:
+            assert where == "between all hosts"
+            told |= set(permutations(names, 2))
+        elif len(named) == 2:
+            told |= {(named[0], named[1])} | ({(named[1], named[0])} if "↔" in where else set())
+        else:
+            others = names - {named[0]}
+            told |= {(other, named[0]) for other in others if "from" not in where or "to gpu" in where}
+            told |= {(named[0], other) for other in others if "between" in where or where.startswith("from gpu")}
+    assert told == pairs
+    assert len(found) <= max(len(pairs), 1)
+
+
+words = st.sampled_from(["6380", "40000", "7", "silent", "ok", "hangs", "10.0.0.9", "::", "\x1b[2J", "²", "a" * 999])
+simple = st.none() | st.booleans() | st.floats() | st.integers() | words
+json_values = simple | st.lists(simple, max_size=3) | st.dictionaries(words, simple, max_size=3)
+
+
+@calm
+@given(st.dictionaries(st.sampled_from(["bad", "seen", "ms", "mtu", "passes", "block"]), json_values))
+def test_whatever_a_host_says_is_a_way_or_refused(row: dict[str, Any]) -> None:
+    try:
+        found = way("gpu1", "gpu2", NAMES, row)
+    except ValueError:
+        return
+    assert found.bad.keys() <= set(NAMES.values())
+    for finding in links([found], PLACES):
+        assert len(finding.text) < 400
+
+
+def test_the_head_is_visited_on_more_ports() -> None:
+    inventory = world.inventory()
+    head, worker = (set(ports_of(inventory, name)) for name in ("gpu1", "gpu2"))
+    assert head - worker == {6379, 10001}
+    assert {6380, 6381, 10002, 19999} <= worker
+    assert 8265 not in head  # on loopback

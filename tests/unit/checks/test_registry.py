@@ -1,0 +1,110 @@
+"""Each thing that can be known before a start is found, with its host and its fix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.checks.network import endpoint
+from vllm_cluster.checks.registry import engine_problem, preflight
+from vllm_cluster.facts.host_facts import Engine, Hca, HostFacts, Nic
+
+NO_NIC = (Nic("lo", ("127.0.0.1/8",), 65536, "UNKNOWN"),)
+DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
+ROUTES = {"10.0.0.1": None, "10.0.0.2": "lo"}
+OTHER = {"io.vcluster.cluster": "prod", "io.vcluster.head-address": "10.0.0.1"}
+NAMESAKE = {"io.vcluster.cluster": "lab", "io.vcluster.head-address": "192.168.1.1"}
+
+
+def test_good_hosts_have_no_findings() -> None:
+    assert preflight(world.inventory(), world.hosts()) == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "facts", "code", "error"),
+    [
+        ({"entries": {"gpu2": {"gpus": 8}}}, {}, "gpus-fewer", True),
+        ({}, {"gpus": ()}, "gpus-none", True),
+        ({}, {"nics": NO_NIC}, "address", True),
+        ({"entries": {"gpu2": {"interface": "bond0"}}}, {}, "interface", True),
+        ({}, {"routes": ROUTES}, "route", True),
+        ({}, {"routes": {"10.0.0.1": "lo", "10.0.0.2": "lo"}}, "address", True),
+        ({"entries": {"gpu2": {"hcas": ["mlx5_1"]}}}, {"hcas": (DOWN,)}, "hca", True),
+        ({}, {"listening": frozenset({6380})}, "port", True),
+        ({"volumes": ["/srv/x:/x"]}, {"missing_paths": frozenset({"/srv/x"})}, "volume", True),
+        ({}, {"missing_paths": frozenset({"/models"})}, "model-cache", False),
+        ({}, {"images": (), "free": {"/var/lib/docker": 3 << 30}}, "room", True),
+        ({}, {"images": (), "free": {"/var/lib/docker": 30 << 30}}, "room", False),
+        ({}, {"machine_id": "machine-1"}, "same-machine", True),
+        ({}, {"images": (replace(world.BASE, id="sha256:" + "00" * 32),)}, "image-differs", True),
+    ],
+)
+def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, error: bool) -> None:
+    found = preflight(world.inventory(**words), world.hosts(gpu2=facts))
+    assert [(f.code, f.host, f.error) for f in found] == [(code, "gpu2", error)]
+    assert found[0].fix
+
+
+@pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "3"}])
+def test_containers_that_are_not_ours_to_change_stop_everything(labels: dict[str, str]) -> None:
+    specs, facts = world.converged(world.inventory())
+    stranger = replace(world.running(specs[1]), name=f"vcluster-{labels['io.vcluster.cluster']}", labels=labels)
+    # Its ports and GPUs are taken by that cluster: remedies for these would stop it.
+    facts["gpu2"] = replace(facts["gpu2"], containers=(stranger,), listening=frozenset({6379, 6380}))
+    assert [f.code for f in preflight(world.inventory(), facts)] in (["other-cluster"], ["newer"])
+
+
+def test_the_ports_of_a_running_node_are_its_own() -> None:
+    _, facts = world.converged(world.inventory())
+    facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 6380, 8265}))
+    assert preflight(world.inventory(), facts) == ()
+
+
+def test_the_port_of_the_endpoint_is_looked_at_while_nodes_run_and_serve_nothing() -> None:
+    _, facts = world.converged(world.inventory())
+    assert list(endpoint(world.inventory(), facts)) == []
+    facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 8000}))
+    (found,) = endpoint(world.inventory(), facts)
+    assert (found.code, found.host, found.error, found.text) == (
+        "port",
+        "gpu1",
+        False,
+        "port 8000 is taken (ports.api)",
+    )
+    # Where no node runs, the check of all ports has it.
+    assert list(endpoint(world.inventory(), world.hosts(gpu1={"listening": frozenset({8000})}))) == []
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_clock_that_is_off_is_measured_from_the_median(count: int) -> None:
+    last = f"gpu{count}"
+    found = preflight(world.inventory(count), world.hosts(count, **{last: {"clock": 1_700_003_600.0}}))
+    assert [(f.code, f.host, f.error) for f in found] == [("clock", last, False)]
+    assert "+3600 s" in found[0].text
+
+
+def test_a_host_that_was_asked_later_is_no_later() -> None:
+    facts = world.hosts(gpu2={"clock": 1_700_000_060.0, "asked": 60.0})
+    assert preflight(world.inventory(), facts) == ()
+    assert [f.code for f in preflight(world.inventory(), world.hosts(gpu2={"asked": 60.0}))] == ["clock"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "code"),
+    [
+        (Engine(problem="sh: 1: docker: not found"), "docker-missing"),
+        (Engine(problem="timeout: failed to run command 'docker': No such file or directory"), "docker-missing"),
+        (Engine(problem="permission denied while trying to connect to the Docker daemon socket"), "docker-forbidden"),
+        (Engine(problem="permission denied while trying to connect\nsudo docker answers"), "docker-forbidden"),
+        (Engine(problem="Cannot connect to the Docker daemon. Is the docker daemon running?"), "docker-stopped"),
+        (Engine(version="19.03.8", api_version="1.40"), "docker-old"),
+    ],
+)
+def test_docker_that_cannot_be_used_has_one_finding(engine: Engine, code: str) -> None:
+    facts: HostFacts = world.host(1, engine=engine)
+    found = engine_problem(facts)
+    assert found is not None
+    assert (found.code, found.host) == (code, "gpu1")

@@ -1,0 +1,128 @@
+"""What a node tells, read strictly enough to trust and loosely enough to last; and Ray's nodes against the plan."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_cluster.core.node_status import Membership, RayNode, UnknownStatus, current, membership, parse_status
+
+
+def document(**changed: Any) -> bytes:
+    failure = {"at": 1.5, "what": "it ended", "lines": ["ValueError: why", "more"]}
+    serve = {
+        "generation": "g",
+        "model": "m",
+        "name": "n",
+        "host": "127.0.0.1",
+        "port": 8000,
+        "phase": "loading",
+        "detail": "shards 1/2",
+        "progress": [1, 2],
+        "since": 3.0,
+        "attempt": 2,
+        "gpus": [4.0, 4],
+        "first_failure": failure,
+        "failure": None,
+        "ready_at": None,
+        "seconds_to_ready": None,
+    }
+    ray = {
+        "state": "up",
+        "restarts": 1,
+        "error": None,
+        "version": "2.56.1",
+        "nodes": [{"id": "a", "address": "10.0.0.1", "alive": True, "gpus": 2.0}],
+    }
+    return json.dumps({"v": 1, "role": "head", "updated": 2.5, "ray": ray, "serve": serve, **changed}).encode()
+
+
+def test_reads_what_a_node_writes() -> None:
+    status = parse_status(document(later="a key that a newer node has"))
+    assert status.ray.nodes == (RayNode("a", "10.0.0.1", True, 2.0),)
+    assert status.serve is not None
+    assert (status.serve.phase, status.serve.progress) == ("loading", (1, 2))
+    assert status.serve.first_failure is not None
+    assert status.serve.first_failure.lines == ("ValueError: why", "more")
+    assert parse_status(document(serve=None)).serve is None
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"{}", b'{"v": 1}', document(ray={}), b"\xff"])
+def test_what_no_node_writes_is_one_clear_error(raw: bytes) -> None:
+    with pytest.raises(UnknownStatus, match="cannot be read"):
+        parse_status(raw)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize("place", ['"gpus": 2.0', '"updated": 2.5', '"since": 3.0', '"gpus": [4.0'])
+def test_what_is_no_number_to_others_is_refused(number: str, place: str) -> None:
+    """Python reads and writes NaN as JSON; whoever reads `status --json` does not."""
+    raw = document().decode()
+    assert place in raw
+    key, bracket = place.split(": ", maxsplit=1)[0], "[" * ("[" in place)
+    with pytest.raises(UnknownStatus, match="cannot be read"):
+        parse_status(raw.replace(place, f"{key}: {bracket}{number}").encode())
+
+
+def test_another_version_is_refused_politely() -> None:
+    with pytest.raises(UnknownStatus, match="version 2; this vcluster reads version 1"):
+        parse_status(document(v=2))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_a_traceback(raw: bytes) -> None:
+    with pytest.raises(UnknownStatus):
+        parse_status(raw)
+
+
+def node(address: str, gpus: float = 2, *, alive: bool = True) -> RayNode:
+    return RayNode(f"id-{address}-{gpus}", address, alive, gpus)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node("a"), node("b")], Membership((), (), (), 4, 4)),
+        ([node("a"), node("b", 0, alive=False)], Membership(("b",), (), (), 2, 4)),
+        ([node("a"), node("b", 1)], Membership((), (), ("b",), 3, 4)),
+        ([node("a"), node("b"), node("c", 8)], Membership((), ("c",), (), 4, 4)),
+        ([node("a"), node("b"), node("b", 2)], Membership((), (), ("b",), 6, 4)),
+        ([node("a", 0, alive=False), node("a"), node("b")], Membership((), (), (), 4, 4)),
+        ([], Membership(("a", "b"), (), (), 0, 4)),
+    ],
+)
+def test_membership(nodes: list[RayNode], expected: Membership) -> None:
+    found = membership({"a": 2, "b": 2}, nodes)
+    assert found == expected
+    assert found.complete == (nodes in ([node("a"), node("b")], [node("a", 0, alive=False), node("a"), node("b")]))
+
+
+@pytest.mark.promise("P38")
+@pytest.mark.parametrize(
+    ("updated", "started", "now", "found"),
+    [
+        (100.0, 90.0, 104.0, "loading"),
+        (100.0, 90.0, 129.0, "loading"),
+        (100.0, 90.0, 131.0, "unknown"),  # stopped, or a full disk
+        (100.0, 101.0, 102.0, None),  # of the start before this one
+        (100.0, 101.5, 101.0, None),  # Docker's time comes in whole seconds
+        (100.0, 7300.0, 104.0, "loading"),  # the clock was put back by two hours after the start
+        (100.0, 7300.0, 200.0, "unknown"),
+        (7300.0, 90.0, 104.0, "unknown"),  # written before the clock was put back, and not since
+    ],
+)
+def test_a_status_is_worth_what_its_age_says(updated: float, started: float, now: float, found: str | None) -> None:
+    worth = current(parse_status(document(updated=updated, beat=5.0)), started, now)
+    assert (worth.serve.phase if worth and worth.serve else None) == found
+    if found == "unknown":
+        assert worth is not None
+        assert (worth.ray.state, worth.ray.nodes) == ("unknown", ())
+
+
+@pytest.mark.parametrize(("started", "found"), [(90.0, True), (101.0, False)])
+def test_a_node_of_an_earlier_version_is_believed_whatever_its_age(started: float, found: bool) -> None:
+    assert (current(parse_status(document(updated=100.0)), started, 10_000.0) is not None) is found

@@ -1,0 +1,263 @@
+"""The first cause under the noise: order, rank, runs, look-alikes, what is unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.logs import FOLDER, HEALTHY, explained
+from vllm_cluster.explain.benign import LOOKALIKES, OWN_START, OWN_STOP, Lookalike
+from vllm_cluster.explain.diagnosis import verdict
+from vllm_cluster.explain.log_line import moment, said
+from vllm_cluster.explain.scan import Seen, Source, scan
+from vllm_cluster.remote.node.attempt import STARTS, STOPS
+
+START = "INFO 11-21 02:{minute}:00 [utils.py:286] non-default args: {{'model': 'm'}}\n"
+CONTEXT = (
+    "ERROR 11-21 02:{minute}:30 [core.py:1] ValueError: To serve at least one request with the model's max seq len\n"
+)
+PORT = "ERROR 11-21 02:{minute}:40 [core.py:1] OSError: [Errno 98] Address already in use\n"
+READY = "INFO:     Application startup complete.\n"
+DEAD = "ERROR 11-21 02:{minute}:20 [core.py:1] RuntimeError: Engine core initialization failed. See root cause above.\n"
+DIED = "ERROR 11-21 02:{minute}:15 [m.py:1] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.\n"
+STUCK = "INFO 11-21 02:05:00 [shm.py:1] No available shared memory broadcast block found in 60 seconds.\n"
+FILLER = "INFO 11-21 02:00:01 [x.py:1] Route: /v1\n" * 50
+
+
+def at(minute: int, *lines: str) -> str:
+    """Lines of a minute, far enough from others."""
+    return FILLER + "".join(line.format(minute=f"{minute:02}") for line in lines)
+
+
+def test_a_cause_outranks_what_follows_from_it_though_that_is_said_first() -> None:
+    head = (
+        at(1, START, DEAD)
+        + "[rank0]:[E1121 02:01:00.1 socket.cpp:1023] [c10d] The client socket has timed out after 1s\n"
+    )
+    worker = (
+        "(RayWorkerProc pid=7, ip=10.0.0.2) ERROR 11-21 02:01:59 [w.py:1] OSError: [Errno 28] No space left on device\n"
+    )
+    found = explained(head, worker)
+    assert found.cause
+    assert (found.cause.row.number, found.cause.places[0].source) == ("17", "1")
+    assert found.cause.places[0].who == "RayWorkerProc pid=7, ip=10.0.0.2"
+    assert {place.number for place in found.followed} == {52, 53}
+    assert found.others == ()
+
+
+def test_the_earliest_of_two_causes_comes_first_whatever_log_it_stands_in() -> None:
+    found = explained(at(5, PORT), at(4, CONTEXT))
+    assert found.cause
+    assert (found.cause.row.number, [other.row.number for other in found.others]) == ("71", ["46"])
+
+
+def test_a_symptom_is_never_given_as_a_cause() -> None:
+    found = explained(
+        "x [c10d] The client socket has timed out after 600s while trying to connect to (10.0.0.1, 29501)\n"
+    )
+    assert found.symptom
+    assert (found.kind, found.cause, found.symptom.row.number) == ("symptom", None, "30")
+
+
+def test_what_no_row_knows_is_shown_beside_a_symptom_for_it_may_be_why() -> None:
+    found = explained(at(1, START, "FrobnicationError: the frob is out\n", DIED, DEAD))
+    assert found.symptom
+    assert (found.symptom.row.number, [place.text for place in found.strange]) == (
+        "40",
+        ["FrobnicationError: the frob is out"],
+    )
+    # That something has failed is less than a line that no row knows.
+    assert explained(at(1, START, DEAD)).kind == "symptom"
+    assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).kind == "unknown"
+
+
+def test_the_rank_that_fell_silent_first_is_named() -> None:
+    def worker(name: str, minute: int) -> Seen:
+        text = f"INFO 11-21 02:{minute:02}:00 [x.py:1] step\n"
+        return scan(Source(f"gpu{name}:ray/worker-{name}.out", [(1, text.encode())], f"gpu{name}", 2026))
+
+    stuck = scan(Source("gpu1:serve.log", [(1, (at(1, START) + STUCK).encode())], "gpu1", 2026))
+    found = verdict([stuck, worker("1", 9), worker("2", 4), worker("3", 9)])
+    assert found.silent
+    assert (found.kind, found.silent.source) == ("symptom", "gpu2:ray/worker-2.out")
+    assert verdict([stuck, worker("1", 9), worker("2", 9)]).silent is None
+
+
+def test_the_last_run_counts_and_the_earlier_ones_are_named() -> None:
+    found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, PORT))
+    assert found.cause
+    assert (found.cause.row.number, found.earlier) == ("46", (("71", 1),))
+    # Also where it stands in the log of another process.
+    found = explained(at(9, START, PORT), at(1, CONTEXT))
+    assert found.cause
+    assert (found.cause.row.number, found.earlier) == ("46", (("71", 1),))
+
+
+def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> None:
+    begin = "2026-11-21T02:{minute}:00Z vcluster starts vLLM\n"
+    usage = "vllm: error: unrecognized arguments: --no-such-flag\n"
+    first = (begin + START + CONTEXT).format(minute="01")
+    found = explained(first + begin.format(minute="02") + usage)
+    assert found.cause
+    assert (found.cause.row.number, found.earlier) == ("74", (("71", 1),))
+    assert explained(first).kind == "explained"
+    # The node program's word, in a log of its own making.
+    assert STARTS == OWN_START
+
+
+@pytest.mark.promise("P41")
+def test_what_ends_by_a_request_is_no_failure() -> None:
+    """Ray writes of each rank that its connection ended, whether it was killed or asked to end."""
+    begin = "2026-11-21T02:01:00Z vcluster starts vLLM\n"
+    stop = "2026-11-21T02:05:00Z vcluster stops vLLM\n"
+    ends = "[2026-11-21 02:{}:02,000 W 7 7] (gcs_server) Reporting worker exit, connection error code 2. End of file.\n"
+    serving = begin + START.format(minute="01") + READY
+    assert explained(serving + stop + DEAD.format(minute="05"), ends.format("05")).kind == "nothing"
+    # The same lines without the request, or before it, are one.
+    assert explained(serving, ends.format("05")).kind == "symptom"
+    assert explained(serving + stop, ends.format("04")).kind == "symptom"
+    # A new start after it fails by itself.
+    again = "2026-11-21T02:09:00Z vcluster starts vLLM\n"
+    assert explained(serving + stop + again, ends.format("05"), ends.format("10")).kind == "symptom"
+    assert explained(serving + stop + again, ends.format("05")).kind == "nothing"
+    assert STOPS == OWN_STOP
+
+
+def test_what_was_mended_by_a_new_start_is_no_failure_any_more() -> None:
+    found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, READY))
+    assert (found.kind, found.earlier) == ("nothing", (("71", 1),))
+
+
+def test_a_host_that_suffered_before_the_start_is_why_it_fails_when_nothing_better_is_there() -> None:
+    mismatch = "RuntimeError: Version mismatch: The cluster was started with:\n    Ray: 2.56.1\n    Python: 3.11.2\n"
+    found = explained(mismatch + at(3, START, DEAD))
+    assert found.cause
+    assert (found.cause.row.number, found.cause.more) == ("37", ("Ray: 2.56.1", "Python: 3.11.2"))
+    assert (explained(mismatch + at(3, START, PORT)).cause or found.cause).row.number == "46"
+
+
+def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_it() -> None:
+    died = "[2026-11-21 02:01:00,000 W 7 7] (gcs_server) connection error code 2. End of file.\n"
+    flag = "2026-11-21T02:05:00Z vcluster starts vLLM\nvllm: error: unrecognized arguments: --no-such-flag\n"
+    for logs in ((died + flag,), (flag, died)):
+        found = explained(*logs)
+        assert found.cause
+        assert (found.cause.row.number, found.earlier) == ("74", (("40", 1),))
+
+
+def test_what_the_server_has_survived_is_no_failure() -> None:
+    found = explained(at(1, START, PORT) + READY)
+    assert (found.kind, [one.row.number for one in found.survived]) == ("healed", ["46"])
+    assert explained(at(1, START) + READY + at(2, PORT)).kind == "explained"
+    refused = 'INFO: 10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
+    found = explained(at(1, START, PORT) + READY + at(2, CONTEXT) + refused)
+    assert found.cause
+    assert [one.row.number for one in (found.cause, *found.survived)] == ["71", "46"]
+
+
+def test_long_work_is_harmless_with_the_evidence_and_a_stop_is_not() -> None:
+    slow = explained((FOLDER / "healthy-slow-work.log").read_bytes())
+    (entry,) = [entry for entry in slow.harmless if entry.evidence]
+    assert "No available shared memory broadcast block" in entry.place.text
+    assert entry.evidence is not None
+    assert entry.evidence.number > entry.place.number
+    assert "200" in entry.evidence.text
+    stuck = explained((FOLDER / "51-stuck.log").read_bytes())
+    assert stuck.symptom
+    assert stuck.symptom.row.number == "51"
+    assert not any("shared memory broadcast" in entry.place.text for entry in stuck.harmless)
+
+
+def test_loopback_is_the_cause_where_nobody_can_connect_and_no_cause_on_one_host() -> None:
+    warning = (FOLDER / "healthy-loopback-on-one-host.log").read_text()
+    failure = (FOLDER / "19-gloo-mesh.log").read_text()
+    assert explained(warning).kind == "nothing"
+    found = explained(warning, failure)
+    assert found.cause
+    assert (found.cause.row.number, [other.row.number for other in found.others]) == ("20", ["19"])
+
+
+def test_what_is_not_known_is_called_unknown_with_the_last_lines() -> None:
+    found = explained(at(1, START) + "Traceback (most recent call last):\nFrobnicationError: the frob is out\n")
+    assert (found.kind, found.cause) == ("unknown", None)
+    assert found.trouble[-1].text == "FrobnicationError: the frob is out"
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "all is well\n", FILLER, "[state-dump] - num failed / plasma error: 0\n"])
+def test_where_nothing_failed_nothing_is_said(text: str) -> None:
+    assert explained(text).kind == "nothing"
+
+
+def test_repeated_lines_count_as_often_as_ray_says() -> None:
+    line = (
+        "(RayWorkerProc pid=7, ip=10.0.0.2) torch.OutOfMemoryError: CUDA out of memory [repeated 3x across cluster]\n"
+    )
+    found = explained(line * 2)
+    assert found.cause
+    assert found.cause.places[0].text == "torch.OutOfMemoryError: CUDA out of memory"
+    (seen,) = [scan(Source("x", [(1, line.encode() * 2)]))]
+    assert {hit.count for hit in seen.hits.values()} == {6}
+
+
+@pytest.mark.parametrize(
+    ("line", "time", "who", "words"),
+    [
+        ("(EngineCore pid=24) ERROR 11-21 02:19:12 [core.py:1] boom", 1795227552.0, "EngineCore pid=24", "boom"),
+        (
+            "2026-11-21 02:19:12,500\tINFO worker.py:1 -- hello",
+            1795227552.5,
+            "",
+            "2026-11-21 02:19:12,500\tINFO worker.py:1 -- hello",
+        ),
+        (
+            "[2026-11-21 02:19:12,250 E 7 7] (raylet) boom",
+            1795227552.25,
+            "",
+            "[2026-11-21 02:19:12,250 E 7 7] (raylet) boom",
+        ),
+        ("2026-11-21T02:19:12.75Z [vllm] (APIServer pid=1) boom", 1795227552.75, "vllm APIServer pid=1", "boom"),
+        ("[rank3]:[E1121 02:19:12.5 x.cpp:1] boom", 1795227552.5, "rank3", "[E1121 02:19:12.5 x.cpp:1] boom"),
+        ("[E528 02:19:12.5 x.cpp:1] boom", 1779934752.5, "", "[E528 02:19:12.5 x.cpp:1] boom"),
+        ("[Sat Nov 21 02:19:12 2026] NVRM: boom", 1795227552.0, "", "[Sat Nov 21 02:19:12 2026] NVRM: boom"),
+        ("Nov 21 02:19:12 gpu2 kernel: boom", 1795227552.0, "gpu2", "Nov 21 02:19:12 gpu2 kernel: boom"),
+        ("gpu2:12:34 [0] NCCL WARN boom", None, "gpu2", "gpu2:12:34 [0] NCCL WARN boom"),
+        ("\x1b[36m(Worker_TP1 pid=9)\x1b[0m boom", None, "Worker_TP1 pid=9", "boom"),
+        ("ERROR 13-41 99:99:99 [x.py:1] boom", None, "", "boom"),
+    ],
+)
+def test_a_line_is_taken_apart(line: str, time: float | None, who: str, words: str) -> None:
+    told = said(line.encode(), 2026)
+    assert (told.time, told.who, told.words) == (time, who, words)
+
+
+def test_a_time_that_cannot_be_is_none() -> None:
+    assert moment("2026-02-31T00:00:00Z", 2026) is None
+
+
+def test_lines_are_numbered_across_pieces() -> None:
+    parts = [(1, b"a\nb\n"), (3, b"c\nCUDA out of memory\n"), (90, b"x\nfailed: Address already in use")]
+    seen = scan(Source("x", parts))
+    assert {hit.first.number for hit in seen.hits.values()} == {4, 91}
+    assert seen.lines == 91
+    assert verdict([seen]).size == sum(len(part) for _, part in parts)
+
+
+def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
+    """Every healthy log before it, each with lines that look like failures; and the ranks that only saw it end."""
+    noise = [path.read_bytes() for path in HEALTHY]
+    ends = (FOLDER / "40-rank-killed.log").read_bytes()
+    for name, row in (("17-no-space", "17"), ("28-shm", "28"), ("71-context", "71"), ("62-gated", "62")):
+        # Hours later than all that: the last start is the one that failed.
+        cause = (FOLDER / f"{name}.log").read_bytes().replace(b"11-21 02:", b"11-21 09:")
+        found = explained(*noise, ends, cause)
+        assert found.cause, name
+        assert (found.cause.row.number, found.cause.places[0].source) == (row, str(len(noise) + 1))
+        assert all(other.row.kind == "cause" for other in found.others)
+
+
+@pytest.mark.parametrize("like", LOOKALIKES, ids=lambda like: like.needle[:40])
+def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: Lookalike) -> None:
+    alone = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n")
+    after = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n{READY}")
+    assert (after.kind, [entry.why for entry in after.harmless]) == ("nothing", [like.why])
+    assert alone.kind == ("symptom" if like.row else "nothing")
+    assert (alone.symptom.row.number if alone.symptom else "") == like.row

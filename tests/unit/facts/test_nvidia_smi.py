@@ -1,0 +1,98 @@
+"""What nvidia-smi says, as it was recorded on a host with two H200, and with one word changed at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.tree import FACTS, PROCESS, SMI
+from vllm_cluster.facts.details import GpuProcess, Links
+from vllm_cluster.facts.nvidia_smi import Smi, links, smi
+from vllm_cluster.facts.parse import facts
+
+
+def changed(path: str, before: str, after: str) -> str:
+    """The recorded answer with another value in an element of the first GPU."""
+    old, new = (f"<{path}>{value}</{path}>" for value in (before, after))
+    assert old in SMI
+    return SMI.replace(old, new, 1)
+
+
+def test_the_recorded_host_is_well() -> None:
+    found = smi(SMI, {})
+    assert [(gpu.mig, gpu.ecc, gpu.ecc_uncorrected, gpu.persistence) for gpu in found.gpus] == [
+        ("Disabled", "Enabled", 0, "Enabled")
+    ] * 2
+    assert [(gpu.repair_pending, gpu.recovery, gpu.processes) for gpu in found.gpus] == [((), "", ())] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "pending"),
+    [
+        ("remapped_row_pending", "No", "Yes", ("row remapping",)),
+        ("remapped_row_failure", "No", "Yes", ("row remapping failed",)),
+        ("channel_repair_pending", "No", "Yes", ("channel repair",)),
+        ("pending_retirement", "N/A", "Yes", ("page retirement",)),
+    ],
+)
+def test_a_gpu_that_waits_for_a_repair(path: str, before: str, after: str, pending: tuple[str, ...]) -> None:
+    assert [gpu.repair_pending for gpu in smi(changed(path, before, after), {}).gpus] == [pending, ()]
+
+
+def test_errors_add_up() -> None:
+    text = changed("dram_uncorrectable", "0", "2").replace(
+        "<sram_uncorrectable_parity>0</sram_uncorrectable_parity>",
+        "<sram_uncorrectable_parity>1</sram_uncorrectable_parity>",
+        1,
+    )
+    assert [gpu.ecc_uncorrected for gpu in smi(text, {}).gpus] == [3, 0]
+
+
+@pytest.mark.parametrize(
+    "cgroup", ["0::/system.slice/docker-{}.scope", "0::/../{}", "12:devices:/docker/{} 11:cpuset:/docker/{}"]
+)
+def test_a_process_is_led_back_to_its_container(cgroup: str) -> None:
+    container = "ab" * 32
+    text = SMI.replace("<processes>", f"<processes>{PROCESS}", 1)
+    (process,) = smi(text, {4242: cgroup.format(container, container)}).gpus[0].processes
+    assert (process.pid, process.used_mib, process.container) == (4242, 120_000, container)
+
+
+@pytest.mark.parametrize("text", ["", SMI[:9000], "<a>" * 100_000, SMI.replace("13.0", "&x;"), "<?xml version='9'?>"])
+def test_what_is_not_whole_says_nothing(text: str) -> None:
+    assert smi(text, {}) == Smi()
+
+
+def test_entities_are_refused_and_the_recorded_doctype_is_not() -> None:
+    assert "<!DOCTYPE" in SMI
+    bomb = SMI.replace('SYSTEM "nvsmi_device_v13.dtd"', '[<!ENTITY a "13.0">]').replace("13.0<", "&a;<")
+    assert smi(bomb, {}) == Smi()
+
+
+def test_the_recorded_host_with_a_process() -> None:
+    busy = (FACTS / "h200-x2-busy.nvidia-smi-q.xml").read_text()
+    held = [gpu.processes for gpu in smi(busy, {553: "0::/somewhere"}).gpus]
+    assert held == [(GpuProcess(553, "python3", 4706),), ()]
+
+
+def test_the_recorded_links() -> None:
+    said = (FACTS / "h200-x2.nvidia-smi-nvlink.txt").read_text()
+    assert links(said) == (Links(0, 18, 18), Links(1, 18, 18))
+    assert links(said.replace("26.562 GB/s", "<inactive>", 1))[0] == Links(0, 17, 18)
+
+
+def test_links_without_any() -> None:
+    assert links("GPU 0: NVIDIA L4 (UUID: x)\nUnable to retrieve NVLink information") == ()
+
+
+def test_all_that_a_real_gpu_host_told() -> None:
+    """One round trip: what the driver, the kernel and the file systems say; what is not there is said to be unknown."""
+    host = facts("gpu1", (FACTS / "h200-x2-host.txt").read_text(), deep=True)
+    assert [(gpu.name, gpu.memory_mib, gpu.driver) for gpu in host.gpus] == [("NVIDIA H200", 143771, "580.159.04")] * 2
+    assert (host.nics, host.hcas, host.rdma_devices) == ((), (), ("/dev/infiniband/rdma_cm",))
+    assert "docker" in host.engine.problem
+    told = host.details
+    assert told
+    assert [(gpu.fabric_state, gpu.ecc, gpu.mig) for gpu in told.health] == [("Completed", "Enabled", "Disabled")] * 2
+    assert [(link.active, link.total) for link in told.links] == [(18, 18)] * 2
+    assert (told.cuda, told.xids, told.peermem, told.acs) == ("13.0", (), False, None)
+    assert (told.memlock, told.resolves, told.filesystems[0].kind) == ("unlimited", ("127.0.0.1",), "ext4")

@@ -1,0 +1,131 @@
+"""Facts from what a host printed; what cannot be trusted is not half believed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.checks.registry import engine_problem, examine
+from vllm_cluster.facts.parse import facts
+
+ANSWER = """
+@@machine
+3d12
+@@hostname
+node1
+@@clock
+1795214931
+@@memory
+25276502016
+@@nics
+[{"ifname":"lo","mtu":65536,"operstate":"UNKNOWN","addr_info":[{"local":"127.0.0.1","prefixlen":8}]},
+ {"ifname":"eth0","mtu":9000,"operstate":"UP","addr_info":[{"local":"10.0.0.1","prefixlen":24},{"local":"fd00::1","prefixlen":64}]}]
+@@routes
+10.0.0.1 lo
+10.0.0.2 eth0
+10.9.9.9
+@@listening
+18EB
+07E8
+@@hcas
+mlx5_0|1|4: ACTIVE|InfiniBand|400 Gb/sec (4X NDR)|/dev/infiniband/uverbs0,
+@@gpus
+0, GPU-a, NVIDIA H200, 143771
+1, GPU-b, NVIDIA GB10, [N/A]
+@@slots
+
+@@missing
+/srv/nothing here
+@@cdi
+"kind": "nvidia.com/gpu
+kind: nvidia.com/gpu
+@@docker
+{"Version":"28.0.4","ApiVersion":"1.48","Arch":"amd64"}
+@@dockerinfo
+{"Root":"/var/lib/docker","Runtimes":{"nvidia":{},"runc":{}}}
+@@disks
+/var/lib/docker|83120623616
+/models|
+@@end
+"""
+
+
+def test_every_section_is_read() -> None:
+    host = facts("gpu1", ANSWER)
+    assert (host.machine_id, host.hostname, host.clock, host.memory) == ("3d12", "node1", 1795214931.0, 25276502016)
+    nic = host.interface_of("fd00::1")
+    assert nic is not None
+    assert (nic.name, nic.mtu) == ("eth0", 9000)
+    assert host.interface_of("10.0.0.2") is None
+    assert host.routes == {"10.0.0.1": "lo", "10.0.0.2": "eth0", "10.9.9.9": None}
+    assert host.listening == {6379, 2024}
+    assert [(hca.device, hca.port, hca.active, hca.uverbs) for hca in host.hcas] == [
+        ("mlx5_0", 1, True, ("/dev/infiniband/uverbs0",))
+    ]
+    assert [(gpu.index, gpu.name, gpu.memory_mib) for gpu in host.gpus] == [
+        (0, "NVIDIA H200", 143771),
+        (1, "NVIDIA GB10", (25276502016 - (8 << 30)) >> 20),
+    ]
+    assert [gpu.unified for gpu in host.gpus] == [False, True]
+    assert host.slots is None
+    assert host.missing_paths == {"/srv/nothing here"}
+    assert (host.engine.version, host.engine.runtimes, host.engine.cdi_specs) == (
+        "28.0.4",
+        ("nvidia", "runc"),
+        ("nvidia.com/gpu",),
+    )
+    assert host.free == {"/var/lib/docker": 83120623616}
+
+
+def test_an_answer_that_breaks_off_is_no_answer() -> None:
+    with pytest.raises(ValueError, match="breaks off"):
+        facts("gpu1", ANSWER.replace("@@end", ""))
+
+
+def test_a_host_without_tools_is_still_described() -> None:
+    bare = "".join(f"@@{name}\n\n" for name in _sections())
+    host = facts("gpu1", bare)
+    assert (host.nics, host.gpus, host.hcas, host.engine.problem) == ((), (), (), "no answer")
+
+
+def test_docker_that_refuses_says_why() -> None:
+    said = 'permission denied while trying to connect\n{"Root":"","Runtimes":null}'
+    refused = ANSWER.replace('{"Version":"28.0.4","ApiVersion":"1.48","Arch":"amd64"}', "null").replace(
+        '{"Root":"/var/lib/docker","Runtimes":{"nvidia":{},"runc":{}}}', said
+    )
+    assert facts("gpu1", refused).engine.problem == "permission denied while trying to connect"
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("nics", "[" * 100_000),
+        ("nics", '{"ifname": "eth0"}'),
+        ("nics", '[1, null, {"ifname": 1}, {"ifname": "e", "addr_info": 7, "mtu": [], "linkinfo": 3}]'),
+        ("nics", '[{"ifname": "e", "addr_info": [1, {"local": "10.0.0.999", "prefixlen": 24}, {"local": "x"}]}]'),
+        ("docker", "[" * 100_000),
+        ("docker", '{"ApiVersion": "one.two"}'),
+        ("docker", '{"ApiVersion": 1.45, "Version": [], "Arch": {}}'),
+        ("dockerinfo", '{"Root": 5, "Runtimes": 5, "SecurityOptions": {"a": 1}}'),
+        ("hcas", "mlx5_0|x\n|||||\nmlx5_0|one|ACTIVE|InfiniBand|x|y"),
+        ("gpus", "0, a\n\u0663, GPU-a, x, 5\n0, GPU-a, x, -5, [N/A], , maybe, many"),
+        ("listening", "zz FFFFF 18EB"),
+        ("disks", "/|-1\n/|x\n||\n/a|" + "9" * 5000),
+        ("memory", "9" * 5000),
+        ("clock", "nan"),
+        ("slots", "\u00b2"),
+    ],
+)
+def test_garbage_in_one_section_is_no_fact_and_no_harm(section: str, said: str) -> None:
+    before, after = re.split(rf"(?<=@@{section}\n)(?s:.*?)(?=\n@@)", ANSWER, maxsplit=1)
+    host = facts("gpu1", before + said + after)
+    assert host.hostname == "node1"
+    assert all(nic.interfaces() is not None for nic in host.nics)
+    assert engine_problem(host) is None or section == "docker"
+    assert examine(world.inventory(1), {"gpu1": host})
+
+
+def _sections() -> list[str]:
+    return [line[2:] for line in ANSWER.splitlines() if line.startswith("@@")]

@@ -1,0 +1,195 @@
+"""Each family's words for its layers, and configs that are broken, old or hostile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.models import configs
+from vllm_cluster.fit.config_values import size
+from vllm_cluster.fit.model_config import Layer, shape
+from vllm_cluster.fit.weights import Part, spread, tensors, weigh
+
+LLAMA = configs.LLAMA_8B
+
+
+def kinds(**changes: Any) -> str:
+    """The layers of a Llama with other words in its config: f full, w window, s state, - nothing kept."""
+    found = shape({**LLAMA, "num_hidden_layers": 6, **changes})
+    marks = {(True, False): "f", (True, True): "w", (False, False): "-"}
+    return "".join("s" if layer.state else marks[bool(layer.heads), bool(layer.window)] for layer in found.layers)
+
+
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_d_conv": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "ffffff"),
+        ({"sliding_window": 1024}, "wwwwww"),
+        ({"sliding_window": None}, "ffffff"),
+        ({"sliding_window": 1024, "use_sliding_window": False}, "ffffff"),
+        ({"sliding_window": 1024, "max_window_layers": 4}, "ffffww"),
+        ({"sliding_window": 1024, "sliding_window_pattern": 3}, "wwfwwf"),
+        ({"sliding_window": 1024, "model_type": "gemma2"}, "wfwfwf"),
+        ({"sliding_window": 1024, "layer_types": ["sliding_attention", "full_attention"] * 3}, "wfwfwf"),
+        ({"attention_chunk_size": 8192, "layer_types": ["chunked_attention"] * 5 + ["full_attention"]}, "wwwwwf"),
+        ({"layer_types": ["mamba"] * 5 + ["attention"], **MAMBA}, "sssssf"),
+        ({"layers_block_type": ["attention", "mamba"] * 3, **MAMBA}, "fsfsfs"),
+        ({"hybrid_override_pattern": "M-M*E-", **MAMBA}, "s-sf--"),
+        ({"attn_type_list": [0, 0, 1] * 2, **MAMBA}, "ssfssf"),
+        ({"attn_layer_period": 3, "attn_layer_offset": 1, **MAMBA}, "sfssfs"),
+        ({"num_kv_shared_layers": 2}, "ffff--"),
+    ],
+)
+def test_each_family_says_it_its_way(changes: dict[str, Any], expected: str) -> None:
+    assert kinds(**changes) == expected
+
+
+def test_a_window_stops_growing() -> None:
+    layers = shape(configs.GEMMA3_27B).layers
+    assert sum(layer.window is None for layer in layers) == 10
+    short, long = (sum(layer.held(tokens, 1, 2) for layer in layers) for tokens in (4096, 131072))
+    assert short == 62 * 4096 * 16 * 256 * 2
+    # 1023 tokens of the window, 8192 in flight, and one block more since a window begins anywhere.
+    assert long == (10 * 131072 + 52 * (9215 + 16 + 1)) * 16 * 256 * 2
+
+
+def test_linear_attention_keeps_a_state() -> None:
+    layers = shape(configs.QWEN3_NEXT).layers
+    assert sum(bool(layer.heads) for layer in layers) == 12
+    (state,) = {layer for layer in layers if not layer.heads}
+    assert state.held(16, 1, 2) == state.held(262144, 1, 2) == 32 * 128 * 128 * 4 + 8192 * 3 * 2
+    assert state.held(16, 2, 2) == state.held(16, 1, 2) // 2
+
+
+def test_kimi_counts_its_layers_from_one() -> None:
+    linear = {"full_attn_layers": [2, 6], "num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4}
+    assert kinds(model_type="kimi_linear", linear_attn_config=linear) == "sfsssf"
+
+
+def test_a_state_that_is_not_known_is_said() -> None:
+    found = shape({**LLAMA, "layer_types": ["conv"] * 16 + ["full_attention"] * 16})
+    assert any("16 layers" in note for note in found.notes)
+
+
+def test_sparse_attention_keeps_an_index_too() -> None:
+    config = {**configs.DEEPSEEK_V3, "model_type": "deepseek_v32", "index_head_dim": 128, "index_topk": 2048}
+    assert shape(config).layers[0].held(16, 8, 2) == 16 * (576 * 2 + 132)
+
+
+@pytest.mark.parametrize(
+    ("changes", "heads"),
+    [
+        ({"num_key_value_heads": None}, 32),
+        ({"num_key_value_heads": None, "multi_query": True}, 1),
+        ({"num_key_value_heads": None, "num_kv_heads": 71, "multi_query": True, "model_type": "falcon"}, 1),
+        ({"num_key_value_heads": None, "attn_config": {"kv_n_heads": 4}}, 4),
+        ({"num_key_value_heads": [2, 8, 4]}, 8),
+    ],
+)
+def test_kv_heads_have_many_names(changes: dict[str, Any], heads: int) -> None:
+    assert shape({**LLAMA, **changes}).layers[0] == Layer(heads, 256)
+
+
+def test_a_type_nobody_tried_is_said() -> None:
+    assert not shape(LLAMA).notes
+    assert "zebra" in shape({**LLAMA, "model_type": "zebra"}).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": None}, "no num_hidden_layers"),
+        ({"num_attention_heads": None}, "no num_attention_heads"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many'"),
+        ({"num_hidden_layers": 10**7}, "10000000 layers"),
+        ({"hidden_size": -4096}, "hidden_size is '-4096'"),
+        ({"vocab_size": 1e9}, "vocab_size"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"vocab_size": {}}, "vocab_size"),
+        ({"is_encoder_decoder": True}, "encoder"),
+        ({"layer_types": ["full_attention"]}, "1 of its 32 layers"),
+        ({"num_key_value_heads": 10**30}, "num_key_value_heads"),
+    ],
+)
+def test_what_a_config_cannot_say(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        shape({**LLAMA, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("405B", 405 * 10**9), ("0.5b", 5 * 10**8), ("80GB", 80 * 10**9), ("80 GiB", 80 << 30), ("79.6gib", 85469849190)],
+)
+def test_sizes_as_people_write_them(text: str, number: int) -> None:
+    assert size(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "B", "many", "-8B", "0", "8iB", "1e9", "9999999T", "8B8", "inf", "nan", "\uff18B"]
+)
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        size(text)
+
+
+def test_each_tensor_has_its_place() -> None:
+    found = weigh(
+        [
+            ("model.embed_tokens.weight", "BF16", 100),
+            ("model.layers.0.self_attn.q_a_proj.weight", "BF16", 7),
+            ("model.layers.60.mlp.experts.9.up_proj.weight", "F8_E4M3", 40),
+            ("model.layers.60.mlp.experts.9.up_proj.weight_scale_inv", "F32", 4),
+            ("model.layers.61.shared_head.head.weight", "BF16", 1000),
+            ("mtp.layers.0.mlp.up_proj.weight", "BF16", 2000),
+            ("visual.blocks.3.attn.qkv.weight", "F32", 16),
+            ("model.norm.weight", "BF16", 1),
+            ("lm_head.weight", "BF16", 90),
+        ],
+        shape(configs.DEEPSEEK_V3),
+    )
+    assert found.stored == {"BF16": 3198, "F8_E4M3": 40, "F32": 20}
+    assert (found.first, found.last, found.unused) == (Part(100), Part(90), 3000)
+    assert (found.layers[0], found.layers[60]) == (Part(0, 7), Part(44))
+    # Stored in 32 bits, served in 16.
+    assert found.everywhere == Part(8, 1)
+    assert found.on_stage(0, 30, 2) == 50 + 7 + 4 + 1
+    assert found.on_stage(30, 61, 2) == 45 + 22 + 4 + 1
+
+
+def test_a_tied_embedding_is_on_both_ends() -> None:
+    made = shape({**LLAMA, "num_hidden_layers": 2, "tie_word_embeddings": True})
+    names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"]
+    found = weigh([(name, "BF16", 100) for name in names], made)
+    assert [found.on_stage(*stage, 1) for stage in ((0, 1), (1, 2), (0, 2))] == [200, 200, 300]
+
+
+def test_where_only_the_sum_is_known() -> None:
+    found = spread(16_060_522_496, shape(LLAMA))
+    assert found.loaded == pytest.approx(16_060_522_496, rel=0.0001)
+    assert found.first == found.last == Part(128256 * 4096 * 2)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a": 1}',
+        b'{"a": {"dtype": "BF16"}}',
+        b'{"a": {"data_offsets": [0, "9"]}}',
+        b'{"a": {"data_offsets": [0, true]}}',
+        b'{"a": {"data_offsets": [9, 0]}}',
+        b'{"a": {"data_offsets": [-9, 0]}}',
+    ],
+)
+def test_what_is_no_header(header: bytes) -> None:
+    with pytest.raises(ValueError, match="header"):
+        tensors(header)

@@ -1,0 +1,179 @@
+"""Models as the hub and folders hold them, and everything that is not one."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.models import checkpoints, configs
+from tests.support.models.hub import Hub, hub
+from vllm_cluster.errors import Unreachable, UsageError, VclusterError
+from vllm_cluster.hub import model as reading
+from vllm_cluster.hub.model import read
+
+NAME = "meta-llama/Llama-3.1-8B"
+STORED = 16_060_522_496
+EXPERTS = json.dumps({**configs.LLAMA_8B, "num_experts_per_tok": 2}).encode()
+
+
+def repository(shards: int = 1) -> dict[str, bytes]:
+    """Llama 3.1 8B."""
+    return checkpoints.files(configs.LLAMA_8B, checkpoints.llama(configs.LLAMA_8B), shards)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with Llama 3.1 8B in 40 files."""
+    with hub(repositories={NAME: repository(40)}) as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.url + "/")
+        yield made
+
+
+@pytest.mark.parametrize("shards", [1, 40])
+@pytest.mark.parametrize("ranges", [True, False])
+def test_only_the_headers_are_read(here: Hub, shards: int, ranges: bool) -> None:
+    here.repositories[NAME], here.ranges = repository(shards), ranges
+    shape, weights = read(NAME, None)
+    assert (len(shape.layers), weights.stored, weights.estimated) == (32, {"BF16": STORED}, False)
+    assert all(headers["Range"].startswith("bytes=") for _, headers in here.asked)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_long_header_is_read_to_its_end(here: Hub, ranges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "FIRST_BYTES", 1000)
+    here.ranges = ranges
+    assert read(NAME, None)[1].stored == {"BF16": STORED}
+
+
+def test_a_folder_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    for name, content in repository(3).items():
+        (tmp_path / name).write_bytes(content)
+    assert read(str(tmp_path), None)[1].loaded == STORED
+
+
+def test_the_token_goes_to_the_hub_alone(here: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not to where the hub sends us for the files; and a .netrc entry does not take its place."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password wrong\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    here.gated.add(NAME)
+    with hub(repositories=here.repositories) as store:
+        here.elsewhere = store.url.replace("127.0.0.1", "localhost")
+        assert read(NAME, here.token)[1].loaded == STORED
+        assert store.asked
+        assert not any("hf_right" in str(headers) for _, headers in store.asked)
+
+
+@pytest.mark.parametrize(("token", "code"), [(None, 401), ("hf_wrong", 403)])
+def test_a_gated_model(here: Hub, token: str | None, code: int) -> None:
+    here.gated.add(NAME)
+    with pytest.raises(VclusterError, match=f"gated, private or not there: the hub answers {code}") as caught:
+        read(NAME, token)
+    assert caught.value.exit_code == 1
+    assert "HF_TOKEN" in str(caught.value.hint)
+    assert "hf_wrong" not in f"{caught.value}{caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("meta-llama/Llama-9", UsageError),
+        ("/no/such/folder", UsageError),
+        ("a/b/c", UsageError),
+        ("", UsageError),
+        ("-x", UsageError),
+        ("a b", UsageError),
+        ("https://hub/model", UsageError),
+    ],
+)
+def test_names_of_nothing(here: Hub, name: str, kind: type[VclusterError], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/proc")
+    with pytest.raises(kind):
+        read(name or " ", None)
+
+
+@pytest.mark.parametrize("code", [500, 503, 429])
+def test_a_hub_in_trouble(here: Hub, code: int) -> None:
+    here.broken = code
+    with pytest.raises(Unreachable, match=f"the hub answers {code}"):
+        read(NAME, None)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [("http://127.0.0.1:1", "refused"), ("http://no.such.invalid", "cannot be asked"), ("ftp://x", "cannot be asked")],
+)
+def test_a_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch, endpoint: str, said: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(Unreachable, match=said) as caught:
+        read(NAME, None)
+    assert "0x" not in str(caught.value)
+
+
+def test_a_hub_that_drips_is_left(here: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "READ_SECONDS", 0.5)
+    here.drips = True
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="in time"):
+        read(NAME, None)
+    assert time.monotonic() - began < 5
+
+
+def test_where_one_header_cannot_be_had_the_index_tells_the_sum(here: Hub) -> None:
+    here.refused = "model-00007"
+    weights = read(NAME, None)[1]
+    assert weights.estimated
+    assert weights.loaded == pytest.approx(STORED, rel=0.001)
+
+
+HALF = json.dumps(configs.LLAMA_8B).encode()[:200]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"config.json": HALF}, "only a part of it"),
+        ({"config.json": b""}, "only a part of it"),
+        ({"config.json": b"[]"}, "not what it should be"),
+        ({"config.json": b"\xff\x00"}, "no JSON"),
+        ({"config.json": b"[" * 200_000}, "no JSON"),
+        ({"config.json": b" " * (5 << 20)}, "not what it should be"),
+        ({"config.json": b'{"model_type": "zebra"}'}, "does not say enough: it has no num_hidden_layers"),
+        ({"config.json": None}, "has no config.json"),
+        # Of experts the config does not say enough to count them.
+        ({"model.safetensors": None, "config.json": EXPERTS}, "has no model.safetensors"),
+        ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1\noid"}, "no safetensors file"),
+        ({"model.safetensors": b"abc"}, "no safetensors file"),
+        ({"model.safetensors": b"\xff" * 64}, "no safetensors file"),
+        ({"model.safetensors": repository()["model.safetensors"][:3000]}, "header is no JSON"),
+        ({INDEX: b'{"weight_map": {"a": "../../../etc/passwd"}}'}, "outside of itself"),
+        ({INDEX: b'{"weight_map": {"a": "/etc/passwd"}}'}, "outside of itself"),
+        ({INDEX: json.dumps({"weight_map": {str(n): f"{n}" for n in range(5000)}}).encode()}, "names 5000 files"),
+        ({INDEX: b'{"weight_map": {"a": "gone.safetensors"}}'}, "has no gone.safetensors"),
+        ({INDEX: b"{"}, "only a part of it"),
+    ],
+)
+@pytest.mark.parametrize("where", ["hub", "folder"])
+def test_what_is_no_model(here: Hub, tmp_path: Path, where: str, changes: dict[str, Any], said: str) -> None:
+    content = {name: data for name, data in {**repository(), **changes}.items() if data is not None}
+    for name, data in content.items():
+        (tmp_path / name).write_bytes(data)
+    here.repositories["org/odd"] = content
+    with pytest.raises(VclusterError, match=said) as caught:
+        read("org/odd" if where == "hub" else str(tmp_path), None)
+    assert caught.value.exit_code == 1
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(VclusterError, match=r"no config\.json"):
+        read(str(tmp_path), None)

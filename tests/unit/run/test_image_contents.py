@@ -1,0 +1,103 @@
+"""A container on every host before `up`: one that cannot be started is an error, in the engine's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.checks.registry import Finding
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.errors import CommandFailed
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.image_contents import look_inside
+from vllm_cluster.transport.base import Transport
+
+WELL = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm": "0.33.0", "ray": "2.56.1"}}
+CGROUP = "runc create failed: write /sys/fs/cgroup/docker/cgroup.procs: no such file or directory"
+
+
+class Docker:
+    """A host's engine: what it refuses, and what its containers print."""
+
+    def __init__(self, host: str, *, refuses: str = "", prints: str = "", at: str = "start") -> None:
+        self.host, self.refuses, self.prints, self.at = host, refuses, prints, at
+        self.bodies: dict[str, Mapping[str, Any]] = {}
+        self.removed: list[str] = []
+
+    def create(self, name: str, body: Mapping[str, Any]) -> str:
+        self._refuse("create")
+        self.bodies[name] = body
+        return name
+
+    def start(self, _name: str) -> None:
+        self._refuse("start")
+
+    def _refuse(self, call: str) -> None:
+        if self.refuses and self.at == call:
+            raise CommandFailed(self.host, self.refuses, exit_code=500, stderr=self.refuses)
+
+    def wait(self, _name: str, _deadline: object) -> int:
+        return 0
+
+    def logs(self, _name: str) -> str:
+        return self.prints
+
+    def remove(self, name: str, grace: int) -> None:
+        assert grace == 0
+        self.removed.append(name)
+
+
+def looked(facts: dict[str, HostFacts], *, leave: tuple[str, ...] = (), **docker: Any) -> tuple[list[Finding], Docker]:
+    """The findings where the second host's engine is so, and that engine."""
+    words = world.inventory()
+    fleet = Fleet(words)
+    engines = {"gpu1": Docker("gpu1", prints=json.dumps({**WELL, "gpus": 2})), "gpu2": Docker("gpu2", **docker)}
+    for name, engine in engines.items():
+        fleet.links[name] = Link(name, cast(Transport, None))
+        fleet.links[name]._engine = cast(EngineClient, engine)
+    return look_inside(fleet, words, facts, lambda _: None, leave=leave), engines["gpu2"]
+
+
+@pytest.mark.promise("P40")
+@pytest.mark.parametrize("at", ["create", "start"])
+def test_no_container_at_all_is_an_error_in_the_engines_words(at: str) -> None:
+    (found,), docker = looked(world.hosts(), refuses=CGROUP, at=at)
+    assert (found.code, found.host, found.error) == ("container", "gpu2", True)
+    assert CGROUP in found.text
+    assert docker.removed == list(docker.bodies)
+
+
+@pytest.mark.promise("P40")
+def test_a_container_without_gpus_is_an_error() -> None:
+    said = json.dumps({**WELL, "gpus": None, "problem": "libcuda.so.1: cannot open shared object file"})
+    (found,), _ = looked(world.hosts(), prints=said)
+    assert (found.code, found.host) == ("container-gpus", "gpu2")
+    (found,), _ = looked(world.hosts(), prints="exec format error")
+    assert (found.code, "does not run Python" in found.text) == ("image-unfit", True)
+
+
+def test_it_is_a_nodes_container_and_makes_no_folder() -> None:
+    facts = world.hosts(gpu2={"missing_paths": frozenset({"/models"})})
+    found, docker = looked(facts, prints=json.dumps({**WELL, "gpus": 2}))
+    (body,) = docker.bodies.values()
+    config = body["HostConfig"]
+    assert found == []
+    assert config["DeviceRequests"] == [{"Driver": "nvidia", "DeviceIDs": ["0", "1"], "Capabilities": [["gpu"]]}]
+    assert (config["Binds"], config["Mounts"], config["RestartPolicy"]) == ([], [], {"Name": "no"})
+    assert docker.removed == list(docker.bodies)
+
+
+def test_hosts_without_the_image_are_left_alone() -> None:
+    facts = world.hosts()
+    facts["gpu2"] = replace(facts["gpu2"], images=())
+    found, docker = looked(facts, refuses=CGROUP)
+    assert (found, docker.bodies) == ([], {})
+    # As are those of which something is known that would only be told again.
+    found, docker = looked(world.hosts(), leave=("gpu2",), refuses=CGROUP)
+    assert (found, docker.bodies) == ([], {})

@@ -1,0 +1,62 @@
+"""What a program on a host says is heard as objects, bounded, and its end is told with its last words."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import HostError, TimedOut
+from vllm_cluster.run.program import LONGEST_LINE, MOST, Lines
+from vllm_cluster.transport.base import Stream
+
+
+class Says:
+    """A stream that says some pieces, and then no more."""
+
+    def __init__(self, *pieces: bytes, ends: bool = True) -> None:
+        self._pieces, self._ends = list(pieces), ends
+
+    def settimeout(self, seconds: float | None) -> None:
+        """As short as it is."""
+
+    def recv(self, _size: int) -> bytes:
+        if not self._pieces and not self._ends:
+            raise TimeoutError
+        return self._pieces.pop(0) if self._pieces else b""
+
+    def stderr_tail(self) -> str:
+        return "docker: Error response from daemon\n"
+
+
+def heard(*pieces: bytes, ends: bool = True) -> Lines:
+    """What is heard of these pieces."""
+    return Lines("gpu1", cast(Stream, Says(*pieces, ends=ends)))
+
+
+def test_objects_are_heard_however_they_are_cut_and_greetings_are_not() -> None:
+    lines = heard(b'Welcome!\n[1]\n{"a"', b': 1}\n{"b": 2}\n')
+    assert [lines.next(Deadline.after(1)) for _ in range(2)] == [{"a": 1}, {"b": 2}]
+
+
+def test_the_end_is_told_with_the_last_words() -> None:
+    with pytest.raises(HostError, match="gpu1: its program does not run: docker: Error response from daemon"):
+        heard(b'{"a": ').next(Deadline.after(1))
+
+
+def test_silence_ends_with_the_deadline() -> None:
+    with pytest.raises(TimedOut):
+        heard(ends=False).next(Deadline.after(0.01))
+    with pytest.raises(TimedOut):
+        heard(b"x\n" * 10, ends=False).next(Deadline.after(0))
+
+
+@pytest.mark.parametrize("piece", [b"x" * LONGEST_LINE, b"x\n" * (LONGEST_LINE // 2)])
+def test_what_never_ends_is_not_heard_out(piece: bytes) -> None:
+    with pytest.raises(HostError, match="more than we hear"):
+        heard(*[piece] * (MOST // LONGEST_LINE + 2)).next(Deadline.after(60))
+
+
+def test_nesting_without_end_is_a_line_like_any_other() -> None:
+    assert heard(b"[" * 50_000 + b'\n{"a": 1}\n').next(Deadline.after(1)) == {"a": 1}

@@ -1,0 +1,150 @@
+"""ssh_config as the inventory uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_cluster.errors import UsageError
+from vllm_cluster.transport import connect_errors, locate
+from vllm_cluster.transport.base import Target
+from vllm_cluster.transport.ssh_config import check, expand, hosts_matching, resolve, ssh_options
+
+
+def words(**values: str) -> dict[str, list[str]]:
+    return {key: [value] for key, value in values.items()}
+
+
+def test_hosts_are_listed_in_order_with_their_includes(tmp_path: Path) -> None:
+    (tmp_path / "more").write_text("Host gpu3 bastion\nInclude config\n")
+    (tmp_path / "config").write_text(
+        "# Host gpu0\nHost gpu1 gpu2 gpu*\n  HostName x\nhost=gpu9\nMatch host gpu8\n"
+        f"Include {tmp_path}/mo*\nHost !gpu7 gpu1 *\n"
+    )
+    assert hosts_matching(tmp_path / "config", "gpu*") == ["gpu1", "gpu2", "gpu9", "gpu3"]
+    assert hosts_matching(tmp_path / "config", "gpu[12]") == ["gpu1", "gpu2"]
+    assert hosts_matching(tmp_path / "config", "x") == []
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no-file"):
+        hosts_matching(tmp_path / "no-file", "*")
+
+
+def test_a_relative_include_is_looked_for_in_the_user_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text("Include conf.d/*\n")
+    (tmp_path / ".ssh/conf.d").mkdir()
+    (tmp_path / ".ssh/conf.d/a").write_text('Host "gpu1"\n')
+    assert hosts_matching(None, "*") == ["gpu1"]
+
+
+def test_the_answer_of_ssh_becomes_a_resolved_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    answer = {
+        **words(user="me", hostname="10.0.0.1", port="2222", identitiesonly="yes", hostkeyalias="gpu"),
+        **words(stricthostkeychecking="accept-new", hashknownhosts="yes", proxycommand="nc %h %p %%"),
+        "identityfile": ["~/.ssh/a key", "/k/%r@%h"],
+        "userknownhostsfile": ["/a /b"],
+        "globalknownhostsfile": ["/c"],
+        "identityagent": ["none"],
+    }
+    at = resolve(Target("gpu1", "g"), lambda _: answer)
+    assert at.where == "me@10.0.0.1:2222"
+    assert at.identities == (tmp_path / ".ssh/a key", Path("/k/me@10.0.0.1"))
+    assert at.known_hosts == (Path("/a"), Path("/b"), Path("/c"))
+    assert (at.identities_only, at.host_key_alias, at.accept_new_keys, at.agent) == (True, "gpu", True, None)
+    assert expand(at.proxy_command or "", at) == "nc 10.0.0.1 2222 %"
+
+
+def test_jump_hosts_are_resolved_one_through_the_other() -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def ask(target: Target) -> dict[str, list[str]]:
+        asked.append((target.destination, target.jump))
+        answer = words(user="u", hostname=target.destination.rpartition("@")[2].removeprefix("ssh://").split(":")[0])
+        return {**answer, "proxyjump": [target.jump]} if target.jump else answer
+
+    at = resolve(Target("gpu1", "g", jump="a,u@b:22,[::1]:2"), ask)
+    assert asked == [("g", "a,u@b:22,[::1]:2"), ("ssh://[::1]:2", "a,u@b:22"), ("ssh://u@b:22", "a"), ("a", None)]
+    assert at.jump is not None and at.jump.jump is not None and at.jump.jump.jump is not None
+    assert at.jump.jump.jump.host == "a"
+
+
+def test_a_circle_is_refused() -> None:
+    with pytest.raises(UsageError, match="circle"):
+        resolve(Target("gpu1", "a"), lambda target: words(user="u", hostname="x", proxyjump="b"))
+
+
+@pytest.mark.parametrize("bad", ["x y", "$(id)", "-v"])
+def test_a_bad_name_in_ssh_config_is_refused(bad: str) -> None:
+    with pytest.raises(UsageError, match="HostName"):
+        resolve(Target("gpu1", "a"), lambda _: words(user="u", hostname=bad))
+
+
+@given(text=st.text(max_size=20))
+def test_no_name_that_passes_can_be_an_option_or_a_command(text: str) -> None:
+    for target in (Target("n", text), Target("n", "h", user=text), Target("n", "h", jump=text)):
+        try:
+            check(target)
+        except UsageError:
+            continue
+        if target.jump in ("", "none"):
+            continue
+        for part in text.split(",") if target.jump else [text]:
+            assert part
+            assert not part.startswith("-")
+            assert not set(part) & set(" \t\n\r\0'\"`;&<>|(){}")
+
+
+def test_options_stand_before_the_destination(tmp_path: Path) -> None:
+    target = Target("n", "h", user="u", port=2, identity=tmp_path / "k", jump="j", config=tmp_path / "c")
+    assert ssh_options(target) == ["-F", f"{tmp_path}/c", "-l", "u", "-p", "2", "-i", f"{tmp_path}/k", "-J", "j"]
+
+
+@pytest.fixture
+def no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without the ssh command."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+
+
+@pytest.mark.usefixtures("no_ssh")
+def test_a_config_that_needs_no_ssh_is_read_without_it(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        f"Include {tmp_path}/none/*.conf\nHost gpu1\n  HostName 10.0.0.7\n  Port 2222\n"
+        "  User ada\n  ProxyJump bastion\nHost bastion\n  HostName 10.0.0.1\n"
+    )
+    found = locate(Target("gpu1", "gpu1", config=config), "fabric")
+    assert (found.host, found.port, found.user) == ("10.0.0.7", 2222, "ada")
+    assert found.jump and found.jump.host == "10.0.0.1"
+    with pytest.raises(UsageError, match="the ssh command is not installed"):
+        locate(Target("gpu1", "gpu1", config=config), "openssh")
+
+
+@pytest.mark.usefixtures("no_ssh")
+@pytest.mark.parametrize("line", ["Include {folder}/more", "Match exec true", "match=host gpu1"])
+def test_what_only_ssh_can_read_is_named_where_there_is_no_ssh(tmp_path: Path, line: str) -> None:
+    (tmp_path / "more").write_text("Host gpu1\n")
+    config = tmp_path / "config"
+    config.write_text(f"Host gpu1\n{line.format(folder=tmp_path)}\n")
+    word = line.replace("=", " ").split()[0]
+    with pytest.raises(UsageError, match=f"{config}:2: {word} needs the ssh command") as refused:
+        locate(Target("gpu1", "gpu1", config=config), "fabric")
+    assert refused.value.hint == "install the OpenSSH client"
+
+
+def test_commands_to_paste_ask_ssh_as_the_inventory_does(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.touch()
+    target = Target("gpu1", "10.0.0.7", user="ada", port=2222, identity=Path("/k e y"), jump="bastion", config=config)
+    at = resolve(target)
+    options = f"-F {config} -l ada -p 2222 -i '/k e y' -J bastion 10.0.0.7"
+    assert f"ssh {options}" in str(connect_errors.unknown_key(at, "SHA256:x").hint)
+    copied = f"ssh-copy-id -F {config} -o User=ada -p 2222 -i '/k e y' -o ProxyJump=bastion 10.0.0.7"
+    assert copied in str(connect_errors.auth_refused(at, "it refused every key", [], []).hint)

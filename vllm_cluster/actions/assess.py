@@ -1,0 +1,178 @@
+"""The beginning of every verb: connect, observe, judge, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from vllm_cluster.checks.finding import Finding
+from vllm_cluster.checks.registry import engine_problem, preflight
+from vllm_cluster.core.desired import Inputs, desired
+from vllm_cluster.core.diff import diff
+from vllm_cluster.core.identity import our_id
+from vllm_cluster.core.kept import kept_secrets
+from vllm_cluster.core.plan import Plan
+from vllm_cluster.core.settled import settled
+from vllm_cluster.core.spec import ContainerSpec
+from vllm_cluster.errors import InventoryError, PreflightFailed, VclusterError, together
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.members import membership
+from vllm_cluster.run.node_files import digest, node_files
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.run.secret_files import read_kept
+from vllm_cluster.run.secrets import Reading, Secrets, gather, gather_with_values
+from vllm_cluster.text import by_hosts, count
+
+# Of the id that a new cluster gets.
+ID_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found, what is wanted, and the way from one to the other."""
+
+    facts: Mapping[str, HostFacts]
+    plan: Plan
+    secrets: Secrets
+
+
+@contextmanager
+def connected(
+    inventory: Inventory, emit: Emit, hosts: Sequence[str] | None = None, *, runtime: Runtime = SYSTEM
+) -> Iterator[Fleet]:
+    """Every host of the inventory, or these alone, connected.
+
+    Raises:
+        Unreachable, FleetError: a host could not be reached; no host was touched.
+    """
+    with Fleet(inventory, runtime) as fleet:
+        emit(Event("phase", f"connecting to {count(len(hosts or inventory.hosts), 'host')}"))
+        _, failures = fleet.connect(hosts)
+        try:
+            if failures:
+                raise together(failures)
+            yield fleet
+        except VclusterError as error:
+            error.among(hosts or inventory.hosts)
+            raise
+
+
+@contextmanager
+def reached(
+    inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM
+) -> Iterator[tuple[Fleet, dict[str, VclusterError]]]:
+    """The hosts of the inventory that can be reached, connected; and why the others cannot.
+
+    Raises:
+        Unreachable, FleetError: none can.
+    """
+    with Fleet(inventory, runtime) as fleet:
+        emit(Event("phase", f"connecting to {count(len(inventory.hosts), 'host')}"))
+        there, failures = fleet.connect()
+        try:
+            if not there:
+                raise together(failures)
+            yield fleet, failures
+        except VclusterError as error:
+            error.among(inventory.hosts)
+            raise
+
+
+def facts_of(inventory: Inventory, fleet: Fleet, without: Collection[str] = ()) -> dict[str, HostFacts]:
+    """The facts of every host, but for some.
+
+    Raises:
+        PreflightFailed: a host's Docker cannot be used.
+    """
+    hosts = [name for name in fleet.names if name not in without]
+    facts = fleet.all(lambda link: observe(inventory, link), hosts)
+    refuse([finding for host in facts.values() if (finding := engine_problem(host))])
+    return facts
+
+
+def survey(
+    inventory: Inventory,
+    fleet: Fleet,
+    emit: Emit,
+    *,
+    locked: bool = False,
+    reading: Reading = Reading.ALL,
+    forget: Collection[str] = (),
+) -> Survey:
+    """Observe all hosts and compare them with the inventory; changes nothing.
+
+    With the lease held it also reads the generated secrets from where they are, to give them to new nodes.
+    Members that left and cannot be reached are remembered, but for those to `forget`.
+
+    Raises:
+        PreflightFailed: something is wrong that must be mended first.
+        UsageError: a host to forget has not left.
+    """
+    facts = _judged(inventory, fleet, emit)
+    if locked:
+        secrets = gather_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
+    else:
+        secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime, reading)
+    for problem in secrets.unread:
+        emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
+    specs = _specs(inventory, fleet, facts, secrets, emit)
+    members = membership(inventory, fleet, facts, specs, emit=emit, forget=forget)
+    return Survey({**facts, **members.former}, diff(specs, facts, members), secrets)
+
+
+def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collection[str]) -> Plan | None:
+    """The plan for the hosts that answer, as far as it does not depend on the lost ones; None without the head.
+
+    Raises:
+        PreflightFailed: something is wrong with the hosts that answer.
+    """
+    facts = _judged(inventory, fleet, emit, lost)
+    if inventory.head_name in lost:
+        return None
+    secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime, Reading.WHAT_CAN_BE)
+    return diff(_specs(inventory, fleet, facts, secrets, emit), facts)
+
+
+def _judged(inventory: Inventory, fleet: Fleet, emit: Emit, without: Collection[str] = ()) -> dict[str, HostFacts]:
+    emit(Event("phase", "looking at the hosts"))
+    facts = facts_of(inventory, fleet, without)
+    findings = preflight(inventory, facts)
+    warnings = ((replace(finding, host=""), finding.host) for finding in findings if not finding.error)
+    for finding, hosts in by_hosts(warnings).items():
+        emit(Event("warning", f"{finding.text}; {finding.fix}", hosts, {"code": finding.code}))
+    refuse([finding for finding in findings if finding.error])
+    return facts
+
+
+def _specs(
+    inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], secrets: Secrets, emit: Emit
+) -> tuple[ContainerSpec, ...]:
+    identity = our_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
+    specs, less = settled(desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity)), facts)
+    for lost in less:
+        emit(Event("warning", f"{lost.text}; the node stays as it is", lost.host, {"code": "found-less"}))
+    return specs
+
+
+def refuse(findings: list[Finding]) -> None:
+    """Stop before anything is touched, naming every finding with its host and remedy."""
+    if findings:
+        said = by_hosts((finding.text, finding.host) for finding in findings)
+        lines = [f"{hosts}: {text}" for text, hosts in said.items()]
+        # A command to paste stays one: what it names its host in is not prefixed with it.
+        fixes = dict.fromkeys(
+            finding.fix if finding.host in finding.fix else f"{finding.host}: {finding.fix}" for finding in findings
+        )
+        raise PreflightFailed("\n".join(lines), hint="\n".join(fixes))
+
+
+def require_name(inventory: Inventory, names: list[str]) -> None:
+    """Refuse hosts that the inventory does not have."""
+    unknown = [name for name in names if name not in inventory.hosts]
+    if unknown:
+        raise InventoryError(f"no host {', '.join(unknown)}", hint=f"there are {', '.join(inventory.hosts)}")

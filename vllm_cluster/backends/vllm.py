@@ -1,0 +1,280 @@
+"""What vLLM is told: its command line, its environment, and how a model is laid over the GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_cluster.errors import UsageError
+from vllm_cluster.text import count, holds_token, redact
+
+MIDDLEWARE = "vcluster_auth.RequireKey"
+
+_GROUP = "vcluster starts the ranks through Ray"
+_ONE = "a cluster serves one engine over all its GPUs: use --tp and --pp"
+_TLS = "the endpoint speaks plain HTTP: use vcluster tunnel, or a proxy that ends TLS"
+# Each option that would undo what vcluster does, and what to use instead.
+_OURS = {
+    "--model": "give the model before --",
+    "--served-model-name": "use --name",
+    "--tensor-parallel-size": "use --tp",
+    "--pipeline-parallel-size": "use --pp",
+    "--host": "use --expose to bind the cluster address",
+    "--port": "set ports.api in the inventory",
+    "--uds": "the endpoint is a port: ports.api in the inventory",
+    "--hf-token": "set hf_token in the inventory: env:NAME, file:PATH or cmd:COMMAND",
+    "--api-key": "set api_key in the inventory; the key guards every route",
+    "--distributed-executor-backend": _GROUP,
+    "--nnodes": _GROUP,
+    "--node-rank": _GROUP,
+    "--master-addr": _GROUP,
+    "--master-port": _GROUP,
+    "--headless": _GROUP,
+    "--fd": "the endpoint is a port: ports.api in the inventory",
+    "--grpc": "the endpoint speaks HTTP, with the key on every route",
+    "--data-parallel-size": _ONE,
+    "--data-parallel-size-local": _ONE,
+    "--data-parallel-rank": _ONE,
+    "--data-parallel-start-rank": _ONE,
+    "--data-parallel-address": _ONE,
+    "--data-parallel-rpc-port": _ONE,
+    "--data-parallel-backend": _ONE,
+    "--data-parallel-hybrid-lb": _ONE,
+    "--data-parallel-external-lb": _ONE,
+    "--data-parallel-multi-port-external-lb": _ONE,
+    "--prefill-context-parallel-size": _ONE,
+    "--ssl-keyfile": _TLS,
+    "--ssl-certfile": _TLS,
+    "--ssl-ca-certs": _TLS,
+}
+_SHORT = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpl": "--data-parallel-size-local",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-pcp": "--prefill-context-parallel-size",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many GPUs share each layer (TP), how many stages the layers form (PP), and why."""
+
+    tp: int
+    pp: int
+    reasons: tuple[str, ...]
+
+
+def serve_argv(
+    model: str,
+    *,
+    name: str,
+    tp: int,
+    pp: int,
+    host: str,
+    port: int,
+    extra: Sequence[str],
+    download_dir: str | None = None,
+) -> list[str]:
+    """The command that serves a model.
+
+    Raises:
+        UsageError: the model cannot be one, or a flag would undo what vcluster does.
+    """
+    check(model, name, extra)
+    return [
+        "vllm",
+        "serve",
+        model,
+        *extra,
+        # Ours come last: the last of two equal flags wins, and the last middleware is asked first.
+        f"--served-model-name={name}",
+        f"--tensor-parallel-size={tp}",
+        f"--pipeline-parallel-size={pp}",
+        "--distributed-executor-backend=ray",
+        f"--host={host}",
+        f"--port={port}",
+        f"--middleware={MIDDLEWARE}",
+        *([f"--download-dir={download_dir}"] if download_dir else []),
+    ]
+
+
+def check(model: str, name: str, extra: Sequence[str]) -> None:
+    """Refuse what vLLM could take for something else.
+
+    Raises:
+        UsageError: the model cannot be one, or a flag would undo what vcluster does.
+    """
+    _check_word("the model", model)
+    _check_word("the name", name)
+    for index, flag in enumerate(extra):
+        if not _agrees(flag, extra[index + 1 : index + 2]):
+            _check_flag(flag)
+        if holds_token(flag):
+            raise UsageError(
+                f"{redact(flag)!r} holds a secret, which ps and vLLM's log would show",
+                hint="set hf_token or secrets in the inventory; vLLM finds them in its environment",
+            )
+
+
+def instead(flag: str) -> str | None:
+    """What to use in place of a flag that vcluster sets itself; None for all others."""
+    ours = _ours(flag)
+    return _OURS[ours] if ours else None
+
+
+def environment() -> dict[str, str]:
+    """What vLLM's processes get besides the container's own environment."""
+    return {
+        # Its 600 s end the load of a large model when there are several API servers: the node program has the limits.
+        "VLLM_ENGINE_READY_TIMEOUT_S": "604800",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_COLOR": "0",
+    }
+
+
+def _check_word(what: str, value: str) -> None:
+    if not value or value.startswith("-") or not value.isprintable():
+        raise UsageError(f"{value!r} cannot be {what}", hint="flags for vLLM go behind --")
+
+
+def _check_flag(flag: str) -> None:
+    if "\0" in flag:
+        raise UsageError(f"{flag!r} holds a NUL, which no command line can carry")
+    if flag == "--":
+        raise UsageError("a second -- ends vLLM's flags before ours", hint="give only flags behind the first --")
+    ours = _ours(flag)
+    if ours:
+        word = flag.partition("=")[0]
+        text = ours if word == ours else f"{word!r}, which is {ours} for vLLM,"
+        raise UsageError(f"{text} is set by vcluster", hint=_OURS[ours])
+
+
+def _agrees(flag: str, following: Sequence[str]) -> bool:
+    """Whether a flag says what we say too: guides begin with it."""
+    name, _, value = flag.replace("_", "-").partition("=")
+    return name == "--distributed-executor-backend" and (value or "".join(following)) == "ray"
+
+
+# What vLLM's parser is asked for: where these are not ours, or not its own defaults, something else would be served.
+_MINE = ("model_tag", "served_model_name", "tensor_parallel_size", "pipeline_parallel_size", "host", "port")
+SIZES = ("--tensor-parallel-size=", "--pipeline-parallel-size=")
+ASKED = (*_MINE, "distributed_executor_backend", "middleware")
+
+
+def undone(values: Mapping[str, Any], given: Sequence[str], argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options that undo what `serve_argv` set, by what vLLM's own parser made of its words; and what to use."""
+    own = {word.partition("=")[0]: word.partition("=")[2] for word in argv if word.startswith("--") and "=" in word}
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        expected = argv[2] if name == "model_tag" else own.get(option)
+        got = value[-1] if isinstance(value, list) and value else value
+        if expected is not None and str(got) != expected:
+            yield ("the model", _OURS["--model"]) if name == "model_tag" else (option, _OURS.get(option, _GROUP))
+    for name in given:
+        option = f"--{name.replace('_', '-')}"
+        if option in _OURS and option not in own and name != "model":
+            yield option, _OURS[option]
+
+
+def options(words: Sequence[str]) -> Iterator[str]:
+    """The names of the options among words, as vLLM's parser names their values."""
+    for word in words:
+        if word.startswith("--"):
+            yield word.partition("=")[0].partition(".")[0].removeprefix("--").replace("-", "_")
+
+
+def _ours(flag: str) -> str | None:
+    """The option of ours that vLLM's parser would take this word for."""
+    name = flag.partition("=")[0].replace("_", "-")
+    if name.startswith("--"):
+        # Any beginning of an option stands for it, and none of vLLM's own options begins one of ours.
+        return next((option for option in _OURS if option.startswith(name)), None)
+    # Of a short option of one letter, the rest of the word is the value.
+    name = name[:2] if name[:2] in _SHORT else name
+    return next((option for short, option in _SHORT.items() if len(name) > 1 and short.startswith(name)), None)
+
+
+def layout(nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = ()) -> Layout:
+    """TP = GPUs of a host and PP = hosts, unless told otherwise. `nodes` are the GPUs of each host, the head first.
+
+    `names` are those of the hosts, to say which of them idle.
+
+    Raises:
+        UsageError: it cannot be laid out so, with what can.
+    """
+    total = sum(nodes)
+    if not nodes or min(nodes) < 1:
+        raise UsageError("every host needs at least one GPU to serve on")
+    for option, value in (("--tp", tp), ("--pp", pp)):
+        if value is not None and value < 1:
+            raise UsageError(f"{option} {value} is not a number of GPUs", hint="give 1 or more")
+    tp, pp, reasons = _sizes(nodes, tp, pp)
+    if tp * pp > total:
+        text = f"TP={tp} x PP={pp} needs {tp * pp} GPUs; the cluster has {total}"
+        raise UsageError(text, hint=f"choose --tp and --pp whose product is {total}, or give neither")
+    if tp * pp < total:
+        reasons.append(_idle(nodes, tp * pp, names))
+    if len(nodes) > 1 and any(count % tp for count in nodes):
+        reasons.append(f"TP={tp} crosses hosts: every layer waits for the network, which only RDMA makes bearable")
+    return Layout(tp, pp, tuple(reasons))
+
+
+def _idle(nodes: Sequence[int], used: int, names: Sequence[str]) -> str:
+    """Which GPUs stay idle: Ray packs the ranks, and the head has the first of them."""
+    total, hosts = sum(nodes), list(names) or [f"host {number}" for number in range(1, len(nodes) + 1)]
+    text = f"{total - used} of the {total} GPUs stay idle"
+    left = [max(0, nodes[0] - used), *nodes[1:]]
+    if len(nodes) == 1:
+        return text
+    if used > nodes[0] and len(nodes) > 2:
+        return f"{text}, of those on {', '.join(hosts[1:])}: Ray chooses which"
+    left[1] -= max(0, used - nodes[0])
+    idle = [f"{count} of {host}" for host, count in zip(hosts, left, strict=True) if count]
+    return f"{text}: {', '.join(idle)}"
+
+
+def _sizes(nodes: Sequence[int], tp: int | None, pp: int | None) -> tuple[int, int, list[str]]:
+    total = sum(nodes)
+    if tp is not None and pp is not None:
+        return tp, pp, [f"TP={tp} and PP={pp} as told"]
+    if tp is not None:
+        pp = _other("--tp", tp, total)
+        return tp, pp, [f"TP={tp} as told, PP={pp}: {total} GPUs in groups of {tp}"]
+    if pp is not None:
+        tp = _other("--pp", pp, total)
+        return tp, pp, [f"PP={pp} as told, TP={tp}: {total} GPUs over {count(pp, 'stage')}"]
+    return _by_itself(nodes)
+
+
+def _by_itself(nodes: Sequence[int]) -> tuple[int, int, list[str]]:
+    total = sum(nodes)
+    if len(nodes) == 1:
+        return total, 1, [f"TP={total}: the GPUs of the one host", "PP=1: one host"]
+    if len(set(nodes)) == 1:
+        return nodes[0], len(nodes), [f"TP={nodes[0]}: GPUs of each host", f"PP={len(nodes)}: hosts"]
+    # Ranks are dealt host by host, so groups stay within hosts when their size divides every host's GPUs.
+    tp = math.gcd(*nodes)
+    counts = ", ".join(map(str, nodes))
+    why = "the largest group that fits into each evenly"
+    return tp, total // tp, [f"TP={tp}: the hosts have {counts} GPUs, {why}", f"PP={total // tp}: {total} GPUs / {tp}"]
+
+
+def _other(option: str, value: int, total: int) -> int:
+    if total % value:
+        fitting = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
+        text = f"{option} {value} does not divide the cluster's {total} GPUs"
+        raise UsageError(text, hint=f"choose one of {fitting}, or give both --tp and --pp")
+    return total // value

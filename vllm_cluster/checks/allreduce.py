@@ -1,0 +1,214 @@
+"""What the ranks told of a trial, and which host or link that blames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from vllm_cluster.backends.nccl import Transport
+from vllm_cluster.checks.registry import Finding
+from vllm_cluster.text import things
+
+_FIRST = ("started", "store", "joined")
+_DONE = 1 << 10
+# NCCL over a link reaches 80 to 95 % of it where all is well.
+GOOD_SHARE = 0.5
+_MOST_LOG = 400
+_TRY = 'environment: {NCCL_P2P_DISABLE: "1"}, then {NCCL_NVLS_ENABLE: "0"}, then {NCCL_IB_DISABLE: "1"}'
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size: the time of an all-reduce on the slowest rank, and the bus bandwidth that it means, in GB/s."""
+
+    bytes: int
+    seconds: float
+    bus: float
+
+
+@dataclass
+class Trial:
+    """One all-reduce among some hosts: `ranks` says which rank is on which host."""
+
+    ranks: Mapping[int, str]
+    sizes: Sequence[int]
+    steps: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    wrong: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    log: dict[str, None] = field(default_factory=dict)
+    # Ranks that ended without a word: who told of an error mostly tells of them.
+    died: list[int] = field(default_factory=list)
+    # The rest was stopped by us; `given_up` where nothing had failed, and they hung.
+    stopped: bool = False
+    given_up: bool = False
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that take part, in the order of their ranks."""
+        return tuple(dict.fromkeys(self.ranks.values()))
+
+    def hear(self, rank: int, row: Mapping[str, Any]) -> bool:
+        """Take in what a rank says; whether it is a step further now. What nobody can say is not heard."""
+        step, size, taken = row.get("step"), row.get("bytes"), row.get("seconds")
+        if rank not in self.ranks:
+            return False
+        if isinstance(row.get("log"), str) and len(self.log) < _MOST_LOG:
+            self.log[row["log"]] = None
+        if step == "ended":
+            self.ended.add(rank)
+            if row.get("code") and not self.stopped and rank not in self.errors:
+                self.errors[rank] = f"it died (exit code {row['code']})"
+                self.died.append(rank)
+        elif step == "failed":
+            self.errors.setdefault(rank, str(row.get("error"))[:600])
+        elif step == "done":
+            return self._reach(rank, _DONE)
+        elif step in _FIRST:
+            return self._reach(rank, _FIRST.index(step) + 1)
+        elif step == "size" and isinstance(size, int) and size in self.sizes and isinstance(taken, int | float):
+            self.seconds[size] = max(float(taken), 1e-9)
+            if row.get("right") is not True:
+                self.wrong.setdefault(rank, size)
+            return self._reach(rank, self.sizes.index(size) + 4)
+        return False
+
+    def _reach(self, rank: int, step: int) -> bool:
+        further = step > self.steps.get(rank, 0)
+        self.steps[rank] = max(step, self.steps.get(rank, 0))
+        return further
+
+    @property
+    def over(self) -> bool:
+        """Whether no rank runs any more."""
+        return self.ended >= self.ranks.keys()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rank came to its end with the right sums."""
+        return not self.errors and not self.wrong and all(self.steps.get(rank) == _DONE for rank in self.ranks)
+
+    def rows(self) -> tuple[Row, ...]:
+        """The figures, by size."""
+        share = 2 * (len(self.ranks) - 1) / len(self.ranks)
+        return tuple(Row(size, took, share * size / took / 1e9) for size, took in sorted(self.seconds.items()))
+
+    def why(self) -> str:
+        """What went wrong, in a few words."""
+        if self.wrong:
+            rank, size = min(self.wrong.items())
+            return f"the sum of {binary(size)} is wrong on {self._named([rank])}"
+        last = min((self.steps.get(rank, 0) for rank in self.ranks), default=0)
+        behind = [rank for rank in self.ranks if self.steps.get(rank, 0) == last]
+        if failed := [*self.died, *(rank for rank in self.errors if rank in behind), *self.errors]:
+            return f"{self._named(failed[:1])} failed: {_short(self.errors[failed[0]])}"
+        who = "no rank" if len(behind) == len(self.ranks) else f"{self._named(behind)} never"
+        return f"{who} {self._next(last)}"
+
+    def _next(self, step: int) -> str:
+        if step >= len(self.sizes) + len(_FIRST):
+            return "came to the end"
+        first = ("started", f"reached the rendezvous on {self.hosts[0]}", "joined the group")
+        return (*first, *(f"got through {binary(size)}" for size in self.sizes))[step]
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        hosts = ", ".join(dict.fromkeys(self.ranks[rank] for rank in ranks))
+        return f"{things(len(ranks), 'rank')} {', '.join(map(str, ranks))} ({hosts})"
+
+
+def binary(size: int) -> str:
+    """Bytes as people say them: 64 KiB."""
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def _short(error: str) -> str:
+    return re.sub(r"\s+", " ", error)[:300]
+
+
+Pair = tuple[str, str]
+Pairs = Mapping[Pair, Trial]
+
+
+def rounds(hosts: Sequence[str]) -> Iterator[list[Pair]]:
+    """Every pair once, in rounds in which no host is in two pairs: the circle of a tournament."""
+    ring: list[str | None] = [*hosts, *[None] * (len(hosts) % 2)]
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        yield [(one, other) for one, other in pairs if one and other]
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+
+
+def enough(pairs: Pairs) -> bool:
+    """Whether something fails, and each host in it was tried with two others: then it is the host, or the link."""
+    suspects = {host for pair, trial in pairs.items() if not trial.ok for host in pair}
+    return bool(suspects) and all(sum(host in pair for pair in pairs) > 1 for host in suspects)
+
+
+def blamed(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list[Finding]:
+    """Whom the failure of all ranks together blames: hosts, links, or none of them."""
+    guilty = [host for host, trial in alone.items() if not trial.ok]
+    found = [_host(host, f"its own ranks cannot reduce among themselves: {alone[host].why()}") for host in guilty]
+    failed = {pair: trial for pair, trial in pairs.items() if not trial.ok and not set(pair) & set(guilty)}
+    for host in dict.fromkeys(name for pair in failed for name in pair):
+        tried = [pair for pair in pairs if host in pair and not set(pair) & set(guilty)]
+        others = [pair for pair in pairs if host not in pair]
+        if len(tried) > 1 and all(pair in failed for pair in tried) and any(pairs[pair].ok for pair in others):
+            found.append(_host(host, f"it works with none of {len(tried)} hosts: {failed[tried[0]].why()}"))
+            guilty.append(host)
+    for (one, other), trial in failed.items():
+        if not {one, other} & set(guilty):
+            fix = f"vcluster check shows ports and MTU; then look at what lies between {one} and {other}"
+            alike = "; each alone works" if {one, other} <= alone.keys() else ""
+            found.append(Finding("collective-link", other, f"{one} ↔ {other}: {trial.why()}{alike}", fix))
+    if not found:
+        counts = ((len(alone), "alone"), (len(pairs), "in pairs"))
+        work = [f"{count} tried {how}" for count, how in counts if count]
+        text = f"all ranks together fail: {whole.why()}; {' and '.join(work)} work" if work else whole.why()
+        host = whole.ranks[whole.died[0]] if whole.died else whole.hosts[0]
+        found.append(Finding("collective-together", host, text, f"try again; then, in the inventory, {_TRY}"))
+    return found
+
+
+def _host(host: str, text: str) -> Finding:
+    fix = f"take {host} out of the inventory, or try there: {_TRY}; ACS off, one driver on all hosts"
+    return Finding("collective-host", host, text, fix)
+
+
+def slow(rows: Sequence[Row], expected: float | None) -> bool:
+    """Whether the largest size moved at less than half of what the link should give, in GB/s."""
+    return bool(rows and expected and max(row.bus for row in rows) < GOOD_SHARE * expected)
+
+
+def slowness(whole: Trial, expected: float, pairs: Pairs) -> Finding:
+    """A finding that names the slow link, where pairs were tried and one stands out."""
+    best = max(row.bus for row in whole.rows())
+    text = f"all-reduce moves {best:.2f} GB/s, the link between the hosts should give {expected:.1f}"
+    speed = {pair: max(row.bus for row in trial.rows()) for pair, trial in pairs.items() if trial.rows()}
+    host = whole.hosts[0]
+    if len(speed) > 1 and min(speed.values()) < GOOD_SHARE * median(speed.values()):
+        slowest = min(speed, key=lambda pair: speed[pair])
+        usual = median(speed.values())
+        text += f"; {slowest[0]} ↔ {slowest[1]} {speed[slowest]:.2f}, pairs usually {usual:.2f}"
+        host = slowest[1]
+    fix = "look at the transport that NCCL chose, the interface's speed (ethtool) and ACTIVE adapters (ibstat)"
+    return Finding("collective-slow", host, text, fix, error=False)
+
+
+def ways(head: str, chosen: Transport, active: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """What is wrong with the way that NCCL chose; `active` are the adapters that each host could use."""
+    found = []
+    if chosen.socket and all(active.values()) and active:
+        devices = ", ".join(next(iter(active.values())))
+        text = f"NCCL goes by TCP (NET/Socket), though there are ACTIVE adapters ({devices})"
+        fix = 'environment: {NCCL_NET: "IB"} makes it fail with the reason; see hcas in docs/inventory.md'
+        found.append(Finding("collective-socket", head, text, fix, error=False))
+    if chosen.indirect:
+        text = f"GPU Direct RDMA is disabled for {', '.join(chosen.indirect)}: bytes go through the host's memory"
+        fix = "on every host: sudo modprobe nvidia_peermem; else turn ACS off, iommu=pt on the kernel's command line"
+        found.append(Finding("collective-gdr", head, text, fix, error=False))
+    return found

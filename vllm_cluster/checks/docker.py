@@ -1,0 +1,154 @@
+"""Docker itself, its room, and the containers that are already there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from vllm_cluster.checks.finding import Finding, each_host, has_node
+from vllm_cluster.core import identity
+from vllm_cluster.core.desired import found_gpus
+from vllm_cluster.core.gpus import KIND, cdi_on, survives_restart, ways
+from vllm_cluster.core.images import find
+from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION, node_name
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Host, Inventory
+
+OLDEST_DOCKER = "20.10"
+# What no vLLM image fits into, unpacked, and what some need: the size is known only while it is pulled.
+LEAST_ROOM, GOOD_ROOM = 10e9, 40e9
+# With less a container cannot even be made; with little, logs and a Ray layer fill it soon.
+NO_ROOM, LITTLE_ROOM = 64e6, 2e9
+# What the fact script says where Docker refuses the user and answers to `sudo -n docker`.
+SUDO = "sudo docker answers"
+# What the fact script says where Docker has not answered it in time: it runs, and hangs.
+FROZEN = "no answer within"
+# Before 1.18 a `systemctl daemon-reload` took the GPUs out of running containers.
+SAFE_TOOLKIT = (1, 18)
+# What other ways of starting vLLM and Ray over several hosts call their containers.
+OTHERS = re.compile(r"(node(-\d+)?|vllm_node|ray[-_](head|worker)([-_]\d+)?|sparkrun[-_][\w.-]*)")
+
+
+def engine_problem(facts: HostFacts) -> Finding | None:
+    """Why the host's Docker cannot be used, None when it can."""
+    engine, said = facts.engine, facts.engine.problem
+    if "not found" in said or "No such file" in said:
+        return Finding("docker-missing", facts.host, "Docker is not installed", "install it: docs.docker.com/engine")
+    if "permission denied" in said:
+        text = f"this user may {'use Docker only with sudo' if SUDO in said.splitlines() else 'not use Docker'}"
+        fix = f"on {facts.host}: sudo usermod -aG docker $USER, then log in again"
+        return Finding("docker-forbidden", facts.host, text, fix)
+    if said.startswith(FROZEN):
+        fix = f"on {facts.host}: sudo systemctl restart docker"
+        return Finding("docker-stopped", facts.host, f"Docker does not answer: {said}", fix)
+    if said:
+        fix = f"on {facts.host}: sudo systemctl start docker"
+        return Finding("docker-stopped", facts.host, f"Docker does not answer: {said.splitlines()[-1]}", fix)
+    if tuple(int(part) for part in engine.api_version.split(".")) < (1, 41):
+        text = f"Docker {engine.version} is too old"
+        return Finding("docker-old", facts.host, text, f"upgrade to {OLDEST_DOCKER} or newer")
+    return None
+
+
+def foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Nodes and volumes of other clusters, and a node of this one that a newer version made."""
+    for other in identity.foreign(inventory, facts):
+        same = other.cluster == inventory.cluster
+        fix = "use that cluster's inventory, or take the host out of this one"
+        mine = f"; or, if that cluster is yours, set id: {other.id}" if other.id else ""
+        fix = f"{fix}, or give this cluster another name (cluster:){mine}" if same else fix
+        yield Finding("other-cluster", other.host, other.text, fix)
+    for name, entry in facts.items():
+        node = identity.node_of(inventory.cluster, entry)
+        if node and _newer(node.labels.get(FORMAT_LABEL)):
+            text = f"its container was made by a newer vcluster ({node.labels.get(VERSION)})"
+            yield Finding("newer", name, text, "upgrade vcluster on this machine")
+
+
+def _newer(label: str | None) -> bool:
+    return label is not None and not (label.isdecimal() and int(label) <= FORMAT)
+
+
+@each_host
+def name_taken(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """A container that has the name that ours would get."""
+    for container in facts.strangers:
+        if container.name == node_name(inventory.cluster):
+            text = f"a container {container.name} of {container.image} is {container.state}, and is not ours"
+            fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}; or name the cluster otherwise"
+            yield Finding("name-taken", host.name, text, fix)
+
+
+@each_host
+def strangers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Containers that other ways of starting vLLM left."""
+    for container in facts.strangers:
+        if OTHERS.fullmatch(container.name):
+            text = f"a container {container.name} of {container.image} is {container.state}"
+            text += ", as other ways of starting vLLM or Ray name theirs"
+            fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}"
+            yield Finding("stale-container", host.name, text, fix, error=False)
+
+
+@each_host
+def room(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Room for the image that must be pulled, else for containers, logs and a layer."""
+    free = facts.free.get(facts.engine.root)
+    fix = f"on {host.name}: docker system prune, or move Docker's data root to a larger disk"
+    if free is None:
+        return
+    if find(inventory.image, facts.images) is None and free < GOOD_ROOM:
+        text = f"{inventory.image} must be pulled, and {facts.engine.root} has {free / 1e9:.1f} GB free"
+        yield Finding("room", host.name, text, fix, error=free < LEAST_ROOM)
+    elif free < LITTLE_ROOM:
+        text = f"{facts.engine.root} has {free / 1e6:.0f} MB free"
+        # Nothing may have to be made where the node runs.
+        full = free < NO_ROOM and not has_node(inventory, facts, "running")
+        yield Finding("disk-full", host.name, text, fix, error=full)
+
+
+@each_host
+def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Whether Docker can hand out GPUs, and will go on doing so."""
+    engine = facts.engine
+    if inventory.accelerator != "nvidia" or not found_gpus(facts, "nvidia"):
+        return
+    known = ways(engine)
+    if not known:
+        ignored = KIND in engine.cdi_specs
+        cdi = "its CDI is off, so that the CDI file on the host is ignored" if ignored else "no CDI device"
+        text = f"Docker knows no way to hand out GPUs: no runtime called nvidia, no hook, {cdi}"
+        fix = f"on {host.name}: install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure "
+        yield Finding("gpu-runtime", host.name, text, f"{fix}&& sudo systemctl restart docker")
+    if known[:1] == ("cdi",) and not survives_restart(engine):
+        text = f"Docker {engine.version} does not start containers with CDI devices when it starts itself"
+        fix = f"on {host.name}: upgrade Docker to 28.2, or sudo nvidia-ctk runtime configure && sudo systemctl restart"
+        yield Finding("cdi-restart", host.name, f"{text}: after a reboot the node stays down until vcluster up",
+                      f"{fix} docker", error=False)  # fmt: skip
+    if known[:1] == ("cdi",) and engine.stale_cdi:
+        text = f"the CDI file names {', '.join(engine.stale_cdi)}, which is not there"
+        fix = f"on {host.name}: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+        # Libraries carry the driver's version and go into every container; a device may be of a GPU not asked for.
+        yield Finding("cdi-stale", host.name, text, fix, error=any(".so" in path for path in engine.stale_cdi))
+
+
+@each_host
+def cdi_ignored(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """A CDI file for GPUs that the engine does not read, where another way is taken."""
+    engine = facts.engine
+    if inventory.accelerator == "nvidia" and KIND in engine.cdi_specs and not cdi_on(engine) and ways(engine):
+        text = f"the CDI file for {KIND} is ignored: CDI is off in Docker {engine.version}"
+        switch = '{"features": {"cdi": true}} in /etc/docker/daemon.json (Docker 25 or newer)'
+        fix = f"none needed, Docker has another way; to use CDI, on {host.name}: {switch}"
+        yield Finding("cdi-off", host.name, text, fix, error=False)
+
+
+@each_host
+def toolkit(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """A toolkit with which GPUs get lost after hours."""
+    engine = facts.engine
+    old = engine.toolkit and tuple(int(part) for part in engine.toolkit.split(".")[:2]) < SAFE_TOOLKIT
+    if old and engine.cgroup_driver == "systemd" and ways(engine)[:1] != ("cdi",):
+        text = f"NVIDIA Container Toolkit {engine.toolkit} with systemd's cgroups"
+        fix = f"on {host.name}: upgrade nvidia-container-toolkit to 1.18 or newer, or use CDI: "
+        yield Finding("toolkit-old", host.name, text, f"{fix}sudo nvidia-ctk cdi generate", error=False)

@@ -1,0 +1,49 @@
+"""One thing that is wrong, and what a check that finds such things looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from vllm_cluster.core.spec import node_name
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Host, Inventory
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, on which host, and what to do; only errors keep `up` from starting."""
+
+    code: str
+    host: str
+    text: str
+    fix: str
+    error: bool = True
+
+
+Check = Callable[[Inventory, Mapping[str, HostFacts]], Iterator[Finding]]
+HostCheck = Callable[[Inventory, Host, HostFacts], Iterator[Finding]]
+
+
+def each_host(check: HostCheck) -> Check:
+    """A check of one host, made on every host that was looked at."""
+
+    def all_hosts(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+        for name, host in inventory.hosts.items():
+            if name in facts:
+                yield from check(inventory, host, facts[name])
+
+    return all_hosts
+
+
+def has_node(inventory: Inventory, facts: HostFacts, *states: str) -> bool:
+    """Whether this cluster's node is on the host in one of these states."""
+    name = node_name(inventory.cluster)
+    return any(container.name == name and container.state in states for container in facts.containers)
+
+
+def odd_ones(values: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Each host whose value is not the most frequent one: the host, its value, and the frequent value."""
+    held = list(values.values())
+    common = max(held, key=held.count, default="")
+    return ((name, value, common) for name, value in values.items() if value != common)

@@ -1,0 +1,156 @@
+"""The GPUs: how many, how well, and who else uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from vllm_cluster.checks.finding import Finding, each_host, has_node, odd_ones
+from vllm_cluster.core import gpus
+from vllm_cluster.core.desired import found_gpus
+from vllm_cluster.facts.details import GpuHealth
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.text import things
+
+# N/A on GPUs without NVSwitch.
+FABRIC_WELL = ("", "Completed", "Not Supported")
+MOST_NAMED = 4
+
+
+@each_host
+def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """As many as the inventory says, and one at least."""
+    found = found_gpus(facts, inventory.accelerator)
+    if inventory.accelerator == "cpu" and host.gpu_number is not None and facts.slots is None:
+        found = host.gpu_number  # a CPU host that says nothing offers what the inventory asks
+    kind, source = (
+        ("logical GPU", "from /etc/vcluster/slots") if inventory.accelerator == "cpu" else ("GPU", "by nvidia-smi")
+    )
+    said = f": {facts.gpu_problem}" if facts.gpu_problem and inventory.accelerator == "nvidia" else ""
+    if isinstance(host.gpus, tuple) and inventory.accelerator == "nvidia":
+        have = {*(gpu.index for gpu in facts.gpus), *(gpu.uuid for gpu in facts.gpus)}
+        lacking = [name for name in host.gpus if name not in have]
+        if lacking or len(gpus.chosen(host, facts)) < len(host.gpus):
+            what = ", ".join(map(str, lacking)) or "one GPU by index and by UUID"
+            there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus[:MOST_NAMED]) or "none"
+            text = f"the inventory names GPU {what}, the host has {there}{said}"
+            yield Finding("gpu-named", host.name, text, f"correct hosts.{host.name}.gpus: see nvidia-smi -L")
+    elif host.gpu_number is not None and host.gpu_number > found:
+        wanted = f"{host.gpu_number} {things(host.gpu_number, 'GPU')}"
+        text = f"the inventory says {wanted}, the host has {found} {things(found, kind)} ({source}){said}"
+        yield Finding("gpus-fewer", host.name, text, f"set hosts.{host.name}.gpus to {found}, or mend the host")
+    elif not found:
+        text = f"no {kind}s ({source}) found{said}"
+        yield Finding("gpus-none", host.name, text, "install the NVIDIA driver, or take the host out of the inventory")
+
+
+@each_host
+def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """What the driver's short answer tells: memory in use, MIG, errors of memory."""
+    if inventory.accelerator != "nvidia":
+        return
+    wanted = gpus.chosen(host, facts)
+    busy = [gpu for gpu in wanted if gpus.busy(gpu)]
+    if busy and not has_node(inventory, facts, "running"):
+        used = ", ".join(f"{gpu.used_mib} of {gpu.memory_mib} MiB of GPU {gpu.index}" for gpu in busy[:MOST_NAMED])
+        yield Finding("gpu-busy", host.name, f"in use: {used}{_users(facts)}", _stop(host.name), error=False)
+    if split := [gpu.index for gpu in wanted if gpu.mig]:
+        text = f"MIG is on for GPU {_list(split)}: a process sees one slice of it at most"
+        fix = f"on {host.name}: sudo nvidia-smi -i {_list(split)} -mig 0"
+        yield Finding("mig", host.name, text, fix, error=False)
+    if wrong := {gpu.index: gpu.ecc_errors for gpu in wanted if gpu.ecc_errors}:
+        text = "uncorrected memory errors since the driver was loaded: " + ", ".join(
+            f"{errors} on GPU {index}" for index, errors in list(wrong.items())[:MOST_NAMED]
+        )
+        yield Finding("gpu-ecc", host.name, text, _reset(host.name, list(wrong)), error=False)
+
+
+def _list(indices: list[int]) -> str:
+    return ",".join(map(str, indices))
+
+
+def _reset(host: str, indices: list[int]) -> str:
+    return f"on {host}, with nothing running: sudo nvidia-smi -i {_list(indices)} --gpu-reset, or reboot it"
+
+
+def _stop(host: str) -> str:
+    return f"on {host}: nvidia-smi, docker ps, then stop it; or serve with a lower --gpu-memory-utilization"
+
+
+def _users(facts: HostFacts) -> str:
+    """Which processes hold the memory, where the details name them."""
+    names = {container.id: container.name for container in facts.strangers}
+    held = [process for gpu in (facts.details.health if facts.details else ()) for process in gpu.processes]
+    words = [
+        f"{process.name} (pid {process.pid}"
+        + (f", container {names.get(process.container, process.container[:12])})" if process.container else ")")
+        for process in held[:MOST_NAMED]
+    ]
+    return f", by {', '.join(words)}" if words else ""
+
+
+@each_host
+def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """What the driver's long answer and the kernel's log tell."""
+    details = facts.details
+    if inventory.accelerator != "nvidia" or details is None:
+        return
+    yield from _fabric(host.name, details.health, details.fabric_manager)
+    if details.xids:
+        text = f"the kernel's log has {len(details.xids)} Xid errors, the last: {details.xids[-1].strip()}"
+        fix = f"look the number up in NVIDIA's list of Xid errors; on {host.name}: nvidia-smi -q, or reboot it"
+        yield Finding("xid", host.name, text, fix, error=False)
+    for index, gpu in enumerate(details.health):
+        if what := [*gpu.repair_pending, *([f"action: {gpu.recovery}"] if gpu.recovery else [])]:
+            text = f"GPU {index} waits for a repair: {', '.join(what)}"
+            yield Finding("gpu-repair", host.name, text, _reset(host.name, [index]), error=False)
+    if dead := [f"{links.total - links.active} of {links.total} on GPU {links.gpu}" for links in details.links
+                if 0 < links.active < links.total]:  # fmt: skip
+        text = f"NVLinks are down: {', '.join(dead[:MOST_NAMED])}"
+        yield Finding("nvlink", host.name, text, f"on {host.name}: nvidia-smi nvlink -s; reset or reboot", error=False)
+
+
+def _fabric(host: str, gpus: tuple[GpuHealth, ...], manager: str) -> Iterator[Finding]:
+    fix = f"on {host}: sudo systemctl restart nvidia-fabricmanager; its version must be the driver's"
+    waiting = [index for index, gpu in enumerate(gpus) if gpu.fabric_state not in FABRIC_WELL]
+    failed = [index for index, gpu in enumerate(gpus) if gpu.fabric_status not in ("", "Success")]
+    if waiting or failed:
+        first = gpus[(waiting or failed)[0]]
+        said = f"{first.fabric_state}, {first.fabric_status}".strip(", ")
+        text = f"GPU {_list(waiting or failed)} is not part of the NVSwitch fabric: {said}"
+        yield Finding("fabric", host, text, fix)
+    elif manager == "failed":
+        yield Finding("fabric", host, "nvidia-fabricmanager has failed", fix, error=False)
+
+
+def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """GPUs and drivers that differ between hosts."""
+    if inventory.accelerator != "nvidia":
+        return
+    kinds = {name: ", ".join(sorted({gpu.name for gpu in host.gpus})) for name, host in facts.items() if host.gpus}
+    for name, kind, common in odd_ones(kinds):
+        text = f"its GPUs are {kind}, those of other hosts {common}"
+        fix = "one cluster for each kind: the GPU with the least memory and speed bounds all"
+        yield Finding("gpus-differ", name, text, fix, error=False)
+    drivers = {name: host.gpus[0].driver for name, host in facts.items() if host.gpus and host.gpus[0].driver}
+    for name, driver, common in odd_ones(drivers):
+        text = f"its driver is {driver}, that of other hosts {common}"
+        yield Finding("driver-differs", name, text, f"on {name}: install driver {common}", error=False)
+
+
+@each_host
+def driver(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """A driver older than the CUDA of the image."""
+    details = facts.details
+    if inventory.accelerator != "nvidia" or details is None or details.image is None:
+        return
+    has, wants = (_major(version) for version in (details.cuda, details.image.cuda))
+    if has and wants and has < wants:
+        text = f"the driver knows CUDA {details.cuda}, the image was built for {details.image.cuda}"
+        fix = f"on {host.name}: upgrade the driver, or name an image for CUDA {has}"
+        yield Finding("driver-old", host.name, text, fix, error=False)
+
+
+def _major(version: str) -> int:
+    first = version.partition(".")[0]
+    return int(first) if first.isascii() and first.isdigit() else 0

@@ -1,0 +1,53 @@
+"""The image: one everywhere, for the host's processor, and with a Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from vllm_cluster.checks.finding import Finding, each_host
+from vllm_cluster.core.images import engine_name, find
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Host, Inventory
+
+
+def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """A name that means one image on all hosts that have it."""
+    ids: dict[str, list[str]] = {}
+    for name, host in facts.items():
+        image = find(inventory.image, host.images)
+        if image:
+            ids.setdefault(image.id, []).append(name)
+    if len(ids) > 1:
+        common = max(ids.values(), key=len)
+        for image_id, names in ids.items():
+            if names is not common:
+                text = f"{inventory.image} is {image_id[:19]} here and another image on {', '.join(common)}"
+                fix = f"docker pull {inventory.image} on every host, or pin a digest"
+                yield Finding("image-differs", names[0], text, fix)
+
+
+@each_host
+def processor(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """An image for another processor."""
+    image = facts.details.image if facts.details else None
+    if image and image.architecture and facts.engine.architecture not in ("", image.architecture):
+        text = f"{inventory.image} is for {image.architecture}, the host is {facts.engine.architecture}"
+        yield Finding("processor", host.name, text, "name an image for this processor, or one that is for several")
+
+
+@each_host
+def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """What `up` will first do to have an image with Ray."""
+    if facts.details is None or facts.engine.problem:
+        return
+    base = find(inventory.image, facts.images)
+    if base is None:
+        text = f"{inventory.image} is not here: up pulls it"
+        fix = f"to have it beforehand: docker pull {inventory.image}"
+        yield Finding("image-absent", host.name, text, fix, error=False)
+    elif find(engine_name(base.id, inventory.ray), facts.images) is None:
+        text = (
+            f"up has not looked into {inventory.image} yet: unless it brings a Ray that fits, it adds {inventory.ray}"
+        )
+        fix = "none needed: this machine downloads the wheels, so pip here must reach an index"
+        yield Finding("ray-layer", host.name, text, fix, error=False)

@@ -1,0 +1,233 @@
+"""What the hosts saw of each other, and what is wrong with the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from ipaddress import ip_address
+from typing import Any
+
+from vllm_cluster.checks.registry import Finding
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.text import things
+
+EPHEMERAL = "ephemeral"
+# What nodes connect to on every node, and on the head alone. Of the workers' range both ends stand for all.
+_EVERYWHERE = (
+    "node_manager",
+    "object_manager",
+    "dashboard_agent",
+    "dashboard_agent_grpc",
+    "runtime_env_agent",
+    "worker_min",
+    "worker_max",
+)
+_ON_THE_HEAD = ("gcs", "client_server")
+
+# How a port failed: the finding's code, and what is said of it.
+_FAILED = {
+    "silent": ("link-silent", "no answer (a firewall drops it)"),
+    "refused": ("link-refused", "refused (a firewall rejects it, or another machine has this address)"),
+    "unreachable": ("link-unreachable", "the network says that it cannot be reached"),
+    "mute": ("link-foreign", "it connects and nobody answers (a proxy, NAT or another machine)"),
+    "foreign": ("link-foreign", "something else answers (a proxy, NAT or another machine with this address)"),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host's end of its links: its address, the interface that holds it and the network that it is in."""
+
+    address: str
+    interface: str = "eth0"
+    network: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What one host saw of another; `bad` maps a port's name to how it failed.
+
+    `mtu` is the largest packet that the source would send, `passes` the largest that arrived; None: not known.
+    `block` says whether a large block arrives over TCP ("ok", "hangs"), None where nothing could be tried.
+    """
+
+    source: str
+    target: str
+    tried: frozenset[str]
+    bad: Mapping[str, str] = field(default_factory=dict)
+    seen: str | None = None
+    ms: float | None = None
+    mtu: int | None = None
+    passes: int | None = None
+    block: str | None = None
+
+
+def ports_of(inventory: Inventory, host: str) -> dict[int, str]:
+    """The pinned ports that other hosts reach on this one, with their names."""
+    keys = _EVERYWHERE + (_ON_THE_HEAD if host == inventory.head_name else ())
+    return {getattr(inventory.ports, key): f"{getattr(inventory.ports, key)} ({_shown(key)})" for key in keys}
+
+
+def _shown(key: str) -> str:
+    return "workers" if key.startswith("worker_") else key.replace("_", " ")
+
+
+def way(source: str, target: str, names: Mapping[int, str], row: Mapping[str, Any]) -> Way:
+    """One line of a probe as what it says; it comes from a host, so nothing is taken as it is.
+
+    Raises:
+        ValueError: no such line.
+    """
+    bad = row.get("bad")
+    if not isinstance(bad, dict):
+        raise ValueError("a line without ports")
+    failed: dict[str, str] = {}
+    for port, word in bad.items():
+        name = names.get(int(port)) if str(port).isdecimal() else None
+        if name is None or word not in _FAILED:
+            raise ValueError("a line with a port that nobody asked about")
+        failed[name] = word
+    seen, ms, block = row.get("seen"), row.get("ms"), row.get("block")
+    return Way(
+        source,
+        target,
+        _words(tuple(names.values())),
+        failed,
+        str(ip_address(seen)) if isinstance(seen, str) else None,
+        float(ms) if isinstance(ms, int | float) else None,
+        _size(row.get("mtu")),
+        _size(row.get("passes")),
+        block if block in ("ok", "hangs") else None,
+    )
+
+
+@cache
+def _words(names: tuple[str, ...]) -> frozenset[str]:
+    """Most hosts are asked about the same ports, and of 256 hosts there are 65,280 pairs."""
+    return frozenset(names)
+
+
+def _size(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 < value <= 65535 else None
+
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Pairs that fail alike, and the words for where that is."""
+
+    where: str
+    pairs: tuple[Pair, ...]
+
+
+def links(ways: Iterable[Way], places: Mapping[str, Place]) -> list[Finding]:
+    """What is wrong, each said once: for a pair, for a host that fails with all others, or for all hosts."""
+    known = {(each.source, each.target): each for each in ways}
+    hosts = {host for pair in known for host in pair}
+    closed: dict[tuple[str, frozenset[str]], set[Pair]] = {}
+    cut: dict[tuple[str | None, int | None, int | None], set[Pair]] = {}
+    for pair, each in known.items():
+        for kind in dict.fromkeys(each.bad.values()):
+            names = frozenset(name for name, word in each.bad.items() if word == kind)
+            # The empty set stands for every port: head and workers differ in theirs.
+            closed.setdefault((kind, frozenset() if names == each.tried else names), set()).add(pair)
+        small = each.mtu is not None and each.passes is not None and each.passes < each.mtu
+        if each.block == "hangs" or (small and each.block == "ok"):
+            cut.setdefault((each.block, each.mtu, each.passes), set()).add(pair)
+    return [
+        *(_closed(*what, group, known, places) for what, pairs in closed.items() for group in _grouped(pairs, hosts)),
+        *(_cut(*what, group, places) for what, pairs in cut.items() for group in _grouped(pairs, hosts)),
+        *_sources(known.values(), places),
+    ]
+
+
+def _grouped(pairs: set[Pair], hosts: set[str]) -> Iterator[_Group]:
+    """The pairs of one fault in the fewest groups."""
+    left = set(pairs)
+    many = len(hosts) > 2
+    if many and len(left) == len(hosts) * (len(hosts) - 1):
+        yield _Group("between all hosts", tuple(sorted(left)))
+        return
+    for host in sorted(hosts) if many else ():
+        to = {(other, host) for other in hosts - {host}}
+        of = {(host, other) for other in hosts - {host}}
+        if to | of <= left:
+            yield _Group(f"between {host} and every other host, both ways", tuple(sorted(to)))
+            left -= to | of
+        elif to <= left:
+            yield _Group(f"from every other host to {host}", tuple(sorted(to)))
+            left -= to
+        elif of <= left:
+            yield _Group(f"from {host} to every other host", tuple(sorted(of)))
+            left -= of
+    for source, target in sorted(left):
+        if (target, source) not in left:
+            yield _Group(f"{source} → {target}", ((source, target),))
+        elif source < target:
+            yield _Group(f"{source} ↔ {target}", ((source, target), (target, source)))
+
+
+def _closed(
+    kind: str, ports: frozenset[str], group: _Group, known: Mapping[Pair, Way], places: Mapping[str, Place]
+) -> Finding:
+    code, said = _FAILED[kind]
+    source, target = group.pairs[0]
+    what = _listed(ports) if ports else "every port"
+    text = f"{group.where}: {what}: {said}"
+    back = known.get((target, source))
+    if len(group.pairs) == 1 and back and not back.bad:
+        text += f"; {target} → {source}: all answer"
+    # A host that reaches nobody is where to look; else the one that does not answer.
+    host = source if len(group.pairs) > 1 and {one for one, _ in group.pairs} == {source} else target
+    if code == "link-foreign":
+        fix = f"on {source}: ip neigh show {places[target].address}; the way there must have no NAT and no proxy"
+    elif code == "link-unreachable":
+        fix = f"on {source}: ip route get {places[target].address}; then look at the firewall of {target}"
+    else:
+        several = len({one for _, one in group.pairs}) > 1 and host == target
+        fix = _open(
+            "both hosts" if len(group.pairs) == 2 and several else "every host" if several else host, places[host]
+        )
+    return Finding(code, host, text, fix)
+
+
+def _open(where: str, place: Place) -> str:
+    network = place.network or place.address
+    tool = "ip6tables" if ":" in network else "iptables"
+    return (
+        f"on {where}: sudo ufw allow from {network} (without ufw: sudo {tool} -I INPUT -s {network} -j ACCEPT); "
+        "in a cloud: let the hosts' security group reach itself on every port"
+    )
+
+
+def _listed(ports: frozenset[str]) -> str:
+    names = sorted(ports - {EPHEMERAL}, key=lambda name: (len(name.split(" ")[0]), name))
+    known = [f"{things(len(names), 'port')} {', '.join(names)}"] if names else []
+    return " and ".join(known + ["ports that the kernel chooses (NCCL, Gloo, vLLM)"] * (EPHEMERAL in ports))
+
+
+def _cut(block: str | None, mtu: int | None, passes: int | None, group: _Group, places: Mapping[str, Place]) -> Finding:
+    source, _ = group.pairs[0]
+    less = passes if passes and mtu and passes < mtu else None
+    size = f"packets of {less} bytes arrive, of {mtu} do not" if less else f"its interface's MTU is {mtu or 'unknown'}"
+    fix = "one MTU on all hosts and on the switches between them; until then "
+    fix += f"on {source}: sudo ip link set dev {places[source].interface} mtu {less or 1400}"
+    if block == "hangs":
+        return Finding("link-mtu", source, f"{group.where}: small messages pass, large ones hang: {size}", fix)
+    text = f"{group.where}: {size}; TCP copes with that, RDMA does not"
+    return Finding("link-mtu-differs", source, text, fix, error=False)
+
+
+def _sources(ways: Iterable[Way], places: Mapping[str, Place]) -> Iterator[Finding]:
+    told: set[Pair] = set()
+    for each in ways:
+        planned = places[each.source].address
+        if each.seen is None or each.seen == str(ip_address(planned)) or (each.source, each.seen) in told:
+            continue
+        told.add((each.source, each.seen))
+        text = f"{each.target} sees it come from {each.seen}, the inventory says {planned}: another interface, or NAT"
+        fix = f"on {each.source}: ip route get {places[each.target].address}; one interface a network, and no NAT"
+        yield Finding("link-source", each.source, text, fix, error=False)

@@ -1,0 +1,19 @@
+"""What the cluster remembers about its members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from vllm_cluster.checks.finding import Finding
+from vllm_cluster.core.members import former, record_of
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+
+
+def left(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Members that left the inventory: their nodes may still run and hold GPUs."""
+    kept = record_of(inventory, facts)
+    for name, member in former(inventory, facts, kept.record if kept else None).items():
+        text = f"{name} ({member.address}) left the inventory, and is still a member: its node may hold GPUs"
+        fix = f"vcluster up removes its node; vcluster up --forget {name} where it is gone for good"
+        yield Finding("member-left", inventory.head_name, text, fix, error=False)

@@ -1,0 +1,79 @@
+"""The model cache: what carries it, and whether the hosts hold the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from vllm_cluster.checks.finding import Finding, each_host, odd_ones
+from vllm_cluster.facts.details import FileSystem
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Host, Inventory
+
+OVER_THE_NETWORK = ("nfs", "nfs4", "lustre", "cifs", "smb3", "ceph", "beegfs", "gpfs", "9p", "virtiofs", "fuse.sshfs")
+MOST_NAMED = 3
+
+
+def filesystem(inventory: Inventory, facts: HostFacts) -> FileSystem | None:
+    """What carries the host's model cache."""
+    known = facts.details.filesystems if facts.details else ()
+    return next((entry for entry in known if entry.path == inventory.model_cache), None)
+
+
+@each_host
+def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """A cache that is slow to read, or full."""
+    carrier = filesystem(inventory, facts)
+    if carrier and carrier.kind in OVER_THE_NETWORK:
+        text = f"the model cache is on {carrier.kind} ({carrier.source}): every rank reads the weights through it"
+        fix = "put models on local disks, or take a streaming loader: vcluster serve MODEL -- --load-format=…"
+        yield Finding("cache-network", host.name, text, fix, error=False)
+    free = facts.free.get(inventory.model_cache)
+    if free is not None and free < 1e9:
+        text = f"the model cache {inventory.model_cache} has {free / 1e6:.0f} MB free: no model can be downloaded"
+        fix = f"on {host.name}: du -sh {inventory.model_cache}/hub/*, or a larger disk"
+        yield Finding("cache-full", host.name, text, fix, error=False)
+
+
+@each_host
+def whole(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Files that are not whole."""
+    if facts.details and facts.details.incomplete:
+        text = f"downloads broke off, or are under way: {facts.details.incomplete[0]}"
+        fix = f"on {host.name}: hf download MODEL goes on with it; it fetches only what is missing"
+        yield Finding("cache-incomplete", host.name, text, fix, error=False)
+    if facts.details and facts.details.dangling:
+        text = f"links of the cache lead nowhere: {facts.details.dangling[0]}"
+        fix = "copy models with what links lead to (rsync --copy-unsafe-links), or download them there"
+        yield Finding("cache-links", host.name, text, fix, error=False)
+
+
+def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Models that lie on some hosts alone, or in another revision."""
+    held = {name: host.details.revisions for name, host in facts.items() if host.details}
+    models = sorted({model for revisions in held.values() for model in revisions})
+    for name, revisions in held.items():
+        if lacking := [model.replace("--", "/") for model in models if model not in revisions]:
+            text = f"not in its model cache, and on other hosts: {', '.join(lacking[:MOST_NAMED])}"
+            fix = f"on {name}: hf download {lacking[0]}, or every rank there downloads before it loads"
+            yield Finding("model-absent", name, text, fix, error=False)
+    for model in models:
+        commits = {name: revisions[model] for name, revisions in held.items() if model in revisions}
+        for name, commit, common in odd_ones(commits):
+            text = f"{model.replace('--', '/')} is at {commit[:12]}, on other hosts at {common[:12]}"
+            fix = f"serve with --revision={common}, or download it anew on {name}"
+            yield Finding("revision-differs", name, text, fix, error=False)
+
+
+def one_device(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """One block device mounted by two hosts, which ruins an ordinary file system."""
+    seen: dict[str, str] = {}
+    for name, host in facts.items():
+        carrier = filesystem(inventory, host)
+        # The root of cloned machines has one UUID too; hosts of one kernel (containers) share its mounts safely.
+        if carrier is None or not carrier.uuid or carrier.mount == "/" or carrier.kind in OVER_THE_NETWORK:
+            continue
+        first = seen.setdefault(carrier.uuid, name)
+        if first != name and facts[first].boot_id != host.boot_id:
+            text = f"the model cache is the {carrier.kind} file system {carrier.uuid}, as on {first}"
+            fix = "if it is one disk, unmount it at once on all hosts but one, and share it with NFS"
+            yield Finding("one-device", name, text, fix, error=False)

@@ -1,0 +1,160 @@
+"""Addresses, interfaces, routes, ports and names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
+from shlex import quote
+
+from vllm_cluster.checks.finding import Finding, each_host, has_node, odd_ones
+from vllm_cluster.core.desired import hcas, interface
+from vllm_cluster.facts.host_facts import HostFacts, Nic
+from vllm_cluster.inventory.model import Host, Inventory
+
+TUNNELS = re.compile(r"(tun|wg|tailscale|zt|docker|virbr|cni|flannel)[0-9a-z]*|br-[0-9a-f]{12}")
+TUNNEL_KINDS = ("tun", "wireguard", "ipip", "gre", "sit", "vxlan")
+# Below this the ranks wait for one another at every layer; NCCL's own adapters are counted apart.
+SLOW_MBIT = 10_000
+
+
+def _nic(host: Host, facts: HostFacts) -> Nic | None:
+    """The interface that the traffic between nodes takes."""
+    return next((nic for nic in facts.nics if nic.name == interface(host, facts)), None)
+
+
+@each_host
+def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """The host's address on one of its interfaces, and a way to each other host."""
+    if not facts.nics:
+        text = "`ip -j addr` tells nothing: its interfaces, addresses and routes are not known"
+        yield Finding("ip-missing", host.name, text, f"on {host.name}: install iproute2 (busybox' ip has no -j)")
+        return
+    if facts.interface_of(host.address) is None:
+        have = ", ".join(f"{a} ({nic.name})" for nic in facts.nics if nic.name != "lo" for a in nic.addresses)
+        text = f"no interface holds the address {host.address}; it has {have or 'none that `ip -j addr` shows'}"
+        yield Finding("address", host.name, text, f"correct hosts.{host.name}.address")
+    if interface(host, facts) and _nic(host, facts) is None:
+        have = ", ".join(nic.name for nic in facts.nics)
+        text = f"there is no interface {interface(host, facts)}; it has {have}"
+        yield Finding("interface", host.name, text, f"correct hosts.{host.name}.interface")
+    for name, peer in inventory.hosts.items():
+        if name != host.name and facts.routes.get(peer.address) is None:
+            text = f"no route to {name} ({peer.address})"
+            yield Finding("route", host.name, text, "put both hosts' addresses on one private network")
+        elif name != host.name and facts.routes.get(peer.address) == "lo":
+            text = f"{peer.address}, the address of {name}, is its own"
+            yield Finding("address", host.name, text, f"correct hosts.{name}.address")
+
+
+@each_host
+def kinds(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """An interface that is no way for tensors."""
+    nic = _nic(host, facts)
+    if nic is None or len(inventory.hosts) == 1:
+        return
+    if _inner(nic):
+        text = f"{nic.name}, which tensors would take, is a tunnel or a bridge for containers ({nic.kind or 'by name'})"
+        others = (
+            f"{other.addresses[0]} ({other.name})" for other in facts.nics if other.addresses and not _inner(other)
+        )
+        fix = f"set hosts.{host.name}.address to that of a network card; it has {', '.join(others) or 'none'}"
+        yield Finding("tunnel", host.name, text, fix, error=False)
+    if nic.state in ("DOWN", "LOWERLAYERDOWN"):
+        text = f"{nic.name}, which tensors would take, is {nic.state}"
+        fix = f"on {host.name}: cable it, or ip link set {quote(nic.name)} up"
+        yield Finding("nic-down", host.name, text, fix, error=False)
+
+
+def _inner(nic: Nic) -> bool:
+    return nic.name == "lo" or nic.kind in TUNNEL_KINDS or bool(TUNNELS.fullmatch(nic.name))
+
+
+def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Interfaces whose packets are not of one size."""
+    nics = {name: _nic(host, facts[name]) for name, host in inventory.hosts.items() if name in facts}
+    for name, size, common in odd_ones({name: str(nic.mtu) for name, nic in nics.items() if nic and nic.mtu}):
+        nic = nics[name]
+        device = nic.name if nic else ""
+        text = f"the MTU of {device} is {size}, that of other hosts {common}"
+        fix = f"on {name}: sudo ip link set {quote(device)} mtu {common}, for good in its configuration"
+        yield Finding("mtu-differs", name, text, fix, error=False)
+
+
+@each_host
+def ways(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Traffic that leaves by another interface than the one that is named, and slow ones."""
+    nic = _nic(host, facts)
+    if nic is None:
+        return
+    # Another one may be named for NCCL alone.
+    holder = facts.interface_of(host.address)
+    own = {entry.network for entry in nic.interfaces()}
+    twins = [
+        other.name for other in facts.nics
+        if other.name != nic.name and own & {entry.network for entry in other.interfaces() if not entry.is_link_local}
+    ]  # fmt: skip
+    if twins:
+        text = f"{', '.join([nic.name, *twins])} are in one subnet: one may listen while the kernel sends by another"
+        fix = f"on {host.name}: one interface a subnet, or routes by source address"
+        yield Finding("nics-one-subnet", host.name, text, fix, error=False)
+    for name, peer in inventory.hosts.items():
+        way = facts.routes.get(peer.address)
+        if name != host.name and holder and way not in (None, "lo", holder.name):
+            text = f"traffic to {name} ({peer.address}) leaves by {way}, and {host.address} is on {holder.name}"
+            fix = f"on {host.name}: ip route get {peer.address}; correct addresses or routes"
+            yield Finding("route-other", host.name, text, fix, error=False)
+    if len(inventory.hosts) > 1 and 0 < nic.speed < SLOW_MBIT and not hcas(host, facts):
+        text = f"{nic.name} runs at {nic.speed} Mbit/s, and no RDMA adapter is ACTIVE"
+        fix = f"set hosts.{host.name}.address to that of a faster card, or keep TP within a host"
+        yield Finding("nic-slow", host.name, text, fix, error=False)
+
+
+@each_host
+def hostname(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """A host whose own name leads to itself alone, or nowhere."""
+    resolves = facts.details.resolves if facts.details else None
+    if resolves is None:
+        return
+    fix = f"in /etc/hosts of {host.name}, give its own name the address {host.address}"
+    if local := [address for address in resolves if _loopback(address)]:
+        text = f"its hostname {facts.hostname} means {', '.join(local)}"
+        yield Finding("hostname-loopback", host.name, text, fix, error=False)
+    elif not resolves:
+        text = f"its hostname {facts.hostname} means no address"
+        fix = f"on {host.name}: echo {quote(f'{host.address} {facts.hostname}')} | sudo tee -a /etc/hosts"
+        yield Finding("hostname-unknown", host.name, text, fix, error=False)
+
+
+def _loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+@each_host
+def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Ports that something else listens on."""
+    if has_node(inventory, facts, "running", "paused"):
+        return  # what listens is ours; a paused one goes on listening
+    wanted = ["node_manager", "object_manager", "dashboard_agent", "runtime_env_agent"]
+    wanted += ["gcs", "dashboard", "client_server", "api"] if host.name == inventory.head_name else []
+    for key in wanted:
+        yield from _taken(inventory, host.name, facts, key)
+
+
+def endpoint(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """The endpoint's port, where nodes run and nothing is served: then it is not ours that listens."""
+    head = inventory.head_name
+    if head in facts and has_node(inventory, facts[head], "running", "paused"):
+        yield from _taken(inventory, head, facts[head], "api")
+
+
+def _taken(inventory: Inventory, host: str, facts: HostFacts, key: str) -> Iterator[Finding]:
+    port = getattr(inventory.ports, key)
+    if port in facts.listening:
+        text = f"port {port} is taken (ports.{key})"
+        fix = f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.{key}"
+        # Only `serve` needs the endpoint's, and on one address.
+        yield Finding("port", host, text, fix, error=key != "api")

@@ -1,0 +1,109 @@
+"""InfiniBand and RoCE: adapters, their devices and what keeps GPUs from using them directly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from vllm_cluster.checks.finding import Finding, each_host, has_node, odd_ones
+from vllm_cluster.core import gpus
+from vllm_cluster.core.adapters import left_out
+from vllm_cluster.core.desired import hcas
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Host, Inventory
+
+
+@each_host
+def named(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """The adapters that the inventory names."""
+    for device in host.hcas or ():
+        ports = [hca for hca in facts.hcas if hca.device == device]
+        if not any(port.active for port in ports):
+            state = ports[0].state if ports else "not there"
+            fix = f"correct hosts.{host.name}.hcas, or cable it"
+            # A node that runs was made with it, and stays.
+            error = not has_node(inventory, facts, "running")
+            yield Finding("hca", host.name, f"{device} is {state}", fix, error=error)
+
+
+@each_host
+def devices(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """The device files that the container will be given."""
+    used = hcas(host, facts)
+    wanted = {"/dev/infiniband/rdma_cm", *(device for hca in used for device in hca.uverbs)}
+    lacking = sorted(wanted - set(facts.rdma_devices))
+    if used and lacking:
+        text = f"{used[0].device} is ACTIVE, and {', '.join(lacking)} is not there"
+        fix = f"on {host.name}: sudo modprobe -a rdma_ucm ib_uverbs, or set hosts.{host.name}.hcas to []"
+        yield Finding("rdma-device", host.name, text, fix)
+
+
+@each_host
+def idle(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Adapters that are there and carry nothing."""
+    if facts.hcas and host.hcas is None and len(inventory.hosts) > 1 and not hcas(host, facts):
+        states = ", ".join(f"{hca.device} port {hca.port} is {hca.state}" for hca in facts.hcas[:4])
+        text = f"no adapter is ACTIVE, so NCCL takes TCP: {states}"
+        fix = f"on {host.name}: cable it; InfiniBand needs a subnet manager: ibstat"
+        yield Finding("hca-idle", host.name, text, fix, error=False)
+
+
+@each_host
+def unused(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """Adapters that carry traffic and are left to others: storage has its own."""
+    if rest := left_out(host, facts, gpus.chosen(host, facts)):
+        names = "; ".join(f"{port.device} ({why})" for port, why in rest)
+        text = f"NCCL does not get every ACTIVE adapter: {names}"
+        fix = f"none needed; to choose otherwise, name the devices in hosts.{host.name}.hcas"
+        yield Finding("hca-left", host.name, text, fix, error=False)
+
+
+def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Hosts whose adapters do not match: a ring runs at the pace, and over the kind, of the least."""
+    kinds = {}
+    for name in facts:
+        used = hcas(inventory.hosts[name], facts[name])
+        words = sorted({f"{hca.link_layer} at {hca.rate}" for hca in used})
+        kinds[name] = f"{len(used)} ({', '.join(words)})" if used else "none"
+    for name, kind, common in odd_ones(kinds):
+        text = f"its ACTIVE adapters: {kind}; those of other hosts: {common}"
+        fix = f"on {name}: ibstat; or name the same kind everywhere with hosts.{name}.hcas"
+        yield Finding("hcas-differ", name, text, fix, error=False)
+
+
+@each_host
+def direct(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """What keeps an adapter from reaching a GPU's memory."""
+    details = facts.details
+    if details is None or inventory.accelerator != "nvidia" or not (facts.gpus and hcas(host, facts)):
+        return
+    if not details.peermem and not details.open_driver:
+        text = "nvidia_peermem is not loaded, and the driver is not the open one, which would do without (DMA-BUF)"
+        yield Finding("peermem", host.name, text, f"on {host.name}: sudo modprobe nvidia_peermem", error=False)
+    if details.iommu.startswith("DMA"):
+        text = f"the IOMMU translates every access ({details.iommu})"
+        fix = f"on {host.name}: add iommu=pt to the kernel's command line and reboot"
+        yield Finding("iommu", host.name, text, fix, error=False)
+    if details.acs:
+        text = "PCI ACS sends traffic between GPU and adapter through the processor"
+        fix = f"on {host.name}: turn ACS off in the firmware, or with setpci on each bridge at boot"
+        yield Finding("acs", host.name, text, fix, error=False)
+
+
+@each_host
+def rules(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+    """What RDMA needs beside adapters: routable addresses on Ethernet, and memory that may be locked."""
+    used = hcas(host, facts)
+    if used and facts.engine.rootless:
+        text = f"Docker runs without root and may not lift the limit of locked memory ({_limit(facts)})"
+        fix = f"on {host.name}: use the system's Docker, or raise LimitMEMLOCK of the user's service"
+        yield Finding("memlock", host.name, text, fix, error=False)
+    routable = {(gid.device, gid.port) for gid in facts.gids if "v2" in gid.kind}
+    for hca in used if facts.details else ():
+        if hca.link_layer == "Ethernet" and (hca.device, hca.port) not in routable:
+            text = f"{hca.device} port {hca.port} is Ethernet and has no RoCE v2 address"
+            fix = f"on {host.name}: give {', '.join(hca.netdevs) or 'its interface'} an IP address: show_gids"
+            yield Finding("roce-address", host.name, text, fix, error=False)
+
+
+def _limit(facts: HostFacts) -> str:
+    return facts.details.engine_memlock if facts.details and facts.details.engine_memlock else "unknown"

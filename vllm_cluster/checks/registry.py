@@ -1,0 +1,121 @@
+"""All checks in order: those that `up` makes by itself, and those that a longer look allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from vllm_cluster.checks import docker, gpus, host, image, members, model_cache, network, rdma
+from vllm_cluster.checks.docker import engine_problem
+from vllm_cluster.checks.finding import Check, Finding
+from vllm_cluster.core.desired import hcas
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+
+__all__ = ["Finding", "engine_problem", "examine", "preflight", "unseen"]
+
+# Cheap, and worth interrupting somebody who wants the cluster up.
+_ALWAYS: Sequence[Check] = (
+    gpus.count,
+    gpus.state,
+    network.addresses,
+    network.kinds,
+    rdma.named,
+    rdma.devices,
+    network.ports,
+    docker.foreign,
+    docker.name_taken,
+    docker.room,
+    docker.gpu_access,
+    host.paths,
+    host.shared_memory,
+    host.machines,
+    host.clocks,
+    network.mtu,
+    image.one,
+)
+# What needs the longer look, and what a cluster can live with.
+_ON_DEMAND: Sequence[Check] = (
+    docker.strangers,
+    members.left,
+    docker.toolkit,
+    docker.cdi_ignored,
+    gpus.health,
+    gpus.alike,
+    gpus.driver,
+    network.ways,
+    network.hostname,
+    rdma.idle,
+    rdma.unused,
+    rdma.alike,
+    rdma.direct,
+    rdma.rules,
+    host.hostnames,
+    image.processor,
+    image.prepared,
+    model_cache.place,
+    model_cache.whole,
+    model_cache.alike,
+    model_cache.one_device,
+)
+
+
+# What another cluster on a host causes.
+_FOLLOWS = ("port", "gpu-busy", "shm-large")
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What could not be checked on a host, and why."""
+
+    host: str
+    what: str
+    why: str
+
+
+def preflight(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Finding, ...]:
+    """Everything found, errors first; nothing is touched while there is an error."""
+    return _ordered(finding for check in _ALWAYS for finding in check(inventory, facts))
+
+
+def examine(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Finding, ...]:
+    """As `preflight`, with everything that the details tell, and with hosts whose Docker cannot be used."""
+    engines = (finding for entry in facts.values() if (finding := engine_problem(entry)))
+    checks = (finding for check in (*_ALWAYS, *_ON_DEMAND) for finding in check(inventory, facts))
+    return _ordered((*engines, *checks))
+
+
+def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors first, without what only follows from another cluster on the host: its remedy would stop that cluster."""
+    every = list(findings)
+    taken = {finding.host for finding in every if finding.code == "other-cluster"}
+    kept = (finding for finding in every if finding.host not in taken or finding.code not in _FOLLOWS)
+    return tuple(sorted(kept, key=lambda finding: not finding.error))
+
+
+def unseen(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Unseen, ...]:
+    """What the hosts did not tell, so that silence is not taken for health."""
+    return tuple(
+        Unseen(name, what, why) for name, entry in facts.items() for what, why in _unseen(inventory, name, entry)
+    )
+
+
+def _unseen(inventory: Inventory, name: str, facts: HostFacts) -> Iterator[tuple[str, str]]:
+    details = facts.details
+    if facts.engine.problem:
+        yield "its containers, images and room for them", "Docker does not answer"
+    if details is None:
+        return
+    if inventory.accelerator == "nvidia" and facts.gpus:
+        if details.xids is None:
+            yield "Xid errors", "its kernel log is for root: sudo sysctl kernel.dmesg_restrict=0"
+        if not details.health:
+            yield "the GPUs' health", "`nvidia-smi -q -x` gave nothing whole within 20 s"
+    if hcas(inventory.hosts[name], facts) and details.acs is None:
+        yield "PCI ACS", "lspci is not there, or shows it to root alone"
+    if details.resolves is None:
+        yield "what its hostname means", "getent is not there, or no name server answers"
+    if details.image is None and not facts.engine.problem:
+        yield "the image's processor and CUDA", f"{inventory.image} is not on the host yet"
+    if not facts.memory:
+        yield "its memory", "/proc/meminfo cannot be read"

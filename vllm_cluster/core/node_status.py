@@ -1,0 +1,220 @@
+"""What a node says about itself, read from its status.json; and Ray's nodes against the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import AllowInfNan, TypeAdapter, ValidationError
+
+from vllm_cluster.errors import VclusterError
+from vllm_cluster.explain.benign import TROUBLE
+
+VERSION = 1
+RayState = Literal["waiting", "starting", "up", "down", "unknown"]
+# NaN and Infinity are numbers to Python's JSON, and to nobody else's.
+Number = Annotated[float, AllowInfNan(False)]
+# Those of a start are in their order; "unknown" is ours: the node program has not said anything for too long.
+Phase = Literal[
+    "waiting",
+    "starting",
+    "importing",
+    "joining",
+    "downloading",
+    "loading",
+    "compiling",
+    "profiling",
+    "capturing",
+    "probing",
+    "ready",
+    "hung",
+    "failed",
+    "backoff",
+    "stopping",
+    "unknown",
+]
+# A node program that has missed so many of its beats is stopped, or cannot write.
+MISSED_BEATS = 6
+# Docker's clock comes in whole seconds, rounded down, and a little earlier than it is read.
+DATE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """One node as Ray lists it; a dead one stays in the list."""
+
+    id: str
+    address: str
+    alive: bool
+    gpus: Number
+
+
+@dataclass(frozen=True)
+class RayStatus:
+    """Ray on one node; `nodes` are known on the head only."""
+
+    state: RayState
+    restarts: int
+    error: str | None
+    version: str | None
+    nodes: tuple[RayNode, ...]
+    # In a row; an earlier version of the node program does not write it.
+    failures: int = 0
+
+    @property
+    def words(self) -> str:
+        """The line of its last words that says most, empty where it ended without a word."""
+        lines = [line.strip() for line in (self.error or "").splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if TROUBLE.search(line)), lines[-1] if lines else "")
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself, and is not up again."""
+        return self.state in ("down", "starting") and bool(self.error)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one run of vLLM ended; the first line is the root cause where it could be told."""
+
+    at: Number
+    what: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FailedRequest(Failure):
+    """A request that could not be served, and in whose place the one before it is."""
+
+    generation: str
+    model: str
+    name: str
+
+
+@dataclass(frozen=True)
+class ServeStatus:
+    """What is served and how far it is; `gpus` are those that Ray has and those that are wanted.
+
+    `request` counts what was asked for; `instead_of` is the one that failed, `away_s` how long its predecessor was not
+    served, `rollback_to` what is served again if this one does not get ready. `phases` are those of this start that are
+    over, with their seconds; `last_line` is the last one of vLLM's log.
+    """
+
+    generation: str
+    model: str
+    name: str
+    host: str
+    port: int
+    phase: Phase
+    detail: str
+    progress: tuple[int, int] | None
+    since: Number
+    attempt: int
+    gpus: tuple[Number, Number]
+    first_failure: Failure | None
+    failure: Failure | None
+    ready_at: Number | None
+    seconds_to_ready: Number | None
+    request: int = 0
+    instead_of: FailedRequest | None = None
+    rollback_to: str | None = None
+    away_s: Number | None = None
+    phases: tuple[tuple[str, Number], ...] = ()
+    last_line: str = ""
+    token_age_s: Number | None = None
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node's status.json; `error` is about what it was told, not about what it runs.
+
+    It is written anew at least every `beat` seconds; a node program of an earlier version did not do that.
+    """
+
+    role: str
+    updated: Number
+    ray: RayStatus
+    serve: ServeStatus | None
+    error: str | None = None
+    beat: Number | None = None
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Ray's living nodes against the plan, by address."""
+
+    missing: tuple[str, ...]
+    foreign: tuple[str, ...]
+    wrong: tuple[str, ...]
+    have: int
+    want: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether exactly the planned GPUs are there, at the planned addresses."""
+        return not (self.missing or self.foreign or self.wrong)
+
+
+def current(status: NodeStatus, started: float, now: float | None) -> NodeStatus | None:
+    """What a status is worth at `now`, for a container that started at `started`; both by the host's own clock.
+
+    None where it was written before that start. Where it is older than several beats, whatever it says is unknown. A
+    clock that was put back since the start makes the start a moment to come, which says nothing about what came first.
+    """
+    if status.beat is None or now is None:
+        return None if status.updated < started else status
+    if status.updated < started < now + DATE_SECONDS:
+        return None
+    age = abs(now - status.updated)
+    return status if age <= status.beat * MISSED_BEATS else _distrusted(status, age)
+
+
+def _distrusted(status: NodeStatus, age: float) -> NodeStatus:
+    why = f"the node program has not written its status for {age:.0f} s: it is stopped, or its disk is full"
+    serve = replace(status.serve, phase="unknown", detail=why, token_age_s=None) if status.serve else None
+    return replace(status, ray=replace(status.ray, state="unknown", error=why, nodes=()), serve=serve)
+
+
+class UnknownStatus(VclusterError):
+    """A status file that this vcluster cannot read."""
+
+
+def membership(planned: Mapping[str, int], nodes: Sequence[RayNode]) -> Membership:
+    """Compare what is planned (GPUs by address) with Ray's living nodes.
+
+    Two living nodes at one address (one has just died, unnoticed, the other has taken its place) count as wrong.
+    """
+    alive: dict[str, float] = {}
+    for node in nodes:
+        if node.alive:
+            alive[node.address] = alive.get(node.address, 0) + node.gpus
+    return Membership(
+        missing=tuple(address for address in planned if address not in alive),
+        foreign=tuple(address for address in alive if address not in planned),
+        wrong=tuple(address for address in planned if address in alive and alive[address] != planned[address]),
+        have=int(sum(count for address, count in alive.items() if address in planned)),
+        want=sum(planned.values()),
+    )
+
+
+def parse_status(raw: bytes) -> NodeStatus:
+    """Read a status.json; keys that a newer node may have added are passed over.
+
+    Raises:
+        UnknownStatus: it is of another version, or not what a node writes.
+    """
+    try:
+        version = _VERSION.validate_json(raw)["v"]
+        if version == VERSION:
+            return _STATUS.validate_json(raw)
+    except (ValidationError, KeyError) as error:
+        raise UnknownStatus(f"a node's status.json cannot be read: {error}", hint="vcluster up") from error
+    raise UnknownStatus(
+        f"a node's status.json has version {version}; this vcluster reads version {VERSION}",
+        hint="use the vcluster that started the cluster, or with this one:\nvcluster up",
+    )
+
+
+_VERSION = TypeAdapter(dict[str, Any])
+_STATUS = TypeAdapter(NodeStatus)

@@ -1,0 +1,169 @@
+"""The request to serve, as the head's wanted.json holds it, and how it follows a cluster that changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_cluster.backends import vllm
+from vllm_cluster.core.change import UNSET, FieldChange
+from vllm_cluster.errors import UsageError
+from vllm_cluster.text import redact
+
+FILE = "wanted.json"
+# The request that the node program took last: it refuses one whose epoch is not higher.
+ACCEPTED_FILE = "accepted.json"
+NOTHING = b'{"v": 1, "serve": null}'
+# What a node knows that is not the head: what it took when it was one is over.
+FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", "request.json": b"{}"}
+# What was ready, newest last, to go back to; and what became of each request.
+READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
+# What does not change what runs.
+_UNNAMED = ("nodes", "generation", "by_default", "rollback")
+_TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
+_NAME = "--served-model-name="
+# Options of ours, as people give them.
+_SHOWN = {_NAME: "--name", _TP: "--tp", _PP: "--pp", _HOST: "address", "--port=": "ports.api"}
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A request after the cluster changed: its file, and what that means, for people."""
+
+    content: bytes
+    text: str
+
+
+def request(argv: Sequence[str], *, by_default: bool, rollback: bool = True, **rest: Any) -> dict[str, Any]:
+    """What is written where the head looks. `by_default` says that the layout followed from the hosts, `rollback` that
+    what was ready before is served again where this cannot be.
+
+    Named by its content without the GPUs of the members: the same request twice is one, also when a host joined
+    meanwhile, and then nothing restarts.
+    """
+    content = {**rest, "nodes": dict(rest["nodes"]), "argv": list(argv), "env": vllm.environment()}
+    content |= {"by_default": by_default, "rollback": rollback, "probe_timeout_s": 600}
+    return {**content, "generation": _generation(content)}
+
+
+def written(wanted: Mapping[str, Any] | None, before: bytes | None, by: str = "") -> bytes:
+    """The file of a request, or of none, in place of the one before: each writer counts one up.
+
+    The node program refuses what a laptop writes that has lost the lease meanwhile; it writes `by` into the history.
+    """
+    return json.dumps({"v": 1, "epoch": number(before) + 1, "by": by, "serve": wanted}).encode()
+
+
+def number(raw: bytes | None) -> int:
+    """Which request this is, counted from 1; the same model asked for again is another one."""
+    try:
+        epoch = json.loads(raw or NOTHING).get("epoch")
+    except (ValueError, AttributeError):
+        return 0
+    return epoch if isinstance(epoch, int) else 0
+
+
+def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str]) -> Followed | None:
+    """The request for a cluster with these GPUs, the head's first, whose head has moved between two addresses.
+
+    None where it stays as it is. What does not fit any more gets the default layout if it had that, and else goes.
+    """
+    serve = _read(raw)
+    if serve is None:
+        return None
+    argv, total = serve["argv"], sum(gpus.values())
+    tp, pp = (int(_option(argv, name)) for name in (_TP, _PP))
+    moved, text = dict(serve), ""
+    if serve["host"] == addresses[0] != addresses[1]:
+        moved["host"] = addresses[1]
+        argv = _with(argv, _HOST, addresses[1])
+        text = f"{serve['name']} is served at {addresses[1]}"
+    if tp * pp > total:
+        if not serve.get("by_default"):
+            why = _too_large(serve, argv, tp, pp, total)
+            return Followed(written(None, raw), f"{serve['name']} is not served any more: {why}")
+        try:
+            chosen = vllm.layout(list(gpus.values()), None, None)
+        except UsageError as error:
+            return Followed(written(None, raw), f"{serve['name']} is not served any more: {error.message}")
+        argv = _with(_with(argv, _TP, str(chosen.tp)), _PP, str(chosen.pp))
+        text = f"{serve['name']} is served with TP={chosen.tp} × PP={chosen.pp}, before TP={tp} × PP={pp}"
+    if not text:
+        return None
+    moved |= {"argv": argv, "nodes": dict(gpus)}
+    return Followed(written({**moved, "generation": _generation(moved)}, raw), text)
+
+
+def changes(before: Any, wanted: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+    """In which options a request differs from the one before it; none where that one cannot be read."""
+    old = _whole(before)
+    if old is None:
+        return ()
+    # The names of both are in the question already, where they are those of the models.
+    named = old["name"] != wanted["name"]
+    model = [FieldChange("model", old["model"], wanted["model"])] * (old["model"] != wanted["model"] and not named)
+    options = [dict(_options(one)) for one in (old, wanted)]
+    keys = dict.fromkeys((*options[0], *options[1]))
+    pairs = [(key, *(redact(one.get(key, UNSET)) for one in options)) for key in keys]
+    return (*model, *(FieldChange(*pair) for pair in pairs if pair[1] != pair[2]))
+
+
+def _options(serve: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The options of a request as people give them, the last of equal ones last."""
+    words = list(serve["argv"][3:])
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        values = [value] if equals else []
+        while not equals and words and not words[0].startswith("--"):
+            values.append(words.pop(0))
+        shown = _SHOWN.get(f"{name}=", name.replace("_", "-"))
+        if shown != "--name" or serve["name"] != serve["model"]:
+            yield shown, " ".join(values) or "given"
+
+
+def _too_large(serve: Mapping[str, Any], argv: Sequence[str], tp: int, pp: int, total: int) -> str:
+    own = argv.index(next(word for word in argv if word.startswith(_NAME)))
+    extra = argv[3:own]
+    words = ["vcluster", "serve", str(serve["model"])]
+    words += ["--name", str(serve["name"])] if serve["name"] != serve["model"] else []
+    words += ["--", *extra] if extra else []
+    return f"TP={tp} × PP={pp} needs {tp * pp} GPUs, and there are {total}; to serve it again: {shlex.join(words)}"
+
+
+def _read(raw: bytes | None) -> Mapping[str, Any] | None:
+    """What is served; None too where no laptop wrote it so: whoever may use the head's Docker can."""
+    try:
+        return _whole(json.loads(raw or NOTHING)["serve"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _whole(serve: Any) -> Mapping[str, Any] | None:
+    """A request with all that is read of it."""
+    try:
+        argv = serve["argv"]
+        sizes = [int(_option(argv, name)) for name in (_TP, _PP)]
+        named = any(word.startswith(_NAME) for word in argv)
+        texts = [*argv, serve["host"], serve["name"], serve["model"]]
+        whole = isinstance(argv, list) and named and min(sizes) > 0 and all(isinstance(text, str) for text in texts)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return dict(serve) if whole else None
+
+
+def _generation(content: Mapping[str, Any]) -> str:
+    named = {key: content[key] for key in sorted(content) if key not in _UNNAMED}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _option(argv: Sequence[str], name: str) -> str:
+    return next((word.removeprefix(name) for word in reversed(argv) if word.startswith(name)), "1")
+
+
+def _with(argv: Sequence[str], name: str, value: str) -> list[str]:
+    last = max((index for index, word in enumerate(argv) if word.startswith(name)), default=-1)
+    return [f"{name}{value}" if index == last else word for index, word in enumerate(argv)]

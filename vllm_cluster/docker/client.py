@@ -1,0 +1,242 @@
+"""One host's Docker: the calls that vcluster makes, each with a deadline and an error that names the host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
+from vllm_cluster.docker import archive, parse
+from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, path
+from vllm_cluster.docker.connection import Guard, OpenStream
+from vllm_cluster.docker.output import Ended, read_framed
+from vllm_cluster.docker.progress import built, pulled
+from vllm_cluster.docker.volumes import Volumes
+from vllm_cluster.errors import CommandFailed
+from vllm_cluster.facts.host_facts import Container, Image
+from vllm_cluster.transport.base import Stream, Transport
+
+# The newest that these calls were tried with; Docker speaks older dialects down to its own minimum.
+NEWEST_API = (1, 47)
+
+# What is kept of text from a host: a log of one endless line must not fill our memory.
+MAX_LOG = 256 << 10
+MAX_OUTPUT = 4 << 20
+MAX_FILE = 4 << 20
+MOST_LINKS = 5
+# For a file of that size over a slow line.
+FILE_SECONDS = 120.0
+DIAL = ("docker", "system", "dial-stdio")
+
+
+class EngineClient:
+    """The Docker of one host. Safe to use from several threads."""
+
+    def __init__(
+        self, transport: Transport, api_version: str, guard: Guard | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.host = transport.host
+
+        def open_stream() -> Stream:
+            return transport.open_stream(DIAL, self._calls.after(CALL_SECONDS))
+
+        # A fixed version saves the round trip of asking for it.
+        spoken = min(tuple(int(part) for part in api_version.split(".")), NEWEST_API)
+        self._calls = Calls(transport.host, ".".join(map(str, spoken)), open_stream, guard, clock)
+        self.volumes = Volumes(self._calls)
+        # Whose the files are that are written: root's, unless the containers run as somebody else.
+        self.owner = (0, 0)
+
+    @property
+    def requests(self) -> int:
+        """How many calls were made."""
+        return self._calls.count
+
+    @property
+    def guard(self) -> Guard | None:
+        """What is called right before each call that may change the host (all but GET and HEAD) is sent.
+
+        What it raises reaches the caller, and nothing was sent.
+        """
+        return self._calls.guard
+
+    @guard.setter
+    def guard(self, guard: Guard | None) -> None:
+        self._calls.guard = guard
+
+    @property
+    def now(self) -> float | None:
+        """The host's own clock when Docker answered last, as seconds of Unix time; None where it did not say."""
+        return self._calls.now
+
+    def fence(self, open_stream: OpenStream) -> None:
+        """Send what follows over streams that `open_stream` opens; idle ones of before are closed."""
+        self._calls.pool.fence(open_stream)
+
+    def close(self) -> None:
+        """Close the streams."""
+        self._calls.pool.close()
+
+    def containers(self, label: str | None) -> tuple[Container, ...]:
+        """Every container, running or not, that has the label (`key` or `key=value`); None: whatever it has."""
+        query = {"all": 1, "filters": json.dumps({"label": [label]}) if label else None}
+        return self._calls.ask(Call("list containers", "GET", "/containers/json", query), parse.containers)
+
+    def container_named(self, name: str) -> Mapping[str, Any] | None:
+        """What `docker inspect` says of a container, None where there is none of that name or id."""
+        return self._info(Call(f"inspect {name}", "GET", path("containers", name, "json")), parse.container)
+
+    def images(self) -> tuple[Image, ...]:
+        """Every image that has a name."""
+        return self._calls.ask(Call("list images", "GET", "/images/json"), parse.images)
+
+    def image_config(self, reference: str) -> Mapping[str, Any] | None:
+        """What `docker image inspect` says, None where the image is not there."""
+        return self._info(Call(f"inspect image {reference}", "GET", path("images", reference, "json")), parse.image)
+
+    def _info(self, call: Call, read: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        try:
+            return self._calls.ask(call, read)
+        except NotFound:
+            return None
+
+    def pull(self, reference: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
+        """Pull an image that needs no login, telling the bytes as they come."""
+        repository, tag = _parts(reference)
+        query = {"fromImage": repository, "tag": tag}
+        with self._calls.stream(Call(f"pull {reference}", "POST", "/images/create", query), deadline) as reply:
+            problem = pulled(reply.messages(), reference, progress)
+        if problem:
+            raise CommandFailed(self.host, f"cannot pull {reference}: {problem}", exit_code=1, stderr=problem)
+
+    def build(
+        self,
+        context: bytes,
+        tag: str,
+        arguments: Mapping[str, str],
+        labels: Mapping[str, str],
+        deadline: Deadline,
+        *,
+        sent: Callable[[int], None] | None = None,
+    ) -> str:
+        """Build an image, without network, from a tar archive that holds a Dockerfile; returns its id.
+
+        `sent` is called with how many bytes of the archive are sent.
+        """
+        query = {"t": tag, "buildargs": json.dumps(arguments), "labels": json.dumps(labels)}
+        query |= {"rm": "1", "forcerm": "1", "networkmode": "none"}
+        call = Call(f"build {tag}", "POST", "/build", query, body=context, sent=sent)
+        with self._calls.stream(call, deadline) as reply:
+            problem, log = built(reply.messages())
+        if problem:
+            raise CommandFailed(self.host, f"cannot build {tag}: {problem}\n{log}", exit_code=1, stderr=log)
+        made = self.image_config(tag)
+        if made is None:
+            raise CommandFailed(self.host, f"{tag} was built and is not there", exit_code=1, stderr=log)
+        return str(made["Id"])
+
+    def tag(self, image_id: str, repository: str, tag: str) -> None:
+        """Give an image another name."""
+        query = {"repo": repository, "tag": tag}
+        self._calls.do(Call(f"tag {repository}:{tag}", "POST", path("images", image_id, "tag"), query))
+
+    def create(self, name: str, body: Mapping[str, Any]) -> str:
+        """Create a container from an Engine API body; returns its id."""
+        call = Call(f"create {name}", "POST", "/containers/create", {"name": name}, body)
+        return self._calls.ask(call, lambda made: parse.text(made["Id"]))
+
+    def start(self, container: str) -> None:
+        """Start a container; no error where it runs."""
+        self._calls.do(Call(f"start {container[:12]}", "POST", path("containers", container, "start")))
+
+    def restart(self, container: str, grace: int = 30) -> None:
+        """Stop a container, kill it after `grace` seconds, and start it."""
+        call = Call(f"restart {container[:12]}", "POST", path("containers", container, "restart"), {"t": grace})
+        self._calls.do(call, self._calls.after(grace + CALL_SECONDS))
+
+    def remove(self, container: str, grace: int = 30) -> None:
+        """Stop a container with `grace` seconds to end by itself, and remove it; no error where it is gone."""
+        deadline, there, short = self._calls.after(grace + CALL_SECONDS), path("containers", container), container[:12]
+        try:
+            self._calls.do(Call(f"stop {short}", "POST", f"{there}/stop", {"t": grace}), deadline)
+            self._calls.do(Call(f"remove {short}", "DELETE", there, {"force": 1, "v": 1}), deadline)
+        except NotFound:
+            return
+        except CommandFailed as error:
+            if error.returncode != 409:
+                raise
+            # A removal that began earlier is under way, and keeps the name till it ends.
+            gone = Call(f"wait for {short} to go", "POST", f"{there}/wait", {"condition": "removed"})
+            with suppress(NotFound):
+                self._calls.do(gone, deadline)
+
+    def wait(self, container: str, deadline: Deadline) -> int:
+        """Wait until a container has ended; returns its exit code."""
+        call = Call(f"wait for {container[:12]}", "POST", path("containers", container, "wait"))
+        return self._calls.ask(call, lambda ended: int(ended["StatusCode"]), deadline)
+
+    def logs(self, container: str, tail: int = 200, *, times: bool = False) -> str:
+        """The last lines that a container printed, both streams, with the time of each; at most `MAX_LOG` bytes."""
+        query = {"stdout": 1, "stderr": 1, "tail": tail, "timestamps": int(times)}
+        call = Call(f"read the log of {container[:12]}", "GET", path("containers", container, "logs"), query)
+        with self._calls.stream(call) as reply:
+            return read_framed(reply.read(MAX_LOG))
+
+    def stamped_logs(self, container: str, since: float) -> list[tuple[str, str]]:
+        """The lines that a container has printed since a Unix time, each with Docker's own time of it."""
+        query = {"stdout": 1, "stderr": 1, "timestamps": 1, "since": f"{since:.0f}"}
+        call = Call(f"read the log of {container[:12]}", "GET", path("containers", container, "logs"), query)
+        with self._calls.stream(call) as reply:
+            lines = read_framed(reply.read(MAX_LOG)).splitlines()
+        return [(stamp, line) for stamp, _, line in (line.partition(" ") for line in lines)]
+
+    def put_files(self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]]) -> None:
+        """Write files (name → content, mode) of `self.owner` below a folder of a container, running or not."""
+        there, query = path("containers", container, "archive"), {"path": folder}
+        what = f"write files to {container[:12]}"
+        self._calls.do(
+            Call(what, "PUT", there, query, body=archive.packed(files, self.owner)), self._calls.after(FILE_SECONDS)
+        )
+
+    def read_file(self, container: str, place: str, limit: int = MAX_FILE) -> bytes | None:
+        """A file of a container, running or not; at most `limit` bytes, None where there is no such file."""
+        for _ in range(MOST_LINKS):
+            call = Call(f"read {place}", "GET", path("containers", container, "archive"), {"path": place})
+            try:
+                with self._calls.stream(call, self._calls.after(FILE_SECONDS)) as reply:
+                    found = archive.first(reply, limit)
+            except NotFound:
+                return None
+            if not isinstance(found, str):
+                return found
+            # Docker sends a link as itself, whatever it points to.
+            place = archive.target(place, found)
+        return None
+
+    def exec(self, container: str, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> Ended:
+        """Run a command in a running container to its end; both output streams together.
+
+        The guard is asked about one that `changes` something; the others only look.
+        """
+        what = f"exec in {container[:12]}"
+        body = {"Cmd": list(argv), "AttachStdout": True, "AttachStderr": True}
+        create = Call(what, "POST", path("containers", container, "exec"), json=body, reads=not changes)
+        made = self._calls.ask(create, lambda made: parse.text(made["Id"]), deadline)
+        start = {"Detach": False, "Tty": False}
+        call = Call(what, "POST", path("exec", made, "start"), json=start, reads=not changes)
+        with self._calls.stream(call, deadline) as reply:
+            output = read_framed(reply.read(MAX_OUTPUT))
+        ended = Call(what, "GET", path("exec", made, "json"))
+        return Ended(self._calls.ask(ended, lambda info: int(info["ExitCode"] or 0), deadline), output)
+
+
+def _parts(reference: str) -> tuple[str, str]:
+    """An image's repository, and its tag or digest: without one Docker would pull every tag there is."""
+    repository, _, digest = reference.partition("@")
+    if digest:
+        return repository, digest
+    before, slash, last = reference.rpartition("/")
+    name, _, tag = last.partition(":")
+    return before + slash + name, tag or "latest"

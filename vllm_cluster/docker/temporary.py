@@ -1,0 +1,49 @@
+"""Runs a Python script in an image once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from secrets import token_hex
+
+from vllm_cluster.clock import Deadline
+from vllm_cluster.core.identity import Owner
+from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.container_body import probe_body
+from vllm_cluster.docker.output import Ended
+from vllm_cluster.errors import HostError
+
+
+def run_once(
+    engine: EngineClient,
+    owner: Owner,
+    purpose: str,
+    image: str,
+    *,
+    script: str,
+    deadline: Deadline,
+    words: Sequence[str] = (),
+) -> Ended:
+    """What the script printed and how it ended, in a throwaway container without network."""
+    with passing(engine, owner.cluster, purpose, probe_body(owner, image, script, words)) as name:
+        engine.start(name)
+        return Ended(engine.wait(name, deadline), engine.logs(name))
+
+
+@contextmanager
+def passing(engine: EngineClient, cluster: str, purpose: str, body: Mapping[str, object]) -> Iterator[str]:
+    """A container that is removed again; what failed in between is told, and not that the removal failed after it."""
+    name = passing_name(cluster, purpose)
+    engine.create(name, body)
+    try:
+        yield name
+    except BaseException:
+        with suppress(HostError):
+            engine.remove(name, grace=0)
+        raise
+    engine.remove(name, grace=0)
+
+
+def passing_name(cluster: str, purpose: str) -> str:
+    """A name that no other container has; `core.identity` knows it again."""
+    return f"vcluster-{cluster}-{purpose}-{token_hex(4)}"

@@ -1,0 +1,262 @@
+"""The first cause under the noise, from what all logs together show."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from vllm_cluster.explain.catalogue import ROWS
+from vllm_cluster.explain.failure import Row, Weight
+from vllm_cluster.explain.scan import Hit, Place, Seen
+
+# Two hosts' clocks, and what a launcher writes just before vLLM's own first line.
+SLACK = 5.0
+# What a host suffers from can be why vLLM, started this long after it, fails.
+LASTING = 300.0
+MOST_OTHERS = 5
+MOST_LINES = 5
+
+# A rank is silent when the others went on for longer than this.
+SILENT = 20.0
+MOST_STRANGE = 3
+
+Kind = Literal["explained", "symptom", "unknown", "healed", "nothing"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A failure of the catalogue, and the lines that show it, the earliest first."""
+
+    row: Row
+    places: tuple[Place, ...]
+    more: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Harmless:
+    """A line that looks like a failure, why it is none, and what shows that work went on after it."""
+
+    place: Place
+    count: int
+    why: str
+    evidence: Place | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the logs show.
+
+    `cause` is there when the kind is "explained", `symptom` when it is "symptom": then no line names a cause.
+    `strange` are the first lines of trouble that no row knows, `silent` is the last line of the rank that ended first.
+    """
+
+    kind: Kind
+    cause: Finding | None
+    symptom: Finding | None
+    others: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
+    followed: tuple[Place, ...]
+    harmless: tuple[Harmless, ...]
+    survived: tuple[Finding, ...]
+    earlier: tuple[tuple[str, int], ...]
+    trouble: tuple[Place, ...]
+    strange: tuple[Place, ...]
+    silent: Place | None
+    logs: int
+    lines: int
+    size: int
+
+    @property
+    def named(self) -> Finding | None:
+        """The cause, or the symptom where no line names a cause."""
+        return self.cause or self.symptom
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """What counts of all logs, and what does not any more."""
+
+    hits: list[Hit]
+    failing: list[Hit]
+    survived: list[Hit]
+    stuck: list[Hit]
+    before: list[Hit]
+    trouble: list[Place]
+    strange: list[Place]
+    earlier: Counter[str]
+
+
+def verdict(logs: Sequence[Seen], *, since: Mapping[str, float] | None = None, healthy: bool = False) -> Verdict:
+    """Judge what was seen in all logs.
+
+    With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
+    is evidence of another attempt. `healthy`: the cluster works now, so that it has survived what is found.
+    """
+    seen = _evidence(logs, since, healthy=healthy)
+    notes = [hit for hit in seen.hits if hit.known.weight is Weight.NOTE]
+    first, others = _first(_foremost(seen), notes)
+    survived = _findings(hit for hit in seen.survived if hit.known.weight <= Weight.SYMPTOM)
+    symptom = first if first and first.row.kind == "symptom" else None
+    kind: Kind = "symptom" if symptom else "explained" if first else "healed" if survived else "nothing"
+    if not first and (seen.trouble or seen.failing):
+        kind = "unknown"
+    shown = {place for found in (first, *others) if found for place in found.places}
+    return Verdict(
+        kind=kind,
+        cause=None if symptom else first,
+        symptom=symptom,
+        others=tuple(others[:MOST_OTHERS]),
+        notes=tuple(_findings(hit for hit in notes if first is None or hit.known.row != first.row.number)),
+        followed=_once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=_when)),
+        harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
+        survived=tuple(survived),
+        earlier=tuple(sorted(seen.earlier.items())),
+        trouble=tuple(seen.trouble[-MOST_LINES * 2 :]) if kind == "unknown" else (),
+        strange=tuple(seen.strange[:MOST_STRANGE]) if symptom else (),
+        silent=_silent(logs) if symptom else None,
+        logs=len(logs),
+        lines=sum(log.lines for log in logs),
+        size=sum(log.size for log in logs),
+    )
+
+
+def _evidence(logs: Sequence[Seen], since: Mapping[str, float] | None, *, healthy: bool) -> _Evidence:
+    hits, earlier = _of_last_run(logs, since)
+    alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
+    in_order = _ends_in_order(logs)
+
+    def over(place: Place) -> bool:
+        return healthy or bool(alive and _precedes(place, alive)) or not _within(place, since)
+
+    def now(places: Iterable[Place]) -> list[Place]:
+        return sorted((place for place in places if not (over(place) or in_order(place, place))), key=_when)
+
+    failing = [hit for hit in hits if hit.known.weight <= Weight.CONSEQUENCE]
+    failing = [hit for hit in failing if hit.known.weight is Weight.CAUSE or not in_order(hit.first, hit.last)]
+    stuck = [hit for hit in hits if hit.known.weight is Weight.HARMLESS and hit.known.row and not hit.evidence]
+    return _Evidence(
+        hits=hits,
+        failing=[hit for hit in failing if not over(hit.last)],
+        survived=[hit for hit in failing if over(hit.last)],
+        stuck=[hit for hit in stuck if not over(hit.last)],
+        before=[hit for log in logs for hit in log.before.values() if not over(hit.last)],
+        trouble=now(place for log in logs for place in log.trouble),
+        strange=now(place for log in logs for place in log.strange),
+        earlier=earlier,
+    )
+
+
+def _foremost(seen: _Evidence) -> list[Hit]:
+    """The hits that say most: causes, else what a host suffered before, else symptoms, else work that stopped.
+
+    That something has failed is the least: where a line of trouble is there that no row knows, that line is nearer.
+    """
+    of = {weight: [hit for hit in seen.failing if hit.known.weight is weight] for weight in Weight}
+    ends = [] if seen.strange else of[Weight.CONSEQUENCE]
+    return of[Weight.CAUSE] or seen.before or of[Weight.SYMPTOM] or seen.stuck or ends
+
+
+def _within(place: Place, since: Mapping[str, float] | None) -> bool:
+    """Whether a line is of the attempt; what belongs to no host are the words of the attempt itself."""
+    if since is None or place.host not in since:
+        return True
+    return place.time is not None and place.time >= since[place.host]
+
+
+def _ends_in_order(logs: Sequence[Seen]) -> Callable[[Place, Place], bool]:
+    """Whether all between two lines was written while vLLM ended by a request, or until it was started again."""
+    stop = max((log.stopped.time for log in logs if log.stopped and log.stopped.time), default=None)
+    starts = [log.started.time for log in logs if log.started and log.started.time]
+    if stop is None:
+        return lambda _, __: False
+    end = max((start for start in starts if start >= stop), default=math.inf) + SLACK
+
+    def within(first: Place, last: Place) -> bool:
+        return first.time is not None and last.time is not None and stop - 1 <= first.time <= last.time <= end
+
+    return within
+
+
+def _silent(logs: Sequence[Seen]) -> Place | None:
+    """The last line of the rank's log that ended first, where the others went on for long after it."""
+    ends = sorted((log.last for log in logs if log.last and log.last.time and "worker-" in log.name), key=_when)
+    if len(ends) < 2 or (ends[1].time or 0.0) - (ends[0].time or 0.0) < SILENT:
+        return None
+    return ends[0]
+
+
+def _when(place: Place) -> tuple[bool, float, str, int]:
+    """The order of lines: by time where they have one, the rest behind, log by log."""
+    return place.time is None, place.time or 0.0, place.source, place.number
+
+
+def _precedes(place: Place, other: Place) -> bool:
+    if place.source == other.source:
+        return place.number < other.number
+    return place.time is not None and other.time is not None and place.time < other.time
+
+
+def _of_last_run(logs: Sequence[Seen], since: Mapping[str, float] | None) -> tuple[list[Hit], Counter[str]]:
+    """The hits since vLLM last started, wherever they stand, and the rows that were hit before."""
+    started = max((log.started.time for log in logs if log.started and log.started.time is not None), default=None)
+    hits: list[Hit] = []
+    earlier: Counter[str] = Counter()
+    for log in logs:
+        earlier.update(log.earlier)
+        for hit in log.hits.values():
+            time = hit.last.time
+            lasting = hit.known.host and hit.known.weight is Weight.CAUSE
+            if started is not None and time is not None and time < started - (LASTING if lasting else SLACK):
+                if hit.known.weight <= Weight.SYMPTOM:
+                    earlier[hit.known.row] += 1
+            elif _within(hit.last, since):
+                hits.append(hit)
+    return hits, earlier
+
+
+def _first(causes: Sequence[Hit], notes: Iterable[Hit]) -> tuple[Finding | None, list[Finding]]:
+    """The earliest, and the others; a note can be why, and then comes first."""
+    found = _findings(causes)
+    if not found:
+        return None, []
+    first = found[0]
+    # A note can be why: Gloo fell back to loopback, and then nobody could connect.
+    reasons = [hit for hit in notes if first.row.number in hit.known.explains]
+    if reasons:
+        return _findings(reasons)[0], found
+    return first, found[1:]
+
+
+def _findings(hits: Iterable[Hit]) -> list[Finding]:
+    by_row: dict[str, list[Hit]] = {}
+    for hit in sorted(hits, key=lambda hit: (hit.known.weight, _when(hit.first))):
+        by_row.setdefault(hit.known.row, []).append(hit)
+    return [
+        Finding(
+            ROWS[row],
+            _once(hit.first for hit in several)[:MOST_LINES],
+            several[0].more,
+            sum(hit.count for hit in several),
+        )
+        for row, several in by_row.items()
+    ]
+
+
+def _once(places: Iterable[Place]) -> tuple[Place, ...]:
+    """A line once, though several signs are in it."""
+    return tuple({(place.source, place.number): place for place in places}.values())
+
+
+def _harmless(hits: Iterable[Hit], stuck: Sequence[Hit]) -> list[Harmless]:
+    found: dict[str, Harmless] = {}
+    for hit in hits:
+        if hit.known.weight is Weight.HARMLESS and hit not in stuck:
+            # Where words alone are harmless there is nothing to prove.
+            one = Harmless(hit.first, hit.count, hit.known.why, hit.evidence if hit.known.row else None)
+            same = found.get(one.why)
+            found[one.why] = replace(same, count=same.count + one.count) if same else one
+    return list(found.values())

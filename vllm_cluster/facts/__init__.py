@@ -1,0 +1,1 @@
+"""What was observed on a host, a subject a file: types and parsers."""

@@ -1,0 +1,185 @@
+"""What a host is and what runs there: the answer of one observation, as types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+
+from vllm_cluster.facts.details import Details
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A network interface; addresses are written as ``10.0.0.1/24``, `kind` is what `ip -d` calls it: tun, bond, …
+
+    `speed` is in Mbit/s, 0 where the driver does not say; `leased` is true where an address came with a lifetime.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    mtu: int
+    state: str
+    kind: str = ""
+    speed: int = 0
+    leased: bool = False
+
+    def interfaces(self) -> list[IPv4Interface | IPv6Interface]:
+        """The addresses with their networks."""
+        return [ip_interface(entry) for entry in self.addresses]
+
+    def holds(self, address: str) -> bool:
+        """Whether this interface carries the address."""
+        return any(str(entry.ip) == address for entry in self.interfaces())
+
+
+@dataclass(frozen=True)
+class Hca:
+    """A port of an InfiniBand or RoCE adapter, with the device files that a container needs for it.
+
+    `path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
+    """
+
+    device: str
+    port: int
+    state: str
+    link_layer: str
+    rate: str
+    uverbs: tuple[str, ...]
+    netdevs: tuple[str, ...] = ()
+    pci: str = ""
+    numa: int | None = None
+    path: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether the port carries traffic; sysfs writes ``4: ACTIVE``."""
+        return self.state.endswith("ACTIVE")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where it does not say.
+
+    `unified` is one that has no memory of its own: `memory_mib` is then the host's, less what that needs itself.
+    `path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int
+    used_mib: int = 0
+    driver: str = ""
+    mig: bool | None = None
+    ecc_errors: int | None = None
+    unified: bool = False
+    numa: int | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An address of an adapter's port, with its number and kind (``RoCE v2``, ``IB/RoCE v1``)."""
+
+    device: str
+    port: int
+    index: int
+    address: str
+    kind: str
+    netdev: str = ""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The Docker engine of a host; `problem` says why it does not answer, in the client's own words.
+
+    `cdi_specs` are the kinds of device that CDI files on the host describe. Whether the engine reads such files is
+    `cdi`, None where its client does not say, and `cdi_devices` are those that it found in them, where it tells.
+    """
+
+    version: str = ""
+    api_version: str = ""
+    architecture: str = ""
+    runtimes: tuple[str, ...] = ()
+    cdi_specs: tuple[str, ...] = ()
+    root: str = ""
+    problem: str = ""
+    cgroup_driver: str = ""
+    cgroup_version: str = ""
+    rootless: bool = False
+    toolkit: str = ""
+    gpu_hook: bool = False
+    stale_cdi: tuple[str, ...] = ()
+    cdi: bool | None = None
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container as Docker lists it; `status` is its state in Docker's words: Restarting (78) 5 seconds ago."""
+
+    id: str
+    name: str
+    state: str
+    image_id: str
+    labels: Mapping[str, str]
+    image: str = ""
+    status: str = ""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of a host with the names and digests it answers to."""
+
+    id: str
+    tags: tuple[str, ...]
+    digests: tuple[str, ...]
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Everything that one look at a host tells; sizes in bytes, the clock in seconds since 1970.
+
+    `asked` is when it was asked, on a clock of ours: of many hosts, some are asked later than others.
+    `slots` is the number of logical GPUs that a CPU host offers, None where it says nothing.
+    `routes` maps each address that was asked for to the interface that leads there, None for none.
+    `volumes` are the labels by name of the volumes of a cluster of this name, asked for where no node has an id.
+    `record` is what a head remembers of its members.
+    `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
+    /dev/infiniband; `gpu_problem` what nvidia-smi said in the place of a row. `details`, and `strangers`, the
+    containers that are no cluster's of ours, are there only where they were asked for.
+    """
+
+    host: str
+    machine_id: str
+    hostname: str
+    clock: float
+    nics: tuple[Nic, ...]
+    hcas: tuple[Hca, ...]
+    gpus: tuple[Gpu, ...]
+    slots: int | None
+    memory: int
+    listening: frozenset[int]
+    routes: Mapping[str, str | None]
+    missing_paths: frozenset[str]
+    free: Mapping[str, int]
+    engine: Engine
+    containers: tuple[Container, ...] = ()
+    images: tuple[Image, ...] = ()
+    available: int = 0
+    gpu_problem: str = ""
+    architecture: str = ""
+    boot_id: str = ""
+    asked: float = 0.0
+    rdma_devices: tuple[str, ...] = ()
+    details: Details | None = None
+    strangers: tuple[Container, ...] = ()
+    volumes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    record: str = ""
+    gids: tuple[Gid, ...] = ()
+
+    def interface_of(self, address: str) -> Nic | None:
+        """The interface that holds the address."""
+        return next((nic for nic in self.nics if nic.holds(address)), None)

@@ -1,0 +1,94 @@
+"""What `nvidia-smi` says of the GPUs' health, out of its XML and of its table of links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+# The standard library's parser fetches nothing; what an attack could use is entities, and these are refused.
+from xml.etree.ElementTree import Element, ParseError, XMLParser
+
+from vllm_cluster.facts.details import GpuHealth, GpuProcess, Links
+from vllm_cluster.facts.values import number
+
+MOST_XML = 2_000_000
+MOST_GPUS = 64
+_CONTAINER = re.compile(r"\b[0-9a-f]{64}\b")
+_PENDING = {
+    "ecc_errors/channel_repair_pending": "channel repair",
+    "ecc_errors/tpc_repair_pending": "TPC repair",
+    "ecc_errors/unrepairable_memory": "unrepairable memory",
+    "retired_pages/pending_retirement": "page retirement",
+    "retired_pages/pending_blacklist": "page retirement",
+    "remapped_rows/remapped_row_pending": "row remapping",
+    "remapped_rows/remapped_row_failure": "row remapping failed",
+}
+
+
+@dataclass(frozen=True)
+class Smi:
+    """The driver's highest CUDA version, and each GPU."""
+
+    cuda: str = ""
+    gpus: tuple[GpuHealth, ...] = ()
+
+
+def smi(text: str, cgroups: Mapping[int, str]) -> Smi:
+    """What `nvidia-smi -q -x` printed; nothing where it is not whole. `cgroups` tells of each process."""
+    if len(text) > MOST_XML or "<!ENTITY" in text:
+        return Smi()
+    parser = XMLParser()  # noqa: S314
+    try:
+        parser.feed(text)
+        root = parser.close()
+    except (ParseError, ValueError, LookupError):
+        return Smi()
+    gpus = root.findall("gpu")[:MOST_GPUS]
+    return Smi(_text(root, "cuda_version"), tuple(_health(gpu, cgroups) for gpu in gpus))
+
+
+def _text(element: Element, path: str) -> str:
+    """The words at a path, empty where nothing or nothing to the point stands."""
+    words = (element.findtext(path) or "").strip()[:200]
+    return "" if words in ("N/A", "None", "[N/A]") else words
+
+
+def _health(gpu: Element, cgroups: Mapping[int, str]) -> GpuHealth:
+    errors = [entry for entry in gpu.findall("ecc_errors/volatile/*") if "uncorrectable" in entry.tag]
+    counts = [count for entry in errors if (count := number(entry.text)) is not None]
+    return GpuHealth(
+        uuid=_text(gpu, "uuid"),
+        bus=str(gpu.get("id", ""))[:40],
+        persistence=_text(gpu, "persistence_mode"),
+        mig=_text(gpu, "mig_mode/current_mig"),
+        ecc=_text(gpu, "ecc_mode/current_ecc"),
+        ecc_uncorrected=sum(counts) if counts else None,
+        fabric_state=_text(gpu, "fabric/state"),
+        fabric_status=_text(gpu, "fabric/status"),
+        repair_pending=tuple(dict.fromkeys(what for path, what in _PENDING.items() if _text(gpu, path) == "Yes")),
+        recovery=_text(gpu, "gpu_recovery_action"),
+        processes=tuple(_processes(gpu, cgroups)),
+    )
+
+
+def _processes(gpu: Element, cgroups: Mapping[int, str]) -> Iterable[GpuProcess]:
+    for entry in gpu.findall("processes/process_info")[:MOST_GPUS]:
+        pid = number(_text(entry, "pid"))
+        if pid is not None:
+            container = _CONTAINER.search(cgroups.get(pid, ""))
+            used = number(_text(entry, "used_memory")) or 0
+            yield GpuProcess(pid, _text(entry, "process_name"), used, container[0] if container else "")
+
+
+def links(text: str) -> tuple[Links, ...]:
+    """What `nvidia-smi nvlink -s` printed: a line a link, below the line of its GPU."""
+    found: dict[int, list[bool]] = {}
+    current: list[bool] = []
+    for line in text.splitlines():
+        gpu = re.match(r"GPU (\d{1,3}):", line)
+        if gpu:
+            current = found.setdefault(int(gpu[1]), [])
+        elif re.match(r"\s*Link \d+:", line):
+            current.append("inactive" not in line)
+    return tuple(Links(gpu, sum(states), len(states)) for gpu, states in found.items() if states)

@@ -1,0 +1,179 @@
+"""Turns what the fact script printed into typed facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from ipaddress import ip_interface
+from typing import Any
+
+from vllm_cluster.facts.host_facts import Engine, Gid, Gpu, Hca, HostFacts, Nic
+from vllm_cluster.facts.parse_details import details
+from vllm_cluster.facts.values import document, items, mapping, number, rows
+
+# What the system, Ray and vLLM's own processes need of memory that GPU and processor share: this, or a tenth.
+MIN_RESERVE = 8 << 30
+# How nvidia-smi says that a GPU has no memory of its own.
+_NO_MEMORY = ("N/A", "Not Supported")
+_ROW = re.compile(r"[0-9]+,")
+_VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})+")
+
+
+class _Sections(dict[str, str]):
+    """The text of each section; one that is not there says nothing."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+def facts(host: str, text: str, *, deep: bool = False) -> HostFacts:
+    """The facts of one host, with its details where these were asked for.
+
+    Raises:
+        ValueError: the text breaks off, so that nothing can be concluded from what is absent.
+    """
+    pieces = re.split(r"^@@(\w+)$", text, flags=re.MULTILINE)
+    part = _Sections((name, body.strip()) for name, body in zip(pieces[1::2], pieces[2::2], strict=True))
+    if "end" not in part or (deep and "whole" not in part):
+        raise ValueError("the answer of the fact script breaks off")
+    found = _facts(host, part)
+    return replace(found, details=details(part)) if deep else found
+
+
+def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
+    return HostFacts(
+        host=host,
+        machine_id=part["machine"],
+        hostname=part["hostname"],
+        clock=float(number(part["clock"]) or 0),
+        nics=_nics(part["nics"], {fields[0]: number(fields[1]) or 0 for fields in rows(part["speeds"], 2)}),
+        hcas=tuple(_hcas(part["hcas"])),
+        gpus=tuple(_gpus(part)),
+        gids=tuple(_gids(part["gids"])),
+        gpu_problem=next((line for line in part["gpus"].splitlines() if not _ROW.match(line)), "")[:300],
+        slots=number(part["slots"]),
+        memory=number(part["memory"]) or 0,
+        listening=frozenset(_ports(part["listening"].split())),
+        routes=dict(_routes(part["routes"].splitlines())),
+        missing_paths=frozenset(part["missing"].splitlines()),
+        free={f[0]: free for f in rows(part["disks"], 2) if (free := number(f[1])) is not None},
+        engine=_engine(part),
+        available=number(part["available"]) or 0,
+        architecture=part["architecture"],
+        boot_id=part["boot"],
+        rdma_devices=tuple(part["rdma"].split()),
+    )
+
+
+def _nics(text: str, speeds: Mapping[str, int]) -> tuple[Nic, ...]:
+    # Not JSON is an `ip` without -j (busybox): preflight then says that no interface is known.
+    return tuple(
+        Nic(
+            name=row["ifname"],
+            addresses=tuple(_addresses(row)),
+            mtu=number(row.get("mtu")) or 0,
+            state=str(row.get("operstate", "UNKNOWN")),
+            kind=str(mapping(row.get("linkinfo")).get("info_kind", "")),
+            speed=speeds.get(row["ifname"], 0),
+            leased=any(mapping(entry).get("dynamic") is True for entry in items(row.get("addr_info"))),
+        )
+        for row in items(document(text or "[]"))
+        if isinstance(row, dict) and isinstance(row.get("ifname"), str)
+    )
+
+
+def _addresses(row: Mapping[str, Any]) -> Iterable[str]:
+    for entry in map(mapping, items(row.get("addr_info"))):
+        address = f"{entry.get('local')}/{entry.get('prefixlen')}"
+        try:
+            yield str(ip_interface(address))
+        except ValueError:
+            continue
+
+
+def _hcas(text: str) -> Iterable[Hca]:
+    for device, port, state, link_layer, rate, verbs, nets, pci, numa, path, *_ in rows(text, 6):
+        uverbs, netdevs = (tuple(filter(None, names.split(","))) for names in (verbs, nets))
+        yield Hca(device, number(port) or 0, state, link_layer, rate, uverbs, netdevs, pci, number(numa), path)
+
+
+def _gids(text: str) -> Iterable[Gid]:
+    for device, port, index, address, kind, netdev, *_ in rows(text, 5):
+        yield Gid(device, number(port) or 0, number(index) or 0, address, kind, netdev)
+
+
+def _gpus(part: Mapping[str, str]) -> Iterable[Gpu]:
+    places = {bus: (path, number(numa)) for bus, path, numa, *_ in rows(part["gpupaths"], 3)}
+    for line in part["gpus"].splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) >= 4 and (index := number(fields[0])) is not None:
+            used, driver, mig, ecc, bus, *_ = (*fields[4:], "", "", "", "", "")
+            path, numa = places.get(bus.lower()[4:], ("", None))
+            memory, unified = number(fields[3]), fields[3].strip("[]") in _NO_MEMORY
+            yield Gpu(
+                index,
+                uuid=fields[1],
+                name=fields[2],
+                memory_mib=unified_mib(number(part["memory"]) or 0) if unified else memory or 0,
+                used_mib=number(used) or 0,
+                driver=driver,
+                mig={"Enabled": True, "Disabled": False}.get(mig),
+                ecc_errors=number(ecc),
+                unified=unified,
+                numa=numa,
+                path=path,
+            )
+
+
+def unified_mib(memory: int) -> int:
+    """MiB of a host's memory, in bytes, that a GPU without memory of its own can have."""
+    return max(0, memory - max(MIN_RESERVE, memory // 10)) >> 20
+
+
+def _ports(words: Iterable[str]) -> Iterable[int]:
+    for word in words:
+        if re.fullmatch("[0-9A-Fa-f]{1,4}", word):
+            yield int(word, 16)
+
+
+def _routes(lines: Iterable[str]) -> Iterable[tuple[str, str | None]]:
+    for line in lines:
+        address, _, interface = line.partition(" ")
+        if address:
+            yield address, interface.strip() or None
+
+
+def _engine(part: Mapping[str, str]) -> Engine:
+    server, info = mapping(part["docker"]), part["dockerinfo"]
+    said = mapping(next((line for line in info.splitlines() if line.startswith('{"Root"')), ""))
+    api = str(server.get("ApiVersion", ""))
+    if not _VERSION.fullmatch(api):
+        problem = "\n".join(line for line in info.splitlines() if not line.startswith("{")).strip()
+        return Engine(problem=problem or "no answer")
+    kinds = (re.sub(r'.*[:\s"]', "", line) for line in part["cdi"].splitlines())
+    toolkit = _VERSION.search(part["toolkit"])
+    folders, devices = _said_lists(part["dockercdi"])
+    return Engine(
+        version=str(server.get("Version", "")),
+        api_version=api,
+        architecture=str(server.get("Arch", "")),
+        runtimes=tuple(sorted(mapping(said.get("Runtimes")))),
+        cdi_specs=tuple(sorted(set(filter(None, kinds)))),
+        root=str(said.get("Root") or ""),
+        cgroup_driver=str(said.get("CgroupDriver") or ""),
+        cgroup_version=str(said.get("CgroupVersion") or ""),
+        rootless="name=rootless" in map(str, items(said.get("SecurityOptions"))),
+        toolkit=toolkit[0] if toolkit else "",
+        gpu_hook="hook" in part["toolkit"].split(),
+        stale_cdi=tuple(part["cdistale"].splitlines()),
+        cdi=any(folders) if folders is not None else None,
+        cdi_devices=tuple(sorted(str(mapping(row).get("ID", "")) for row in devices or () if isinstance(row, dict))),
+    )
+
+
+def _said_lists(text: str) -> Iterator[list[Any] | None]:
+    """The lists in lines of JSON, None for a line that is not there; Docker writes null for an empty one."""
+    for line in (*text.splitlines(), "", "")[:2]:
+        said = document(line) if line else None
+        yield said if isinstance(said, list) else ([] if line == "null" else None)

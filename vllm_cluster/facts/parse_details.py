@@ -1,0 +1,54 @@
+"""Turns the longer part of the fact script's answer into typed details."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from vllm_cluster.facts.details import Details, FileSystem
+from vllm_cluster.facts.nvidia_smi import links, smi
+from vllm_cluster.facts.values import number, rows
+
+# These end in commands that somebody may paste.
+_MODEL = re.compile(r"\w[\w.-]*")
+
+
+def details(part: Mapping[str, str]) -> Details:
+    """The details, from the script's sections by name; a section without words leaves its field unknown."""
+    cgroups = {pid: fields[1] for fields in rows(part["processes"], 2) if (pid := number(fields[0])) is not None}
+    gpus = smi(part["smi"], cgroups)
+    readable, *xids = part["xid"].splitlines() or [""]
+    asked, *resolves = part["resolves"].split() or [""]
+    acs = part["acs"].splitlines()
+    return Details(
+        cuda=gpus.cuda,
+        health=gpus.gpus,
+        links=links(part["nvlink"]),
+        xids=tuple(xids) if readable == "readable" else None,
+        fabric_manager=_service(part["fabricmanager"]),
+        peermem=bool({"nvidia_peermem", "nv_peer_mem"} & set(part["driver"].split())),
+        open_driver="Open Kernel Module" in part["driver"],
+        acs=any("SrcValid+" in line for line in acs) if acs else None,
+        iommu=part["iommu"],
+        memlock=part["memlock"],
+        engine_memlock=part["enginelock"],
+        shm=number(part["shm"]) or 0,
+        remove_ipc=part["removeipc"].partition("=")[2].strip().lower() in ("yes", "true", "1", "on"),
+        linger=part["linger"] == "yes",
+        resolves=tuple(dict.fromkeys(resolves)) if asked == "asked" else None,
+        filesystems=tuple(_filesystems(part["filesystems"])),
+        revisions={f[0]: f[1] for f in rows(part["revisions"], 2) if _MODEL.fullmatch(f[0]) and f[1].isalnum()},
+        incomplete=tuple(part["incomplete"].splitlines()),
+        dangling=tuple(part["dangling"].splitlines()),
+    )
+
+
+def _service(text: str) -> str:
+    """A service's state as systemd calls it; empty where there is none of that name."""
+    words = dict(line.partition("=")[::2] for line in text.splitlines())
+    return "" if words.get("LoadState") == "not-found" else words.get("ActiveState", "")
+
+
+def _filesystems(text: str) -> Iterable[FileSystem]:
+    for path, kind, source, mount, total, uuid, *_ in rows(text, 5):
+        yield FileSystem(path, kind, source, mount, number(total) or 0, uuid)

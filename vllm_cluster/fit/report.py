@@ -1,0 +1,128 @@
+"""Which layouts there are for a model on these GPUs, which is taken, and what would help when none fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from vllm_cluster.backends import vllm
+from vllm_cluster.fit.layouts import Gpus, Layout, Model, Wish, judge
+from vllm_cluster.fit.weights import Part, Weights
+
+# Nobody is told to buy more nodes, or more GPUs in one, than this.
+MOST_NODES, MOST_IN_NODE = 64, 8
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The layouts, the best first; `taken` is the first of them that fits, `changes` what would fit when none does.
+
+    Without GPUs it is only about sizes.
+    """
+
+    model: Model
+    gpus: Gpus | None
+    wish: Wish
+    layouts: tuple[Layout, ...]
+    taken: Layout | None
+    changes: tuple[str, ...]
+
+
+def at_least(model: Model, memory: int, wish: Wish) -> int:
+    """How many GPUs hold the weights and one request of the wished context, with nothing beside them."""
+    return -(-(model.weights.loaded + model.request(model.context(wish), wish.kv_bytes)) // memory)
+
+
+def rule_of_thumb(weights: int) -> int:
+    """P·4/(32/Q)·1.2 in bytes: what the weights hold and a fifth; it knows nothing of context or of requests."""
+    return weights * 12 // 10
+
+
+def of_parameters(params: int, bits: int) -> Model:
+    """A model of which nothing but its size is known; what a request takes stays unknown."""
+    size = params * bits // 8
+    weights = Weights({f"{bits} bits": size}, (), Part(size), Part())
+    return Model(f"{params / 1e9:g}B parameters at {bits} bits", weights, None)
+
+
+def verdict(model: Model, gpus: Gpus | None, wish: Wish) -> Verdict:
+    """Judge every layout. Where nobody says how long the context is, a shorter one than the model's own will do."""
+    if gpus is None:
+        return Verdict(model, gpus, wish, (), None, ())
+    layouts = tuple(_layouts(model, gpus, wish))
+    taken = next((layout for layout in layouts if layout.fits), None)
+    if taken is None and not wish.context:
+        taken = max((layout for layout in layouts if layout.context), key=lambda one: one.context or 0, default=None)
+    changes = () if taken else tuple(_changes(model, gpus, wish, layouts))
+    return Verdict(model, gpus, wish, layouts, taken, changes)
+
+
+def _layouts(model: Model, gpus: Gpus, wish: Wish) -> Iterator[Layout]:
+    """The fewest GPUs that hold it first; then all: TP = GPUs of a node and PP = nodes, and every other split.
+
+    Each is one that `serve` can make: a cluster serves one model once.
+    """
+    nodes, total = gpus.nodes, sum(gpus.nodes)
+    first = vllm.layout(nodes, None, None)
+    if small := _smallest(model, gpus, wish):
+        yield small
+    yield judge(model, gpus, wish, first.tp, first.pp, why=f"what serve does by itself: {'; '.join(first.reasons)}")
+    for tp in sorted(_divisors(total), reverse=True):
+        if (tp, total // tp) == (first.tp, first.pp):
+            continue
+        if tp > min(nodes) and len(nodes) > 1:
+            why = "no pipeline"
+        elif tp > first.tp:
+            why = "larger groups than every node holds evenly"
+        else:
+            why = "fewer GPUs wait for each other within a layer: for nodes without NVLink, or for odd head counts"
+        yield judge(model, gpus, wish, tp, total // tp, why=why)
+
+
+def _smallest(model: Model, gpus: Gpus, wish: Wish) -> Layout | None:
+    """The fewest GPUs that hold the model: some of the head's, or those of fewer nodes than there are."""
+    nodes, size = gpus.nodes, gpus.nodes[0]
+    for tp in _divisors(size) if len(nodes) > 1 else _divisors(size)[:-1]:
+        what = "one node suffices" if tp == size else f"{tp} GPU{'s'[: tp > 1]} suffice{'s'[: tp < 2]}"
+        small = judge(model, gpus, wish, tp, 1, why=f"{what}, the others stay idle: --tp {tp} --pp 1")
+        if small.fits:
+            return small
+    for pp in range(2, len(nodes)) if len(set(nodes)) == 1 else ():
+        why = f"{pp} of the {len(nodes)} nodes suffice, the others stay idle: --tp {size} --pp {pp}"
+        some = judge(model, gpus, wish, size, pp, why=why)
+        if some.fits:
+            return some
+    return None
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _changes(model: Model, gpus: Gpus, wish: Wish, layouts: tuple[Layout, ...]) -> Iterator[str]:
+    """The nearest changes with which it would fit, each by itself."""
+    longest = max((layout.context or 0 for layout in layouts), default=0)
+    if longest:
+        at = next(layout for layout in layouts if layout.context == longest)
+        yield f"a context of {longest} tokens: -- --max-model-len={longest} (TP={at.tp} × PP={at.pp})"
+    together = max((layout.requests or 0 for layout in layouts), default=0)
+    if together and wish.concurrency > 1:
+        yield f"{together} request{'s'[: together > 1]} of that context at once"
+    smaller = replace(wish, kv_dtype="fp8")
+    if wish.kv_bytes > 1 and any(layout.fits for layout in _layouts(model, gpus, smaller)):
+        yield "a KV cache in 8 bits: -- --kv-cache-dtype=fp8"
+    count, size = len(gpus.nodes), min(gpus.nodes)
+    more = [(size << n) for n in range(1, 4) if size << n <= MOST_IN_NODE]
+    bigger = [(in_node, (in_node,) * count) for in_node in more]
+    bigger += [(size, (size,) * n) for n in range(count + 1, MOST_NODES + 1)]
+    for in_node, nodes in sorted(bigger, key=lambda pair: sum(pair[1])):
+        if _simplest(model, replace(gpus, nodes=nodes), wish).fits:
+            yield f"{len(nodes)} node{'s'[: len(nodes) > 1]} of {in_node} such GPUs"
+            return
+
+
+def _simplest(model: Model, gpus: Gpus, wish: Wish) -> Layout:
+    """The largest groups within a node that the model can be split into, and as many stages as that makes."""
+    total = sum(gpus.nodes)
+    layouts = (judge(model, gpus, wish, tp, total // tp) for tp in sorted(_divisors(min(gpus.nodes)), reverse=True))
+    return next((layout for layout in layouts if not layout.problem), judge(model, gpus, wish, 1, total))

@@ -1,0 +1,141 @@
+"""Where a model lies, and how to read the beginning of its files: a folder, or the hub by range requests."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+from urllib.parse import quote, urlsplit
+
+import requests
+import urllib3.exceptions
+
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import Unreachable, UsageError, VclusterError
+from vllm_cluster.laptop import expanded
+
+HUB = "https://huggingface.co"
+CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 20.0
+
+
+class Source(Protocol):
+    """A model's files; each name is relative, and may come from a document that somebody else wrote."""
+
+    def read(self, name: str, begin: int, size: int) -> bytes | None:
+        """At most `size` bytes of a file from `begin` on, None where there is no such file."""
+        ...
+
+
+def source(model: str, token: str | None, deadline: Deadline) -> Source:
+    """Where the model lies: a folder when there is one, else the hub.
+
+    Raises:
+        UsageError: the word can be neither.
+    """
+    folder = expanded(model)
+    if folder.name == "config.json" and folder.is_file():
+        folder = folder.parent
+    if folder.is_dir():
+        return Folder(folder)
+    if not re.fullmatch(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", model, re.ASCII):
+        raise UsageError(f"{model!r} is neither a folder here nor a repository of the hub", hint="ORG/NAME, or a path")
+    return Hub(model, token, deadline)
+
+
+class Folder:
+    """A model on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str, begin: int, size: int) -> bytes | None:
+        """A part of a file; what is no plain file (opening a pipe would wait for ever) is not there."""
+        path = self._folder / _inside(name)
+        try:
+            if not path.is_file():
+                return None
+            with path.open("rb") as stream:
+                stream.seek(begin)
+                return stream.read(size)
+        except OSError as error:
+            raise VclusterError(f"{path} cannot be read: {error.strerror}") from None
+
+
+class Hub:
+    """A model on the hub that HF_ENDPOINT names. Safe to use from several threads."""
+
+    def __init__(self, model: str, token: str | None, deadline: Deadline) -> None:
+        self._model, self._token, self._deadline = model, token, deadline
+        self._endpoint = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+        self._name = urlsplit(self._endpoint).hostname or self._endpoint
+
+    def read(self, name: str, begin: int, size: int) -> bytes | None:
+        """A part of a file.
+
+        Raises:
+            Unreachable: the hub does not answer, or has trouble of its own.
+            UsageError: there is no such repository.
+            VclusterError: it is not given to us.
+        """
+        url = f"{self._endpoint}/{self._model}/resolve/main/{quote(str(_inside(name)))}"
+        # Compressed, the bytes that come would not be those of the range.
+        headers = {"Range": f"bytes={begin}-{begin + size - 1}", "Accept-Encoding": "identity"}
+        silence = max(0.1, min(SILENCE_SECONDS, self._deadline.left()))
+        timeouts = (min(CONNECT_SECONDS, silence), silence)
+        try:
+            with requests.get(url, headers=headers, auth=self._authorize, stream=True, timeout=timeouts) as reply:
+                if reply.status_code == 416:
+                    return b""  # the file ends before the range
+                if reply.status_code == 404 and reply.headers.get("X-Error-Code") != "RepoNotFound":
+                    return None
+                self._refuse(reply)
+                return self._receive(reply, 0 if reply.status_code == 206 else begin, size)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            late = isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError | TimeoutError)
+            kind = "it did not answer in time" if late else _last(error)
+            hint = "set HF_ENDPOINT to a mirror, or give a folder, or --params and --bits: these need no network"
+            raise Unreachable(self._name, f"the hub cannot be asked: {kind}", hint=hint) from None
+
+    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        # As `auth`, since requests would let a .netrc entry win over a header; it takes it off when a reply
+        # sends us to another host.
+        if self._token:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+    def _refuse(self, reply: requests.Response) -> None:
+        code = reply.status_code
+        if code in (401, 403):
+            said = "with the token that was given" if self._token else "without a token"
+            hint = f"accept its terms at {self._endpoint}/{self._model}; set HF_TOKEN, or hf_token in the inventory"
+            text = f"{self._model} is gated, private or not there: the hub answers {code} {said}"
+            raise VclusterError(text, hint=hint)
+        if code == 404:
+            raise UsageError(f"the hub at {self._name} has no {self._model}", hint="check the name: ORG/NAME")
+        if code not in (200, 206):
+            raise Unreachable(self._name, f"the hub answers {code}", hint="try again later, or set HF_ENDPOINT")
+
+    def _receive(self, reply: requests.Response, skip: int, size: int) -> bytes:
+        """The wished bytes of the body; a server that knows no ranges sends all, and most of it is not awaited."""
+        data = bytearray()
+        # read1, as iter_content waits for a whole chunk: from a hub that drips, for hours.
+        while len(data) < skip + size and (chunk := reply.raw.read1(1 << 16)):
+            data += chunk
+            if not self._deadline.left():
+                raise requests.Timeout
+        return bytes(data[skip : skip + size])
+
+
+def _inside(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
+        raise VclusterError(f"the model names a file outside of itself: {name[:80]!r}")
+    return path
+
+
+def _last(error: BaseException) -> str:
+    """The innermost words of a chain of wrapped errors: the outer ones repeat addresses of objects."""
+    text = str(error)
+    reasons = ("refused", "Name or service not known", "failure in name resolution", "CERTIFICATE", "unreachable")
+    return next((f"{reason}" for reason in reasons if reason in text), type(error).__name__)

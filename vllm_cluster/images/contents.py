@@ -1,0 +1,142 @@
+"""What is in an image, and what a container of it sees: looked for there, not concluded from a version."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_cluster.checks.finding import Finding
+
+# The first Ray that authenticates nodes by token was 2.52; below 2.55 it has known holes (CVE-2026-41486).
+OLDEST_RAY = (2, 55)
+# Of the node program.
+OLDEST_PYTHON = (3, 10)
+# Options of vLLM that every request to serve has.
+OPTIONS = ("middleware", "distributed-executor-backend", "pipeline-parallel-size", "tensor-parallel-size")
+# What an image says ends in pip's command line and in a file in which a line may be an option.
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
+_VERSION = re.compile(r"([0-9]+(\.[0-9]+)+)?")
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What an image holds: Python's version, the processor, glibc's version, and distributions by name.
+
+    `lacking` are packages that Ray's dashboard needs, `unknown` options of ours that its vLLM does not have, `cuda` is
+    what torch was built for.
+    """
+
+    python: str
+    machine: str
+    glibc: str
+    have: tuple[tuple[str, str], ...]
+    lacking: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    cuda: str = ""
+
+    def version(self, name: str) -> str | None:
+        """The version of a distribution, None where the image has it not."""
+        return next((version for known, version in self.have if known.lower().replace("_", "-") == name), None)
+
+    @property
+    def ray_is_new(self) -> bool:
+        """Whether the image brings a Ray that is new enough to be closed by a token."""
+        ray = self.version("ray")
+        return ray is not None and _release(ray) >= OLDEST_RAY
+
+    @property
+    def ray_will_do(self) -> bool:
+        """Whether that Ray has besides what we start of it."""
+        return self.ray_is_new and not self.lacking
+
+    def ray_to_add(self, wanted: str) -> str:
+        """The version to add: its own where only something beside it is missing."""
+        return (self.version("ray") or wanted) if self.ray_is_new else wanted
+
+    @property
+    def refusal(self) -> str:
+        """Why no node can be made from it, empty where one can."""
+        if _release(self.python) < OLDEST_PYTHON:
+            return f"has Python {self.python}; the node program needs {'.'.join(map(str, OLDEST_PYTHON))}"
+        if self.version("vllm") is None:
+            return "has no vLLM in it"
+        if self.unknown:
+            options = ", ".join(f"--{name}" for name in self.unknown)
+            return f"has vLLM {self.version('vllm')}, which does not know {options}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a container sees: its GPUs (None without the driver's library), that library's CUDA, and the model cache."""
+
+    gpus: int | None = None
+    problem: str = ""
+    cuda: str = ""
+    unwritable: str = ""
+
+
+def parse(output: str) -> tuple[Inside, Reach]:
+    """What the program printed; lines that an image's own start-up adds before it are passed over.
+
+    Raises:
+        ValueError: nothing of the program is in it.
+    """
+    for line in reversed(output.splitlines()):
+        if line.startswith("{"):
+            said = json.loads(line)
+            python, machine, glibc = (str(said.get(key)) for key in ("python", "machine", "glibc"))
+            if _WORD.fullmatch(python) and _WORD.fullmatch(machine) and _VERSION.fullmatch(glibc):
+                return _inside(said, python, machine, glibc), _reach(said)
+    raise ValueError("the probe printed nothing")
+
+
+def _inside(said: dict[str, Any], python: str, machine: str, glibc: str) -> Inside:
+    have = said.get("have")
+    pairs = ((str(name), str(version)) for name, version in (have if isinstance(have, dict) else {}).items())
+    sound = tuple(sorted(pair for pair in pairs if all(map(_WORD.fullmatch, pair))))
+    cuda = str(said.get("cuda") or "")
+    lacking, unknown = _words(said.get("lacking")), _words(said.get("unknown"))
+    return Inside(python, machine, glibc, sound, lacking, unknown, cuda if _VERSION.fullmatch(cuda) else "")
+
+
+def _words(value: object) -> tuple[str, ...]:
+    found = [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
+    return tuple(entry for entry in found if _WORD.fullmatch(entry))
+
+
+def _reach(said: dict[str, Any]) -> Reach:
+    count = said.get("gpus")
+    texts = (str(said.get(key) or "")[:300] for key in ("problem", "driver", "unwritable"))
+    return Reach(count if isinstance(count, int) else None, *texts)
+
+
+def judged(
+    image: str, host: str, inside: Inside, reach: Reach, *, gpus: int, cache: str, offline: bool = False
+) -> Iterator[Finding]:
+    """What keeps a node from working in such a container; `gpus` is what it was given, 0 on hosts without.
+
+    Where it is to be `offline`, a cache that others fill need not be writable.
+    """
+    if inside.refusal:
+        yield Finding("image-unfit", host, f"{image} {inside.refusal}", "name another image")
+    if gpus and reach.gpus != gpus:
+        seen = "no GPU" if not reach.gpus else f"{reach.gpus} of {gpus} GPUs"
+        text = f"a container of {image} sees {seen}{': ' * bool(reach.problem)}{reach.problem}"
+        fix = f"on {host}: nvidia-smi, then docker run --rm --gpus all --entrypoint nvidia-smi {image}"
+        yield Finding("container-gpus", host, text, fix)
+    elif gpus and reach.cuda and _release(inside.cuda)[:1] > _release(reach.cuda)[:1]:
+        text = f"the driver in the container knows CUDA {reach.cuda}, torch was built for {inside.cuda}"
+        fix = f"on {host}: upgrade the driver, or name an image for CUDA {reach.cuda}"
+        yield Finding("container-cuda", host, text, fix)
+    if reach.unwritable:
+        text = f"a container cannot write to {cache}: {reach.unwritable}"
+        fix = f"set user: to the owner of {cache}, as `stat -c %u:%g {cache}` on {host} shows it"
+        yield Finding("cache-write", host, text, fix, error=not offline)
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])

@@ -1,0 +1,1 @@
+"""Where an inventory is read from."""

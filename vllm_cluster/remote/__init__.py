@@ -1,0 +1,1 @@
+"""Programs that run elsewhere: read as text, imported by the node program and by tests alone."""

@@ -1,0 +1,194 @@
+"""One run of vLLM: its lines, how far it is, and whether it answers."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import re
+import socket
+import threading
+import time
+from typing import Any
+
+from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
+from vllm_cluster.remote.node.movement import Movement, download_folder, vllm_processes
+from vllm_cluster.remote.node.phases import Phases
+from vllm_cluster.remote.node.process import Child
+from vllm_cluster.remote.node.serve_request import Wanted
+from vllm_cluster.remote.node.timing import Pace
+
+# The first such line is the likeliest root cause; the excepted ones only say that something else has failed.
+_CAUSE = re.compile(r"(?:^|[\s.\]])(?:[A-Z]\w*(?:Error|Exception)|error): \S|died unexpectedly")
+_CONSEQUENCE = re.compile(r"EngineDeadError|See root cause above|See stack trace|WARNING")
+_MORE_OF_IT = re.compile(r"\s+(?!File )\S")
+_CAUSE_LINES = 3
+_WHO = re.compile(r"^(?:\([^)]*\) )*(?:ERROR \S+ \S+ \[\S+\] )?")
+# A run with such a line may have lost a node, which Ray notices only seconds later.
+_MAYBE_LOST = re.compile(r"\bdied\b|\bdead\b|unavailable|[Cc]onnection (?:reset|closed|refused)|[Tt]imed ?out")
+STARTS = "vcluster starts vLLM"
+STOPS = "vcluster stops vLLM"
+
+
+def refusal(address: str, port: int) -> OSError | None:
+    """Why a port accepts no connection; None when it does."""
+    try:
+        socket.create_connection((address, port), 2.0).close()
+    except OSError as error:
+        return error
+    return None
+
+
+# A broken connection or answer of the API.
+_BAD = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, IndexError)
+
+
+class Attempt:
+    """One run of vLLM. Threads write `phases`, `last_line`, `hung`, `verdict`; the loop reads."""
+
+    def __init__(
+        self, wanted: Wanted, members: dict[str, str], environment: dict[str, str], log: logging.Handler, pace: Pace
+    ) -> None:
+        self.members, self.began_at = members, time.time()
+        self.phases = Phases()
+        self.last_line = ""
+        self.hung = ""
+        self.verdict: str | None = None
+        self.maybe_lost = False
+        self.over = threading.Event()
+        self.question: Question | None = None
+        self._token = time.monotonic()
+        self._cause: list[str] = []
+        self._cause_goes_on = False
+        self._wanted, self._log, self._pace = wanted, log, pace
+        self._api = Api(wanted.host, wanted.port)
+        variables = {**environment, **wanted.env}
+        folder = download_folder(wanted.model, wanted.argv, variables)
+        self._downloads = folder is not None and variables.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false")
+        self._movement = Movement(lambda: vllm_processes(self.child.alive), folder, pace)
+        # One log holds all attempts: who reads it must know where the last one begins, also if vLLM says nothing of it.
+        self._mark(STARTS)
+        self.child = Child("vllm", wanted.argv, variables, self._see)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def stop_in_order(self) -> None:
+        """Write down that it ends because it shall: what its processes write from now on is no failure."""
+        self._mark(STOPS)
+
+    def _mark(self, words: str) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._log.handle(logging.makeLogRecord({"msg": f"{now} {words}"}))
+
+    @property
+    def stage(self) -> tuple[str, str]:
+        """The phase and its detail; a ready server that gives no token is hung."""
+        if self.phases.phase == "ready" and self.hung:
+            return "hung", self.hung
+        return self.phases.phase, self.phases.detail
+
+    def token_age(self) -> float | None:
+        """Seconds since the last token or answer; None before it was ready."""
+        return round(time.monotonic() - self._token, 1) if self.phases.phase == "ready" else None
+
+    def failure(self, what: str) -> dict[str, Any]:
+        """How it ended, the likeliest cause first."""
+        self.child.drain()
+        cause = " ".join(_WHO.sub("", line).strip() for line in self._cause)
+        told = f"{what}: {cause[:500]}" if cause else what
+        return {"at": round(time.time(), 3), "what": told, "lines": [*self._cause, *self.child.tail]}
+
+    def _see(self, line: str) -> None:
+        self._log.handle(logging.makeLogRecord({"msg": line}))
+        self.maybe_lost = self.maybe_lost or bool(_MAYBE_LOST.search(line))
+        self._look_for_cause(line)
+        self._movement.line(line)
+        self._see_phase(line)
+
+    def _look_for_cause(self, line: str) -> None:
+        if not self._cause and _CAUSE.search(line) and not _CONSEQUENCE.search(line):
+            self._cause, self._cause_goes_on = [line], True
+        elif self._cause_goes_on and len(self._cause) < _CAUSE_LINES and _MORE_OF_IT.match(line):
+            self._cause.append(line)
+        else:
+            self._cause_goes_on = False
+
+    def _see_phase(self, line: str) -> None:
+        before = self.phases.progress
+        self.phases.see(line)
+        self.last_line = line.strip()[:500] or self.last_line
+        if self.phases.progress != before:
+            self._movement.moved()
+
+    def _watch(self) -> None:
+        """Wait until the API is healthy, ask what it is for, and then whether it still answers."""
+        try:
+            if self._await_health():
+                self._prove()
+                self.phases.turn("ready")
+                self._keep_asking()
+        except _BAD as error:
+            self.verdict = f"the server is not usable: {error or type(error).__name__}"
+
+    def _await_health(self) -> bool:
+        """Whether it became healthy before the attempt was over.
+
+        Raises:
+            TimeoutError: nothing moves any more.
+        """
+        while not self._api.healthy(self._pace.health_timeout):
+            if downloaded := self._movement.look():
+                self.phases.downloading(downloaded)
+            waits = self.phases.progress is None and self.phases.phase in ("loading", "downloading")
+            if stalled := self._movement.stalled(unseen=self._downloads and waits):
+                raise TimeoutError(f"while {self.phases.phase}: {stalled}")
+            if self.over.wait(max(self._pace.tick, 0.05)):
+                return False
+        return True
+
+    def _prove(self) -> None:
+        """Have the model answer what it is for: /health is 200 on an engine that dies of its first request."""
+        refusals = []
+        for question in in_order(self.phases.tasks):
+            try:
+                for number in range(1, self._pace.probes + 1):
+                    self.phases.turn("probing", f"{question.name} {number}/{self._pace.probes}")
+                    self._api.ask(question, self._wanted.name, self._wanted.probe_timeout_s)
+            except NotServed as error:
+                refusals.append(str(error))
+                continue
+            self.question, self._token = question, time.monotonic()
+            return
+        raise ValueError(f"it answers no kind of request that vcluster knows: {refusals[0]}")
+
+    def _keep_asking(self) -> None:
+        """Watch a ready model by its tokens; one that gives none while /health says 200 is hung.
+
+        Raises:
+            TimeoutError: for so long that only another start can help.
+        """
+        pace, counted = self._pace, self._api.tokens(self._pace.health_timeout)
+        healthy = time.monotonic()
+        while not self.over.wait(pace.health):
+            if self._api.healthy(pace.health_timeout):
+                healthy = time.monotonic()
+                counted = self._look_for_token(counted)
+            elif time.monotonic() - healthy > pace.health_dead:
+                raise TimeoutError(f"/health has not answered 200 for {pace.health_dead:g} s")
+            quiet = time.monotonic() - self._token
+            self.hung = f"no token for {quiet:.0f} s" if quiet > pace.hung else ""
+            if quiet > pace.hung_end:
+                raise TimeoutError(f"it has given no token for {pace.hung_end:g} s, though /health says 200")
+
+    def _look_for_token(self, counted: float | None) -> float | None:
+        """See by its counters whether it has given tokens; ask for one where it has not for a while."""
+        if time.monotonic() - self._token < self._pace.idle / 3:
+            return counted  # each question is a line in vLLM's log
+        now = self._api.tokens(self._pace.health_timeout)
+        if now is not None and now != counted:
+            self._token = time.monotonic()
+        elif self.question and time.monotonic() - self._token > self._pace.idle:
+            try:
+                self._api.ask(self.question, self._wanted.name, self._pace.answer)
+                self._token = time.monotonic()
+            except _BAD:
+                pass  # what counts is how long none came
+        return now

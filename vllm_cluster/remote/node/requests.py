@@ -1,0 +1,137 @@
+"""Which request the head serves: the last one, or the one that was ready before it where that one cannot be served."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.remote.node.files import write_whole
+from vllm_cluster.remote.node.process import say
+
+# What was ready, newest last, and what became of each request: read by `vcluster rollback` and `vcluster history`.
+READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
+MAX_READY, MAX_RESULTS_BYTES = 5, 1 << 20
+Serve = dict[str, Any]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Requests:
+    """Keeps, beyond this container, what was asked for last, what it replaced, and how it ended.
+
+    `wanted.json` belongs to people; that the request before it is served in its place is written elsewhere, so that no
+    laptop's request can be lost to ours.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._kept = load(state / "request.json")
+
+    @property
+    def served(self) -> Serve | None:
+        """What shall run."""
+        found: Serve | None = self._kept.get("back_to" if self._kept.get("failed") else "asked")
+        return found
+
+    def accept(self, request: Mapping[str, Any]) -> bool:
+        """Take a request; whether it is another one than the last, though it may ask for the same."""
+        number, asked = int(request.get("epoch", 0)), request["serve"]
+        if self._kept and (number, asked) == (self._kept["number"], self._kept["asked"]):
+            return False
+        before = dict(self._kept)
+        if before.get("asked") and not before["ended"]:
+            self._result("replaced", f"another request came after {time.time() - before['since']:.0f} s")
+        # What was being loaded has shown nothing yet: what was ready before it stays the one to go back to.
+        back_to = self.served if before.get("ready") else before.get("back_to")
+        if asked is None or (back_to and back_to["generation"] == asked["generation"]):
+            back_to = None
+        kept = {"number": number, "asked": asked, "by": str(request.get("by", "")), "since": time.time()}
+        self._kept = {**kept, "back_to": back_to, "failed": None, "ready": False, "ended": False}
+        self._save()
+        return bool(before)
+
+    def ready(self, seconds: float | None) -> None:
+        """What runs has answered; later starts of the same are not new."""
+        if self._kept.get("ready") or not self._kept:
+            return
+        back = bool(self._kept["failed"])
+        away = round(time.time() - self._kept["since"], 3)
+        self._kept |= {"ready": True, "ended": True, "away_s": away if back else None}
+        self._save()
+        self._result("back" if back else "ready", "", away if back else seconds)
+        served = self.served
+        if served:
+            kept = [one for one in load(self._state / READY_FILE).get("requests", []) if _other(one, served)]
+            requests = [*kept, {**served, "ready_at": round(time.time(), 3)}][-MAX_READY:]
+            write_whole(self._state / READY_FILE, {"v": 1, "requests": requests}, sync=True)
+
+    def fail(self, failure: Mapping[str, Any] | None) -> bool:
+        """What runs has failed for good; whether the one before it shall be served again."""
+        kept = self._kept
+        if not kept or kept["ready"] or (kept["ended"] and not kept["failed"]):
+            return False
+        what = failure or {"at": round(time.time(), 3), "what": "", "lines": []}
+        if kept["failed"]:
+            if not kept.get("stuck"):
+                kept["stuck"] = True
+                self._save()
+                self._result("not back", str(what["what"]))
+            return False
+        self._result("failed", str(what["what"]))
+        kept["ended"] = True
+        back = bool(kept["back_to"] and kept["asked"].get("rollback", True))
+        if back:
+            kept["failed"] = {**what, **{key: kept["asked"][key] for key in ("generation", "model", "name")}}
+            say("node", f"serves {kept['back_to']['name']} again: {kept['asked']['name']} cannot be served")
+        self._save()
+        return back
+
+    def status(self) -> dict[str, Any]:
+        """Which request is served, in whose place, and what comes back if it fails."""
+        kept = self._kept
+        before = kept.get("back_to") or {}
+        waits = before and not kept["ended"] and kept["asked"].get("rollback", True)
+        return {
+            "request": kept.get("number", 0),
+            "instead_of": kept.get("failed"),
+            "rollback_to": before["name"] if waits else None,
+            "away_s": kept.get("away_s"),
+        }
+
+    def _save(self) -> None:
+        write_whole(self._state / "request.json", self._kept, sync=True)
+
+    def _result(self, result: str, what: str, seconds: float | None = None) -> None:
+        """Append one line to the history; a full disk costs the line alone."""
+        asked = self._kept["asked"]
+        line = {
+            "at": round(time.time(), 3),
+            "request": self._kept["number"],
+            "who": self._kept["by"],
+            **{key: asked.get(key) for key in ("generation", "model", "name")},
+            "result": result,
+            "seconds": seconds,
+            "what": what[:500],
+        }
+        path = self._state / RESULTS_FILE
+        try:
+            if path.exists() and path.stat().st_size > MAX_RESULTS_BYTES:
+                path.replace(path.with_name(f"{path.name}.1"))
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            say("node", f"cannot write {path}: {error}")
+
+
+def _other(one: object, served: Serve) -> bool:
+    return isinstance(one, dict) and one.get("generation") != served["generation"]

@@ -1,0 +1,103 @@
+"""The request to serve, as it lies in the state volume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.remote.node.files import sync_file, write_whole
+from vllm_cluster.remote.node.process import say
+
+NOTHING = '{"v": 1, "serve": null}'
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be served, and on which GPUs (address → number)."""
+
+    generation: str
+    model: str
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    nodes: dict[str, int]
+    host: str
+    port: int
+    probe_timeout_s: float
+
+    @classmethod
+    def read(cls, text: str) -> Wanted | None:
+        """What the file says; None is nothing.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: it is half written, or wrong.
+        """
+        data = json.loads(text)
+        if data["v"] != 1:
+            raise ValueError(f"its version is {data['v']}, this node reads 1: run vcluster up")
+        serve = data["serve"]
+        if serve is None:
+            return None
+        return cls(
+            generation=str(serve["generation"]),
+            model=str(serve["model"]),
+            name=str(serve["name"]),
+            argv=tuple(str(word) for word in serve["argv"]),
+            env={str(name): str(value) for name, value in serve["env"].items()},
+            nodes={str(address): int(count) for address, count in serve["nodes"].items()},
+            host=str(serve["host"]),
+            port=int(serve["port"]),
+            probe_timeout_s=float(serve["probe_timeout_s"]),
+        )
+
+
+class Inbox:
+    """wanted.json, in which people ask; the request that was accepted last is kept beside it."""
+
+    def __init__(self, state: Path) -> None:
+        self.error: str | None = None
+        self._wanted, self._accepted = state / "wanted.json", state / "accepted.json"
+        self._heard: str | None = None
+
+    def news(self) -> dict[str, Any] | None:
+        """A request that has come since the last look; one that cannot be read changes nothing, and is an `error`."""
+        # Read whole each time: its time stamp comes from the sender's archive, and may not differ from the last one's.
+        try:
+            text = self._wanted.read_text() if self._wanted.exists() else NOTHING
+            if text == self._heard:
+                self.error = None
+                return None
+            Wanted.read(text)
+            request: dict[str, Any] = json.loads(text)
+            if self._wanted.exists() and self._outdated(request):
+                return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # Perhaps half written: what was wanted before holds, and the next look decides.
+            self.error = f"wanted.json cannot be read: {error!r}"
+            return None
+        self._heard, self.error = text, None
+        return request
+
+    def _outdated(self, request: Mapping[str, Any]) -> bool:
+        """Whether a request is older than one that was accepted, which is put back; a new one is accepted here.
+
+        Each writer counts one up. A laptop that slept while it wrote must not undo what was asked for meanwhile.
+        """
+        try:
+            accepted = json.loads(self._accepted.read_text())
+        except (OSError, ValueError):
+            accepted = {}
+        if request == accepted:
+            return False
+        # One without an epoch was written before requests had one, or by an earlier version of vcluster.
+        epoch, before = int(request.get("epoch", 0)), int(accepted.get("epoch", 0))
+        if epoch <= before and before > 0:
+            say("node", f"refused request {epoch}: {before} was accepted before it")
+            write_whole(self._wanted, accepted)
+            return True
+        sync_file(self._wanted)
+        write_whole(self._accepted, request, sync=True)
+        return False

@@ -1,0 +1,260 @@
+"""Keeps what is wanted served: waits for its GPUs, starts vLLM, and starts it again when that can help."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import logging.handlers
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.remote.node.attempt import Attempt, refusal
+from vllm_cluster.remote.node.files import write_whole
+from vllm_cluster.remote.node.process import end
+from vllm_cluster.remote.node.requests import Requests
+from vllm_cluster.remote.node.serve_request import Inbox, Wanted
+from vllm_cluster.remote.node.serve_state import Course, against
+from vllm_cluster.remote.node.timing import Pace
+
+LOG_BYTES = 16 * 1024 * 1024
+Nodes = Sequence[Mapping[str, Any]]
+
+
+class Serving:
+    """The request, its course and, while vLLM runs, the attempt."""
+
+    def __init__(
+        self, state: Path, pace: Pace, hurry: threading.Event, publish: Callable[[], None], reap: Callable[[], None]
+    ) -> None:
+        self.course: Course | None = None
+        self.attempt: Attempt | None = None
+        self._inbox, self._requests = Inbox(state), Requests(state)
+        self._members: dict[str, int] = {}
+        self._left: Callable[[], list[int]] = list
+        self._state, self._pace, self._hurry, self._publish, self._reap = state, pace, hurry, publish, reap
+        self._log = logging.handlers.RotatingFileHandler(
+            state / "serve.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True
+        )
+        here = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+        self._environment = {**os.environ, "PYTHONPATH": path}
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong with the file of the request."""
+        return self._inbox.error
+
+    def tick(self, nodes: Nodes | None) -> None:
+        """Look at the request, at Ray's nodes (None when Ray does not answer) and at vLLM, and do what is due."""
+        self._hear()
+        if self.course is None:
+            return
+        self._members = self._read_members()
+        self.course.have, wrong = against(self._planned, nodes or ())
+        if nodes is None:
+            wrong = ["Ray does not answer yet"]
+        if self.attempt:
+            self._follow(self.course, self.attempt, nodes)
+        elif self.course.phase in ("waiting", "backoff"):
+            self._consider(self.course, nodes or (), wrong)
+        if self.course.phase == "failed" and self._requests.fail(self.course.failure):
+            self._take(self._requests.served, fresh=True)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a model answers."""
+        return self.course is not None and self.course.phase == "ready"
+
+    def ray_ended(self, why: str) -> None:
+        """End vLLM, whose ranks have gone with Ray."""
+        if self.course and self.attempt:
+            self._ended(self.course, self.attempt, why, lost=True)
+
+    def close(self) -> None:
+        """End vLLM because this program ends; the request stays."""
+        if self.course and self.attempt:
+            self.attempt.stop_in_order()
+            self._stop(self.course, self.attempt, "the node stops")
+
+    def status(self) -> dict[str, Any] | None:
+        """What there is to tell; None when nothing is wanted."""
+        course, attempt = self.course, self.attempt
+        if course is None:
+            return None
+        names = ("phase", "detail", "since", "first_failure", "failure", "ready_at", "seconds_to_ready")
+        return {
+            "generation": course.wanted.generation,
+            "model": course.wanted.model,
+            "name": course.wanted.name,
+            "host": course.wanted.host,
+            "port": course.wanted.port,
+            **{name: getattr(course, name) for name in names},
+            "attempt": course.attempts,
+            "progress": attempt.phases.progress if attempt else None,
+            "phases": self._phases(course),
+            "gpus": [course.have, sum(self._planned.values())],
+            **self._requests.status(),
+        }
+
+    def _phases(self, course: Course) -> list[list[Any]]:
+        """Those of this start that are over; while a start is stopped, the request may already be the next one."""
+        if self.attempt is None or course.phase == "stopping":
+            return []
+        return [*course.waited, *self.attempt.phases.timeline()]
+
+    def beat(self) -> dict[str, Any]:
+        """What changes too often for each change to be written; it is written with the next beat."""
+        attempt = self.attempt
+        return {"last_line": attempt.last_line, "token_age_s": attempt.token_age()} if attempt else {}
+
+    @property
+    def _planned(self) -> dict[str, int]:
+        """The GPUs by address that must be there; an earlier version wrote them into the request alone."""
+        return self._members or (self.course.wanted.nodes if self.course else {})
+
+    def _read_members(self) -> dict[str, int]:
+        """The GPUs by address of the cluster's members: hosts join and leave while a model is served."""
+        try:
+            rows = json.loads((self._state / "cluster.json").read_text())["members"]
+            return {str(row["address"]): int(row["gpus"]) for row in rows if not row["leaving"]}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return self._members  # perhaps half written: what was read before holds
+
+    def _hear(self) -> None:
+        """Take what is asked for; where a power cut broke that file, what was asked for before this program began."""
+        if (request := self._inbox.news()) is not None:
+            fresh = self._requests.accept(request)
+            self._take(self._requests.served, fresh=fresh)
+        elif self._inbox.error and self.course is None and self._requests.served:
+            self._take(self._requests.served, fresh=False)
+
+    def _take(self, serve: dict[str, Any] | None, *, fresh: bool) -> None:
+        """Serve this from now on. The same again changes nothing, unless it had failed and was asked for afresh."""
+        wanted = Wanted.read(json.dumps({"v": 1, "serve": serve}))
+        same = self.course and wanted and wanted.generation == self.course.wanted.generation
+        if fresh and not (same and self.course and self.course.phase != "failed"):
+            (self._state / "serve.json").unlink(missing_ok=True)
+        if self.course and (not same or (fresh and self.course.phase == "failed")):
+            if self.attempt:
+                self.attempt.stop_in_order()
+                self._stop(self.course, self.attempt, "something else is wanted")
+            self.course = None
+        if wanted and self.course is None:
+            self.course = self._remember(Course(wanted))
+            self._save(self.course)
+
+    def _remember(self, course: Course) -> Course:
+        """What a container before this one has learned about the same request."""
+        course.turn("waiting")
+        # A first start has no such file, and a disk may have lost it.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            course.remember(json.loads((self._state / "serve.json").read_text()))
+        return course
+
+    def _save(self, course: Course) -> None:
+        write_whole(self._state / "serve.json", course.memory(), sync=True)
+
+    def _consider(self, course: Course, nodes: Nodes, wrong: list[str]) -> None:
+        """Start vLLM when it is due and every GPU is there and free, and nothing else is."""
+        now = time.monotonic()
+        if course.judge_until is not None:
+            self._judge(course, wrong, late=now >= course.judge_until)
+            return
+        if now < course.again_at:
+            return
+        if not wrong:
+            wrong = self._held(course, nodes)
+        wanted = course.wanted
+        if wrong:
+            course.turn("waiting", f"GPUs {course.have:g}/{sum(self._planned.values())}: {'; '.join(wrong)}")
+        elif refusal(wanted.host, wanted.port) is None:
+            # Another program's server would answer our health check.
+            what = f"port {wanted.port} of {wanted.host} is taken by another program"
+            course.fail({"at": round(time.time(), 3), "what": what, "lines": []})
+            self._decide(course, lost=False, judge=False)
+        else:
+            self._start(course, nodes)
+
+    def _held(self, course: Course, nodes: Nodes) -> list[str]:
+        """What an attempt before has left: processes that have not ended, GPUs that Ray has not got back."""
+        if not course.attempts:
+            return []  # GPUs that others hold from the start are Ray's to wait for
+        left = self._left()
+        held = [f"process {', '.join(map(str, left))} of the last start has not ended"] if left else []
+        taken = {n["address"]: n["gpus"] - n.get("free", n["gpus"]) for n in nodes if n["alive"]}
+        return held + [f"{count:g} GPUs of {address} are not free yet" for address, count in taken.items() if count > 0]
+
+    def _start(self, course: Course, nodes: Nodes) -> None:
+        now = round(time.time(), 3)
+        course.attempts += 1
+        waited = now - course.since if course.phase == "waiting" else 0.0
+        course.waited = [["waiting", round(waited, 1)]] if waited >= 1 else []
+        course.ready_at = course.seconds_to_ready = None
+        course.starts.append(now)
+        self._save(course)
+        members = {node["address"]: node["id"] for node in nodes if node["alive"]}
+        self.attempt = Attempt(course.wanted, members, self._environment, self._log, self._pace)
+        self._left = self.attempt.child.alive
+        course.turn(*self.attempt.stage)
+
+    def _follow(self, course: Course, attempt: Attempt, nodes: Nodes | None) -> None:
+        code = attempt.child.code()
+        living = {node["id"] for node in nodes or () if node["alive"]}
+        # By id: a node that died and came back between two looks has the address, but not the ranks.
+        gone = [] if nodes is None else [place for place, name in attempt.members.items() if name not in living]
+        what = [f"vLLM ended with exit code {code}"] if code is not None else []
+        what += [f"Ray has lost {', '.join(gone)}"] if gone else []
+        what += [attempt.verdict] if attempt.verdict else []
+        if what:
+            self._ended(course, attempt, "; ".join(what), lost=bool(gone))
+            return
+        phase, detail = attempt.stage
+        if phase == "ready" and course.ready_at is None:
+            course.once_ready, course.failures = True, 0
+            course.ready_at = round(time.time(), 3)
+            course.seconds_to_ready = round(time.time() - attempt.began_at, 3)
+            self._save(course)
+            self._requests.ready(course.seconds_to_ready)
+        course.turn(phase, detail)
+
+    def _ended(self, course: Course, attempt: Attempt, what: str, *, lost: bool) -> None:
+        self._stop(course, attempt, what)
+        course.fail(attempt.failure(what))
+        self._decide(course, lost=lost, judge=attempt.maybe_lost)
+
+    def _decide(self, course: Course, *, lost: bool, judge: bool) -> None:
+        """Whether to try again, within the budget: when it once was ready, or when a node was lost."""
+        if course.once_ready or lost:
+            course.wait(self._pace)
+        elif judge:
+            course.judge_until = time.monotonic() + self._pace.notice_loss
+            course.turn("backoff", f"was a node lost? {course.what}")
+        else:
+            course.turn("failed", course.what)
+        self._save(course)
+
+    def _judge(self, course: Course, wrong: list[str], *, late: bool) -> None:
+        """Whether a node was lost, which Ray notices seconds after vLLM has ended of it."""
+        if wrong or late:
+            course.judge_until = None
+            if wrong:
+                course.wait(self._pace)
+            else:
+                course.turn("failed", course.what)
+            self._save(course)
+
+    def _stop(self, course: Course, attempt: Attempt, why: str) -> None:
+        """End vLLM and all that it started; what it shares in memory is freed by a process of its that ends last."""
+        attempt.over.set()
+        course.turn("stopping", why)
+        self._publish()
+        pace, hurry = self._pace, self._hurry
+        end(attempt.child.alive, lambda: pace.serve_stop_hurry if hurry.is_set() else pace.serve_stop, self._reap)
+        self.attempt = None

@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Runs in every container under its init: keeps Ray up and, on the head, keeps a model served.
+
+Standard library only and Python 3.10, because it runs in whatever image the user chose.
+One loop looks at everything five times a second and alone decides, so nothing needs a lock. Threads do only what
+blocks, reading a child's lines and asking the API, and leave what they saw in a field for the loop to find.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.remote.node.attempt import refusal
+from vllm_cluster.remote.node.checker import Standby, check, serve_checks
+from vllm_cluster.remote.node.files import write_whole
+from vllm_cluster.remote.node.process import Child, descendants, end, missing_secrets, say, secret_environment
+from vllm_cluster.remote.node.ray_command import option, own, place, ray_version
+from vllm_cluster.remote.node.ray_nodes import ray_nodes
+from vllm_cluster.remote.node.serving import Serving
+from vllm_cluster.remote.node.timing import Pace
+
+PR_SET_CHILD_SUBREAPER = 36
+ERROR_LINES = 12
+# After a write that failed, the next try.
+UNWRITTEN_SECONDS = 1.0
+# EX_CONFIG: only another container can help, and `vcluster up` makes one.
+NO_SECRETS = 78
+
+
+def state_folder() -> Path:
+    """Where wishes come in and the status goes out."""
+    return Path(os.environ.get("VCLUSTER_STATE", "/var/lib/vcluster"))
+
+
+class Node:
+    """Ray on this host and, on the head, the list of Ray's nodes and what is served."""
+
+    def __init__(self, role: str, command: Sequence[str], head: tuple[str, int] | None, pace: Pace) -> None:
+        self.stopping = threading.Event()
+        self._role, self._command, self._head, self._pace = role, command, head, pace
+        self._ray: Child | None = None
+        self._ray_state, self._ray_error, self._restarts, self._failures = "waiting", "", 0, 0
+        self._running = False
+        self._due = self._next_look = 0.0
+        self._misses: dict[str, int] = {}
+        self._silent = 0
+        self._watch: Child | None = None
+        self._watch_due = 0.0
+        self._checker = Standby()
+        self._nodes: list[dict[str, Any]] | None = None
+        self._nodes_at = 0.0
+        self._version = ray_version()
+        self._told: dict[str, Any] = {}
+        self._told_at = 0.0
+        self._serving = (
+            Serving(state_folder(), pace, self.stopping, self.publish, self._reap) if role == "head" else None
+        )
+
+    def run(self) -> int:
+        """Keep everything up until told to stop; a bug ends us and the container, and Docker starts it again."""
+        try:
+            while not self.stopping.is_set():
+                self._keep_ray()
+                if self._serving:
+                    self._keep_watch()
+                    self._serving.tick(self._nodes)
+                    self._checker.keep(ready=self._serving.ready)
+                self._reap()
+                self.publish()
+                self.stopping.wait(self._pace.tick)
+        finally:
+            self.stopping.set()
+            if self._serving:
+                self._serving.close()
+            end(descendants, lambda: self._pace.ray_stop, self._reap)
+            self._ray_state, self._ray_error, self._nodes = "down", "the node stops", None
+            self.publish()
+        return 0
+
+    def publish(self) -> None:
+        """Write status.json when there is something new to tell, and at each beat, so that its age tells of ours."""
+        ray = {
+            "state": self._ray_state,
+            "restarts": self._restarts,
+            "failures": self._failures,
+            "error": self._ray_error or None,
+            "version": self._version,
+            "nodes": self._nodes or [],
+        }
+        serving = self._serving
+        serve, error = (serving.status(), serving.error) if serving else (None, None)
+        told = {"v": 1, "role": self._role, "beat": self._pace.beat, "ray": ray, "serve": serve, "error": error}
+        content = json.loads(json.dumps(told))  # a copy, of what can change under it
+        now = time.monotonic()
+        if content == self._told and now - self._told_at < self._pace.beat:
+            return
+        self._told, self._told_at = content, now
+        beat = {"serve": {**serve, **serving.beat()}} if serving and serve else {}
+        if not write_whole(state_folder() / "status.json", {**content, **beat, "updated": time.time()}):
+            self._told_at = now - self._pace.beat + UNWRITTEN_SECONDS
+
+    # ---- Ray
+
+    def _keep_ray(self) -> None:
+        if self._ray is None:
+            self._start_ray()
+        elif trouble := self._trouble(self._ray):
+            self._end_ray(self._ray, trouble)
+
+    def _start_ray(self) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        if self._role == "worker" and self._head and (error := refusal(*self._head)):
+            self._ray_state = "waiting"
+            self._ray_error = f"{self._head[0]}:{self._head[1]}: {error.strerror or error}"
+            self._due = now + self._pace.ray_backoff
+            return
+        if folder := option(self._command, "--temp-dir"):
+            # Each start leaves a session's logs; the last one is kept, to tell what happened.
+            for old in sorted(Path(folder).glob("session_2*"))[:-1]:
+                shutil.rmtree(old, ignore_errors=True)
+        self._ray_state, self._running = "starting", False
+        self._misses.clear()
+        self._ray = Child("ray", self._command, os.environ, self._see_ray)
+
+    def _see_ray(self, line: str) -> None:
+        self._running = self._running or "Ray runtime started" in line
+
+    def _trouble(self, ray: Child) -> str | None:
+        """What is wrong with Ray, if anything."""
+        now, lasted = time.monotonic(), time.monotonic() - ray.began
+        if (code := ray.code()) is not None:
+            return f"ray start ended with exit code {code}"
+        if not self._running:
+            return f"ray start has not come up in {lasted:.0f} s" if lasted > self._pace.ray_start else None
+        if self._ray_state != "up":
+            self._ray_state, self._ray_error = "up", ""
+        if lasted > self._pace.ray_steady:
+            self._failures = 0
+        if now < self._next_look:
+            return None
+        self._next_look = now + self._pace.look
+        return self._look()
+
+    def _look(self) -> str | None:
+        """Whether Ray's processes live: `ray start --block` goes on when they end with code 0 or by SIGTERM.
+
+        Nor does it see that the head is another one. Only a refusal counts, for it says that nobody listens: a head
+        that does not answer may come back, and Ray waits for it.
+        """
+        for what, where in (("the head's Ray", self._head), ("the raylet", own(self._command, "--node-manager-port"))):
+            error = refusal(*where) if where else None
+            refused = isinstance(error, ConnectionRefusedError)
+            self._misses[what] = self._misses.get(what, 0) + 1 if refused else 0
+            if where and self._misses[what] >= self._pace.misses:
+                return f"{what} has ended: nobody listens at {where[0]}:{where[1]}"
+            if where and where == self._head:
+                self._silent = self._silent + 1 if error else 0
+                silent = self._silent >= self._pace.misses
+                self._ray_error = f"{where[0]}:{where[1]}: {error.strerror or error}" if error and silent else ""
+        return None
+
+    def _end_ray(self, ray: Child, trouble: str) -> None:
+        """Clear all that this Ray has left: the next one refuses to start beside any of it."""
+        say("node", trouble)
+        ray.drain()
+        self._ray_state = "down"
+        self._ray_error = "\n".join([trouble, *list(ray.tail)[-ERROR_LINES:]])
+        if self._serving:
+            self._serving.ray_ended(f"Ray ended on the head: {trouble}")
+        self._nodes = None
+        self.publish()
+        end(descendants, lambda: self._pace.ray_stop, self._reap)
+        ray.code()
+        self._ray = self._watch = None
+        self._restarts += 1
+        # A worker whose head has gone has not failed: it waits for the head's port, not for longer and longer.
+        self._failures = 1 if self._role == "worker" and self._head and refusal(*self._head) else self._failures + 1
+        pause = min(self._pace.ray_backoff_most, self._pace.ray_backoff * 2.0 ** min(self._failures - 1, 16))
+        self._due = time.monotonic() + pause
+
+    # ---- Ray's nodes
+
+    def _keep_watch(self) -> None:
+        now = time.monotonic()
+        if self._watch is None:
+            if self._ray_state == "up" and now >= self._watch_due:
+                every = self._pace.nodes
+                argv = [
+                    sys.executable,
+                    __file__,
+                    "ray-nodes",
+                    f"--address={os.environ['RAY_ADDRESS']}",
+                    f"--every={every}",
+                ]
+                self._nodes_at = now
+                self._watch = Child("nodes", argv, os.environ, self._see_nodes, quiet=True)
+        elif self._watch.code() is not None or now - self._nodes_at > self._pace.nodes_stale:
+            end(self._watch.alive, lambda: 0.5, self._reap)
+            self._watch.drain()
+            say("nodes", f"ended: {' | '.join(list(self._watch.tail)[-3:])[:2000]}")
+            self._watch.code()
+            self._watch, self._nodes, self._watch_due = None, None, now + self._pace.ray_backoff
+
+    def _see_nodes(self, line: str) -> None:
+        if line.startswith('{"nodes"'):
+            self._nodes, self._nodes_at = json.loads(line)["nodes"], time.monotonic()
+
+    def _reap(self) -> None:
+        """Orphans come to us; those that somebody waits for are left to him."""
+        attempt = self._serving.attempt if self._serving else None
+        children = (self._ray, self._watch, self._checker.child, attempt.child if attempt else None)
+        known = {child.pid for child in children if child}
+        try:
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if found.si_pid in known:
+                    return
+                os.waitpid(found.si_pid, 0)
+        except ChildProcessError:
+            return
+
+
+def main(argv: Sequence[str]) -> int:
+    """The commands of this program."""
+    parser = argparse.ArgumentParser(prog="node.py", description="Keep Ray and vLLM running on this host.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for role in ("head", "worker"):
+        command = commands.add_parser(role)
+        command.add_argument("ray", nargs="+", help="-- ray start … --block")
+        if role == "worker":
+            command.add_argument("--head", required=True, help="host:port of the head's Ray")
+    nodes = commands.add_parser("ray-nodes")
+    nodes.add_argument("--address", required=True)
+    nodes.add_argument("--every", type=float, default=1.0)
+    commands.add_parser("status")
+    commands.add_parser("checker")
+    commands.add_parser("check").add_argument("question")
+    given = parser.parse_args(argv)
+    if given.command == "ray-nodes":
+        return ray_nodes(given.address, given.every)
+    if given.command in ("checker", "check"):
+        return serve_checks(state_folder()) if given.command == "checker" else check(state_folder(), given.question)
+    if given.command == "status":
+        sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
+        return 0
+    head = place(given.head) if given.command == "worker" else own(given.ray, "--port")
+    return keep(given.command, given.ray, head)
+
+
+def keep(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int:
+    """Be the node until somebody says stop."""
+    logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
+    # Orphans of Ray and vLLM become our children: else nobody could find them.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if gone := missing_secrets():
+        say("node", f"secret files are not there: {', '.join(gone)}; run vcluster up")
+        return NO_SECRETS
+    # Not in the container's own environment, which docker inspect shows.
+    os.environ.update(secret_environment())
+    pace = Pace(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
+    node = Node(role, command, head, pace)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: node.stopping.set())
+    say("node", f"{role}: {' '.join(command)}")
+    return node.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

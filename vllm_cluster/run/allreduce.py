@@ -1,0 +1,204 @@
+"""All-reduce over all ranks in the containers that will serve; where it fails, over hosts and pairs of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any
+
+from vllm_cluster.backends.nccl import Transport, transport
+from vllm_cluster.checks import allreduce
+from vllm_cluster.checks.allreduce import Pair, Row, Trial
+from vllm_cluster.checks.registry import Finding
+from vllm_cluster.clock import Deadline
+from vllm_cluster.core.adapters import gigabits
+from vllm_cluster.core.desired import Inputs, desired, gpu_count, hcas
+from vllm_cluster.core.identity import our_id
+from vllm_cluster.core.images import engine_name, find
+from vllm_cluster.core.spec import ContainerSpec
+from vllm_cluster.docker.container_body import trial_body
+from vllm_cluster.docker.temporary import passing_name
+from vllm_cluster.errors import HostError, VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.program import Lines
+from vllm_cluster.run.rank_driver import Limits, Stage
+
+# Everything, bisection and clearing away included.
+SECONDS = 90.0
+CLEARING_SECONDS = 8.0
+START_SECONDS = 40.0
+_GLOO = "GLOO_SOCKET_IFNAME"
+_KIB, _MIB = 1 << 10, 1 << 20
+SIZES = {
+    "nvidia": (_KIB, 64 * _KIB, _MIB, 16 * _MIB, 256 * _MIB),
+    "cpu": (_KIB, 64 * _KIB, _MIB, 16 * _MIB),
+}
+# How long no rank may come a step further: NCCL takes seconds to join hundreds of GPUs, gloo does not.
+WHOLE = {"nvidia": Limits(45.0, 20.0, 20.0), "cpu": Limits(40.0, 12.0, 15.0)}
+PART = {"nvidia": Limits(20.0, 12.0, 5.0), "cpu": Limits(15.0, 8.0, 5.0)}
+# What the field switches off, in the order of how often it helps.
+SWITCHES = (("NCCL_P2P_DISABLE", "1"), ("NCCL_NVLS_ENABLE", "0"), ("NCCL_IB_DISABLE", "1"))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the ranks did together: figures by size, the way that the bytes took, and what is wrong."""
+
+    findings: tuple[Finding, ...] = ()
+    rows: tuple[Row, ...] = ()
+    transport: Transport = field(default_factory=Transport)
+    world: int = 0
+    seconds: float = 0.0
+    torch: str = ""
+    # What the slowest host's link should give, in GB/s; None where nobody knows, or no link is in it.
+    expected: float | None = None
+    # The errors of the ranks and what NCCL logged, where they failed.
+    words: tuple[str, ...] = ()
+
+
+def collective(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> Report:
+    """Try it, in at most `SECONDS`. Leaves nothing; hosts on which it cannot be tried are findings."""
+    began, deadline = time.monotonic(), Deadline.after(SECONDS - CLEARING_SECONDS)
+    inputs = Inputs("", {"ray-token": "none"}, our_id(inventory, facts) or "")
+    # Only the secrets' paths depend on their ids, and no rank reads a secret here.
+    specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, inputs)}
+    if any(container.state == "running" for host in facts.values() for container in host.containers):
+        emit(Event("warning", "the cluster is up: this shares its GPUs for a moment, and slows down what is served"))
+    emit(Event("progress", f"starting {sum(spec.gpu_count for spec in specs.values())} ranks on {len(specs)} hosts"))
+    script = files("vllm_cluster.remote.image").joinpath("allreduce.py").read_text()
+    made: dict[str, str] = {}
+    opened: dict[str, Lines] = {}
+
+    def start(link: Link) -> dict[str, Any]:
+        name, soon = passing_name(inventory.cluster, "ranks"), deadline.sooner(START_SECONDS)
+        body = trial_body(specs[link.name], _image(specs[link.name], facts[link.name]), script)
+        made[link.name] = name
+        link.engine.create(name, body)
+        argv = ["docker", "start", "--attach", "--interactive", name]
+        opened[link.name] = Lines(link.name, link.transport.open_stream(argv, soon))
+        return opened[link.name].next(soon)
+
+    try:
+        said, failures = fleet.each(start, specs)
+        if failures:
+            return Report(tuple(_unseen(host, error) for host, error in failures.items()), seconds=_since(began))
+        stage = Stage(inventory.accelerator, specs, opened, emit)
+        return replace(_tried(stage, inventory, facts, said, deadline), seconds=_since(began))
+    finally:
+        for lines in opened.values():
+            lines.close()
+        # Each goes with its connection; this waits until they have gone.
+        fleet.each(lambda link: link.engine.remove(made[link.name], grace=0), made)
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 1)
+
+
+def _bare(inventory: Inventory, spec: ContainerSpec) -> ContainerSpec:
+    """Without our volumes and the model cache: they may not be there yet, and must not come into being by this."""
+    own = {volume.target for volume in inventory.volumes}
+    return replace(spec, mounts=tuple(mount for mount in spec.mounts if mount.target in own))
+
+
+def _image(spec: ContainerSpec, facts: HostFacts) -> str:
+    """The image that serves: with its Ray layer, where that is built already.
+
+    Raises:
+        HostError: it is not on the host.
+    """
+    base = find(spec.image, facts.images)
+    if base is None:
+        raise HostError(spec.host, f"{spec.image} is not there yet", hint="vcluster up, or docker pull, brings it")
+    return (find(engine_name(base.id, spec.ray), facts.images) or base).id
+
+
+def _unseen(host: str, error: VclusterError) -> Finding:
+    text = f"the collective could not be tried: {getattr(error, 'detail', error.message)}"
+    return Finding("collective-unseen", host, text, error.hint or "mend this first, then check again")
+
+
+def _tried(
+    stage: Stage, inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any], deadline: Deadline
+) -> Report:
+    kind, hosts = inventory.accelerator, list(stage.specs)
+    (whole,) = stage.run([hosts], SIZES[kind], WHOLE[kind], deadline)
+    expected = _expected(inventory, facts, said) if kind == "nvidia" else None
+    names = dict.fromkeys(value for spec in stage.specs.values() for key, value in spec.environment if key == _GLOO)
+    chosen = transport(whole.log) if kind == "nvidia" else Transport(("TCP",), interfaces=tuple(names))
+    if not whole.ok:
+        stage.emit(Event("progress", f"{whole.why()}: trying hosts alone and in pairs"))
+        alone, pairs = _parts(stage, whole, deadline)
+        found = allreduce.blamed(whole, alone, pairs)
+        failed = next((trial for trial in [*alone.values(), *pairs.values()] if not trial.ok), whole)
+        found[0] = _cured(stage, found[0], failed.hosts, deadline)
+    else:
+        found = []
+        if expected and allreduce.slow(whole.rows(), expected):
+            stage.emit(Event("progress", "slower than the link: trying pairs of hosts"))
+            found = [allreduce.slowness(whole, expected, _pairs(stage, hosts, deadline, lambda _: False))]
+        active = {name: [port.device for port in hcas(inventory.hosts[name], facts[name])] for name in hosts}
+        found += allreduce.ways(hosts[0], chosen, active)
+    torch = str(said[hosts[0]].get("torch", ""))[:40]
+    words = () if whole.ok else (*whole.errors.values(), *whole.log)
+    return Report(tuple(found), whole.rows(), chosen, len(whole.ranks), torch=torch, expected=expected, words=words)
+
+
+def _parts(stage: Stage, whole: Trial, deadline: Deadline) -> tuple[dict[str, Trial], dict[Pair, Trial]]:
+    """Every host alone, then pairs of those that work alone."""
+    several = [host for host in whole.hosts if stage.specs[host].gpu_count > 1]
+    alone = dict(zip(several, _run(stage, [[host] for host in several], deadline), strict=False))
+    sound = [host for host in whole.hosts if host not in alone or alone[host].ok]
+    if len(whole.hosts) == len(sound) == 2 and whole.given_up:
+        return alone, {(sound[0], sound[1]): whole}  # what failed by itself, though, may work when tried again
+    return alone, _pairs(stage, sound, deadline, allreduce.enough)
+
+
+def _pairs(
+    stage: Stage, hosts: Sequence[str], deadline: Deadline, enough: Callable[[Mapping[Pair, Trial]], bool]
+) -> dict[Pair, Trial]:
+    """Pairs in rounds, while there is time and they do not tell enough."""
+    tried: dict[Pair, Trial] = {}
+    for pairs in allreduce.rounds(hosts):
+        ended = _run(stage, pairs, deadline)
+        tried |= zip(pairs, ended, strict=False)
+        if not ended or enough(tried):
+            break
+        stage.emit(Event("progress", f"{sum(trial.ok for trial in tried.values())} of {len(tried)} pairs work"))
+    return tried
+
+
+def _run(
+    stage: Stage, groups: Sequence[Sequence[str]], deadline: Deadline, environment: Mapping[str, str] | None = None
+) -> list[Trial]:
+    """A trial of parts; none where it might not end in time."""
+    limits = PART[stage.accelerator]
+    if not groups or deadline.left() < limits.whole:
+        return []
+    return stage.run(groups, SIZES[stage.accelerator], limits, deadline, environment)
+
+
+def _cured(stage: Stage, finding: Finding, group: Sequence[str], deadline: Deadline) -> Finding:
+    """The finding, with the first switch of NCCL's by which its group works."""
+    for name, value in SWITCHES if stage.accelerator == "nvidia" else ():
+        for trial in _run(stage, [group], deadline, {name: value}):
+            if trial.ok:
+                works = f'with {name}={value} it works: in the inventory, environment: {{{name}: "{value}"}}'
+                return replace(finding, fix=works)
+    return finding
+
+
+def _expected(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> float | None:
+    """What the slowest host's link should give, in GB/s: its adapters, as many as GPUs, else its interface."""
+    links = []
+    for name, host in inventory.hosts.items():
+        rates = sorted((gigabits(port.rate) for port in hcas(host, facts[name])), reverse=True)
+        speed = said[name].get("speed")
+        whole = sum(rates[: gpu_count(host, facts[name], inventory.accelerator)])
+        links.append((whole or (speed / 1000 if isinstance(speed, int) else 0.0)) / 8)
+    return min(links) if len(links) > 1 and min(links) > 0 else None

@@ -1,0 +1,278 @@
+"""The hosts of a cluster, connected, and work spread over them."""
+
+from __future__ import annotations
+
+import queue
+import resource
+import shlex
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Literal, TypeVar
+
+from vllm_cluster.clock import Deadline
+from vllm_cluster.docker.client import DIAL, EngineClient
+from vllm_cluster.errors import VclusterError, together
+from vllm_cluster.inventory.load import duplicates_by_resolution
+from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.transport import locate
+from vllm_cluster.transport.base import Stream, Target, Transport
+from vllm_cluster.transport.jumps import Jumps
+from vllm_cluster.transport.logged_transport import LoggedTransport
+from vllm_cluster.transport.ssh_config import Resolved, ssh_options
+
+# sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
+WORKERS = 32
+CONNECT_SECONDS = 20.0
+CLOSE_SECONDS = 5.0
+DIAL_SECONDS = 30.0
+# A connection takes up to five; the usual limit is 1024 for a process, and 256 on macOS.
+OPEN_FILES = 8192
+
+T = TypeVar("T")
+
+
+class Link:
+    """One host: its connection, and its Docker engine once the API version is known."""
+
+    def __init__(self, name: str, transport: Transport, runtime: Runtime = SYSTEM, ssh: str = "") -> None:
+        """`ssh` is the command that leads there, for people to paste; empty where the host is this machine."""
+        self.name = name
+        self.ssh = ssh
+        self.transport = transport
+        self.runtime = runtime
+        self.may_change = False
+        self._guard: Callable[[], None] = self._refuse
+        self._through: tuple[str, ...] = ()
+        self._engine: EngineClient | None = None
+
+    def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
+        """From now on ask `guard` before each call that changes the host, and reach Docker through this command."""
+        self._guard, self._through = guard, tuple(through)
+        if self._engine:
+            self._engine.fence(self._dial)
+
+    def unfence(self) -> None:
+        """Change nothing more on the host; its streams go on, for looking."""
+        self._guard, self._through = self._refuse, ()
+
+    def ask(self) -> None:
+        """Raise where the host may not be changed now: asked right before each call that does."""
+        self._guard()
+
+    def open_changing(self, argv: Sequence[str], deadline: Deadline) -> Stream:
+        """Start a command that changes the host: like a call to Docker, only under the lease, and ended with it."""
+        self.ask()
+        return self.transport.open_stream([*self._through, *argv], deadline)
+
+    def _dial(self) -> Stream:
+        return self.transport.open_stream([*self._through, *DIAL], self.runtime.after(DIAL_SECONDS))
+
+    def _refuse(self) -> None:
+        if not self.may_change:
+            raise RuntimeError(f"{self.name}: a call that changes the host, without the lease")
+
+    def connect(self) -> None:
+        """Connect to the host."""
+        self.transport.connect(self.runtime.after(CONNECT_SECONDS))
+
+    def open_engine(self, api_version: str) -> EngineClient:
+        """Speak to the host's Docker engine in a version that it knows."""
+        if self._engine is None:
+            self._engine = self.runtime.docker(self.transport, api_version, self.runtime.clock)
+            self._engine.guard = self.ask
+            self._engine.fence(self._dial)
+        return self._engine
+
+    @property
+    def engine(self) -> EngineClient:
+        """The host's Docker engine, after an observation has found one."""
+        if self._engine is None:
+            raise RuntimeError(f"{self.name} was not observed")
+        return self._engine
+
+    @property
+    def round_trips(self) -> int:
+        """What was asked of the host so far, over the transport and over the Engine API."""
+        return self.transport.round_trips + (self._engine.requests if self._engine else 0)
+
+    def close(self) -> None:
+        """Close the engine's streams and the connection."""
+        if self._engine:
+            self._engine.close()
+        self.transport.close()
+
+
+class Fleet:
+    """All hosts of an inventory. Work runs on at most `WORKERS` of them at once.
+
+    Raises:
+        InventoryError: ssh_config sends two hosts to one place.
+    """
+
+    def __init__(self, inventory: Inventory, runtime: Runtime = SYSTEM) -> None:
+        self.runtime = runtime
+        self.addresses = {host.address: name for name, host in inventory.hosts.items()}
+        _allow_open_files()
+        self._jumps = Jumps()
+        found = endpoints(inventory, runtime)
+        _refuse_one_machine_twice(inventory, found)
+        self.links = {name: self._link(inventory, host, found.get(name)) for name, host in inventory.hosts.items()}
+        self.names = tuple(inventory.hosts)
+        self._apart: dict[str, VclusterError] = {}
+        self._stopping = threading.Event()
+
+    def join(self, inventory: Inventory, hosts: Iterable[Host]) -> dict[str, VclusterError]:
+        """Connect to hosts that are not of the inventory; why some cannot be reached, also when that was found before.
+
+        Work goes there only where it is named.
+        """
+        names = {host.name: host for host in hosts}
+        fresh = [host for name, host in names.items() if name not in self.links]
+        for host in fresh:
+            self.links[host.name] = self._link(inventory, host, None)
+        self._apart |= self.connect([host.name for host in fresh])[1] if fresh else {}
+        return {name: error for name, error in self._apart.items() if name in names}
+
+    def _link(self, inventory: Inventory, host: Host, endpoint: Resolved | None) -> Link:
+        at, kind = target(inventory, host), _kind(inventory, host)
+        ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
+        carrier = LoggedTransport(self.runtime.connect(at, kind, endpoint, self._jumps), kind, self.runtime.clock)
+        return Link(host.name, carrier, self.runtime, ssh)
+
+    def each(
+        self, work: Callable[[Link], T], hosts: Iterable[str] | None = None
+    ) -> tuple[dict[str, T], dict[str, VclusterError]]:
+        """Run `work` on every host of the inventory, or on these, side by side; answers and failures by host, in order.
+
+        One host's failure stops no other host.
+        """
+        wanted = set(self.names if hosts is None else hosts)
+        names = [name for name in self.links if name in wanted]
+        pool = self.runtime.pool(min(WORKERS, max(1, len(names))))
+        try:
+            futures: Mapping[str, Future[T]] = {name: pool.submit(self._guarded, work, name) for name in names}
+            answers: dict[str, T] = {}
+            failures: dict[str, VclusterError] = {}
+            for name, future in futures.items():
+                try:
+                    answers[name] = future.result()
+                except VclusterError as error:
+                    failures[name] = error
+            return answers, failures
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def all(self, work: Callable[[Link], T], hosts: Iterable[str] | None = None) -> dict[str, T]:
+        """As `each`, where every host must succeed.
+
+        Raises:
+            FleetError: some failed; with one failure, that failure itself.
+        """
+        answers, failures = self.each(work, hosts)
+        if failures:
+            raise together(failures)
+        return answers
+
+    def without_lease(self) -> None:
+        """Let temporary containers be made without the lease: they touch no node, and what runs goes on."""
+        for link in self.links.values():
+            link.may_change = True
+
+    def connect(self, hosts: Iterable[str] | None = None) -> tuple[dict[str, None], dict[str, VclusterError]]:
+        """Connect to the hosts, as `each`."""
+        return self.each(Link.connect, hosts)
+
+    def _guarded(self, work: Callable[[Link], T], name: str) -> T:
+        if self._stopping.is_set():
+            raise VclusterError(f"{name}: not started")
+        return work(self.links[name])
+
+    @property
+    def stopping(self) -> bool:
+        """Whether what runs is being broken off: what fails then is no failure of a host."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Start nothing more, and break off what runs: a closed connection ends its call."""
+        self._stopping.set()
+        self.close()
+
+    def close(self) -> None:
+        """End every connection, side by side: a dead host must not hold up the others."""
+        links = queue.SimpleQueue[Link]()
+        for link in self.links.values():
+            links.put(link)
+
+        def close_some() -> None:
+            with suppress(queue.Empty):
+                while True:
+                    links.get_nowait().close()
+
+        closing = [self.runtime.background(close_some, "close") for _ in range(min(WORKERS, len(self.links)))]
+        deadline = self.runtime.after(CLOSE_SECONDS)
+        for work in closing:
+            work.join(deadline.left())
+        # Last, since the connections behind a jump host end through it.
+        self._jumps.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _allow_open_files() -> None:
+    """Raise this process's limit of open files, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def target(inventory: Inventory, host: Host) -> Target:
+    """The inventory's words on how to reach a host, the host's own before the cluster's."""
+    ssh, own = inventory.ssh, host.ssh
+    return Target(
+        name=host.name,
+        destination=own.host or host.name,
+        user=own.user or ssh.user,
+        port=own.port or ssh.port,
+        identity=own.identity or ssh.identity,
+        jump=own.jump or ssh.jump,
+        config=ssh.config,
+        accept_new_keys=ssh.host_keys == "accept-new",
+    )
+
+
+def endpoints(inventory: Inventory, runtime: Runtime) -> dict[str, Resolved | None]:
+    """Where ssh_config sends each host that SSH leads to; None where that cannot be found out."""
+
+    def ask(host: Host) -> Resolved | None:
+        with suppress(VclusterError):  # the connection asks once more, and fails in the name of its host
+            return locate(target(inventory, host), _kind(inventory, host), runtime.processes)
+        return None
+
+    hosts = [host for host in inventory.hosts.values() if _kind(inventory, host) != "local"]
+    with runtime.pool(min(WORKERS, max(1, len(hosts)))) as pool:
+        return dict(zip((host.name for host in hosts), pool.map(ask, hosts), strict=True))
+
+
+def _refuse_one_machine_twice(inventory: Inventory, found: Mapping[str, Resolved | None]) -> None:
+    def end(host: Host) -> tuple[str | int, ...]:
+        at = found.get(host.name)
+        # Two that are this machine itself were refused when the inventory was read.
+        return (at.host, at.port, at.jump.where if at.jump else at.proxy_command or "") if at else ("", host.name)
+
+    duplicates_by_resolution(inventory, end)
+
+
+def _kind(inventory: Inventory, host: Host) -> Literal["fabric", "openssh", "local"]:
+    return "local" if host.destination == "local" else inventory.ssh.transport

@@ -1,0 +1,81 @@
+"""Starts one container on every host, in the image that will serve and as a node's would be, and looks around in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from importlib.resources import files
+
+from vllm_cluster.checks.registry import Finding
+from vllm_cluster.core.desired import Inputs, desired
+from vllm_cluster.core.identity import our_id
+from vllm_cluster.core.images import engine_name, find
+from vllm_cluster.core.spec import ContainerSpec
+from vllm_cluster.docker.container_body import glance_body
+from vllm_cluster.docker.temporary import passing
+from vllm_cluster.errors import HostError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.images import contents
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.text import count
+
+SECONDS = 90.0
+
+
+def script() -> str:
+    """The program that looks."""
+    return files("vllm_cluster.remote.image").joinpath("inspect_image.py").read_text()
+
+
+def look_inside(
+    fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit, *, leave: Collection[str] = ()
+) -> list[Finding]:
+    """What is wrong in a container on each host that has the image, but for those to `leave`; nothing of it stays."""
+    inputs = Inputs("", {"ray-token": "none"}, our_id(inventory, facts) or "")
+    wanted = {spec.host: spec for spec in desired(inventory, facts, inputs)}
+    there = [name for name, host in facts.items() if not host.engine.problem and find(inventory.image, host.images)]
+    ready = [name for name in there if name not in leave]
+    if ready:
+        emit(Event("progress", f"looking around in a container on {count(len(ready), 'host')}"))
+
+    def look(link: Link) -> list[Finding]:
+        spec = _without_volumes(wanted[link.name], facts[link.name])
+        try:
+            return _look(link, inventory, facts[link.name], spec)
+        except HostError as error:
+            text = f"no container can be started: {error.detail}"
+            return [Finding("container", link.name, text, f"on {link.name}: docker run --rm {inventory.image} --help")]
+
+    answers, failures = fleet.each(look, ready)
+    lost = [Finding("container", name, error.message, "vcluster check again") for name, error in failures.items()]
+    return [*(finding for found in answers.values() for finding in found), *lost]
+
+
+def _without_volumes(spec: ContainerSpec, facts: HostFacts) -> ContainerSpec:
+    """Without our volumes, and without folders that are not there: Docker would make them."""
+    there = [mount for mount in spec.mounts if mount.source.startswith("/") and mount.source not in facts.missing_paths]
+    return replace(spec, mounts=tuple(there))
+
+
+def _look(link: Link, inventory: Inventory, facts: HostFacts, spec: ContainerSpec) -> list[Finding]:
+    base = find(inventory.image, facts.images)
+    if base is None:
+        return []
+    image = find(engine_name(base.id, spec.ray), facts.images) or base
+    cache = inventory.model_cache
+    folder = cache if any(mount.target == cache for mount in spec.mounts) else "/tmp"  # noqa: S108 (in the container)
+    body = glance_body(spec, image.id, script(), [folder, *contents.OPTIONS])
+    with passing(link.engine, inventory.cluster, "probe", body) as name:
+        link.engine.start(name)
+        code = link.engine.wait(name, link.runtime.after(SECONDS))
+        output = link.engine.logs(name)
+    try:
+        found, reach = contents.parse(output)
+    except ValueError:
+        text = f"{inventory.image} does not run Python (exit {code}): {output.strip()[-300:]}"
+        return [Finding("image-unfit", link.name, text, "name an image of vLLM")]
+    given = spec.gpu_count if spec.gpus else 0
+    offline = inventory.environment.get("HF_HUB_OFFLINE") == "1"
+    return list(contents.judged(inventory.image, link.name, found, reach, gpus=given, cache=cache, offline=offline))

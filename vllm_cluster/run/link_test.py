@@ -1,0 +1,157 @@
+"""Has every host visit every other, all at once, and gathers what they saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.resources import files
+from ipaddress import ip_interface
+from secrets import token_hex
+from typing import Any
+
+from vllm_cluster.checks.links import EPHEMERAL, Place, Way, links, ports_of, way
+from vllm_cluster.checks.registry import Finding, Unseen
+from vllm_cluster.clock import Deadline
+from vllm_cluster.core.desired import interface
+from vllm_cluster.core.identity import Owner, our_id
+from vllm_cluster.core.images import find
+from vllm_cluster.docker.temporary import passing_name
+from vllm_cluster.errors import HostError, VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.program import Lines
+from vllm_cluster.text import count
+
+# A cold container on a busy host takes its time; then a closed port takes 4 s, and a large block as much again.
+OPEN_SECONDS = 30.0
+VISIT_SECONDS = 30.0
+GONE_SECONDS = 10.0
+CHOSEN_PORTS = 2
+# For hosts without the image; one without Python says so, and hears the order out.
+_NO_PYTHON = 'echo \'{"error": "no python3"}\'; while read -r line; do :; done'
+_HOSTS_OWN = f'command -v python3 >/dev/null || {{ {_NO_PYTHON}; exit; }}; exec python3 -u -c "$1"'
+
+
+def mesh(
+    fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit
+) -> tuple[list[Finding], list[Unseen]]:
+    """What is wrong with the links between the hosts, and whose could not be seen. Changes nothing, leaves nothing."""
+    if len(facts) < 2:
+        return [], []
+    began, run = time.monotonic(), token_hex(8)
+    number = len(facts) * (len(facts) - 1)
+    emit(Event("progress", f"looking at {number} links between {len(facts)} hosts", data={"links": number}))
+    probes: dict[str, Lines] = {}
+    identity = our_id(inventory, facts)
+
+    def start(link: Link) -> dict[str, Any]:
+        probes[link.name] = Lines(
+            link.name, link.transport.open_stream(_argv(inventory, facts[link.name], identity), _soon())
+        )
+        return _open(probes[link.name], inventory, run)
+
+    try:
+        opened, failures = fleet.each(start, facts)
+        peers = {name: {"address": inventory.hosts[name].address, **ports} for name, ports in opened.items()}
+        for name in opened:
+            others = {other: peer for other, peer in peers.items() if other != name}
+            _tell(probes[name], others, failures)
+        names = {
+            name: {**ports_of(inventory, name), **dict.fromkeys(ports["chosen"], EPHEMERAL)}
+            for name, ports in opened.items()
+        }
+        ways, more = fleet.each(lambda link: _hear(probes[link.name], names), set(opened) - set(failures))
+        gone = Deadline.after(GONE_SECONDS)
+        fleet.each(lambda link: probes[link.name].end(gone), ways)
+    finally:
+        for probe in probes.values():
+            probe.close()
+    failures |= more
+    # A probe that broke off answers nobody: what the others saw of it tells nothing of their links.
+    every = [each for host in ways.values() for each in host if each.target not in failures]
+    found = links(every, {name: _place(inventory, facts[name]) for name in facts})
+    seconds = round(time.monotonic() - began, 1)
+    text = f"{count(len(every), 'link')} seen in {seconds} s, {count(len(found), 'finding')}"
+    emit(Event("progress", text, data={"links": len(every), "seconds": seconds}))
+    return found, [_unseen(name, error) for name, error in failures.items()]
+
+
+def _soon() -> Deadline:
+    return Deadline.after(OPEN_SECONDS)
+
+
+def _argv(inventory: Inventory, facts: HostFacts, identity: str | None) -> list[str]:
+    program = files("vllm_cluster.remote.host").joinpath("link_test.py").read_text()
+    image = None if facts.engine.problem else find(inventory.image, facts.images)
+    if image is None:
+        return ["sh", "-c", _HOSTS_OWN, "probe", program]
+    name, labels = passing_name(inventory.cluster, "links"), Owner(inventory.cluster, identity).labels.items()
+    argv = ["docker", "run", "--rm", "--interactive", "--init", "--pull", "never", "--log-driver", "none"]
+    argv += ["--network", "host", "--cap-drop", "ALL", "--name", name]
+    argv += [word for key, value in labels for word in ("--label", f"{key}={value}")]
+    return [*argv, "--entrypoint", "python3", image.id, "-u", "-c", program]
+
+
+def _open(probe: Lines, inventory: Inventory, run: str) -> dict[str, Any]:
+    """Where a host listens for the others."""
+    host = inventory.hosts[probe.host]
+    asked = list(ports_of(inventory, host.name))
+    probe.send({"me": host.name, "address": host.address, "run": run, "ports": asked, "more": CHOSEN_PORTS})
+    ready = probe.next(_soon())
+    if "error" in ready:
+        hint = "vcluster up brings the image, which has Python in it; or install python3"
+        raise HostError(host.name, str(ready["error"])[:200], hint=hint if ready["error"] == "no python3" else None)
+    try:
+        opened, taken, chosen = (_ports(ready.get(key)) for key in ("open", "taken", "chosen"))
+        (udp,) = _ports([ready.get("udp")])
+        if (len(opened) + len(taken), len(chosen)) != (len(asked), CHOSEN_PORTS):
+            raise ValueError("other ports than asked for")
+    except ValueError as error:
+        raise _unclear(host.name, error) from None
+    return {"open": opened, "taken": taken, "chosen": chosen, "udp": udp}
+
+
+def _ports(value: object) -> list[int]:
+    if not isinstance(value, list) or not all(isinstance(port, int) and 0 < port < 1 << 16 for port in value):
+        raise ValueError("no ports")
+    return value
+
+
+def _unclear(host: str, error: ValueError) -> HostError:
+    return HostError(host, f"its program says what cannot be understood: {error}")
+
+
+def _tell(probe: Lines, peers: Mapping[str, Any], failures: dict[str, VclusterError]) -> None:
+    try:
+        probe.send(peers)
+    except VclusterError as error:
+        failures[probe.host] = error
+
+
+def _hear(probe: Lines, names: Mapping[str, Mapping[int, str]]) -> list[Way]:
+    """What a host saw of every other; `names` are those of the ports of each."""
+    deadline, seen = Deadline.after(VISIT_SECONDS + len(names) / 8), dict[str, Way]()
+    while "done" not in (row := probe.next(deadline)):
+        target = row.get("to")
+        if not isinstance(target, str) or target not in names or target == probe.host:
+            raise HostError(probe.host, "its program tells of a host that it was not asked about")
+        try:
+            seen[target] = way(probe.host, target, names[target], row)
+        except ValueError as error:
+            raise _unclear(probe.host, error) from None
+    return list(seen.values())
+
+
+def _unseen(host: str, error: VclusterError) -> Unseen:
+    why = getattr(error, "detail", error.message)
+    return Unseen(host, "its links to the other hosts", f"{why}; {error.hint}" if error.hint else why)
+
+
+def _place(inventory: Inventory, facts: HostFacts) -> Place:
+    host = inventory.hosts[facts.host]
+    nic = facts.interface_of(host.address)
+    networks = [ip_interface(entry).network for entry in nic.addresses] if nic else []
+    mine = next((str(network) for network in networks if ip_interface(host.address).ip in network), "")
+    return Place(host.address, interface(host, facts) or "eth0", mine)

@@ -1,0 +1,45 @@
+"""What the image's vLLM knows of a model's class."""
+
+from __future__ import annotations
+
+import json
+
+from vllm_cluster.core.identity import Owner, our_id
+from vllm_cluster.core.images import find
+from vllm_cluster.core.spec import node_name
+from vllm_cluster.docker.temporary import run_once
+from vllm_cluster.errors import CommandFailed, TimedOut
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Link
+
+# Importing vLLM and a model's class took a minute on two busy cores.
+CLASS_SECONDS = 180.0
+
+_CLASS = """
+import json
+from vllm.model_executor.models.registry import ModelRegistry
+known = ModelRegistry.models.get({architecture!r})
+print(json.dumps({{"supports_pp": known.inspect_model_cls().supports_pp if known else None}}))
+"""
+
+
+def supports_stages(head: Link, facts: HostFacts, inventory: Inventory, architecture: str) -> bool | None:
+    """Whether the image's vLLM can split a model class into pipeline stages; None where that cannot be told."""
+    image = find(inventory.image, facts.images)
+    if image is None or not architecture.isidentifier():
+        return None
+    script, deadline = _CLASS.format(architecture=architecture), head.runtime.after(CLASS_SECONDS)
+    node = node_name(inventory.cluster)
+    owner = Owner(inventory.cluster, our_id(inventory, {head.name: facts}))
+    try:
+        if any(container.name == node and container.state == "running" for container in facts.containers):
+            # A container beside it would be taken for a leftover by an `up` or a `serve` at the same time.
+            ended = head.engine.exec(node, ["timeout", f"{CLASS_SECONDS:.0f}", "python3", "-c", script], deadline)
+        else:
+            ended = run_once(head.engine, owner, "fit", image.id, script=script, deadline=deadline)
+        lines = [json.loads(line) for line in ended.output.splitlines() if line.startswith('{"supports_pp"')]
+    except (CommandFailed, TimedOut, ValueError):
+        return None
+    said = lines[-1]["supports_pp"] if lines else None
+    return said if isinstance(said, bool) else None

@@ -1,0 +1,40 @@
+"""What runs inside the containers: standard library only, and Python 3.10, because the user chose the image."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+_MODULES = (
+    "api.py",
+    "attempt.py",
+    "checker.py",
+    "serve_state.py",
+    "files.py",
+    "model_files.py",
+    "movement.py",
+    "timing.py",
+    "phases.py",
+    "process.py",
+    "ray_command.py",
+    "ray_nodes.py",
+    "requests.py",
+    "serving.py",
+    "serve_request.py",
+)
+
+
+def program() -> dict[str, bytes]:
+    """The files of the node program, by their path below its folder; `node.py` is what to run.
+
+    The package's folders are there without its `__init__` code, which is for laptops.
+    """
+    here = resources.files("vllm_cluster.remote.node")
+    parts = {name: here.joinpath(name).read_bytes() for name in ("supervisor.py", "vcluster_auth.py", *_MODULES)}
+    return {
+        "node.py": parts["supervisor.py"],
+        "vcluster_auth.py": parts["vcluster_auth.py"],
+        "vllm_cluster/__init__.py": b"",
+        "vllm_cluster/remote/__init__.py": b"",
+        "vllm_cluster/remote/node/__init__.py": b"",
+        **{f"vllm_cluster/remote/node/{name}": parts[name] for name in _MODULES},
+    }

@@ -1,0 +1,165 @@
+"""Drives the ranks on all hosts: trials among groups of them, side by side, none without an end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_cluster.backends.ray import join
+from vllm_cluster.checks.allreduce import Trial, binary
+from vllm_cluster.clock import Deadline
+from vllm_cluster.core.spec import ContainerSpec
+from vllm_cluster.errors import VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.run.program import Lines
+
+# After the first rank has failed the others get this long to say what they saw.
+ECHO_SECONDS = 2.0
+# A killed rank is told of, with its log, unless its host is gone.
+END_SECONDS = 4.0
+TICK = 0.1
+LONGEST = 600.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds for a trial as a whole, for no rank coming a step further, and for the measuring in it."""
+
+    whole: float
+    still: float
+    measuring: float
+
+
+@dataclass
+class _Running:
+    number: int
+    trial: Trial
+    end: float
+    moved: float
+    master: str = ""
+    stopped: float | None = None
+    failed: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Stage:
+    """The programs on the hosts, each ready to fork ranks."""
+
+    accelerator: str
+    specs: Mapping[str, ContainerSpec]
+    lines: Mapping[str, Lines]
+    emit: Emit
+    _heard: queue.SimpleQueue[tuple[str, dict[str, Any] | VclusterError]] = field(default_factory=queue.SimpleQueue)
+    _count: int = 0
+    _gone: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for lines in self.lines.values():
+            threading.Thread(target=self._listen, args=(lines,), name=f"ranks {lines.host}", daemon=True).start()
+
+    def _listen(self, lines: Lines) -> None:
+        try:
+            while True:
+                self._heard.put((lines.host, lines.next(Deadline.after(LONGEST))))
+        except VclusterError as error:
+            self._heard.put((lines.host, error))
+
+    def run(
+        self,
+        groups: Sequence[Sequence[str]],
+        sizes: Sequence[int],
+        limits: Limits,
+        deadline: Deadline,
+        environment: Mapping[str, str] | None = None,
+    ) -> list[Trial]:
+        """An all-reduce in each group of hosts, side by side; each comes to an end of its own, good or bad."""
+        running: dict[int, _Running] = {}
+        now = time.monotonic()
+        for hosts in groups:
+            self._count += 1
+            ranks = [host for host in hosts for _ in range(self.specs[host].gpu_count)]
+            trial = Trial(dict(enumerate(ranks)), tuple(sizes))
+            end = now + min(limits.whole, deadline.left())
+            running[self._count] = _Running(self._count, trial, end, now, environment=environment or {})
+            self._order(running[self._count], limits, [0])
+        while not all(self._over(each, limits) for each in running.values()):
+            self._take(running, limits)
+        return [each.trial for each in running.values()]
+
+    def _order(self, each: _Running, limits: Limits, ranks: Sequence[int]) -> None:
+        """Have ranks start; the first of all makes the rendezvous, on a port that its kernel chooses."""
+        trial = each.trial
+        rest = {
+            "world": len(trial.ranks),
+            "device": "cuda" if self.accelerator == "nvidia" else "cpu",
+            "sizes": list(trial.sizes),
+            "seconds": limits.measuring,
+            "environment": dict(each.environment),
+            "master": each.master or join(self.specs[trial.hosts[0]].address, 0),
+        }
+        for host in trial.hosts:
+            first = list(trial.ranks.values()).index(host)
+            mine = {str(rank): rank - first for rank in ranks if trial.ranks[rank] == host}
+            if mine:
+                self._send(host, {"trial": each.number, "ranks": mine, **rest})
+
+    def _send(self, host: str, row: Mapping[str, Any]) -> None:
+        try:
+            self.lines[host].send(row)
+        except VclusterError as error:
+            self._gone.setdefault(host, error.message)
+
+    def _take(self, running: Mapping[int, _Running], limits: Limits) -> None:
+        """Hear what the next host says, if any says something in a moment."""
+        try:
+            host, row = self._heard.get(timeout=TICK)
+        except queue.Empty:
+            return
+        if isinstance(row, VclusterError):
+            self._gone.setdefault(host, row.message)
+            return
+        each, rank = running.get(row.get("trial", 0)), row.get("rank")
+        if each is None or not isinstance(rank, int) or each.trial.ranks.get(rank) != host:
+            return
+        if each.trial.hear(rank, row):
+            each.moved = time.monotonic()
+            self._tell(each, rank, row)
+        if rank == 0 and row.get("step") == "store" and not each.master and isinstance(row.get("port"), int):
+            each.master = join(self.specs[host].address, row["port"])
+            self._order(each, limits, list(each.trial.ranks)[1:])
+
+    def _tell(self, each: _Running, rank: int, row: Mapping[str, Any]) -> None:
+        """Progress for people, once for all ranks; trials of parts are told by who ordered them."""
+        trial = each.trial
+        if rank != 0 or each.number != 1:
+            return
+        if row.get("step") == "joined":
+            self.emit(Event("progress", f"{len(trial.ranks)} ranks have found each other"))
+        elif row.get("step") == "size":
+            done = next(one for one in trial.rows() if one.bytes == row["bytes"])
+            text = f"all-reduce of {binary(done.bytes)}: {done.seconds * 1e3:.2f} ms, {done.bus:.2f} GB/s"
+            self.emit(Event("progress", text, data={"bytes": done.bytes, "seconds": done.seconds, "bus": done.bus}))
+
+    def _over(self, each: _Running, limits: Limits) -> bool:
+        """Whether a trial has ended; one that should have is ended."""
+        now, trial = time.monotonic(), each.trial
+        for rank, host in trial.ranks.items():
+            if host in self._gone and rank not in trial.ended:
+                trial.errors.setdefault(rank, self._gone[host])
+                trial.ended.add(rank)
+        if trial.errors and each.failed is None:
+            each.failed = now
+        if trial.over or (each.stopped is not None and now - each.stopped > END_SECONDS):
+            return True
+        late = now > each.end or now - each.moved > limits.still
+        if each.stopped is None and (late or (each.failed is not None and now - each.failed > ECHO_SECONDS)):
+            trial.stopped, trial.given_up = True, not trial.errors
+            each.stopped = now
+            for host in trial.hosts:
+                self._send(host, {"stop": each.number})
+        return False

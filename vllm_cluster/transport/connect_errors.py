@@ -1,0 +1,199 @@
+"""Why a connection could not be made: one sentence each, with the remedy, the same whatever the carrier."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import AuthRefused, HostKeyRejected, Unreachable
+from vllm_cluster.transport.host_keys import lookup_name
+from vllm_cluster.transport.ssh_config import Resolved
+
+T = TypeVar("T")
+
+ATTEMPTS = 6
+AGAIN = "run the same command again"
+
+
+def unknown_key(at: Resolved, shown: str, *, authority: bool = False) -> HostKeyRejected:
+    """The host shows a key that no known_hosts file has."""
+    if authority:
+        return HostKeyRejected(
+            at.name,
+            f"known_hosts trusts {at.where} by a certificate authority only, and it shows the plain key {shown}",
+            hint="choose the openssh transport for this host: it checks host certificates",
+        )
+    return HostKeyRejected(
+        at.name,
+        f"the key of {at.where} is not known: {shown}",
+        hint=f"compare it with the host's own (on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), "
+        f"then connect once by hand: ssh {_by_hand(at)}",
+    )
+
+
+def changed_key(at: Resolved, shown: str, line: str) -> HostKeyRejected:
+    """The host shows another key than the one in `line` (file:number) of known_hosts."""
+    file = line.rpartition(":")[0]
+    name = lookup_name(at.host, at.port, at.host_key_alias)
+    return HostKeyRejected(
+        at.name,
+        f"the key of {at.where} is not the one in {line}: it shows {shown}; "
+        "the host was installed anew, or somebody stands between",
+        hint=f"if the host was installed anew: ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(name)}",
+    )
+
+
+def revoked_key(at: Resolved, shown: str, line: str) -> HostKeyRejected:
+    """The key is marked as revoked."""
+    return HostKeyRejected(
+        at.name,
+        f"the key of {at.where}, {shown}, is revoked by {line}",
+        hint="give the host a new key; a revoked one may be in other hands",
+    )
+
+
+def too_many_keys(at: Resolved, offered: list[str], skipped: list[str]) -> AuthRefused:
+    """The host ended the login before the right key was offered."""
+    hint = (
+        f"offer one key alone: in ssh_config, for {at.destination}: IdentityFile KEY and IdentitiesOnly yes; "
+        "or take the others out of the agent: ssh-add -D"
+    )
+    return auth_refused(at, "it closed the connection after too many keys (MaxAuthTries)", offered, skipped, hint)
+
+
+def second_factor(at: Resolved, methods: str, offered: list[str], skipped: list[str]) -> AuthRefused:
+    """The host took a key and wants more, which no program can give."""
+    hint = f"let a key be enough, in its sshd_config: Match User {at.user}, AuthenticationMethods publickey"
+    return auth_refused(at, f"it took a key and wants {methods} besides", offered, skipped, hint)
+
+
+def no_keys(at: Resolved, methods: str) -> AuthRefused:
+    """The host takes no keys at all."""
+    return auth_refused(
+        at, f"it accepts only {methods}, no keys", [], [], "set PubkeyAuthentication yes in its sshd_config"
+    )
+
+
+def auth_refused(
+    at: Resolved, why: str, offered: list[str], skipped: list[str], hint: str | None = None
+) -> AuthRefused:
+    """The host answered and let nobody in."""
+    also = f"; left out: {', '.join(skipped)}" if skipped else ""
+    return AuthRefused(
+        at.name,
+        f"{at.where} refused the login: {why}; offered: {', '.join(offered) or 'nothing'}{also}",
+        hint=hint
+        or f"put your public key there (ssh-copy-id {_copy_id(at)}), or give the right user and key for {at.name}; "
+        "hardware keys and Kerberos need the openssh transport",
+    )
+
+
+def nothing_listens(at: Resolved) -> Unreachable:
+    """The port is closed."""
+    return Unreachable(
+        at.name,
+        f"nothing listens on {at.host}:{at.port} (connection refused)",
+        hint=f"start sshd there, or correct the address or port of {at.name}",
+    )
+
+
+def no_answer(at: Resolved, seconds: float) -> Unreachable:
+    """Packets vanish."""
+    return Unreachable(
+        at.name,
+        f"no answer from {at.host}:{at.port} within {seconds:.0f} s",
+        hint="is the host up, the address right, and does no firewall or VPN stand between?",
+    )
+
+
+def no_route(at: Resolved, why: str) -> Unreachable:
+    """The network has no way there."""
+    return Unreachable(
+        at.name,
+        f"no way to {at.host}:{at.port}: {why}",
+        hint="is the host up, and are you on its network or VPN?",
+    )
+
+
+def no_name(at: Resolved, why: str = "") -> Unreachable:
+    """The name has no address."""
+    detail = f" ({why})" if why else ""
+    return Unreachable(
+        at.name,
+        f"the name {at.host} has no address here{detail}",
+        hint=f"correct the ssh address of {at.name}, or give it a HostName in ssh_config",
+    )
+
+
+class HungUp(Unreachable):
+    """The server closed the connection before the login: it may take the next one."""
+
+
+def patiently(connect: Callable[[], T], deadline: Deadline) -> T:
+    """Connect, and again after a moment when the server had too much to do.
+
+    sshd drops new connections at random while ten logins are under way, which many hosts behind one bastion are.
+    """
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return connect()
+        except HungUp:
+            pause = random.uniform(0.1, 0.5) * attempt  # noqa: S311 - spreads the attempts, hides nothing
+            if deadline.left() <= pause:
+                raise
+            time.sleep(pause)
+    return connect()
+
+
+def closed_early(at: Resolved) -> HungUp:
+    """The server hung up before the login."""
+    return HungUp(
+        at.name,
+        f"{at.host}:{at.port} closed the connection before the login",
+        hint="its sshd may have too many logins under way (raise MaxStartups), or refuse this address; see its log",
+    )
+
+
+def not_ssh(at: Resolved, why: str) -> Unreachable:
+    """Somebody else answers, or in words that we do not share."""
+    return Unreachable(
+        at.name,
+        f"{at.host}:{at.port} and this machine find no common SSH: {why}",
+        hint=f"is it the port of sshd? If `ssh {_by_hand(at)}` works, choose the openssh transport",
+    )
+
+
+def proxy_failed(at: Resolved, proxy: str, why: str) -> Unreachable:
+    """The way there, through another host or a command, does not lead to the host."""
+    return Unreachable(
+        at.name,
+        f"{proxy} does not lead to {at.host}:{at.port}: {why}",
+        hint=f"try by hand: ssh {_by_hand(at)}",
+    )
+
+
+def no_session(name: str, where: str) -> Unreachable:
+    """The server opens no further session on the connection."""
+    return Unreachable(
+        name,
+        f"sshd at {where} opens no more sessions on this connection",
+        hint="set MaxSessions of that sshd to 10 (its default) or more",
+    )
+
+
+def _by_hand(at: Resolved) -> str:
+    return shlex.join([*at.options, at.destination])
+
+
+def _copy_id(at: Resolved) -> str:
+    """The same for ssh-copy-id, which takes -F, -p and -i as ssh does, and the rest as options."""
+    words = list(at.options)
+    for flag, option in (("-l", "User"), ("-J", "ProxyJump")):
+        if flag in words[::2]:
+            place = words[::2].index(flag) * 2
+            words[place : place + 2] = ["-o", f"{option}={words[place + 1]}"]
+    return shlex.join([*words, at.destination])

@@ -1,0 +1,144 @@
+"""A listening port on this machine whose connections go on through streams."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from vllm_cluster.errors import HostError, UsageError
+
+# Two threads each; more connections wait in the queue of the socket.
+MAX_CONNECTIONS = 64
+CHUNK = 65_536
+
+
+class Pipe(Protocol):
+    """The far end of one forwarded connection."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+    def recv(self, size: int, /) -> bytes: ...
+    def shutdown_write(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class SocketPipe:
+    """A plain socket as the far end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.sendall = sock.sendall
+        self.recv = sock.recv
+
+    def shutdown_write(self) -> None:
+        """Tell the other side that no more comes."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End it and wake who reads from it."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+class LoopbackForward:
+    """Accepts on 127.0.0.1 and pumps each connection through a pipe of its own."""
+
+    def __init__(self, host: str, dial: Callable[[], Pipe], local_port: int = 0) -> None:
+        self._host = host
+        self._dial = dial
+        self._slots = threading.Semaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._live: set[Pipe] = set()
+        self._closed = False
+        self._listener = listener(local_port)
+        self._port: int = self._listener.getsockname()[1]
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._accept, daemon=True, name=f"forward-{host}")
+        self._thread.start()
+
+    @property
+    def local_port(self) -> int:
+        """The port here."""
+        return self._port
+
+    def close(self) -> None:
+        """Stop listening and end every connection."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            live = list(self._live)
+        self._wake.close()
+        self._slots.release()
+        for pipe in live:
+            pipe.close()
+        self._thread.join()
+        self._woken.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            self._slots.acquire()
+            poll.poll()
+            if self._closed:
+                return
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                self._slots.release()
+                continue
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        near = SocketPipe(sock)
+        try:
+            far = self._dial()
+        except Exception as error:  # whatever the carrier raises, the one sign to the caller is a closed connection
+            logging.getLogger(__name__).debug("%s: %s", self._host, error)
+            near.close()
+            self._slots.release()
+            return
+        with self._lock:
+            self._live |= {near, far}
+            if self._closed:
+                near.close()
+                far.close()
+        back = threading.Thread(target=_pump, args=(far, near), daemon=True)
+        back.start()
+        _pump(near, far)
+        back.join()
+        near.close()
+        far.close()
+        with self._lock:
+            self._live -= {near, far}
+        self._slots.release()
+
+
+def listener(local_port: int) -> socket.socket:
+    """A socket that listens on 127.0.0.1; port 0 takes a free one."""
+    try:
+        return socket.create_server(("127.0.0.1", local_port))
+    except OSError as error:
+        raise UsageError(
+            f"port {local_port} of this machine cannot be used: {error.strerror}", hint="vcluster tunnel --port 0"
+        ) from None
+
+
+def _pump(source: Pipe, sink: Pipe) -> None:
+    try:
+        while data := source.recv(CHUNK):
+            sink.sendall(data)
+        sink.shutdown_write()
+    except (OSError, HostError):
+        # One direction broke: without closing both, the other would wait for ever.
+        source.close()
+        sink.close()
