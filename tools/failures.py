@@ -8,7 +8,7 @@ from tests.support.corpus import CORPUS
 from tests.support.logs import PRODUCED, reported, row_of
 from vllm_cluster.checks.codes import HELD_OTHERWISE, REASONS
 from vllm_cluster.explain.catalogue import ROWS
-from vllm_cluster.explain.failure import Row
+from vllm_cluster.explain.failure import KnownFailure
 
 # Each row of these stands in the log of another one too.
 WITHIN = {"69": "in the log of 40-worker-killed-after-a-stop", "72": "in the log of 71-context"}
@@ -71,7 +71,7 @@ def page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def section(row: Row, found: str, logs: Sequence[str]) -> list[str]:
+def section(row: KnownFailure, found: str, logs: Sequence[str]) -> list[str]:
     """One row under its anchor."""
     before = found or (f"`{row.before}`" if row.before else "nothing")
     explained = "; ".join(logs) or f"no: {row.silent}"

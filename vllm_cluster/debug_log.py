@@ -30,7 +30,7 @@ _CALLS.propagate = False
 _CALLS.setLevel(logging.CRITICAL)
 
 
-class Call:
+class LoggedCall:
     """One call, from its start to its end; `result` is what came back, in a few words."""
 
     def __init__(self, host: str, carrier: str, what: str) -> None:
@@ -38,9 +38,9 @@ class Call:
 
 
 @contextmanager
-def logged(host: str, carrier: str, what: str, clock: Clock = SYSTEM_CLOCK) -> Iterator[Call]:
+def logged(host: str, carrier: str, what: str, clock: Clock = SYSTEM_CLOCK) -> Iterator[LoggedCall]:
     """Write one line when the call has ended, also where it ended in an error, which goes on to the caller."""
-    call, began = Call(host, carrier, what), clock.monotonic()
+    call, began = LoggedCall(host, carrier, what), clock.monotonic()
     try:
         yield call
     except BaseException as error:

@@ -7,12 +7,12 @@ VclusterError            1   something failed
 ├── HostError            1   one host, one step
 │   ├── Unreachable      4   no connection: nothing was sent
 │   │   ├── HostKeyRejected
-│   │   └── AuthRefused
+│   │   └── AuthenticationFailed
 │   ├── ShellUnusable    3   connected, and the login shell runs no commands: nothing was done
-│   ├── Lost             1   the connection broke: what was sent may have happened
+│   ├── ConnectionLost   1   the connection broke: what was sent may have happened
 │   │   └── LeaseLost   75   the lease ended under way: another run may change the cluster now
 │   ├── TimedOut         1   a deadline passed without an answer
-│   ├── NotJoined        1   the hosts answer, and Ray has not come together
+│   ├── NodesNotJoined   1   the hosts answer, and Ray has not come together
 │   └── CommandFailed    1   the command ran and said no
 ├── FleetError               several hosts failed, each with its own error
 ├── Locked              75   somebody else is changing the cluster
@@ -111,7 +111,7 @@ class HostKeyRejected(Unreachable):
     """The host's key is unknown or is not the one that known_hosts holds."""
 
 
-class AuthRefused(Unreachable):
+class AuthenticationFailed(Unreachable):
     """The host answered and refused every key that was offered."""
 
 
@@ -121,11 +121,11 @@ class ShellUnusable(HostError):
     exit_code = 3
 
 
-class Lost(HostError):
+class ConnectionLost(HostError):
     """The connection broke while something was under way: it may or may not have happened."""
 
 
-class LeaseLost(Lost):
+class LeaseLost(ConnectionLost):
     """The lease ended while it was needed: another run may change the cluster now. Nothing more is sent."""
 
     exit_code = 75
@@ -135,7 +135,7 @@ class TimedOut(HostError):
     """A deadline passed without an answer."""
 
 
-class NotJoined(HostError):
+class NodesNotJoined(HostError):
     """The hosts answer, and Ray does not count what it should: their logs may say why.
 
     `cut_off` are hosts that have not joined a Ray that runs: what is between the hosts may be why.

@@ -17,7 +17,7 @@ import pytest
 from tests.support.carriers import REMOTE, Client
 from tests.support.sshd import Sshd, signal_pid
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import Lost, TimedOut, Unreachable, VclusterError
+from vllm_cluster.errors import ConnectionLost, TimedOut, Unreachable, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 
@@ -84,10 +84,10 @@ def test_a_killed_connection_is_lost_not_failed(
     killer.start()
     error, seconds = outcome(lambda: host.run(["sh", "-c", f"touch {mark}; sleep 30"], Deadline.after(20)))
     killer.join()
-    assert isinstance(error, Lost), error
+    assert isinstance(error, ConnectionLost), error
     assert seconds < 5
     assert "may have happened" in (error.hint or "")
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionLost):
         stream.recv(1)
     stream.close()
     error, _ = outcome(lambda: host.run(["true"], Deadline.after(5)))
@@ -113,7 +113,7 @@ def test_a_stopped_sshd_holds_nobody_beyond_the_deadline(
     assert seconds < 4
     for data in (b"", os.urandom(8 << 20)):
         error, seconds = outcome(lambda data=data: host.run(["cat"], Deadline.after(1), stdin=data))  # type: ignore[misc]
-        assert isinstance(error, TimedOut | Lost), error
+        assert isinstance(error, TimedOut | ConnectionLost), error
         assert seconds < 4
     started = time.monotonic()
     host.close()
@@ -194,7 +194,7 @@ def test_silence_of_a_host_is_told_from_silence_of_a_command(
         assert time.monotonic() - cut < SILENCE + 1
     for thread in sending:
         thread.join(40)
-    assert {type(lost) for lost in seen.outcomes.values()} == {Lost}, seen.outcomes
+    assert {type(lost) for lost in seen.outcomes.values()} == {ConnectionLost}, seen.outcomes
     assert len(seen.outcomes) == 2 * len(dead)
     assert seen.ends == [b"end\n"] * len(quiet)
     for transport in quiet:
@@ -220,7 +220,7 @@ def test_a_file_whose_connection_breaks_is_not_there(
     killer.start()
     error, _ = outcome(lambda: host.put(bytes(200 << 20), str(folder / "file"), Deadline.after(30)))
     killer.join()
-    assert isinstance(error, Lost), error
+    assert isinstance(error, ConnectionLost), error
     assert (folder / "file").read_bytes() == b"old"
     until = time.monotonic() + 10
     while [path.name for path in folder.iterdir()] != ["file"]:

@@ -17,7 +17,7 @@ from vllm_cluster.actions.tunnel import Passage
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import HostError, UsageError, VclusterError
 from vllm_cluster.events import Event
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Transport
 
@@ -118,7 +118,7 @@ def test_a_tunnel_ends_with_a_reason_when_its_connection_does(
     kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd, echo_port: int
 ) -> None:
     client.add("h", server)
-    link = Link("h", connect(client.target("h"), kind))
+    link = HostConnection("h", connect(client.target("h"), kind))
     passage = Passage(link, echo_port, 0, lambda: model("ready"))
     assert exchange(passage.port, b"x") == b"xend"
     threading.Timer(0.5, server.drop_connections).start()
@@ -136,7 +136,7 @@ def test_a_tunnel_through_which_nothing_passes_is_no_tunnel(
     kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd
 ) -> None:
     client.add("h", server)
-    link = Link("h", connect(client.target("h"), kind))
+    link = HostConnection("h", connect(client.target("h"), kind))
     with pytest.raises(HostError, match=r"h: tunnel: nothing passes to 127\.0\.0\.1:\d+, where m is ready"):
         Passage(link, free_port(), 0, lambda: model("ready"))
 
@@ -147,7 +147,7 @@ def test_an_end_that_goes_away_and_comes_back_is_told(
     kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd
 ) -> None:
     client.add("h", server)
-    link = Link("h", connect(client.target("h"), kind))
+    link = HostConnection("h", connect(client.target("h"), kind))
     port = free_port()
     passage = Passage(link, port, 0, lambda: model("loading"))
     events: list[Event] = []

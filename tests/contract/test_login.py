@@ -16,7 +16,7 @@ import pytest
 from tests.support.carriers import Client, make
 from tests.support.sshd import USER, Sshd, free_port, keygen
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import AuthRefused, Unreachable, UsageError, VclusterError
+from vllm_cluster.errors import AuthenticationFailed, Unreachable, UsageError, VclusterError
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 
@@ -122,7 +122,7 @@ def test_a_refused_key_says_which_were_offered(kind: Kind, client: Client, share
     client.add("h", shared_server)
     listed = subprocess.run(["ssh-keygen", "-lf", client.key], capture_output=True, text=True, check=True)
     error = failure(client.target("h"), kind)
-    assert isinstance(error, AuthRefused)
+    assert isinstance(error, AuthenticationFailed)
     assert f"{USER}@127.0.0.1:{shared_server.port} refused the login" in error.message
     assert listed.stdout.split()[1] in error.message
     assert str(client.key) in error.message
@@ -134,7 +134,7 @@ def test_a_key_behind_a_passphrase_is_not_asked_for(
     client.key = keygen(tmp_path / "locked", passphrase="secret words")
     client.add("h", shared_server)
     error = failure(client.target("h"), kind)
-    assert isinstance(error, AuthRefused)
+    assert isinstance(error, AuthenticationFailed)
 
 
 @pytest.mark.parametrize("algorithm", ["ecdsa", "rsa"])
@@ -304,7 +304,7 @@ def test_too_many_keys_are_told_with_the_way_to_offer_one(
         error = failure(client.target("h"), kind)
     finally:
         server.stop()
-    assert isinstance(error, AuthRefused)
+    assert isinstance(error, AuthenticationFailed)
     assert "after too many keys (MaxAuthTries)" in error.message
     assert error.hint and "for h: IdentityFile KEY and IdentitiesOnly yes" in error.hint
     assert "ssh-copy-id" not in error.hint
@@ -319,7 +319,7 @@ def test_a_second_factor_is_told_as_one(kind: Kind, client: Client, tmp_path: Pa
         error = failure(client.target("h"), kind)
     finally:
         server.stop()
-    assert isinstance(error, AuthRefused)
+    assert isinstance(error, AuthenticationFailed)
     assert "it took a key and wants password besides" in error.message
     assert error.hint and f"Match User {USER}, AuthenticationMethods publickey" in error.hint
 

@@ -21,7 +21,7 @@ from vllm_cluster.actions.up import up
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import HostError, Locked, ShellUnusable
 from vllm_cluster.facts import parse
-from vllm_cluster.run.connection import CONNECT_SECONDS, Link
+from vllm_cluster.run.connection import CONNECT_SECONDS, HostConnection
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.transport import Kind, ssh_master
 from vllm_cluster.transport.base import Target, Transport
@@ -65,10 +65,10 @@ def everything(host: Transport, folder: Path) -> None:
     stream.close()
     host.put(data, str(folder / "file"), soon())
     assert (folder / "file").read_bytes() == data
-    leased(Link("gpu1", host), folder)
+    leased(HostConnection("gpu1", host), folder)
 
 
-def leased(host: Link, parent: Path) -> None:
+def leased(host: HostConnection, parent: Path) -> None:
     """The lease excludes a second one, and is free again afterwards."""
     for _ in range(2):
         with Lease([host], "lab", "up", parent=str(parent)) as first:
@@ -127,7 +127,7 @@ def first_stream(host: Transport) -> object:
 
 
 def lease(host: Transport) -> None:
-    Lease([Link("gpu1", host)], "lab", "down").acquire()
+    Lease([HostConnection("gpu1", host)], "lab", "down").acquire()
 
 
 @pytest.mark.parametrize("call", [first_words, first_stream, lease])

@@ -18,7 +18,7 @@ import pytest
 from tests.support import docker_api
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import CommandFailed
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.pull import pull
 
 pytestmark = pytest.mark.promise("P31")
@@ -94,10 +94,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> Iterator[Link]:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> Iterator[HostConnection]:
     """A host whose docker has a configuration of its own, empty at first, in `tmp_path`."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    link = Link("gpu1", docker_api.here())
+    link = HostConnection("gpu1", docker_api.here())
     link.may_change = True  # these tests hold no lease
     link.open_engine("1.41")
     yield link
@@ -105,7 +105,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) ->
     subprocess.run(["docker", "rmi", registry.image], check=False, capture_output=True)
 
 
-def test_without_a_login_the_error_names_the_command(host: Link, registry: Registry) -> None:
+def test_without_a_login_the_error_names_the_command(host: HostConnection, registry: Registry) -> None:
     with pytest.raises(CommandFailed) as caught:
         pull(host, registry.image, Deadline.after(60), lambda _: None)
     assert str(caught.value).startswith(f"gpu1: cannot pull {registry.image}: Error response from daemon: ")
@@ -113,7 +113,7 @@ def test_without_a_login_the_error_names_the_command(host: Link, registry: Regis
     assert f"run on gpu1: docker login {registry.where}" in str(caught.value.hint).splitlines()[0]
 
 
-def test_the_login_of_the_host_is_used(host: Link, registry: Registry, tmp_path: Path) -> None:
+def test_the_login_of_the_host_is_used(host: HostConnection, registry: Registry, tmp_path: Path) -> None:
     log_in(registry.where, tmp_path)
     told: list[str] = []
     pull(host, registry.image, Deadline.after(60), told.append)
@@ -121,7 +121,7 @@ def test_the_login_of_the_host_is_used(host: Link, registry: Registry, tmp_path:
     assert told[-1] == f"pulling {registry.image}: 1 of 1 layers"
 
 
-def test_a_name_that_is_not_there(host: Link, registry: Registry, tmp_path: Path) -> None:
+def test_a_name_that_is_not_there(host: HostConnection, registry: Registry, tmp_path: Path) -> None:
     log_in(registry.where, tmp_path)
     with pytest.raises(CommandFailed, match="manifest unknown"):
         pull(host, f"{registry.where}/team/none:1", Deadline.after(60), lambda _: None)

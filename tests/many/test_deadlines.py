@@ -16,7 +16,7 @@ from tests.support.figures import record
 from tests.support.modules import MODULES, room
 from tests.support.sshd import Sshd, descendants, process_name, signal_pid
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import Lost, TimedOut
+from vllm_cluster.errors import ConnectionLost, TimedOut
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Transport
 from vllm_cluster.transport.fabric import FabricTransport
@@ -100,7 +100,7 @@ def test_a_stopped_sshd_holds_nothing_beyond_deadline_and_grace(
     # The command itself stops its sshd, so that no answer can come between.
     pids = " ".join(map(str, server.connections()))
     begun = time.monotonic()
-    with pytest.raises((TimedOut, Lost)):
+    with pytest.raises((TimedOut, ConnectionLost)):
         transport.run(["sh", "-c", f"touch {mark}; kill -STOP {pids}; sleep 60"], Deadline.after(limit))
     here = time.monotonic() - begun
     assert mark.exists()

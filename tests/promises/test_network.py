@@ -86,7 +86,7 @@ def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, transport: s
                 assert run.end() == 1
                 took = measured.seconds
             error = run.error()
-            assert error["error"] in ("Lost", "TimedOut"), error
+            assert error["error"] in ("ConnectionLost", "TimedOut"), error
             assert error["host"] == host
             assert took <= SILENCE + MARGIN
         sandbox.vcluster("up", "--yes", "--wait", "30").ok()

@@ -29,12 +29,12 @@ ENVIRONS = f"cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -av '^{VARIABLE}='
 # Loaded by every Python below this folder: stands for a bug where secrets are at hand.
 CRASH = """
 import vllm_cluster.docker.client as engine
-put = engine.EngineClient.put_files
+put = engine.DockerApi.put_files
 def crash(self, container, folder, files):
     if "secrets" in folder:
         raise RuntimeError(f"unexpected in {self!r} for {container} {folder} {list(files)}")
     return put(self, container, folder, files)
-engine.EngineClient.put_files = crash
+engine.DockerApi.put_files = crash
 """
 
 

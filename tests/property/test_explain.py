@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.support.logs import PRODUCED
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.explain.catalogue import SIGNS
-from vllm_cluster.explain.diagnosis import Verdict, verdict
+from vllm_cluster.explain.diagnosis import Diagnosis, verdict
 from vllm_cluster.explain.log_line import said
-from vllm_cluster.explain.scan import Source, classify, scan
+from vllm_cluster.explain.scan import LogSource, classify, scan
 from vllm_cluster.text import redact
 
 NEEDLES = [known.needle.encode() for known in SIGNS]
@@ -40,9 +40,9 @@ NASTY = [
 ]
 
 
-def judged(logs: list[bytes]) -> Verdict:
+def judged(logs: list[bytes]) -> Diagnosis:
     """The verdict on these logs."""
-    return verdict([scan(Source(str(name), [(1, log)], year=2026)) for name, log in enumerate(logs)])
+    return verdict([scan(LogSource(str(name), [(1, log)], year=2026)) for name, log in enumerate(logs)])
 
 
 @given(st.lists(st.binary(max_size=400), max_size=4))
@@ -65,8 +65,8 @@ def test_how_a_log_is_cut_into_pieces_does_not_matter(lines: list[bytes], size: 
         for start in range(0, len(lines), size):
             yield 1 + start, b"".join(lines[start : start + size])
 
-    whole = scan(Source("x", [(1, b"".join(lines))], year=2026))
-    cut = scan(Source("x", pieces(), year=2026))
+    whole = scan(LogSource("x", [(1, b"".join(lines))], year=2026))
+    cut = scan(LogSource("x", pieces(), year=2026))
     first = {known: (hit.first.number, hit.count) for known, hit in whole.hits.items()}
     assert first == {known: (hit.first.number, hit.count) for known, hit in cut.hits.items()}
 
@@ -96,6 +96,6 @@ def test_every_expression_is_quick_on_what_almost_fits() -> None:
 def test_an_endless_log_takes_no_more_memory_than_a_short_one() -> None:
     lines = [b"(Worker pid=%d) ERROR SomeError: thing %d failed, CUDA out of memory\n" % (n, n) for n in range(2000)]
     part = b"".join(lines)
-    seen = scan(Source("x", ((n * 2000 + 1, part) for n in range(10)), year=2026))
+    seen = scan(LogSource("x", ((n * 2000 + 1, part) for n in range(10)), year=2026))
     assert seen.lines == 20_000
     assert (len(seen.trouble), len(seen.hits)) == (12, 1)

@@ -27,7 +27,7 @@ def test_no_text_from_elsewhere_steers_a_terminal() -> None:
         assert harmless(plain) and max(map(len, plain.split("\n"))) <= text.LONGEST + 2
         error = CommandFailed("gpu1", said, exit_code=1, stderr=said, hint=said)
         assert harmless(shown_by(lambda: errors.show(error, as_json=False, color="never")))
-        assert harmless(shown_by(lambda: events.Lines(1).show(Event("progress", said, "gpu1"))))
+        assert harmless(shown_by(lambda: events.LineRenderer(1).show(Event("progress", said, "gpu1"))))
         for line in (
             shown_by(lambda: events.json_lines(Event("note", said, "gpu1"))),
             shown_by(lambda: errors.show(error, as_json=True, color="never")),

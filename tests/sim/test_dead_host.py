@@ -81,7 +81,7 @@ def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatc
     monkeypatch.setattr(check, "look_inside", lambda *_, **__: [Finding("clock", "gpu2", "it is late", "set it")])
     world.machines[dead].reachable = False
 
-    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> check.Report:
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> check.CheckReport:
         return check.check(inventory, emit, runtime=runtime)
 
     outcome = lab.run(world, INVENTORY, verb)

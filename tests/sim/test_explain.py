@@ -16,7 +16,7 @@ from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster import debug_log
 from vllm_cluster.actions import assess, bundle, explain
-from vllm_cluster.errors import CommandFailed, NotJoined, Unreachable, UsageError, VclusterError
+from vllm_cluster.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
@@ -87,11 +87,11 @@ def test_up_says_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None
         with assess.connected(current, emit, runtime=runtime) as fleet:
             since = explain.began(assess.survey(current, fleet, emit).facts)
             box.started += 1
-            raise explain.with_cause(NotJoined("gpu2", "Ray does not count its GPUs"), fleet, current, since=since)
+            raise explain.with_cause(NodesNotJoined("gpu2", "Ray does not count its GPUs"), fleet, current, since=since)
 
     with lab.inside(world):
         error = lab.run(world, inventory, ended).error
-    assert isinstance(error, NotJoined)
+    assert isinstance(error, NodesNotJoined)
     assert (
         error.message.splitlines()[1]
         == "the cause (failure 1): the image has no Ray: vLLM's own have had none since 0.18"
@@ -116,11 +116,11 @@ def test_what_a_host_wrote_before_the_attempt_is_no_evidence(up: tuple[World, In
         with assess.connected(current, emit, runtime=runtime) as fleet:
             runtime.clock.sleep(420)
             since = explain.began(assess.survey(current, fleet, emit).facts)
-            raise explain.with_cause(NotJoined("gpu1", "Ray does not count its GPUs"), fleet, current, since=since)
+            raise explain.with_cause(NodesNotJoined("gpu1", "Ray does not count its GPUs"), fleet, current, since=since)
 
     with lab.inside(world):
         error = lab.run(world, inventory, fails).error
-    assert isinstance(error, NotJoined)
+    assert isinstance(error, NodesNotJoined)
     assert error.message == "gpu1: Ray does not count its GPUs"
     assert error.hint == "vcluster bundle packs what a report needs, without secrets"
 

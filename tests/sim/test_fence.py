@@ -18,7 +18,7 @@ from tests.support.sim.interleave import Controller, interleave
 from tests.support.sim.lab import Verb, code
 from tests.support.sim.world import World
 from vllm_cluster.actions import down, stop, up
-from vllm_cluster.errors import LeaseLost, Locked, Lost, Replaced, VclusterError
+from vllm_cluster.errors import ConnectionLost, LeaseLost, Locked, Replaced, VclusterError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
@@ -191,7 +191,7 @@ def test_down_cleans_the_other_hosts_where_one_refuses_the_lease(refusing: str) 
         assert lab.run(world, inventory, lab.do_up).error is None
         script = Script(by_words=lambda call: Fault.LOST if (call.host, call.what) == (refusing, "lease") else None)
         outcome = lab.run(world, inventory, lab.do_down, script)
-        assert isinstance(outcome.error, Lost), outcome.error
+        assert isinstance(outcome.error, ConnectionLost), outcome.error
         assert [(event.kind, event.host) for event in outcome.events if event.kind == "failed"] == [
             ("failed", refusing)
         ]

@@ -7,7 +7,7 @@ import pytest
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.world import World
-from vllm_cluster.errors import CommandFailed, Lost, VclusterError
+from vllm_cluster.errors import CommandFailed, ConnectionLost, VclusterError
 
 pytestmark = pytest.mark.promise("P31")
 
@@ -61,7 +61,7 @@ def test_a_pull_that_breaks_off_is_made_good_by_the_next(fault: Fault) -> None:
         assert broken.error is not None, "the fault was not met"
         if isinstance(broken.error, VclusterError):
             assert "gpu1" in str(broken.error)
-        assert not (fault is Fault.LOST and not isinstance(broken.error, Lost))
+        assert not (fault is Fault.LOST and not isinstance(broken.error, ConnectionLost))
         world.settle()
         assert lab.run(world, inventory, lab.do_up).error is None
         oracle.converged(world, inventory)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.transport.base import Stream, Transport
 
 # What answers a request, given as its first line: pieces of bytes, as long as somebody reads them.
@@ -74,10 +74,10 @@ class CannedHost:
         return self.streams[-1]
 
 
-def canned(answers: Answers) -> tuple[EngineClient, CannedHost]:
+def canned(answers: Answers) -> tuple[DockerApi, CannedHost]:
     """The Docker client of such a host, and the host."""
     host = CannedHost(answers)
-    return EngineClient(cast(Transport, host), "1.41"), host
+    return DockerApi(cast(Transport, host), "1.41"), host
 
 
 def always(*pieces: bytes) -> Any:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tests.support.logs import explained
 from tests.support.paths import FIXTURES
-from vllm_cluster.explain.diagnosis import Verdict
+from vllm_cluster.explain.diagnosis import Diagnosis
 
 FOLDER = FIXTURES / "corpus"
 Outcome = Literal["right", "wrong", "unknown"]
@@ -35,7 +35,7 @@ CORPUS = tuple(
 )
 
 
-def judged(case: Case) -> tuple[Outcome, Verdict]:
+def judged(case: Case) -> tuple[Outcome, Diagnosis]:
     """Whether the verdict is right; wrong is a name for what is not there, unknown is no name for what is."""
     found = explained((FOLDER / f"{case.log}.log").read_bytes())
     named = found.named

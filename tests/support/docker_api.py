@@ -19,7 +19,7 @@ from tests.support.sim import make
 from tests.support.sim.carrier import DIAL, FakeTransport
 from tests.support.sim.world import Picture, identity
 from vllm_cluster.clock import Deadline
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.connection import Connection
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.local import LocalTransport
@@ -76,9 +76,9 @@ class Docker:
     label: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @cached_property
-    def client(self) -> EngineClient:
+    def client(self) -> DockerApi:
         """The product's client."""
-        return EngineClient(self.transport, "1.41")
+        return DockerApi(self.transport, "1.41")
 
     def close(self) -> None:
         """End the client's streams; another client comes with the next use."""

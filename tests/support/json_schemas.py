@@ -18,15 +18,15 @@ from pydantic import TypeAdapter
 
 from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.checks.finding import Finding
-from vllm_cluster.checks.registry import Unseen
+from vllm_cluster.checks.registry import NotChecked
 from vllm_cluster.core import plan
 from vllm_cluster.core.node_status import ServeStatus
-from vllm_cluster.explain.diagnosis import Harmless
-from vllm_cluster.explain.scan import Place
+from vllm_cluster.explain.diagnosis import BenignMatch
+from vllm_cluster.explain.scan import LogPosition
 from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.fit.layouts import Gpus, Layout
+from vllm_cluster.fit.layouts import GpuPool, Layout
 from vllm_cluster.run import allreduce
-from vllm_cluster.run.audit import Change
+from vllm_cluster.run.audit import AuditEntry
 from vllm_cluster.run.history import Entry
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
@@ -97,7 +97,7 @@ def schemas() -> dict[str, Schema]:
                 "serving": maybe(fields(ServeStatus)),
                 "served": maybe(YES),
                 "now": maybe(NUMBER),
-                "changed": maybe(fields(Change)),
+                "changed": maybe(fields(AuditEntry)),
                 "unreachable": rows(TEXT),
             }
         ),
@@ -106,10 +106,10 @@ def schemas() -> dict[str, Schema]:
                 "v": VERSION,
                 "ok": YES,
                 "findings": rows(fields(Finding, why=TEXT, rows=rows(COUNT))),
-                "unseen": rows(fields(Unseen)),
+                "unseen": rows(fields(NotChecked)),
                 "hosts": rows(TEXT),
                 "seconds": NUMBER,
-                "collective": maybe(fields(allreduce.Report, without=("findings", "words"))),
+                "collective": maybe(fields(allreduce.AllReduceReport, without=("findings", "words"))),
             }
         ),
         "facts": keys({"v": VERSION, "hosts": by_name(fields(HostFacts))}),
@@ -156,7 +156,7 @@ def _fit() -> Schema:
             "concurrency": COUNT,
             "kv_cache": kv_cache,
             "rule_of_thumb": NUMBER,
-            "gpus": maybe(fields(Gpus)),
+            "gpus": maybe(fields(GpuPool)),
             "gpus_at_least": maybe(COUNT),
             "layouts": rows(layout),
             "fits": maybe(YES),
@@ -168,7 +168,7 @@ def _fit() -> Schema:
 
 
 def _explain() -> Schema:
-    place = fields(Place)
+    place = fields(LogPosition)
     finding = keys(
         {
             "failure": TEXT,
@@ -189,7 +189,7 @@ def _explain() -> Schema:
             **dict.fromkeys(("others", "notes", "survived"), rows(finding)),
             **dict.fromkeys(("followed", "trouble", "strange"), rows(place)),
             "silent": maybe(place),
-            "harmless": rows(fields(Harmless)),
+            "harmless": rows(fields(BenignMatch)),
             "earlier": by_name(COUNT),
             "read": keys(dict.fromkeys(("logs", "lines", "bytes"), COUNT)),
             "unreachable": by_name(TEXT),

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.explain.diagnosis import Verdict, verdict
-from vllm_cluster.explain.scan import Source, scan
+from vllm_cluster.explain.diagnosis import Diagnosis, verdict
+from vllm_cluster.explain.scan import LogSource, scan
 
 FOLDER = FIXTURES / "logs"
 PRODUCED = sorted(path for path in FOLDER.glob("*.log") if not path.name.startswith("healthy"))
 HEALTHY = sorted(FOLDER.glob("healthy*.log"))
 
 
-def explained(*texts: str | bytes) -> Verdict:
+def explained(*texts: str | bytes) -> Diagnosis:
     """The verdict on logs called 0, 1, …"""
     parts: Iterable[bytes] = (text.encode() if isinstance(text, str) else text for text in texts)
-    return verdict([scan(Source(str(name), [(1, part)], year=2026)) for name, part in enumerate(parts)])
+    return verdict([scan(LogSource(str(name), [(1, part)], year=2026)) for name, part in enumerate(parts)])
 
 
 def reported() -> list[tuple[str, str, str]]:

@@ -19,7 +19,7 @@ PACKAGE = Path(vllm_cluster.__file__).parent
 FOLDER = Path(__file__).parents[1] / "fixtures" / "messages"
 COMMAND = "make messages"
 # Calls whose texts are shown even where they are one word.
-SHOWN = re.compile(r"Event|Finding|Unseen|Reason|Stage|Option|Argument|Typer|confirm|add_column|print|\w+Error")
+SHOWN = re.compile(r"Event|Finding|NotChecked|Code|Stage|Option|Argument|Typer|confirm|add_column|print|\w+Error")
 LETTER = re.compile(r"[^\W\d_]")
 WORDS = re.compile(r"[^\W\d_]{2,}\S*\s+\S|\S\s+[^\W\d_]{2,}")
 

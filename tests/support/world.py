@@ -8,7 +8,7 @@ from typing import Any
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.images import engine_name
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
-from vllm_cluster.facts.host_facts import Container, Engine, Gpu, HostFacts, Image, Nic
+from vllm_cluster.facts.host_facts import Container, DockerFacts, Gpu, HostFacts, Image, Nic
 from vllm_cluster.inventory.model import Inventory
 
 IMAGE = "vllm/vllm-openai:v0.33.0"
@@ -42,7 +42,7 @@ def host(n: int, **changes: Any) -> HostFacts:
         routes={f"10.0.0.{m}": "lo" if m == n else "eth1" for m in range(1, 9)},
         missing_paths=frozenset(),
         free={"/": 1 << 40},
-        engine=Engine(version="28.0.0", api_version="1.48", architecture="amd64", root="/var/lib/docker"),
+        engine=DockerFacts(version="28.0.0", api_version="1.48", architecture="amd64", root="/var/lib/docker"),
         images=(BASE, ENGINE),
     )
     return replace(facts, **changes)

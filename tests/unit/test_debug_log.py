@@ -11,7 +11,7 @@ import pytest
 
 from vllm_cluster import debug_log
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import Lost
+from vllm_cluster.errors import ConnectionLost
 from vllm_cluster.transport.base import Result
 from vllm_cluster.transport.logged_transport import LoggedTransport
 
@@ -44,7 +44,7 @@ def run(tmp_path: Path, answer: Result | Exception, *argv: str) -> list[str]:
     assert path
     clock = Deadline.after(1).clock
     transport = LoggedTransport(Transport(answer), "fabric", clock)  # type: ignore[arg-type]
-    with suppress(Lost):
+    with suppress(ConnectionLost):
         transport.run(argv, Deadline.after(1), stdin=TOKEN.encode())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     return path.read_text().splitlines()
@@ -59,8 +59,8 @@ def test_a_call_is_one_line_with_its_result_and_without_its_input(tmp_path: Path
 def test_what_failed_says_why_whatever_a_host_writes(tmp_path: Path) -> None:
     [line] = run(tmp_path, Result(1, b"", b"no\n\x1b[2Jsuch thing"), "ls")
     assert line.endswith(r"exit 1, 0 bytes out: no\n\x1b[2Jsuch thing")
-    [line] = run(tmp_path / "lost", Lost("gpu1", "gone"), "ls")
-    assert line.endswith("-> Lost: gpu1: gone")
+    [line] = run(tmp_path / "lost", ConnectionLost("gpu1", "gone"), "ls")
+    assert line.endswith("-> ConnectionLost: gpu1: gone")
 
 
 def test_a_secret_in_an_argument_is_redacted(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ ID_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Survey:
+class Assessment:
     """What was found, what is wanted, and the way from one to the other."""
 
     facts: Mapping[str, HostFacts]
@@ -103,7 +103,7 @@ def survey(
     locked: bool = False,
     reading: Reading = Reading.ALL,
     forget: Collection[str] = (),
-) -> Survey:
+) -> Assessment:
     """Observe all hosts and compare them with the inventory; changes nothing.
 
     With the lease held it also reads the generated secrets from where they are, to give them to new nodes.
@@ -122,7 +122,7 @@ def survey(
         emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
     specs = _specs(inventory, fleet, facts, secrets, emit)
     members = membership(inventory, fleet, facts, specs, emit=emit, forget=forget)
-    return Survey({**facts, **members.former}, diff(specs, facts, members), secrets)
+    return Assessment({**facts, **members.former}, diff(specs, facts, members), secrets)
 
 
 def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collection[str]) -> Plan | None:

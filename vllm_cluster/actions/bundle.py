@@ -32,7 +32,7 @@ from vllm_cluster.explain.scan import scan
 from vllm_cluster.facts.host_facts import HostFacts, Image
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import cache_folder
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.logs import Log, collect, sources
 from vllm_cluster.run.node_files import digest, node_files
 from vllm_cluster.run.node_handle import NodeHandle
@@ -87,7 +87,7 @@ def bundle(
     return path, {name: len(content) for name, content in files.items()}, failures
 
 
-def _look(inventory: Inventory, link: Link) -> _Host:
+def _look(inventory: Inventory, link: HostConnection) -> _Host:
     link.connect()
     facts = observe(inventory, link)
     if engine_problem(facts):

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from vllm_cluster.actions.assess import reached
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.network import endpoint
-from vllm_cluster.checks.registry import Unseen, examine, unseen
+from vllm_cluster.checks.registry import NotChecked, examine, unseen
 from vllm_cluster.errors import HostError, ShellUnusable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.explain.diagnosis import verdict
-from vllm_cluster.explain.scan import Source, scan
+from vllm_cluster.explain.scan import LogSource, scan
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import allreduce
@@ -27,15 +27,15 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """All findings, errors first, what could not be checked, and how far and how long was looked."""
 
     findings: tuple[Finding, ...]
-    unseen: tuple[Unseen, ...]
+    unseen: tuple[NotChecked, ...]
     hosts: tuple[str, ...]
     seconds: float
     # What all ranks did together, where that was asked for.
-    collective: allreduce.Report | None = None
+    collective: allreduce.AllReduceReport | None = None
 
     @property
     def failed(self) -> bool:
@@ -48,7 +48,7 @@ class Report:
         return any(finding.code == "unreachable" for finding in self.findings)
 
 
-def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runtime = SYSTEM) -> Report:
+def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runtime = SYSTEM) -> CheckReport:
     """Look at every host that answers and at the links between them; `deep` has all ranks sum numbers together besides.
 
     Raises:
@@ -71,12 +71,12 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
         blind += unvisited
         if deep and broken:
             why = "there are errors to be mended first"
-            blind.append(Unseen(inventory.head_name, "whether all ranks can sum numbers together", why))
+            blind.append(NotChecked(inventory.head_name, "whether all ranks can sum numbers together", why))
         elif deep:
             tried = allreduce.collective(fleet, inventory, facts, emit)
             found += _explained(tried)
     found.sort(key=lambda finding: not finding.error)
-    return Report(tuple(found), tuple(blind), tuple(facts), time.monotonic() - began, tried)
+    return CheckReport(tuple(found), tuple(blind), tuple(facts), time.monotonic() - began, tried)
 
 
 def _lost(failures: Mapping[str, VclusterError]) -> Iterator[Finding]:
@@ -99,10 +99,10 @@ def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]
     return []
 
 
-def _explained(tried: allreduce.Report) -> list[Finding]:
+def _explained(tried: allreduce.AllReduceReport) -> list[Finding]:
     """The findings of the collective, the first with the failure that the ranks' own words tell of."""
     text = "\n".join(tried.words).encode("utf-8", "replace")
-    named = verdict([scan(Source("the ranks", [(1, text)]))]).named if text else None
+    named = verdict([scan(LogSource("the ranks", [(1, text)]))]).named if text else None
     if named is None or not tried.findings:
         return list(tried.findings)
     first, *others = tried.findings

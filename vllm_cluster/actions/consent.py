@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.core.change import FieldChange
-from vllm_cluster.core.node_status import ServeStatus, UnknownStatus
+from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus
 from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
-from vllm_cluster.errors import Aborted, HostError, Lost, PreflightFailed, UsageError, VclusterError
+from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError, VclusterError
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
@@ -177,7 +177,7 @@ def served_on(node: NodeHandle) -> Stops:
         return Stops()
     try:
         serve = node.state().serving
-    except UnknownStatus as error:
+    except UnreadableStatus as error:
         return Stops(unknown=error.message)
     if serve is None or serve.phase == "failed":
         return Stops()
@@ -194,7 +194,7 @@ def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, int | Non
         output = node.exec(argv, node.link.runtime.after(LOAD_SECONDS + 5)).output
         load = json.loads(output.strip().rpartition("\n")[2])
         return float(load["now"]), None if load["requests"] is None else int(load["requests"])
-    except Lost:
+    except ConnectionLost:
         raise
     except (HostError, ValueError, KeyError, TypeError):
         return None, None

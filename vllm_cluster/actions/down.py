@@ -18,7 +18,7 @@ from vllm_cluster.errors import FleetError, HostError, VclusterError, together
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.members import by_hand, look_at_former, unreadable
 from vllm_cluster.run.observe import observe
@@ -52,7 +52,7 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         facts, failures = {**facts, **left}, {**failures, **lost}
         for finding in name_taken(inventory, facts):
             emit(Event("warning", f"{finding.text}; it stays", finding.host))
-        ours = _Ours(inventory, identity, facts)
+        ours = _ClusterObjects(inventory, identity, facts)
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
         removed: dict[str, int] | None = None
         while facts and removed is None:
@@ -89,7 +89,7 @@ def _try_all(lease: Lease, wait: float, emit: Emit) -> dict[str, VclusterError]:
     return {}
 
 
-def _observe(inventory: Inventory, link: Link) -> HostFacts:
+def _observe(inventory: Inventory, link: HostConnection) -> HostFacts:
     facts = observe(inventory, link)
     problem = engine_problem(facts)
     if problem:
@@ -103,7 +103,7 @@ def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Non
     refuse([finding for finding in foreign_findings(inventory, facts) if finding.host in named])
 
 
-class _Ours:
+class _ClusterObjects:
     """What belongs to the cluster on a host, as it is now."""
 
     def __init__(self, inventory: Inventory, identity: str | None, facts: Mapping[str, HostFacts]) -> None:
@@ -111,7 +111,7 @@ class _Ours:
         self._not_ours = {container.id for seen in facts.values() for container in seen.strangers}
         self._label = f"{CLUSTER}={inventory.cluster}"
 
-    def containers(self, link: Link) -> list[Container]:
+    def containers(self, link: HostConnection) -> list[Container]:
         """Its node and its leftovers."""
         return [container for container in link.engine.containers(self._label) if self._has(container)]
 
@@ -122,14 +122,14 @@ class _Ours:
             return is_ours(self.inventory, self._id, container.labels)
         return is_leftover(self.cluster, self._id, container)
 
-    def volumes(self, link: Link) -> list[str]:
+    def volumes(self, link: HostConnection) -> list[str]:
         """The names of its volumes; the state, which says whose the rest is, comes last."""
         found = link.engine.volumes.labelled(self._label).items()
         mine = (labels for labels in found if is_volume_name(self.cluster, labels[0]))
         return sorted(name for name, labels in mine if is_ours(self.inventory, self._id, labels))
 
 
-def _stops(ours: _Ours, fleet: Fleet, hosts: Collection[str]) -> tuple[Stops, dict[str, VclusterError]]:
+def _stops(ours: _ClusterObjects, fleet: Fleet, hosts: Collection[str]) -> tuple[Stops, dict[str, VclusterError]]:
     """What is served now, and the hosts that do not answer any more; a worker does not know what its head serves."""
     containers, lost = fleet.each(ours.containers, hosts)
     try:
@@ -139,7 +139,7 @@ def _stops(ours: _Ours, fleet: Fleet, hosts: Collection[str]) -> tuple[Stops, di
 
 
 def _remove(
-    ours: _Ours, fleet: Fleet, hosts: Collection[str], emit: Emit
+    ours: _ClusterObjects, fleet: Fleet, hosts: Collection[str], emit: Emit
 ) -> tuple[dict[str, int], dict[str, VclusterError]]:
     emit(Event("phase", "removing"))
     # Workers first: a head that goes first makes every worker log its loss.
@@ -149,7 +149,7 @@ def _remove(
     return {**removed, **head}, {**failed, **last}
 
 
-def _clear(ours: _Ours, link: Link, emit: Emit) -> int:
+def _clear(ours: _ClusterObjects, link: HostConnection, emit: Emit) -> int:
     engine, removed = link.engine, 0
     for container in ours.containers(link):
         emit(Event("start", f"removing {container.name}", link.name))

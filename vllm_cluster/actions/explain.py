@@ -16,10 +16,18 @@ from pathlib import Path
 from typing import IO, cast
 
 from vllm_cluster.core.node_status import NodeStatus
-from vllm_cluster.errors import Aborted, Lost, NotJoined, TimedOut, Unreachable, UsageError, VclusterError
+from vllm_cluster.errors import (
+    Aborted,
+    ConnectionLost,
+    NodesNotJoined,
+    TimedOut,
+    Unreachable,
+    UsageError,
+    VclusterError,
+)
 from vllm_cluster.events import Emit, Event
-from vllm_cluster.explain.diagnosis import Finding, Verdict, verdict
-from vllm_cluster.explain.scan import Place, Source, scan
+from vllm_cluster.explain.diagnosis import Diagnosis, MatchedFailure, verdict
+from vllm_cluster.explain.scan import LogPosition, LogSource, scan
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
@@ -36,18 +44,18 @@ MOST_FILES = 1000
 TELL_EVERY = 1.0
 _OWN = "the error"
 # Of a host that does not answer nothing more is asked: it would be waited for once more.
-SILENT = (Unreachable, Lost, TimedOut)
+SILENT = (Unreachable, ConnectionLost, TimedOut)
 
 
 @dataclass(frozen=True)
-class Explained:
+class Explanation:
     """The verdict, and the hosts whose logs could not be had."""
 
-    verdict: Verdict
+    verdict: Diagnosis
     failures: Mapping[str, VclusterError]
 
 
-def of_files(paths: Sequence[Path], emit: Emit) -> Verdict:
+def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
     """The verdict on files; `-` is standard input.
 
     Raises:
@@ -69,16 +77,16 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Verdict:
     return verdict([scan(source, tick) for source in opened])
 
 
-def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Explained:
+def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Explanation:
     """The verdict on what the hosts of the cluster have written."""
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
         logs, failures = fleet.each(lambda link: collect(observed(inventory, link), inventory.cluster))
         head = _head(fleet, inventory) if inventory.head_name in logs else None
     if head and head.ray.ended:
-        return Explained(_of_ray(inventory.head_name, head), failures)
+        return Explanation(_of_ray(inventory.head_name, head), failures)
     seen = [scan(source) for source in sources(logs.values())]
-    return Explained(verdict(seen, healthy=_works(inventory, head)), failures)
+    return Explanation(verdict(seen, healthy=_works(inventory, head)), failures)
 
 
 def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
@@ -87,18 +95,18 @@ def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
     return state.status if state else None
 
 
-def _of_ray(host: str, head: NodeStatus) -> Verdict:
+def _of_ray(host: str, head: NodeStatus) -> Diagnosis:
     """The verdict on the last words of a Ray that has ended on the head.
 
     No other host can join it, so what the others write is no evidence; a symptom in these words is less than the words.
     """
     text = f"{head.ray.error}\n"
-    seen = scan(Source(f"{host}:ray", [(1, text.encode("utf-8", "replace"))], host))
+    seen = scan(LogSource(f"{host}:ray", [(1, text.encode("utf-8", "replace"))], host))
     found = verdict([seen])
     if found.cause:
         return found
     lines = text.strip().splitlines()
-    places = tuple(Place(seen.name, number, redact(line), host=host) for number, line in enumerate(lines, 1))
+    places = tuple(LogPosition(seen.name, number, redact(line), host=host) for number, line in enumerate(lines, 1))
     return replace(found, kind="unknown", symptom=None, trouble=places)
 
 
@@ -125,11 +133,11 @@ def with_cause(
     """
     if isinstance(error, (*SILENT, Aborted)) or error.exit_code != 1:
         return error
-    own = Source(_OWN, [(1, (error.message + otherwise).encode("utf-8", "replace"))])
+    own = LogSource(_OWN, [(1, (error.message + otherwise).encode("utf-8", "replace"))])
     found = verdict([scan(own)])
     if found.cause:
         return _named(error, found.cause)
-    if not (otherwise or isinstance(error, NotJoined)):
+    if not (otherwise or isinstance(error, NodesNotJoined)):
         return error
     cut_off = {host for host, failure in error.failures.items() if isinstance(failure, SILENT)}
     logs, _ = fleet.each(lambda link: collect(link, inventory.cluster), set(inventory.hosts) - cut_off)
@@ -145,7 +153,7 @@ def with_cause(
     return error
 
 
-def _named(error: VclusterError, found: Finding) -> VclusterError:
+def _named(error: VclusterError, found: MatchedFailure) -> VclusterError:
     """The error with a cause and its fix, or with a symptom and the place where its cause is written."""
     row, place = found.row, found.places[0]
     where = "" if place.source == _OWN else f"\n  {place.source}:{place.number}: {place.text}"
@@ -171,10 +179,12 @@ def _lines(*parts: str | None) -> str:
     return "\n".join(filter(None, parts))
 
 
-def _open(path: Path) -> Source:
+def _open(path: Path) -> LogSource:
     """A file as a source; what it is, is looked at before anything is read."""
     if str(path) == "-":
-        return Source("standard input", _parts("standard input", lambda: sys.stdin.buffer), year=datetime.now(UTC).year)
+        return LogSource(
+            "standard input", _parts("standard input", lambda: sys.stdin.buffer), year=datetime.now(UTC).year
+        )
     try:
         about = path.stat()
     except OSError as error:
@@ -187,7 +197,7 @@ def _open(path: Path) -> Source:
     if not os.access(path, os.R_OK):
         raise UsageError(f"{path} cannot be read: permission denied")
     parts = _parts(str(path), lambda: path.open("rb"))
-    return Source(str(path), parts, year=datetime.fromtimestamp(about.st_mtime, UTC).year)
+    return LogSource(str(path), parts, year=datetime.fromtimestamp(about.st_mtime, UTC).year)
 
 
 def _parts(name: str, start: Callable[[], IO[bytes]]) -> Iterator[tuple[int, bytes]]:

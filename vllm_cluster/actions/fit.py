@@ -13,8 +13,8 @@ from vllm_cluster.core.gpus import chosen
 from vllm_cluster.errors import PreflightFailed, Unreachable
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.fit.layouts import Gpus, Model, Wish
-from vllm_cluster.fit.report import Verdict, verdict
+from vllm_cluster.fit.layouts import GpuPool, Model, Workload
+from vllm_cluster.fit.report import FitReport, verdict
 from vllm_cluster.hub.model import read
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.secrets import read_secret
@@ -31,14 +31,14 @@ SPLIT_INTO_STAGES = tuple(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _HostGpus:
     """What the hosts have."""
 
-    gpus: Gpus
+    gpus: GpuPool
     pipelines: bool | None
 
 
-def fit(name: str, wish: Wish, emit: Emit, *, gpus: Gpus | None, load: Callable[[], Inventory]) -> Verdict:
+def fit(name: str, wish: Workload, emit: Emit, *, gpus: GpuPool | None, load: Callable[[], Inventory]) -> FitReport:
     """The verdict on a model of the hub or of a folder here; without `gpus` on those of the inventory's hosts.
 
     Raises:
@@ -77,7 +77,7 @@ def _token(inventory: Inventory | None) -> str | None:
         return None
 
 
-def _look(inventory: Inventory, architecture: str, emit: Emit) -> _Found:
+def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:
     with connected(inventory, emit) as fleet:
         fleet.without_lease()
         emit(Event("phase", "looking at the hosts"))
@@ -97,7 +97,7 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _Found:
             emit(Event("phase", f"asking the image whether its vLLM can split {architecture} into stages"))
             head = inventory.head_name
             pipelines = supports_stages(fleet.links[head], facts[head], inventory, architecture)
-    return _Found(Gpus(nodes, memory, rdma), pipelines)
+    return _HostGpus(GpuPool(nodes, memory, rdma), pipelines)
 
 
 def gpu_memory(inventory: Inventory, host: Host, facts: HostFacts) -> int:

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from vllm_cluster.actions.explain import with_cause
-from vllm_cluster.core.node_status import Failure, ServeStatus
+from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.errors import HostError, Interrupted, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.barrier import refuse_failing
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 
 POLL = 0.3
@@ -37,7 +37,7 @@ def goes_on(cluster: str, served: str) -> Iterator[None]:
         raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
 
 
-def serving_on(head: Link, inventory: Inventory) -> ServeStatus | None:
+def serving_on(head: HostConnection, inventory: Inventory) -> ServeStatus | None:
     """What the head serves or starts."""
     return NodeHandle(head, inventory.cluster).state().serving
 
@@ -139,7 +139,7 @@ class _Log:
                     self._emit(Event("log", line.removeprefix("[vllm] "), self._head.name))
 
 
-def _whole(serving: ServeStatus) -> Failure | None:
+def _whole(serving: ServeStatus) -> ServeFailure | None:
     """Its first failure, and why it is not started again where that is another reason."""
     first, last = serving.first_failure, serving.failure
     if first is None or serving.detail in ("", first.what, last.what if last else ""):
@@ -158,7 +158,7 @@ def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:
     return error
 
 
-def failure(fleet: Fleet, inventory: Inventory, model: str, found: Failure | None) -> VclusterError:
+def failure(fleet: Fleet, inventory: Inventory, model: str, found: ServeFailure | None) -> VclusterError:
     """The error for a model that cannot be served."""
     host = inventory.head_name
     if found is None:

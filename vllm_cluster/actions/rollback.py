@@ -15,7 +15,7 @@ from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.history import ready_requests
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -48,7 +48,7 @@ def rollback(
         return Endpoint(name, str(wanted["host"]), head.name, inventory.ports.api)
 
 
-def _before(inventory: Inventory, head: Link) -> dict[str, Any]:
+def _before(inventory: Inventory, head: HostConnection) -> dict[str, Any]:
     """The last request that was ready and is not what is served or loaded now."""
     node = NodeHandle(head, inventory.cluster)
     serving = node.state().serving

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_cluster.actions.assess import Survey, connected, survey
+from vllm_cluster.actions.assess import Assessment, connected, survey
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_on
 from vllm_cluster.actions.follow import Follower, goes_on, serving_on
 from vllm_cluster.actions.serve_check import check_request
@@ -29,7 +29,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -104,7 +104,7 @@ def serve(
         return endpoint
 
 
-def _layout(inventory: Inventory, plan: Plan, tp: int | None, pp: int | None) -> vllm.Layout:
+def _layout(inventory: Inventory, plan: Plan, tp: int | None, pp: int | None) -> vllm.Parallelism:
     """How the model is laid over the GPUs of the plan."""
     names = {host.address: name for name, host in inventory.hosts.items()}
     return vllm.layout(list(plan.gpus.values()), tp, pp, [names[address] for address in plan.gpus])
@@ -112,7 +112,7 @@ def _layout(inventory: Inventory, plan: Plan, tp: int | None, pp: int | None) ->
 
 def _request(
     inventory: Inventory,
-    layout: vllm.Layout,
+    layout: vllm.Parallelism,
     given: Mapping[str, Any],
     *,
     served: str,
@@ -125,7 +125,7 @@ def _request(
     return request.request(argv, **at, **given)
 
 
-def _say_unchanged(head: Link, inventory: Inventory, served: str, emit: Emit) -> None:
+def _say_unchanged(head: HostConnection, inventory: Inventory, served: str, emit: Emit) -> None:
     now = served_on(NodeHandle(head, inventory.cluster)).served
     emit(Event("result", f"already served: {now.text if now else served}; nothing was changed"))
 
@@ -133,12 +133,12 @@ def _say_unchanged(head: Link, inventory: Inventory, served: str, emit: Emit) ->
 def _ensure_possible(
     fleet: Fleet,
     inventory: Inventory,
-    seen: Survey,
+    seen: Assessment,
     wanted: Mapping[str, Any],
     emit: Emit,
     *,
     serving: ServeStatus | None,
-    layout: vllm.Layout,
+    layout: vllm.Parallelism,
     extra: Sequence[str],
 ) -> None:
     """Say how the model is laid out and why, and refuse what is known not to work."""
@@ -151,7 +151,7 @@ def _ensure_possible(
 
 def ask_head(
     inventory: Inventory,
-    head: Link,
+    head: HostConnection,
     wanted: Mapping[str, Any] | None,
     consent: Consent,
     *,
@@ -175,7 +175,7 @@ def ask_head(
                 return number
 
 
-def _stops(inventory: Inventory, head: Link, wanted: Mapping[str, Any] | None) -> Stops:
+def _stops(inventory: Inventory, head: HostConnection, wanted: Mapping[str, Any] | None) -> Stops:
     """What the request would stop, and in what it differs; nothing where it is served or being loaded already."""
     stops = served_on(NodeHandle(head, inventory.cluster))
     if stops.served is None or wanted is None:
@@ -216,7 +216,9 @@ def _lacking(cluster: str, operations: Sequence[Operation]) -> str:
     return operations[0].text
 
 
-def _asked_already(head: Link, inventory: Inventory, serving: ServeStatus | None, generation: str) -> int | None:
+def _asked_already(
+    head: HostConnection, inventory: Inventory, serving: ServeStatus | None, generation: str
+) -> int | None:
     """The number of the request where the head has it already and it has not failed; None where it must be written."""
     asked = serve_request.read(NodeHandle(head, inventory.cluster)) or {}
     serve, number = asked.get("serve"), asked.get("epoch")

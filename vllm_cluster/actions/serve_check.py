@@ -12,7 +12,7 @@ from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.fit.layouts import Gpus
+from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.fit.request import Asked, Files, Judged, problems, to_download
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.ask_nodes import VLLM_SECONDS, ask_nodes
@@ -61,14 +61,14 @@ def _revision(extra: Sequence[str]) -> str:
     return next(iter(given), "main")
 
 
-def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], nodes: Mapping[str, int]) -> Gpus | None:
+def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], nodes: Mapping[str, int]) -> GpuPool | None:
     """The GPUs there are; None where a host does not say how much memory they have."""
     hosts = inventory.hosts.items()
     try:
         memory = min(gpu_memory(inventory, host, facts[name]) for name, host in hosts)
     except PreflightFailed:
         return None
-    return Gpus(tuple(nodes.values()), memory, all(hcas(host, facts[name]) for name, host in hosts))
+    return GpuPool(tuple(nodes.values()), memory, all(hcas(host, facts[name]) for name, host in hosts))
 
 
 def _say_what_is_open(head: str, files: Mapping[str, Files], judged: Judged, emit: Emit) -> None:

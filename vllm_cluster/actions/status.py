@@ -11,12 +11,12 @@ from vllm_cluster.core.identity import foreign, node_of, our_id
 from vllm_cluster.core.members import Record, former, record_of
 from vllm_cluster.core.node_status import NodeStatus, RayNode
 from vllm_cluster.core.spec import ROLE
-from vllm_cluster.errors import CommandFailed, HostError, Lost, ShellUnusable, Unreachable, VclusterError
+from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.audit import Change, last_change
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.audit import AuditEntry, last_change
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -63,7 +63,7 @@ class ClusterStatus:
     unreachable: tuple[str, ...]
     head_state: str = RUNNING
     now: float | None = None
-    changed: Change | None = None
+    changed: AuditEntry | None = None
 
     @property
     def served(self) -> bool | None:
@@ -80,7 +80,7 @@ class ClusterStatus:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _HostState:
     state: str
     container: str = ""
     role: str = ""
@@ -90,7 +90,7 @@ class _Row:
     fix: str = ""
     facts: HostFacts | None = None
     age: float | None = None
-    changed: Change | None = None
+    changed: AuditEntry | None = None
 
 
 def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
@@ -139,22 +139,22 @@ def ray_status(inventory: Inventory, emit: Emit) -> str:
         return NodeHandle(head, inventory.cluster).exec(argv, head.runtime.after(40)).output
 
 
-def _look(inventory: Inventory, link: Link) -> _Row:
+def _look(inventory: Inventory, link: HostConnection) -> _HostState:
     # Connected here and not all at first: a host that hangs at its login holds up no other.
     try:
         link.connect()
         facts = observe(inventory, link)
     except ShellUnusable as error:
-        return _Row(SHELL_ERROR, problem=error.detail, fix=error.hint or "")
+        return _HostState(SHELL_ERROR, problem=error.detail, fix=error.hint or "")
     gpus = inventory.hosts[link.name].gpu_number or found_gpus(facts, inventory.accelerator)
     problem = engine_problem(facts)
     if problem:
-        return _Row(DOCKER_ERROR, gpus=gpus or None, problem=problem.text, fix=problem.fix)
+        return _HostState(DOCKER_ERROR, gpus=gpus or None, problem=problem.text, fix=problem.fix)
     container = node_of(inventory.cluster, facts)
     if container is None:
-        return _Row(MISSING, gpus=gpus, problem="the node is missing", fix="vcluster up", facts=facts)
+        return _HostState(MISSING, gpus=gpus, problem="the node is missing", fix="vcluster up", facts=facts)
     short, role = container.id[:12], container.labels.get(ROLE, "")
-    row = _Row(container.state, short, role, gpus, facts=facts)
+    row = _HostState(container.state, short, role, gpus, facts=facts)
     if container.state != RUNNING:
         state = container.state if container.state in ("paused", "restarting") else STOPPED
         fix = f"on {link.name}: docker unpause {container.name}" if state == "paused" else "vcluster up"
@@ -165,7 +165,7 @@ def _look(inventory: Inventory, link: Link) -> _Row:
         node = handle.state()
     except CommandFailed as error:  # it has ended since it was listed
         return replace(row, state=STOPPED, problem=error.detail, fix=error.hint or "vcluster up")
-    except (Unreachable, Lost):
+    except (Unreachable, ConnectionLost):
         raise
     except HostError as error:
         return replace(row, state=DOCKER_ERROR, problem=error.detail, fix=error.hint or "")
@@ -176,15 +176,15 @@ def _look(inventory: Inventory, link: Link) -> _Row:
     return replace(row, state=RUNNING if node.status else STARTING, status=node.status, age=age, changed=changed)
 
 
-def _failed(error: VclusterError) -> _Row:
+def _failed(error: VclusterError) -> _HostState:
     """A host that could not be looked at: it cannot be reached only where SSH did not get there."""
-    state = UNREACHABLE if isinstance(error, Unreachable | Lost) else UNKNOWN
+    state = UNREACHABLE if isinstance(error, Unreachable | ConnectionLost) else UNKNOWN
     state = DOCKER_ERROR if state == UNKNOWN and "Docker" in error.message else state
     detail = error.detail if isinstance(error, HostError) else error.message
-    return _Row(state, problem=detail, fix=error.hint or "")
+    return _HostState(state, problem=detail, fix=error.hint or "")
 
 
-def _host(inventory: Inventory, name: str, row: _Row, head: _Row, expected: int | None) -> HostStatus:
+def _host(inventory: Inventory, name: str, row: _HostState, head: _HostState, expected: int | None) -> HostStatus:
     address = inventory.hosts[name].address
     role = "head" if name == inventory.head_name else "worker"
     counted = _counted(head, address)
@@ -206,7 +206,7 @@ def _host(inventory: Inventory, name: str, row: _Row, head: _Row, expected: int 
 
 
 def _former(
-    inventory: Inventory, facts: Mapping[str, HostFacts], record: Record | None, head: _Row
+    inventory: Inventory, facts: Mapping[str, HostFacts], record: Record | None, head: _HostState
 ) -> tuple[HostStatus, ...]:
     """The members that left the inventory and may still hold a node; what is there now was not looked at."""
     return tuple(
@@ -229,7 +229,7 @@ def _alive(head: NodeStatus | None) -> list[RayNode]:
     return [node for node in head.ray.nodes if node.alive] if head else []
 
 
-def _counted(head: _Row, address: str) -> int | None:
+def _counted(head: _HostState, address: str) -> int | None:
     """The GPUs that Ray counts there: none where there is no head to count, unknown where it was not asked."""
     if head.status is None:
         return 0 if head.state in (MISSING, STOPPED) else None

@@ -16,7 +16,7 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -72,14 +72,14 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     return None
 
 
-def _requested(head: Link, inventory: Inventory) -> bool:
+def _requested(head: HostConnection, inventory: Inventory) -> bool:
     """Whether the head would serve: it may not have begun, or its container may have ended meanwhile."""
     asked = serve_request.read(NodeHandle(head, inventory.cluster))
     # Unreadable: an empty request in its place is what is asked for.
     return asked is not None and asked.get("serve", True) is not None
 
 
-def _stopped(inventory: Inventory, head: Link, serving: ServeStatus | None) -> str:
+def _stopped(inventory: Inventory, head: HostConnection, serving: ServeStatus | None) -> str:
     """What is left, in words, as far as the head knows."""
     status = NodeHandle(head, inventory.cluster).state().status if serving else None
     if serving is None or status is None:

@@ -10,10 +10,10 @@ from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.node_status import ServeStatus
-from vllm_cluster.errors import HostError, Lost, PreflightFailed, Unreachable, VclusterError
+from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -62,7 +62,7 @@ class Passage:
         HostError: a model is ready there, and nothing passes.
     """
 
-    def __init__(self, head: Link, remote: int, local: int, served: Callable[[], ServeStatus | None]) -> None:
+    def __init__(self, head: HostConnection, remote: int, local: int, served: Callable[[], ServeStatus | None]) -> None:
         self._head, self._remote, self._served = head, remote, served
         self._address = _address(serve := served())
         self._forward = head.transport.forward(remote, local, remote_host=self._address)
@@ -80,7 +80,7 @@ class Passage:
         """Watch the connection and what is behind it until the connection breaks.
 
         Raises:
-            Lost: the connection broke.
+            ConnectionLost: the connection broke.
         """
         if not self._answers:
             emit(Event("warning", "no model answers yet; the tunnel stays open", self._head.name))
@@ -90,7 +90,7 @@ class Passage:
                 self._head.transport.require_alive()
                 self._follow(emit)
             except Unreachable as error:
-                raise Lost(self._head.name, f"tunnel: {error.detail}", hint="vcluster tunnel") from None
+                raise ConnectionLost(self._head.name, f"tunnel: {error.detail}", hint="vcluster tunnel") from None
 
     def _follow(self, emit: Emit) -> None:
         now = answers(self.port)
@@ -128,7 +128,7 @@ def _address(serve: ServeStatus | None) -> str:
     return serve.host if serve else "127.0.0.1"
 
 
-def _served(inventory: Inventory, head: Link) -> ServeStatus | None:
+def _served(inventory: Inventory, head: HostConnection) -> ServeStatus | None:
     try:
         return NodeHandle(head, inventory.cluster).state().serving
     except Unreachable:
@@ -137,14 +137,14 @@ def _served(inventory: Inventory, head: Link) -> ServeStatus | None:
         return None
 
 
-def _head(inventory: Inventory, fleet: Fleet) -> Link:
+def _head(inventory: Inventory, fleet: Fleet) -> HostConnection:
     _, failures = fleet.connect([inventory.head_name])
     for error in failures.values():
         raise error
     return fleet.links[inventory.head_name]
 
 
-def _key(inventory: Inventory, head: Link) -> str:
+def _key(inventory: Inventory, head: HostConnection) -> str:
     facts = observe(inventory, head)
     refuse(list(foreign(inventory, {head.name: facts})))
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")

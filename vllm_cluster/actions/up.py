@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vllm_cluster.actions.assess import Survey, connected, reached, survey, survey_without
+from vllm_cluster.actions.assess import Assessment, connected, reached, survey, survey_without
 from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
 from vllm_cluster.actions.explain import began, with_cause
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.core.identity import our_id
 from vllm_cluster.core.plan import CreateNode, Operation, Plan, RemoveContainer, RemoveVolume, RestartNode, StartNode
-from vllm_cluster.errors import NotJoined, PreflightFailed, VclusterError, together
+from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, together
 from vllm_cluster.events import Emit, Event, Kind, waiting
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import await_gpus
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.execute import Execution
+from vllm_cluster.run.execute import PlanExecution
 from vllm_cluster.run.lease import Lease, in_order
 from vllm_cluster.run.link_test import mesh
 from vllm_cluster.run.node_files import node_files
@@ -98,9 +98,9 @@ def up(
         return done
 
 
-def _told(error: VclusterError, fleet: Fleet, inventory: Inventory, seen: Survey, emit: Emit) -> VclusterError:
+def _told(error: VclusterError, fleet: Fleet, inventory: Inventory, seen: Assessment, emit: Emit) -> VclusterError:
     """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts."""
-    if isinstance(error, NotJoined) and error.cut_off:
+    if isinstance(error, NodesNotJoined) and error.cut_off:
         found: list[Finding] = []
         with suppress(VclusterError):
             found = [finding for finding in mesh(fleet, inventory, seen.facts, emit)[0] if finding.error]
@@ -114,8 +114,8 @@ def _told(error: VclusterError, fleet: Fleet, inventory: Inventory, seen: Survey
 def _change(
     inventory: Inventory,
     fleet: Fleet,
-    seen: Survey,
-    look: Callable[..., Survey],
+    seen: Assessment,
+    look: Callable[..., Assessment],
     *,
     emit: Emit,
     confirm: Confirm,
@@ -135,13 +135,13 @@ def _change(
             if consent.covers(stopped_by(seen.plan, seen.facts, fleet)):
                 emit(Event("plan", "", data={"plan": seen.plan}))
                 _announce(inventory, seen, emit)
-                Execution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache).run()
+                PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache).run()
                 done = [operation.text for operation in seen.plan.operations()]
                 record(NodeHandle(head, inventory.cluster), "up", done, emit)
                 return seen.plan
 
 
-def _announce(inventory: Inventory, seen: Survey, emit: Emit) -> None:
+def _announce(inventory: Inventory, seen: Assessment, emit: Emit) -> None:
     """Say so before a new API key is written: of a run that is killed after that, the next one finds the key."""
     if "api-key" in seen.secrets.new:
         # A cluster that is new has no clients yet.

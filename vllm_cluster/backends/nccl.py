@@ -14,7 +14,7 @@ _VERSION = re.compile(r"NCCL version (\S+)")
 
 
 @dataclass(frozen=True)
-class Transport:
+class NcclTransport:
     """How NCCL moves bytes: the kinds of connection that it made, and what it found to make them with."""
 
     kinds: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Transport:
         return "NET/Socket" in self.kinds
 
 
-def transport(lines: Iterable[str]) -> Transport:
+def transport(lines: Iterable[str]) -> NcclTransport:
     """What the log lines of any number of ranks tell."""
     kinds, adapters, interfaces, indirect, warnings = (dict[str, None]() for _ in range(5))
     version = ""
@@ -49,7 +49,7 @@ def transport(lines: Iterable[str]) -> Transport:
             warnings[line.partition("NCCL WARN ")[2].strip()] = None
         if found := _VERSION.search(line):
             version = found[1]
-    return Transport(tuple(kinds), tuple(adapters), tuple(interfaces), tuple(indirect), tuple(warnings), version)
+    return NcclTransport(tuple(kinds), tuple(adapters), tuple(interfaces), tuple(indirect), tuple(warnings), version)
 
 
 def _kind(first: str, rest: str) -> str:

@@ -68,7 +68,7 @@ _SHORT = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class Parallelism:
     """How many GPUs share each layer (TP), how many stages the layers form (PP), and why."""
 
     tp: int
@@ -207,7 +207,7 @@ def _ours(flag: str) -> str | None:
     return next((option for short, option in _SHORT.items() if len(name) > 1 and short.startswith(name)), None)
 
 
-def layout(nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = ()) -> Layout:
+def layout(nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = ()) -> Parallelism:
     """TP = GPUs of a host and PP = hosts, unless told otherwise. `nodes` are the GPUs of each host, the head first.
 
     `names` are those of the hosts, to say which of them idle.
@@ -229,7 +229,7 @@ def layout(nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence
         reasons.append(_idle(nodes, tp * pp, names))
     if len(nodes) > 1 and any(count % tp for count in nodes):
         reasons.append(f"TP={tp} crosses hosts: every layer waits for the network, which only RDMA makes bearable")
-    return Layout(tp, pp, tuple(reasons))
+    return Parallelism(tp, pp, tuple(reasons))
 
 
 def _idle(nodes: Sequence[int], used: int, names: Sequence[str]) -> str:

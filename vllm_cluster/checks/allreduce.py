@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from vllm_cluster.backends.nccl import Transport
+from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.text import things
 
@@ -21,7 +21,7 @@ _TRY = 'environment: {NCCL_P2P_DISABLE: "1"}, then {NCCL_NVLS_ENABLE: "0"}, then
 
 
 @dataclass(frozen=True)
-class Row:
+class AllReduceTime:
     """One size: the time of an all-reduce on the slowest rank, and the bus bandwidth that it means, in GB/s."""
 
     bytes: int
@@ -92,10 +92,12 @@ class Trial:
         """Whether every rank came to its end with the right sums."""
         return not self.errors and not self.wrong and all(self.steps.get(rank) == _DONE for rank in self.ranks)
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[AllReduceTime, ...]:
         """The figures, by size."""
         share = 2 * (len(self.ranks) - 1) / len(self.ranks)
-        return tuple(Row(size, took, share * size / took / 1e9) for size, took in sorted(self.seconds.items()))
+        return tuple(
+            AllReduceTime(size, took, share * size / took / 1e9) for size, took in sorted(self.seconds.items())
+        )
 
     def why(self) -> str:
         """What went wrong, in a few words."""
@@ -179,7 +181,7 @@ def _host(host: str, text: str) -> Finding:
     return Finding("collective-host", host, text, fix)
 
 
-def slow(rows: Sequence[Row], expected: float | None) -> bool:
+def slow(rows: Sequence[AllReduceTime], expected: float | None) -> bool:
     """Whether the largest size moved at less than half of what the link should give, in GB/s."""
     return bool(rows and expected and max(row.bus for row in rows) < GOOD_SHARE * expected)
 
@@ -199,7 +201,7 @@ def slowness(whole: Trial, expected: float, pairs: Pairs) -> Finding:
     return Finding("collective-slow", host, text, fix, error=False)
 
 
-def ways(head: str, chosen: Transport, active: Mapping[str, Sequence[str]]) -> list[Finding]:
+def ways(head: str, chosen: NcclTransport, active: Mapping[str, Sequence[str]]) -> list[Finding]:
     """What is wrong with the way that NCCL chose; `active` are the adapters that each host could use."""
     found = []
     if chosen.socket and all(active.values()) and active:

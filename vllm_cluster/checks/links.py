@@ -36,7 +36,7 @@ _FAILED = {
 
 
 @dataclass(frozen=True)
-class Place:
+class HostAddress:
     """A host's end of its links: its address, the interface that holds it and the network that it is in."""
 
     address: str
@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Way:
+class LinkResult:
     """What one host saw of another; `bad` maps a port's name to how it failed.
 
     `mtu` is the largest packet that the source would send, `passes` the largest that arrived; None: not known.
@@ -73,7 +73,7 @@ def _shown(key: str) -> str:
     return "workers" if key.startswith("worker_") else key.replace("_", " ")
 
 
-def way(source: str, target: str, names: Mapping[int, str], row: Mapping[str, Any]) -> Way:
+def way(source: str, target: str, names: Mapping[int, str], row: Mapping[str, Any]) -> LinkResult:
     """One line of a probe as what it says; it comes from a host, so nothing is taken as it is.
 
     Raises:
@@ -89,7 +89,7 @@ def way(source: str, target: str, names: Mapping[int, str], row: Mapping[str, An
             raise ValueError("a line with a port that nobody asked about")
         failed[name] = word
     seen, ms, block = row.get("seen"), row.get("ms"), row.get("block")
-    return Way(
+    return LinkResult(
         source,
         target,
         _words(tuple(names.values())),
@@ -123,7 +123,7 @@ class _Group:
     pairs: tuple[Pair, ...]
 
 
-def links(ways: Iterable[Way], places: Mapping[str, Place]) -> list[Finding]:
+def links(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> list[Finding]:
     """What is wrong, each said once: for a pair, for a host that fails with all others, or for all hosts."""
     known = {(each.source, each.target): each for each in ways}
     hosts = {host for pair in known for host in pair}
@@ -171,7 +171,7 @@ def _grouped(pairs: set[Pair], hosts: set[str]) -> Iterator[_Group]:
 
 
 def _closed(
-    kind: str, ports: frozenset[str], group: _Group, known: Mapping[Pair, Way], places: Mapping[str, Place]
+    kind: str, ports: frozenset[str], group: _Group, known: Mapping[Pair, LinkResult], places: Mapping[str, HostAddress]
 ) -> Finding:
     code, said = _FAILED[kind]
     source, target = group.pairs[0]
@@ -194,7 +194,7 @@ def _closed(
     return Finding(code, host, text, fix)
 
 
-def _open(where: str, place: Place) -> str:
+def _open(where: str, place: HostAddress) -> str:
     network = place.network or place.address
     tool = "ip6tables" if ":" in network else "iptables"
     return (
@@ -209,7 +209,9 @@ def _listed(ports: frozenset[str]) -> str:
     return " and ".join(known + ["ports that the kernel chooses (NCCL, Gloo, vLLM)"] * (EPHEMERAL in ports))
 
 
-def _cut(block: str | None, mtu: int | None, passes: int | None, group: _Group, places: Mapping[str, Place]) -> Finding:
+def _cut(
+    block: str | None, mtu: int | None, passes: int | None, group: _Group, places: Mapping[str, HostAddress]
+) -> Finding:
     source, _ = group.pairs[0]
     less = passes if passes and mtu and passes < mtu else None
     size = f"packets of {less} bytes arrive, of {mtu} do not" if less else f"its interface's MTU is {mtu or 'unknown'}"
@@ -221,7 +223,7 @@ def _cut(block: str | None, mtu: int | None, passes: int | None, group: _Group, 
     return Finding("link-mtu-differs", source, text, fix, error=False)
 
 
-def _sources(ways: Iterable[Way], places: Mapping[str, Place]) -> Iterator[Finding]:
+def _sources(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> Iterator[Finding]:
     told: set[Pair] = set()
     for each in ways:
         planned = places[each.source].address

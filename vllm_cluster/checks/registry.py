@@ -65,7 +65,7 @@ _FOLLOWS = ("port", "gpu-busy", "shm-large")
 
 
 @dataclass(frozen=True)
-class Unseen:
+class NotChecked:
     """What could not be checked on a host, and why."""
 
     host: str
@@ -93,10 +93,10 @@ def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(kept, key=lambda finding: not finding.error))
 
 
-def unseen(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Unseen, ...]:
+def unseen(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[NotChecked, ...]:
     """What the hosts did not tell, so that silence is not taken for health."""
     return tuple(
-        Unseen(name, what, why) for name, entry in facts.items() for what, why in _unseen(inventory, name, entry)
+        NotChecked(name, what, why) for name, entry in facts.items() for what, why in _unseen(inventory, name, entry)
     )
 
 

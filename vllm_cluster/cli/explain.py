@@ -35,7 +35,7 @@ def explain(
         from vllm_cluster.events import Event
 
         if files:
-            found = explain_action.Explained(explain_action.of_files(files, session.progress), {})
+            found = explain_action.Explanation(explain_action.of_files(files, session.progress), {})
         else:
             found = explain_action.of_cluster(session.load(), session.progress)
         for host, error in found.failures.items():

@@ -12,7 +12,7 @@ from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from vllm_cluster.fit.layouts import Gpus, Wish
+    from vllm_cluster.fit.layouts import GpuPool, Workload
 
 EXIT_NOTHING_FITS = 3
 LEAST_MEMORY = 10**9
@@ -108,16 +108,16 @@ def fit(
     Session(inventory, as_json=as_json).run(action)
 
 
-def _wish(context: int, concurrency: int, kv_dtype: str) -> Wish:
-    from vllm_cluster.fit.layouts import KV_DTYPES, Wish
+def _wish(context: int, concurrency: int, kv_dtype: str) -> Workload:
+    from vllm_cluster.fit.layouts import KV_DTYPES, Workload
 
     if kv_dtype not in KV_DTYPES:
         raise UsageError(f"--kv-cache-dtype {kv_dtype} is not known", hint=f"one of {', '.join(KV_DTYPES)}")
-    return Wish(context, concurrency, kv_dtype)
+    return Workload(context, concurrency, kv_dtype)
 
 
-def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> Gpus | None:
-    from vllm_cluster.fit.layouts import Gpus
+def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> GpuPool | None:
+    from vllm_cluster.fit.layouts import GpuPool
 
     if memory is None:
         if gpus or nodes:
@@ -126,7 +126,7 @@ def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> Gpus | Non
     found = _size("--gpu-memory", memory)
     if found < LEAST_MEMORY:
         raise UsageError(f"--gpu-memory {memory} is less than 1 GB", hint="say the unit: 80GB, or 79.6GiB")
-    return Gpus((gpus or 1,) * (nodes or 1), found)
+    return GpuPool((gpus or 1,) * (nodes or 1), found)
 
 
 def _parameters(text: str) -> int:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from vllm_cluster.core.spec import GpuRequest, Way
-from vllm_cluster.facts.host_facts import Engine, Gpu, HostFacts
+from vllm_cluster.facts.host_facts import DockerFacts, Gpu, HostFacts
 from vllm_cluster.inventory.model import Host
 
 KIND = "nvidia.com/gpu"
@@ -48,12 +48,12 @@ def request(host: Host, facts: HostFacts) -> GpuRequest:
     return GpuRequest(tuple(str(gpu.index) for gpu in gpus), way)
 
 
-def ways(engine: Engine) -> tuple[Way, ...]:
+def ways(engine: DockerFacts) -> tuple[Way, ...]:
     """The ways that work on this engine, the best first; one that an engine's restart breaks comes last."""
     return tuple(_ways(engine))
 
 
-def _ways(engine: Engine) -> Iterator[Way]:
+def _ways(engine: DockerFacts) -> Iterator[Way]:
     by_cdi = cdi_on(engine) and KIND in {*engine.cdi_specs, *(name.partition("=")[0] for name in engine.cdi_devices)}
     if by_cdi and survives_restart(engine):
         yield "cdi"
@@ -66,15 +66,15 @@ def _ways(engine: Engine) -> Iterator[Way]:
         yield "cdi"
 
 
-def cdi_on(engine: Engine) -> bool:
+def cdi_on(engine: DockerFacts) -> bool:
     """Whether the engine reads CDI files."""
     return _release(engine) >= CDI_MATURE if engine.cdi is None else engine.cdi
 
 
-def survives_restart(engine: Engine) -> bool:
+def survives_restart(engine: DockerFacts) -> bool:
     """Whether the engine, when it starts, starts containers with CDI devices; before 28.2 they stay down."""
     return _release(engine) >= CDI_MATURE
 
 
-def _release(engine: Engine) -> tuple[int, ...]:
+def _release(engine: DockerFacts) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", engine.version)[:2])

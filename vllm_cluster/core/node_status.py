@@ -75,7 +75,7 @@ class RayStatus:
 
 
 @dataclass(frozen=True)
-class Failure:
+class ServeFailure:
     """How one run of vLLM ended; the first line is the root cause where it could be told."""
 
     at: Number
@@ -84,7 +84,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class FailedRequest(Failure):
+class FailedRequest(ServeFailure):
     """A request that could not be served, and in whose place the one before it is."""
 
     generation: str
@@ -112,8 +112,8 @@ class ServeStatus:
     since: Number
     attempt: int
     gpus: tuple[Number, Number]
-    first_failure: Failure | None
-    failure: Failure | None
+    first_failure: ServeFailure | None
+    failure: ServeFailure | None
     ready_at: Number | None
     seconds_to_ready: Number | None
     request: int = 0
@@ -141,7 +141,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True)
-class Membership:
+class RayMembership:
     """Ray's living nodes against the plan, by address."""
 
     missing: tuple[str, ...]
@@ -176,11 +176,11 @@ def _distrusted(status: NodeStatus, age: float) -> NodeStatus:
     return replace(status, ray=replace(status.ray, state="unknown", error=why, nodes=()), serve=serve)
 
 
-class UnknownStatus(VclusterError):
+class UnreadableStatus(VclusterError):
     """A status file that this vcluster cannot read."""
 
 
-def membership(planned: Mapping[str, int], nodes: Sequence[RayNode]) -> Membership:
+def membership(planned: Mapping[str, int], nodes: Sequence[RayNode]) -> RayMembership:
     """Compare what is planned (GPUs by address) with Ray's living nodes.
 
     Two living nodes at one address (one has just died, unnoticed, the other has taken its place) count as wrong.
@@ -189,7 +189,7 @@ def membership(planned: Mapping[str, int], nodes: Sequence[RayNode]) -> Membersh
     for node in nodes:
         if node.alive:
             alive[node.address] = alive.get(node.address, 0) + node.gpus
-    return Membership(
+    return RayMembership(
         missing=tuple(address for address in planned if address not in alive),
         foreign=tuple(address for address in alive if address not in planned),
         wrong=tuple(address for address in planned if address in alive and alive[address] != planned[address]),
@@ -209,8 +209,8 @@ def parse_status(raw: bytes) -> NodeStatus:
         if version == VERSION:
             return _STATUS.validate_json(raw)
     except (ValidationError, KeyError) as error:
-        raise UnknownStatus(f"a node's status.json cannot be read: {error}", hint="vcluster up") from error
-    raise UnknownStatus(
+        raise UnreadableStatus(f"a node's status.json cannot be read: {error}", hint="vcluster up") from error
+    raise UnreadableStatus(
         f"a node's status.json has version {version}; this vcluster reads version {VERSION}",
         hint="use the vcluster that started the cluster, or with this one:\nvcluster up",
     )

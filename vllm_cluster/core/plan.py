@@ -31,7 +31,7 @@ class PrepareImage:
 
 
 @dataclass(frozen=True)
-class _OnContainer:
+class _ContainerOperation:
     """Something done to a container of ours that is there."""
 
     verb: ClassVar[str]
@@ -47,21 +47,21 @@ class _OnContainer:
         return f"{self.verb} container {self.name} ({self.id[:12]}): {self.why}"
 
 
-class RemoveContainer(_OnContainer):
+class RemoveContainer(_ContainerOperation):
     """Stop it and remove it."""
 
     verb: ClassVar[str] = "remove"
     past: ClassVar[str] = "removed"
 
 
-class StartNode(_OnContainer):
+class StartNode(_ContainerOperation):
     """Start it: it stands there stopped."""
 
     verb: ClassVar[str] = "start"
     past: ClassVar[str] = "started"
 
 
-class RestartNode(_OnContainer):
+class RestartNode(_ContainerOperation):
     """Restart it, so that it joins anew."""
 
     verb: ClassVar[str] = "restart"

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.debug_log import logged
 from vllm_cluster.docker.connection import Connection, Guard, OpenStream, Pool
-from vllm_cluster.errors import CommandFailed, HostError, Lost, TimedOut, Unreachable
+from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, TimedOut, Unreachable
 
 CALL_SECONDS = 30.0
 # Far more than any list or document of Docker's; what comes in pieces (pull, build, files, logs) is bounded there.
@@ -151,13 +151,13 @@ class Reply:
             match error:
                 case Unreachable():
                     # This client is made over a connection that stood: what was asked before may have happened.
-                    raise Lost(self._host, f"{what}: {error.detail}", hint=error.hint) from error
+                    raise ConnectionLost(self._host, f"{what}: {error.detail}", hint=error.hint) from error
                 case TimeoutError():
                     text = f"{what}: Docker did not answer within {self._seconds:.0f} s"
                     raise TimedOut(self._host, text) from error
                 case OSError() | EOFError() | ValueError() | http.client.HTTPException():
                     why = (connection.stderr_tail() if connection else "") or error
-                    raise Lost(self._host, f"{what}: the connection to Docker broke: {why}") from error
+                    raise ConnectionLost(self._host, f"{what}: the connection to Docker broke: {why}") from error
             raise
 
 

@@ -11,7 +11,7 @@ from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.docker import archive, parse
 from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, path
 from vllm_cluster.docker.connection import Guard, OpenStream
-from vllm_cluster.docker.output import Ended, read_framed
+from vllm_cluster.docker.output import ExecResult, read_framed
 from vllm_cluster.docker.progress import built, pulled
 from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.errors import CommandFailed
@@ -31,7 +31,7 @@ FILE_SECONDS = 120.0
 DIAL = ("docker", "system", "dial-stdio")
 
 
-class EngineClient:
+class DockerApi:
     """The Docker of one host. Safe to use from several threads."""
 
     def __init__(
@@ -215,7 +215,7 @@ class EngineClient:
             place = archive.target(place, found)
         return None
 
-    def exec(self, container: str, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> Ended:
+    def exec(self, container: str, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> ExecResult:
         """Run a command in a running container to its end; both output streams together.
 
         The guard is asked about one that `changes` something; the others only look.
@@ -229,7 +229,7 @@ class EngineClient:
         with self._calls.stream(call, deadline) as reply:
             output = read_framed(reply.read(MAX_OUTPUT))
         ended = Call(what, "GET", path("exec", made, "json"))
-        return Ended(self._calls.ask(ended, lambda info: int(info["ExitCode"] or 0), deadline), output)
+        return ExecResult(self._calls.ask(ended, lambda info: int(info["ExitCode"] or 0), deadline), output)
 
 
 def _parts(reference: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Ended:
+class ExecResult:
     """A process in a container that came to its end."""
 
     code: int

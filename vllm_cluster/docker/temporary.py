@@ -8,14 +8,14 @@ from secrets import token_hex
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.identity import Owner
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import probe_body
-from vllm_cluster.docker.output import Ended
+from vllm_cluster.docker.output import ExecResult
 from vllm_cluster.errors import HostError
 
 
 def run_once(
-    engine: EngineClient,
+    engine: DockerApi,
     owner: Owner,
     purpose: str,
     image: str,
@@ -23,15 +23,15 @@ def run_once(
     script: str,
     deadline: Deadline,
     words: Sequence[str] = (),
-) -> Ended:
+) -> ExecResult:
     """What the script printed and how it ended, in a throwaway container without network."""
     with passing(engine, owner.cluster, purpose, probe_body(owner, image, script, words)) as name:
         engine.start(name)
-        return Ended(engine.wait(name, deadline), engine.logs(name))
+        return ExecResult(engine.wait(name, deadline), engine.logs(name))
 
 
 @contextmanager
-def passing(engine: EngineClient, cluster: str, purpose: str, body: Mapping[str, object]) -> Iterator[str]:
+def passing(engine: DockerApi, cluster: str, purpose: str, body: Mapping[str, object]) -> Iterator[str]:
     """A container that is removed again; what failed in between is told, and not that the removal failed after it."""
     name = passing_name(cluster, purpose)
     engine.create(name, body)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Lookalike:
+class BenignPattern:
     """Words that frighten. With a `row` they are harmless only where work goes on after them, else that row."""
 
     needle: str
@@ -16,28 +16,30 @@ class Lookalike:
 
 
 LOOKALIKES = (
-    Lookalike(
+    BenignPattern(
         "No available shared memory broadcast block found",
         "said whenever one piece of work takes long: loading, compiling, a first large prompt",
         "51",
     ),
-    Lookalike(
+    BenignPattern(
         "Waiting for creating a placement group", "Ray needs seconds, or minutes on a busy head, to give the GPUs", "35"
     ),
-    Lookalike("Could not find: libnccl-net", "NCCL looks for a plug-in that few images have, and goes on without"),
-    Lookalike("NET/Plugin", "NCCL looks for a plug-in that few images have, and goes on without"),
-    Lookalike("TUNER/Plugin", "NCCL looks for a plug-in that few images have, and goes on without"),
-    Lookalike("Failed to open libibverbs.so", "a host without RDMA has no such library; NCCL then goes over TCP"),
-    Lookalike("The object store is using /tmp instead of /dev/shm", "vLLM moves its tensors itself, not through Ray's"),
-    Lookalike("unauthenticated requests to the HF Hub", "public models need no token; only the rate is lower"),
-    Lookalike("failed to automatically increase with error", "a limit of open files that serving does not reach"),
-    Lookalike("Failed to import from vllm._C", "a host without GPU; the CPU engine goes on without"),
-    Lookalike("numa_migrate_pages failed", "a container may not move memory; it only costs speed"),
-    Lookalike("numa_set_membind failed", "a container may not bind memory; it only costs speed"),
-    Lookalike("The node with ID", "Ray tells of a node that has left"),
-    Lookalike("Ray's metrics", "serving does not need Ray's metrics"),
-    Lookalike("Failed to establish connection to the metrics exporter", "serving does not need Ray's metrics"),
-    Lookalike("metrics agent", "serving does not need Ray's metrics"),
+    BenignPattern("Could not find: libnccl-net", "NCCL looks for a plug-in that few images have, and goes on without"),
+    BenignPattern("NET/Plugin", "NCCL looks for a plug-in that few images have, and goes on without"),
+    BenignPattern("TUNER/Plugin", "NCCL looks for a plug-in that few images have, and goes on without"),
+    BenignPattern("Failed to open libibverbs.so", "a host without RDMA has no such library; NCCL then goes over TCP"),
+    BenignPattern(
+        "The object store is using /tmp instead of /dev/shm", "vLLM moves its tensors itself, not through Ray's"
+    ),
+    BenignPattern("unauthenticated requests to the HF Hub", "public models need no token; only the rate is lower"),
+    BenignPattern("failed to automatically increase with error", "a limit of open files that serving does not reach"),
+    BenignPattern("Failed to import from vllm._C", "a host without GPU; the CPU engine goes on without"),
+    BenignPattern("numa_migrate_pages failed", "a container may not move memory; it only costs speed"),
+    BenignPattern("numa_set_membind failed", "a container may not bind memory; it only costs speed"),
+    BenignPattern("The node with ID", "Ray tells of a node that has left"),
+    BenignPattern("Ray's metrics", "serving does not need Ray's metrics"),
+    BenignPattern("Failed to establish connection to the metrics exporter", "serving does not need Ray's metrics"),
+    BenignPattern("metrics agent", "serving does not need Ray's metrics"),
 )
 
 # Work has gone on; the strong ones say that the server answers, so that what failed before was survived.

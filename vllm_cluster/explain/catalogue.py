@@ -14,7 +14,7 @@ from vllm_cluster.explain import (
     failures_serve,
     failures_start,
 )
-from vllm_cluster.explain.failure import Row, Weight
+from vllm_cluster.explain.failure import KnownFailure, SignKind
 
 _EVERY = (
     *failures_host.ROWS,
@@ -26,7 +26,7 @@ _EVERY = (
 )
 
 
-def _order(row: Row) -> tuple[int, str]:
+def _order(row: KnownFailure) -> tuple[int, str]:
     digits = row.number.rstrip("ab")
     return int(digits), row.number
 
@@ -35,13 +35,13 @@ ROWS = {row.number: row for row in sorted(_EVERY, key=_order)}
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class LogPattern:
     """One thing to look for: of a row, or a look-alike with the reason why it is harmless."""
 
     row: str
     needle: str
     matches: re.Pattern[str] | None
-    weight: Weight
+    weight: SignKind
     explains: tuple[str, ...] = ()
     host: bool = False
     why: str = ""
@@ -49,7 +49,7 @@ class Known:
 
 SIGNS = (
     *(
-        Known(
+        LogPattern(
             row.number,
             sign.needle,
             re.compile(sign.pattern) if sign.pattern else None,
@@ -60,7 +60,7 @@ SIGNS = (
         for row in ROWS.values()
         for sign in row.signs
     ),
-    *(Known(like.row, like.needle, None, Weight.HARMLESS, why=like.why) for like in benign.LOOKALIKES),
+    *(LogPattern(like.row, like.needle, None, SignKind.HARMLESS, why=like.why) for like in benign.LOOKALIKES),
 )
 
 # Pieces of words that many signs and most lines of trouble share, and whole needles for the rest: see `interesting`.

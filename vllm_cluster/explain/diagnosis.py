@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vllm_cluster.explain.catalogue import ROWS
-from vllm_cluster.explain.failure import Row, Weight
-from vllm_cluster.explain.scan import Hit, Place, Seen
+from vllm_cluster.explain.failure import KnownFailure, SignKind
+from vllm_cluster.explain.scan import LogPosition, LogScan, SignMatch
 
 # Two hosts' clocks, and what a launcher writes just before vLLM's own first line.
 SLACK = 5.0
@@ -27,27 +27,27 @@ Kind = Literal["explained", "symptom", "unknown", "healed", "nothing"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class MatchedFailure:
     """A failure of the catalogue, and the lines that show it, the earliest first."""
 
-    row: Row
-    places: tuple[Place, ...]
+    row: KnownFailure
+    places: tuple[LogPosition, ...]
     more: tuple[str, ...]
     count: int
 
 
 @dataclass(frozen=True)
-class Harmless:
+class BenignMatch:
     """A line that looks like a failure, why it is none, and what shows that work went on after it."""
 
-    place: Place
+    place: LogPosition
     count: int
     why: str
-    evidence: Place | None
+    evidence: LogPosition | None
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """What the logs show.
 
     `cause` is there when the kind is "explained", `symptom` when it is "symptom": then no line names a cause.
@@ -55,23 +55,23 @@ class Verdict:
     """
 
     kind: Kind
-    cause: Finding | None
-    symptom: Finding | None
-    others: tuple[Finding, ...]
-    notes: tuple[Finding, ...]
-    followed: tuple[Place, ...]
-    harmless: tuple[Harmless, ...]
-    survived: tuple[Finding, ...]
+    cause: MatchedFailure | None
+    symptom: MatchedFailure | None
+    others: tuple[MatchedFailure, ...]
+    notes: tuple[MatchedFailure, ...]
+    followed: tuple[LogPosition, ...]
+    harmless: tuple[BenignMatch, ...]
+    survived: tuple[MatchedFailure, ...]
     earlier: tuple[tuple[str, int], ...]
-    trouble: tuple[Place, ...]
-    strange: tuple[Place, ...]
-    silent: Place | None
+    trouble: tuple[LogPosition, ...]
+    strange: tuple[LogPosition, ...]
+    silent: LogPosition | None
     logs: int
     lines: int
     size: int
 
     @property
-    def named(self) -> Finding | None:
+    def named(self) -> MatchedFailure | None:
         """The cause, or the symptom where no line names a cause."""
         return self.cause or self.symptom
 
@@ -80,32 +80,32 @@ class Verdict:
 class _Evidence:
     """What counts of all logs, and what does not any more."""
 
-    hits: list[Hit]
-    failing: list[Hit]
-    survived: list[Hit]
-    stuck: list[Hit]
-    before: list[Hit]
-    trouble: list[Place]
-    strange: list[Place]
+    hits: list[SignMatch]
+    failing: list[SignMatch]
+    survived: list[SignMatch]
+    stuck: list[SignMatch]
+    before: list[SignMatch]
+    trouble: list[LogPosition]
+    strange: list[LogPosition]
     earlier: Counter[str]
 
 
-def verdict(logs: Sequence[Seen], *, since: Mapping[str, float] | None = None, healthy: bool = False) -> Verdict:
+def verdict(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = None, healthy: bool = False) -> Diagnosis:
     """Judge what was seen in all logs.
 
     With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,
     is evidence of another attempt. `healthy`: the cluster works now, so that it has survived what is found.
     """
     seen = _evidence(logs, since, healthy=healthy)
-    notes = [hit for hit in seen.hits if hit.known.weight is Weight.NOTE]
+    notes = [hit for hit in seen.hits if hit.known.weight is SignKind.NOTE]
     first, others = _first(_foremost(seen), notes)
-    survived = _findings(hit for hit in seen.survived if hit.known.weight <= Weight.SYMPTOM)
+    survived = _findings(hit for hit in seen.survived if hit.known.weight <= SignKind.SYMPTOM)
     symptom = first if first and first.row.kind == "symptom" else None
     kind: Kind = "symptom" if symptom else "explained" if first else "healed" if survived else "nothing"
     if not first and (seen.trouble or seen.failing):
         kind = "unknown"
     shown = {place for found in (first, *others) if found for place in found.places}
-    return Verdict(
+    return Diagnosis(
         kind=kind,
         cause=None if symptom else first,
         symptom=symptom,
@@ -124,20 +124,20 @@ def verdict(logs: Sequence[Seen], *, since: Mapping[str, float] | None = None, h
     )
 
 
-def _evidence(logs: Sequence[Seen], since: Mapping[str, float] | None, *, healthy: bool) -> _Evidence:
+def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, healthy: bool) -> _Evidence:
     hits, earlier = _of_last_run(logs, since)
     alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
     in_order = _ends_in_order(logs)
 
-    def over(place: Place) -> bool:
+    def over(place: LogPosition) -> bool:
         return healthy or bool(alive and _precedes(place, alive)) or not _within(place, since)
 
-    def now(places: Iterable[Place]) -> list[Place]:
+    def now(places: Iterable[LogPosition]) -> list[LogPosition]:
         return sorted((place for place in places if not (over(place) or in_order(place, place))), key=_when)
 
-    failing = [hit for hit in hits if hit.known.weight <= Weight.CONSEQUENCE]
-    failing = [hit for hit in failing if hit.known.weight is Weight.CAUSE or not in_order(hit.first, hit.last)]
-    stuck = [hit for hit in hits if hit.known.weight is Weight.HARMLESS and hit.known.row and not hit.evidence]
+    failing = [hit for hit in hits if hit.known.weight <= SignKind.CONSEQUENCE]
+    failing = [hit for hit in failing if hit.known.weight is SignKind.CAUSE or not in_order(hit.first, hit.last)]
+    stuck = [hit for hit in hits if hit.known.weight is SignKind.HARMLESS and hit.known.row and not hit.evidence]
     return _Evidence(
         hits=hits,
         failing=[hit for hit in failing if not over(hit.last)],
@@ -150,24 +150,24 @@ def _evidence(logs: Sequence[Seen], since: Mapping[str, float] | None, *, health
     )
 
 
-def _foremost(seen: _Evidence) -> list[Hit]:
+def _foremost(seen: _Evidence) -> list[SignMatch]:
     """The hits that say most: causes, else what a host suffered before, else symptoms, else work that stopped.
 
     That something has failed is the least: where a line of trouble is there that no row knows, that line is nearer.
     """
-    of = {weight: [hit for hit in seen.failing if hit.known.weight is weight] for weight in Weight}
-    ends = [] if seen.strange else of[Weight.CONSEQUENCE]
-    return of[Weight.CAUSE] or seen.before or of[Weight.SYMPTOM] or seen.stuck or ends
+    of = {weight: [hit for hit in seen.failing if hit.known.weight is weight] for weight in SignKind}
+    ends = [] if seen.strange else of[SignKind.CONSEQUENCE]
+    return of[SignKind.CAUSE] or seen.before or of[SignKind.SYMPTOM] or seen.stuck or ends
 
 
-def _within(place: Place, since: Mapping[str, float] | None) -> bool:
+def _within(place: LogPosition, since: Mapping[str, float] | None) -> bool:
     """Whether a line is of the attempt; what belongs to no host are the words of the attempt itself."""
     if since is None or place.host not in since:
         return True
     return place.time is not None and place.time >= since[place.host]
 
 
-def _ends_in_order(logs: Sequence[Seen]) -> Callable[[Place, Place], bool]:
+def _ends_in_order(logs: Sequence[LogScan]) -> Callable[[LogPosition, LogPosition], bool]:
     """Whether all between two lines was written while vLLM ended by a request, or until it was started again."""
     stop = max((log.stopped.time for log in logs if log.stopped and log.stopped.time), default=None)
     starts = [log.started.time for log in logs if log.started and log.started.time]
@@ -175,13 +175,13 @@ def _ends_in_order(logs: Sequence[Seen]) -> Callable[[Place, Place], bool]:
         return lambda _, __: False
     end = max((start for start in starts if start >= stop), default=math.inf) + SLACK
 
-    def within(first: Place, last: Place) -> bool:
+    def within(first: LogPosition, last: LogPosition) -> bool:
         return first.time is not None and last.time is not None and stop - 1 <= first.time <= last.time <= end
 
     return within
 
 
-def _silent(logs: Sequence[Seen]) -> Place | None:
+def _silent(logs: Sequence[LogScan]) -> LogPosition | None:
     """The last line of the rank's log that ended first, where the others went on for long after it."""
     ends = sorted((log.last for log in logs if log.last and log.last.time and "worker-" in log.name), key=_when)
     if len(ends) < 2 or (ends[1].time or 0.0) - (ends[0].time or 0.0) < SILENT:
@@ -189,36 +189,38 @@ def _silent(logs: Sequence[Seen]) -> Place | None:
     return ends[0]
 
 
-def _when(place: Place) -> tuple[bool, float, str, int]:
+def _when(place: LogPosition) -> tuple[bool, float, str, int]:
     """The order of lines: by time where they have one, the rest behind, log by log."""
     return place.time is None, place.time or 0.0, place.source, place.number
 
 
-def _precedes(place: Place, other: Place) -> bool:
+def _precedes(place: LogPosition, other: LogPosition) -> bool:
     if place.source == other.source:
         return place.number < other.number
     return place.time is not None and other.time is not None and place.time < other.time
 
 
-def _of_last_run(logs: Sequence[Seen], since: Mapping[str, float] | None) -> tuple[list[Hit], Counter[str]]:
+def _of_last_run(logs: Sequence[LogScan], since: Mapping[str, float] | None) -> tuple[list[SignMatch], Counter[str]]:
     """The hits since vLLM last started, wherever they stand, and the rows that were hit before."""
     started = max((log.started.time for log in logs if log.started and log.started.time is not None), default=None)
-    hits: list[Hit] = []
+    hits: list[SignMatch] = []
     earlier: Counter[str] = Counter()
     for log in logs:
         earlier.update(log.earlier)
         for hit in log.hits.values():
             time = hit.last.time
-            lasting = hit.known.host and hit.known.weight is Weight.CAUSE
+            lasting = hit.known.host and hit.known.weight is SignKind.CAUSE
             if started is not None and time is not None and time < started - (LASTING if lasting else SLACK):
-                if hit.known.weight <= Weight.SYMPTOM:
+                if hit.known.weight <= SignKind.SYMPTOM:
                     earlier[hit.known.row] += 1
             elif _within(hit.last, since):
                 hits.append(hit)
     return hits, earlier
 
 
-def _first(causes: Sequence[Hit], notes: Iterable[Hit]) -> tuple[Finding | None, list[Finding]]:
+def _first(
+    causes: Sequence[SignMatch], notes: Iterable[SignMatch]
+) -> tuple[MatchedFailure | None, list[MatchedFailure]]:
     """The earliest, and the others; a note can be why, and then comes first."""
     found = _findings(causes)
     if not found:
@@ -231,12 +233,12 @@ def _first(causes: Sequence[Hit], notes: Iterable[Hit]) -> tuple[Finding | None,
     return first, found[1:]
 
 
-def _findings(hits: Iterable[Hit]) -> list[Finding]:
-    by_row: dict[str, list[Hit]] = {}
+def _findings(hits: Iterable[SignMatch]) -> list[MatchedFailure]:
+    by_row: dict[str, list[SignMatch]] = {}
     for hit in sorted(hits, key=lambda hit: (hit.known.weight, _when(hit.first))):
         by_row.setdefault(hit.known.row, []).append(hit)
     return [
-        Finding(
+        MatchedFailure(
             ROWS[row],
             _once(hit.first for hit in several)[:MOST_LINES],
             several[0].more,
@@ -246,17 +248,17 @@ def _findings(hits: Iterable[Hit]) -> list[Finding]:
     ]
 
 
-def _once(places: Iterable[Place]) -> tuple[Place, ...]:
+def _once(places: Iterable[LogPosition]) -> tuple[LogPosition, ...]:
     """A line once, though several signs are in it."""
     return tuple({(place.source, place.number): place for place in places}.values())
 
 
-def _harmless(hits: Iterable[Hit], stuck: Sequence[Hit]) -> list[Harmless]:
-    found: dict[str, Harmless] = {}
+def _harmless(hits: Iterable[SignMatch], stuck: Sequence[SignMatch]) -> list[BenignMatch]:
+    found: dict[str, BenignMatch] = {}
     for hit in hits:
-        if hit.known.weight is Weight.HARMLESS and hit not in stuck:
+        if hit.known.weight is SignKind.HARMLESS and hit not in stuck:
             # Where words alone are harmless there is nothing to prove.
-            one = Harmless(hit.first, hit.count, hit.known.why, hit.evidence if hit.known.row else None)
+            one = BenignMatch(hit.first, hit.count, hit.known.why, hit.evidence if hit.known.row else None)
             same = found.get(one.why)
             found[one.why] = replace(same, count=same.count + one.count) if same else one
     return list(found.values())

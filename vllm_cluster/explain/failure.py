@@ -7,10 +7,10 @@ from enum import IntEnum
 from typing import Literal
 
 # A symptom has many causes: its row names where the cause is written, and is never given as one.
-RowKind = Literal["cause", "symptom"]
+FailureKind = Literal["cause", "symptom"]
 
 
-class Weight(IntEnum):
+class SignKind(IntEnum):
     """What a line says about the failure; the lowest outranks the rest."""
 
     CAUSE = 0
@@ -32,7 +32,7 @@ class Sign:
 
     needle: str
     pattern: str = ""
-    weight: Weight = Weight.CAUSE
+    weight: SignKind = SignKind.CAUSE
     explains: tuple[str, ...] = ()
 
 
@@ -43,21 +43,21 @@ def cause(needle: str, pattern: str = "") -> Sign:
 
 def symptom(needle: str, pattern: str = "") -> Sign:
     """A line that many causes share; only rows of that kind have such signs."""
-    return Sign(needle, pattern, Weight.SYMPTOM)
+    return Sign(needle, pattern, SignKind.SYMPTOM)
 
 
 def after(needle: str, pattern: str = "") -> Sign:
     """A line that only shows that something else has failed."""
-    return Sign(needle, pattern, Weight.CONSEQUENCE)
+    return Sign(needle, pattern, SignKind.CONSEQUENCE)
 
 
 def note(needle: str, pattern: str = "", explains: tuple[str, ...] = ()) -> Sign:
     """A line that tells of something slow or doubtful, not of a failure."""
-    return Sign(needle, pattern, Weight.NOTE, explains)
+    return Sign(needle, pattern, SignKind.NOTE, explains)
 
 
 @dataclass(frozen=True)
-class Row:
+class KnownFailure:
     """One way to fail. `before` is the command that would have found it; `silent` says why no log tells of it.
 
     `host` rows are about the host or Ray: they can precede the start of vLLM that they make fail.
@@ -72,4 +72,4 @@ class Row:
     signs: tuple[Sign, ...] = ()
     silent: str = ""
     host: bool = False
-    kind: RowKind = "cause"
+    kind: FailureKind = "cause"

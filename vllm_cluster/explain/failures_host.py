@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from vllm_cluster.explain.failure import Row, cause, note
+from vllm_cluster.explain.failure import KnownFailure, cause, note
 
 CHECK = "vcluster check"
 
 ROWS = (
-    Row(
+    KnownFailure(
         "1",
         "`ray: not found` in a container of vLLM's image",
         "the image has no Ray: vLLM's own have had none since 0.18",
@@ -22,7 +22,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "2",
         "the container prints vLLM's usage, or runs `vllm serve ray start …`",
         "the image's entrypoint swallowed the command, which became arguments of vllm serve",
@@ -31,7 +31,7 @@ ROWS = (
         (cause("unrecognized arguments:", r"error: unrecognized arguments: (?:start|bash|-c|sh|ray|--block)\b"),),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "3",
         '`could not select device driver "" with capabilities: [[gpu]]`',
         "the NVIDIA Container Toolkit is missing, or Docker was not restarted after it was installed",
@@ -44,7 +44,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "4",
         "`Failed to initialize NVML: Unknown Error` after hours of work",
         "systemctl daemon-reload took the GPUs away from containers started with --gpus (cgroup v2)",
@@ -56,7 +56,7 @@ ROWS = (
             cause("Can't initialize NVML"),
         ),
     ),
-    Row(
+    KnownFailure(
         "5",
         "CDI errors when a container starts, after a driver was upgraded",
         "/etc/cdi/nvidia.yaml describes the driver that was there before, or is not there",
@@ -70,7 +70,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "6",
         "`permission denied … /var/run/docker.sock`",
         "the user is not in the docker group, or has not logged in again since",
@@ -82,7 +82,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "7",
         "`Error 802: system not yet initialized`",
         "nvidia-fabricmanager does not run, or is of another version than the driver (NVSwitch hosts)",
@@ -94,7 +94,7 @@ ROWS = (
             cause("CUDA_ERROR_SYSTEM_NOT_READY"),
         ),
     ),
-    Row(
+    KnownFailure(
         "8",
         "fewer GPUs than there were; Xid in dmesg",
         "a GPU has fallen off the bus, has memory errors, or was split (MIG)",
@@ -110,7 +110,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "9",
         "`Free memory on device (x/y GiB) on startup is less than desired GPU memory utilization`",
         "something else holds memory of the GPU: a leftover process, or another user's",
@@ -118,7 +118,7 @@ ROWS = (
         CHECK,
         (cause("on startup is less than desired GPU memory utilization"),),
     ),
-    Row(
+    KnownFailure(
         "10",
         '`Conflict. The container name "/node" is already in use`',
         "a container of an earlier start is still there",
@@ -127,14 +127,14 @@ ROWS = (
         (cause("is already in use by container", r"container name .{1,200} is already in use"),),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "11",
         "an exit code and no words",
         "a script hid what the command printed",
         "vcluster keeps command, host, exit code and the last lines of both streams",
         silent="there is no line to find; vcluster never hides one",
     ),
-    Row(
+    KnownFailure(
         "12",
         "SSH works, the launcher's own SSH does not: hardware keys, certificates, ProxyJump",
         "the SSH library knows less than OpenSSH",
@@ -142,7 +142,7 @@ ROWS = (
         "",
         silent="told when vcluster connects, not in a log",
     ),
-    Row(
+    KnownFailure(
         "13",
         "reached by name from the laptop, workers cannot reach the head",
         "the address for SSH is not the one between the hosts",
@@ -150,7 +150,7 @@ ROWS = (
         CHECK,
         silent="its log lines are those of row 30",
     ),
-    Row(
+    KnownFailure(
         "14",
         "`SemLock._rebuild … FileNotFoundError`, `/dev/shm/torch_…` gone, seconds after the launch",
         "logind removed the user's shared memory when the SSH session ended (RemoveIPC=yes with --ipc=host)",
@@ -163,7 +163,7 @@ ROWS = (
             cause("unable to open shared memory object", r"</?(?:torch_|psm_)[^>]*>.{0,80}No such file"),
         ),
     ),
-    Row(
+    KnownFailure(
         "15",
         "tokens and TLS fail; logs of hosts cannot be put in order",
         "the clock of a host is wrong",
@@ -175,7 +175,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "16",
         "two hosts are one, or have one hostname or machine id",
         "a cloned disk image, or one machine under two names in the inventory",
@@ -183,7 +183,7 @@ ROWS = (
         CHECK,
         (cause("Every node should have a unique IP address"),),
     ),
-    Row(
+    KnownFailure(
         "17",
         "`No space left on device`",
         "a disk is full: Docker's data root, the model cache, or /tmp",
@@ -197,7 +197,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "18",
         "`exec format error`",
         "the image is for another processor (amd64 on an arm64 host, or the reverse)",

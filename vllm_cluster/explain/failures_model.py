@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vllm_cluster.explain.failure import Row, cause, note
+from vllm_cluster.explain.failure import KnownFailure, cause, note
 
 CHECK = "vcluster check"
 FIT = "vcluster fit MODEL"
 
 ROWS = (
-    Row(
+    KnownFailure(
         "60",
         "`is not a local folder and is not a valid model identifier`, no cached snapshot",
         "the model is not there: on this host, under this name",
@@ -27,7 +27,7 @@ ROWS = (
             cause("Invalid repository ID or local directory specified"),
         ),
     ),
-    Row(
+    KnownFailure(
         "61",
         "the copy was done in a second, and no weights are found",
         "links were copied instead of files (the hub's shared blobs), or only config files",
@@ -39,7 +39,7 @@ ROWS = (
             cause("no .safetensors files"),
         ),
     ),
-    Row(
+    KnownFailure(
         "62",
         "`401` or `403`, `gated repo`",
         "the licence was not accepted, or the token is missing, or only on another host",
@@ -56,14 +56,14 @@ ROWS = (
             cause("Invalid username or password", r"(?i)hugging|401"),
         ),
     ),
-    Row(
+    KnownFailure(
         "63",
         "every host downloads the same model",
         "nothing tells it that the model is there",
         'environment: {HF_HUB_OFFLINE: "1"} once the model is on every host',
         silent="a download is no failure",
     ),
-    Row(
+    KnownFailure(
         "64",
         "`Permission denied` in the model cache",
         "a container wrote there as root, or runs as a user who may not read it",
@@ -74,7 +74,7 @@ ROWS = (
             cause("There was a problem when trying to write in your cache folder"),
         ),
     ),
-    Row(
+    KnownFailure(
         "65",
         "half a file: `MetadataIncompleteBuffer`, `HeaderTooLarge`",
         "a download or copy was interrupted",
@@ -90,7 +90,7 @@ ROWS = (
             cause("Consistency check failed", r"(?i)size|bytes"),
         ),
     ),
-    Row(
+    KnownFailure(
         "66",
         "loading takes an hour",
         "every rank reads everything from one shared file system",
@@ -98,7 +98,7 @@ ROWS = (
         CHECK,
         (note("Loading weights took", r"Loading weights took (?:[6-9]\d\d|\d{4,})(?:\.\d+)? seconds"),),
     ),
-    Row(
+    KnownFailure(
         "67",
         "the file system is corrupt",
         "a block device is mounted on two hosts, or the disk is failing",
@@ -113,7 +113,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "68",
         "hosts hold different revisions of a model",
         "the branch moved between two downloads",
@@ -121,7 +121,7 @@ ROWS = (
         CHECK,
         silent="the weights load; the answers are wrong",
     ),
-    Row(
+    KnownFailure(
         "69",
         "`404`: `The model … does not exist` for clients",
         "clients ask for another name than the one that is served",
@@ -129,7 +129,7 @@ ROWS = (
         "",
         (note("does not exist", r"The model `[^`]{1,300}` does not exist"),),
     ),
-    Row(
+    KnownFailure(
         "70",
         "a token stands in ps, docker inspect or a log",
         "it was given as an argument or in the environment",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vllm_cluster.explain.failure import Row, cause, note, symptom
+from vllm_cluster.explain.failure import KnownFailure, cause, note, symptom
 
 CHECK = "vcluster check"
 DEEP = "vcluster check --deep"
 
 ROWS = (
-    Row(
+    KnownFailure(
         "19",
         "`Gloo connectFullMesh failed`",
         "Gloo chose an interface that the other hosts cannot reach: docker0, a VPN, another subnet",
@@ -16,7 +16,7 @@ ROWS = (
         CHECK,
         (cause("Gloo connectFullMesh failed"), cause("connectFullMesh", r"(?i)connectFullMesh.{0,80}fail")),
     ),
-    Row(
+    KnownFailure(
         "20",
         "`Unable to resolve hostname to a (local) address. Using the loopback address`; peers connect to 127.0.0.1",
         "a rank offers the others its loopback address: /etc/hosts maps the host's name there, or nothing maps it",
@@ -29,7 +29,7 @@ ROWS = (
             cause("connect [127.0.1.1]"),
         ),
     ),
-    Row(
+    KnownFailure(
         "21",
         "the wrong interface though one is named, or `no socket interface found`",
         "no interface has that name on this host, or NCCL took the name as a prefix (eth1 is also eth10)",
@@ -42,7 +42,7 @@ ROWS = (
             cause("unable to find interface", r"(?i)gloo|unable to find interface [\w.-]+"),
         ),
     ),
-    Row(
+    KnownFailure(
         "22",
         "workers use the head's interface or adapter names",
         "Ray's executor copies the head's environment to workers that have none",
@@ -50,7 +50,7 @@ ROWS = (
         CHECK,
         silent="its log lines are those of row 21, said by a worker",
     ),
-    Row(
+    KnownFailure(
         "23",
         "`Watchdog caught collective operation timeout`, or ncclCommInitRank never returns",
         "a collective was never completed: a rank had died or was stuck, or its packets were lost",
@@ -67,7 +67,7 @@ ROWS = (
         ),
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "24",
         "it works, slowly: `via NET/Socket` in NCCL's log",
         "NCCL goes over TCP: no RDMA device in the container, no port ACTIVE, or a wrong list of adapters",
@@ -79,7 +79,7 @@ ROWS = (
             note("NCCL INFO Using network Socket"),
         ),
     ),
-    Row(
+    KnownFailure(
         "25",
         "`GPU Direct RDMA Disabled for HCA`",
         "nvidia_peermem is not loaded and DMA-BUF is not there, or IOMMU/ACS stands between",
@@ -88,7 +88,7 @@ ROWS = (
         # NCCL says the same of every Ethernet interface, where nobody would expect it.
         (note("GPU Direct RDMA Disabled for HCA", r"NET/IB\b.{0,40}GPU Direct RDMA Disabled"),),
     ),
-    Row(
+    KnownFailure(
         "26",
         "`ibv_modify_qp failed`, `Got completion … error 12`, `vendor err 129`",
         "the adapters do not reach each other: GID index, adapters of different rails or subnets, MTU, ACS",
@@ -101,7 +101,7 @@ ROWS = (
             ),
         ),
     ),
-    Row(
+    KnownFailure(
         "27",
         "`ibv_reg_mr_iova2 failed … Cannot allocate memory`",
         "the limit of locked memory is too low, as Docker inherits it",
@@ -112,7 +112,7 @@ ROWS = (
             cause("ibv_create_cq", r"ibv_create_cq.{0,20}failed.{0,80}annot allocate"),
         ),
     ),
-    Row(
+    KnownFailure(
         "28",
         "`Error while creating shared memory segment /dev/shm/nccl-…`, `Bus error`",
         "/dev/shm is too small: 64 MB is Docker's default",
@@ -130,7 +130,7 @@ ROWS = (
             cause("SIGBUS received"),
         ),
     ),
-    Row(
+    KnownFailure(
         "29",
         "`unhandled cuda error`, `unhandled system error`, `NCCL error: …` without a detail",
         "a call of NCCL failed, and this line does not name it: driver, RDMA devices, memory, another rank",
@@ -147,7 +147,7 @@ ROWS = (
         ),
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "30",
         "`The client socket has timed out … trying to connect to (IP, PORT)`; workers never join",
         "a port of another host does not answer: nothing listens there, or a firewall drops what goes there",
@@ -168,7 +168,7 @@ ROWS = (
         host=True,
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "31",
         "one interface listens, the kernel sends from another",
         "two interfaces in one subnet",
@@ -176,7 +176,7 @@ ROWS = (
         CHECK,
         silent="packets go astray without a word",
     ),
-    Row(
+    KnownFailure(
         "32",
         "small messages pass, large ones hang",
         "the path takes smaller packets than the interfaces believe (MTU, jumbo frames)",
@@ -184,7 +184,7 @@ ROWS = (
         CHECK,
         silent="it hangs; what is logged later is row 23",
     ),
-    Row(
+    KnownFailure(
         "33",
         "the fabric is dead after a reboot",
         "its addresses were added by hand",
@@ -192,7 +192,7 @@ ROWS = (
         "",
         silent="what is logged is row 21 or 30",
     ),
-    Row(
+    KnownFailure(
         "34",
         "NCCL goes over TCP or a VPN though there is a fast network",
         "the interface that was chosen is a tunnel or a bridge",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from vllm_cluster.explain.failure import Row, cause, note, symptom
+from vllm_cluster.explain.failure import KnownFailure, cause, note, symptom
 
 CHECK = "vcluster check"
 
 ROWS = (
-    Row(
+    KnownFailure(
         "35",
         "`No available node types can fulfill resource request`; the placement group never comes",
         "Ray has not what was asked for: a worker is missing, something else holds the GPUs, or an address is wrong",
@@ -23,7 +23,7 @@ ROWS = (
         ),
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "36",
         "Ray counts fewer GPUs than there are",
         "a worker has not joined, or joined without its GPUs (MIG, CUDA_VISIBLE_DEVICES, no --num-gpus)",
@@ -31,7 +31,7 @@ ROWS = (
         "vcluster up",
         (cause("Total cluster GPUs", r"(?i)total cluster gpus.{0,40}less than"),),
     ),
-    Row(
+    KnownFailure(
         "37",
         "`Version mismatch: The cluster was started with: Ray: … Python: …`",
         "the hosts run different images",
@@ -40,7 +40,7 @@ ROWS = (
         (cause("Version mismatch: The cluster was started with"),),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "38",
         "ranks of one tensor parallel group lie on two hosts, or a host stays empty",
         "Ray packed the ranks otherwise than the layout wants",
@@ -51,7 +51,7 @@ ROWS = (
             note("is bigger than a reserved number of GPUs", r"tensor_parallel_size=\d+ is bigger"),
         ),
     ),
-    Row(
+    KnownFailure(
         "39",
         "`RayChannelTimeoutError` on the first requests",
         "a stage did not answer Ray's compiled graph in time: it is slow, stuck or dead",
@@ -60,7 +60,7 @@ ROWS = (
         (symptom("RayChannelTimeoutError"),),
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "40",
         "`A worker died … SYSTEM_ERROR … connection error code 2. End of file`",
         "a rank ended without a word: killed by hand, by the kernel or by Ray for lack of memory, or it crashed",
@@ -79,21 +79,21 @@ ROWS = (
         host=True,
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "41",
         "`ray up` starts the head only",
         "the head has no key for the workers",
         "vcluster starts every node from here and does not use ray up",
         silent="vcluster does not go this way",
     ),
-    Row(
+    KnownFailure(
         "42",
         "GPUs stay taken in Ray after vLLM was killed",
         "its placement group has outlived it",
         "vcluster down && vcluster up: a fresh Ray",
         silent="what is logged is row 35",
     ),
-    Row(
+    KnownFailure(
         "43",
         "somebody else's jobs run in the cluster",
         "Ray's dashboard was open to the network",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_cluster.explain.failure import Row, after, cause, symptom
+from vllm_cluster.explain.failure import KnownFailure, after, cause, symptom
 
 CHECK = "vcluster check"
 FIT = "vcluster fit MODEL"
@@ -11,7 +11,7 @@ DEEP = "vcluster check --deep"
 
 
 ROWS = (
-    Row(
+    KnownFailure(
         "44",
         "`World size (16) is larger than the number of available GPUs (8) in this node`",
         "vLLM was told neither that Ray places the ranks nor how many nodes there are",
@@ -19,7 +19,7 @@ ROWS = (
         SERVE,
         (cause("World size (", r"World size \(\d+\) is larger than the number of available"),),
     ),
-    Row(
+    KnownFailure(
         "44a",
         "`--nnodes N must evenly divide the total world size`",
         "TP × PP × DP is no multiple of the number of nodes",
@@ -30,7 +30,7 @@ ROWS = (
             cause("requires --data-parallel-backend mp"),
         ),
     ),
-    Row(
+    KnownFailure(
         "45",
         "`collective_rpc should not be called on follower node`",
         "a follower was started through python -m …api_server, which ignores --headless",
@@ -38,7 +38,7 @@ ROWS = (
         SERVE,
         (cause("collective_rpc should not be called on follower node"),),
     ),
-    Row(
+    KnownFailure(
         "46",
         "`Address already in use`, `Cannot assign requested address`",
         "the port is taken, often by a server that was left over, or the address is not this host's",
@@ -51,7 +51,7 @@ ROWS = (
             cause("is taken by another program", r"port \d+ of "),
         ),
     ),
-    Row(
+    KnownFailure(
         "47",
         "`Pipeline parallelism is not supported for this model`",
         "vLLM's class for this model cannot be split into stages",
@@ -62,7 +62,7 @@ ROWS = (
             cause("Pipeline parallelism is only supported for the following"),
         ),
     ),
-    Row(
+    KnownFailure(
         "48",
         "`Total number of attention heads (N) must be divisible by tensor parallel size (T)`",
         "the model cannot be split over so many GPUs",
@@ -75,7 +75,7 @@ ROWS = (
             cause("is not a multiple of the number of attention heads"),
         ),
     ),
-    Row(
+    KnownFailure(
         "49",
         "`is not divisible by weight quantization block_n = 128`",
         "a GPU's share of a layer is no multiple of the block in which the weights are quantised",
@@ -91,7 +91,7 @@ ROWS = (
             ),
         ),
     ),
-    Row(
+    KnownFailure(
         "50",
         "ready, and the first request hangs",
         "a stage waits for another that never answers",
@@ -100,7 +100,7 @@ ROWS = (
         silent="it hangs; what is logged later is row 39, 51 or 55",
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "51",
         "`No available shared memory broadcast block found in 60 seconds`, and nothing after it",
         "a rank does not take its work: dead, stopped, or waiting for another that is",
@@ -109,7 +109,7 @@ ROWS = (
         silent="harmless by itself: long work says the same; a failure only where no work goes on after it",
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "52",
         "one host at 100 % GPU use, another at 0 %",
         "a collective was lost between them",
@@ -118,7 +118,7 @@ ROWS = (
         silent="it hangs; what is logged later is row 51, 23 or 55",
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "53",
         "`CUDA out of memory`",
         "the GPU is full: another process, too long a context, or too high a --gpu-memory-utilization",
@@ -133,7 +133,7 @@ ROWS = (
             cause("No available memory for the cache blocks"),
         ),
     ),
-    Row(
+    KnownFailure(
         "54",
         "killed without a word; exit code 137",
         "the host ran out of memory: page cache and pinned buffers count, on unified memory also the GPU's share",
@@ -154,7 +154,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "55",
         "/health says 200 and nothing answers; `RPC call to execute_model timed out`",
         "a rank on another host is dead or stuck, and nobody watches it",
@@ -168,21 +168,21 @@ ROWS = (
         ),
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "56",
         "headless ranks log errors for ever after the head is gone",
         "a headless rank does not end with its head",
         "stop them too (vcluster stop, vcluster down)",
         silent="what it logs is another row's; vcluster starts no headless ranks",
     ),
-    Row(
+    KnownFailure(
         "57",
         "one rank comes back after a restart and never joins",
         "a restart policy for one container, where only the whole group can start",
         "start the whole group again; vcluster's node program does",
         silent="its log lines are those of row 30",
     ),
-    Row(
+    KnownFailure(
         "58",
         "`Operation not permitted` from io_uring",
         "Docker's seccomp profile forbids it",
@@ -190,14 +190,14 @@ ROWS = (
         "",
         (cause("io_uring", r"(?i)io_uring.{0,120}(?:not permitted|EPERM|os error 1\b)"),),
     ),
-    Row(
+    KnownFailure(
         "59",
         "ranks run with different flags",
         "commands written by hand for each host",
         "vcluster serve: one source for all ranks",
         silent="what it leads to is another row",
     ),
-    Row(
+    KnownFailure(
         "71",
         "`To serve at least one request with the model's max seq len …`",
         "the context does not fit beside the weights",
@@ -209,7 +209,7 @@ ROWS = (
             cause("larger than the available KV cache memory"),
         ),
     ),
-    Row(
+    KnownFailure(
         "72",
         "the server ends with exit code 0 after `EngineCore encountered an issue`",
         "its engine died; the API server then ends in order",
@@ -232,7 +232,7 @@ ROWS = (
         ),
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "73",
         "`Free memory on device … is less than the engine's budget after excluding external process's weights`",
         "something else holds memory of the GPU (row 9 in another wording)",

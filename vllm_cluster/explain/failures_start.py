@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from vllm_cluster.explain.failure import Row, cause, symptom
+from vllm_cluster.explain.failure import KnownFailure, cause, symptom
 
 CHECK = "vcluster check"
 SERVE = "vcluster serve"
 FIT = "vcluster fit MODEL"
 
 ROWS = (
-    Row(
+    KnownFailure(
         "74",
         "`vllm: error: unrecognized arguments: …`, `error: argument --x: invalid choice`",
         "vLLM does not know a flag, or not that value of it",
@@ -23,7 +23,7 @@ ROWS = (
             cause("error: ambiguous option:"),
         ),
     ),
-    Row(
+    KnownFailure(
         "75",
         "`max_model_len (N) is greater than the derived max_model_len (M)`",
         "the length that is asked for is above what the model was made for",
@@ -31,7 +31,7 @@ ROWS = (
         SERVE,
         (cause("is greater than the derived max_model_len"),),
     ),
-    Row(
+    KnownFailure(
         "76",
         "`This model does not support …`, `The model does not support Completions API`, HTTP 404 for completions",
         "the model has no task of that kind: an embedding model completes no text, and the reverse",
@@ -46,7 +46,7 @@ ROWS = (
             cause("a completion ended with HTTP 404"),
         ),
     ),
-    Row(
+    KnownFailure(
         "77",
         "`Cannot include dashboard with missing packages`",
         "the image has plain ray, without the packages of ray[default] that the dashboard needs",
@@ -58,7 +58,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "78",
         '`could not select device driver "cdi"`',
         "CDI is off in Docker, so it knows no device by a CDI name",
@@ -70,7 +70,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "79",
         "`Failed to find C compiler`, `Python.h: No such file or directory`, `python3: not found` in the container",
         "the image lacks a program or a file that the start needs",
@@ -88,7 +88,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "80",
         "`local_world_size (16) must be less than or equal to the number of visible devices (8)`",
         "more ranks than this host has GPUs, for an executor that places all of them here",
@@ -102,7 +102,7 @@ ROWS = (
             cause("is not equal to tensor_model_parallel_size"),
         ),
     ),
-    Row(
+    KnownFailure(
         "81",
         "`failed to get the hash of the compiled graph`, `corrupted compilation artifact`, `Stale file handle`",
         "hosts or processes write one compile cache at the same time: it lies on a shared folder",
@@ -119,7 +119,7 @@ ROWS = (
             cause("torch_compile_cache", r"FileNotFoundError.{0,300}torch_compile_cache"),
         ),
     ),
-    Row(
+    KnownFailure(
         "82",
         "`invalid device ordinal`, `Duplicate GPU detected`",
         "two lists of devices are set: Ray's or Docker's, and CUDA_VISIBLE_DEVICES beside it",
@@ -130,7 +130,7 @@ ROWS = (
             cause("Duplicate GPU detected"),
         ),
     ),
-    Row(
+    KnownFailure(
         "83",
         "`CUDA error: unspecified launch failure`, `illegal memory access`, `No CUDA GPUs are available`",
         "a rank lost its GPU, or a kernel went wrong: a defect of the card, of the driver or of vLLM all look like it",
@@ -146,7 +146,7 @@ ROWS = (
         ),
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "84",
         "`Connection closed by peer`, `Connection reset by peer`, `remote process exited or there was a network error`",
         "another rank is gone, or the way to it: this rank only saw its connection end",
@@ -160,7 +160,7 @@ ROWS = (
         ),
         kind="symptom",
     ),
-    Row(
+    KnownFailure(
         "85",
         "`CUDA driver version is insufficient`, `PTX was compiled with an unsupported toolchain`",
         "the image's CUDA is newer than the host's driver, or has no kernels for its GPUs",
@@ -177,7 +177,7 @@ ROWS = (
         ),
         host=True,
     ),
-    Row(
+    KnownFailure(
         "86",
         "`InvalidAuthToken`, `no authentication token was found`",
         "a node of Ray has no token, or another one than its head",

@@ -33,7 +33,7 @@ _TIMES = tuple(
 
 
 @dataclass(frozen=True)
-class Said:
+class LogLine:
     """What a line says. `time` is in seconds since 1970 as if every clock were UTC, None where the line has none."""
 
     time: float | None
@@ -48,7 +48,7 @@ class Said:
         return self.level in ("DEBUG", "INFO", "WARNING", "D", "I", "W", "state-dump")
 
 
-def said(raw: bytes, year: int) -> Said:
+def said(raw: bytes, year: int) -> LogLine:
     """Take a line apart; `year` is for the many formats that have none."""
     text = raw[:LONGEST].decode("utf-8", "replace").rstrip("\r\n")
     if "\x1b" in text:
@@ -68,7 +68,7 @@ def said(raw: bytes, year: int) -> Said:
     level = _LEVEL.match(text) or _RAY_LEVEL.match(text)
     text = _LEVEL.sub("", text, count=1).strip()
     times = int(repeated[1]) if repeated else 1
-    return Said(time, " ".join(who), text, times, next(filter(None, level.groups()), "") if level else "")
+    return LogLine(time, " ".join(who), text, times, next(filter(None, level.groups()), "") if level else "")
 
 
 def moment(text: str, year: int) -> float | None:

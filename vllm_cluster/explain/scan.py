@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from vllm_cluster.explain import benign
-from vllm_cluster.explain.catalogue import KEYS, SIGNS, Known
-from vllm_cluster.explain.failure import Weight
-from vllm_cluster.explain.log_line import LONGEST, Said, said
+from vllm_cluster.explain.catalogue import KEYS, SIGNS, LogPattern
+from vllm_cluster.explain.failure import SignKind
+from vllm_cluster.explain.log_line import LONGEST, LogLine, said
 from vllm_cluster.text import redact
 
 SHOWN = 400  # characters of a line that are kept
@@ -25,7 +25,7 @@ _PROGRESS = tuple(mark.encode() for mark in benign.PROGRESS)
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """A log: `parts` are pieces of it, each with the number of its first line, whole lines as far as possible."""
 
     name: str
@@ -35,7 +35,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Place:
+class LogPosition:
     """A line, where it stands and who said it; secrets taken out."""
 
     source: str
@@ -47,19 +47,19 @@ class Place:
 
 
 @dataclass
-class Hit:
+class SignMatch:
     """A sign that was found: the first place, how often, and the lines below it."""
 
-    known: Known
-    first: Place
-    last: Place
+    known: LogPattern
+    first: LogPosition
+    last: LogPosition
     count: int = 0
     more: tuple[str, ...] = ()
-    evidence: Place | None = None
+    evidence: LogPosition | None = None
 
 
 @dataclass
-class Seen:
+class LogScan:
     """What one log shows: the hits of its last run; of runs before, what a host suffered from, and rows by number.
 
     `strange` are the first lines of trouble of the last run that no row knows, `last` is the log's last line.
@@ -68,19 +68,19 @@ class Seen:
     name: str
     lines: int = 0
     size: int = 0
-    hits: dict[Known, Hit] = field(default_factory=dict)
-    before: dict[Known, Hit] = field(default_factory=dict)
+    hits: dict[LogPattern, SignMatch] = field(default_factory=dict)
+    before: dict[LogPattern, SignMatch] = field(default_factory=dict)
     earlier: Counter[str] = field(default_factory=Counter)
-    trouble: deque[Place] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
-    strange: list[Place] = field(default_factory=list)
-    last: Place | None = None
-    stopped: Place | None = None
-    started: Place | None = None
-    alive: Place | None = None
+    trouble: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=LAST_TROUBLE))
+    strange: list[LogPosition] = field(default_factory=list)
+    last: LogPosition | None = None
+    stopped: LogPosition | None = None
+    started: LogPosition | None = None
+    alive: LogPosition | None = None
 
 
 @lru_cache(_CACHE)
-def classify(words: str) -> tuple[tuple[Known, ...], bool]:
+def classify(words: str) -> tuple[tuple[LogPattern, ...], bool]:
     """The signs that a line holds, and whether it tells of trouble at all."""
     # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
     if words.startswith("raise "):
@@ -93,9 +93,9 @@ def classify(words: str) -> tuple[tuple[Known, ...], bool]:
     return found, bool(benign.TROUBLE.search(words))
 
 
-def scan(source: Source, tick: Callable[[int], None] = lambda _: None) -> Seen:
+def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> LogScan:
     """Read a log to its end; `tick` is told the bytes of each piece."""
-    seen, state = Seen(source.name), _State(source)
+    seen, state = LogScan(source.name), _State(source)
     for number, part in source.parts:
         for at, line, below in interesting(number, part):
             state.take(seen, at, line, below)
@@ -132,12 +132,12 @@ def interesting(number: int, part: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 class _State:
     """What must be remembered from line to line."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: LogSource) -> None:
         self._source = source
         self._time: float | None = None
-        self._open: list[Hit] = []  # look-alikes that wait for work to go on
+        self._open: list[SignMatch] = []  # look-alikes that wait for work to go on
 
-    def take(self, seen: Seen, number: int, raw: bytes, below: bytes) -> None:
+    def take(self, seen: LogScan, number: int, raw: bytes, below: bytes) -> None:
         """Look at one line that may matter."""
         told = said(raw, self._source.year)
         self._time = self._time if told.time is None else told.time
@@ -153,22 +153,22 @@ class _State:
         place = self._place(number, told)
         for known in found:
             self._add(seen, known, place, told.times, below)
-        if trouble and not told.calm and not any(known.weight is Weight.HARMLESS for known in found):
+        if trouble and not told.calm and not any(known.weight is SignKind.HARMLESS for known in found):
             seen.trouble.append(place)
             if not found and len(seen.strange) < FIRST_STRANGE and not told.words.startswith("Traceback"):
                 seen.strange.append(place)
 
-    def _place(self, number: int, told: Said) -> Place:
+    def _place(self, number: int, told: LogLine) -> LogPosition:
         text = redact(told.words)[:SHOWN]
         time = self._time if told.time is None else told.time
-        return Place(self._source.name, number, text, told.who[:WHO], self._source.host, time)
+        return LogPosition(self._source.name, number, text, told.who[:WHO], self._source.host, time)
 
-    def _add(self, seen: Seen, known: Known, place: Place, times: int, below: bytes) -> None:
+    def _add(self, seen: LogScan, known: LogPattern, place: LogPosition, times: int, below: bytes) -> None:
         hit = seen.hits.get(known)
         if hit is None:
-            hit = seen.hits[known] = Hit(known, place, place, more=self._continued(below))
+            hit = seen.hits[known] = SignMatch(known, place, place, more=self._continued(below))
         hit.count, hit.last, hit.evidence = hit.count + times, place, None
-        if known.weight is Weight.HARMLESS and hit not in self._open:
+        if known.weight is SignKind.HARMLESS and hit not in self._open:
             self._open.append(hit)
 
     def _continued(self, below: bytes) -> tuple[str, ...]:
@@ -181,21 +181,21 @@ class _State:
             lines.append(redact(told.words)[:SHOWN])
         return tuple(lines)
 
-    def _begin(self, seen: Seen, place: Place) -> None:
+    def _begin(self, seen: LogScan, place: LogPosition) -> None:
         """A new run of vLLM: what was found belongs to the one before it."""
         new = seen.started is None or place.number - seen.started.number > BANNER
         if new or benign.OWN_START in place.text:
             self._forget(seen, ray=False)
         seen.started, seen.alive = place, None
 
-    def _forget(self, seen: Seen, *, ray: bool) -> None:
+    def _forget(self, seen: LogScan, *, ray: bool) -> None:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
         for known in [known for known in seen.hits if known.host or not ray]:
             hit = seen.hits.pop(known)
-            if known.weight <= Weight.SYMPTOM:
+            if known.weight <= SignKind.SYMPTOM:
                 seen.earlier[known.row] += 1
                 # Not what only looks like one: a rank that was killed yesterday explains nothing.
-                if known.host and known.weight is Weight.CAUSE and not ray:
+                if known.host and known.weight is SignKind.CAUSE and not ray:
                     seen.before.setdefault(known, hit)
         if ray:
             seen.before.clear()
@@ -204,7 +204,7 @@ class _State:
             seen.strange.clear()
             self._open.clear()
 
-    def settle(self, seen: Seen, number: int, part: bytes) -> None:
+    def settle(self, seen: LogScan, number: int, part: bytes) -> None:
         """After a piece: its last line, the last sign that work goes on, and whether the server answers."""
         seen.last = self._at(number, part, len(part.rstrip()))
         answers = -1
@@ -222,7 +222,7 @@ class _State:
                     hit.evidence = after
                     self._open.remove(hit)
 
-    def _at(self, number: int, part: bytes, at: int) -> Place:
+    def _at(self, number: int, part: bytes, at: int) -> LogPosition:
         """A line of a piece; where it has no time, as old as the one above it that has."""
         start = part.rfind(b"\n", 0, at) + 1
         line = number + part.count(b"\n", 0, start)

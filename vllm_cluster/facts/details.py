@@ -34,7 +34,7 @@ class GpuHealth:
 
 
 @dataclass(frozen=True)
-class Links:
+class NvLinks:
     """The NVLinks of one GPU: how many carry traffic, how many there are."""
 
     gpu: int
@@ -72,7 +72,7 @@ class Details:
 
     cuda: str = ""
     health: tuple[GpuHealth, ...] = ()
-    links: tuple[Links, ...] = ()
+    links: tuple[NvLinks, ...] = ()
     xids: tuple[str, ...] | None = None
     fabric_manager: str = ""
     peermem: bool = False

@@ -91,7 +91,7 @@ class Gid:
 
 
 @dataclass(frozen=True)
-class Engine:
+class DockerFacts:
     """The Docker engine of a host; `problem` says why it does not answer, in the client's own words.
 
     `cdi_specs` are the kinds of device that CDI files on the host describe. Whether the engine reads such files is
@@ -165,7 +165,7 @@ class HostFacts:
     routes: Mapping[str, str | None]
     missing_paths: frozenset[str]
     free: Mapping[str, int]
-    engine: Engine
+    engine: DockerFacts
     containers: tuple[Container, ...] = ()
     images: tuple[Image, ...] = ()
     available: int = 0

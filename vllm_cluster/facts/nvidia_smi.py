@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # The standard library's parser fetches nothing; what an attack could use is entities, and these are refused.
 from xml.etree.ElementTree import Element, ParseError, XMLParser
 
-from vllm_cluster.facts.details import GpuHealth, GpuProcess, Links
+from vllm_cluster.facts.details import GpuHealth, GpuProcess, NvLinks
 from vllm_cluster.facts.values import number
 
 MOST_XML = 2_000_000
@@ -27,25 +27,25 @@ _PENDING = {
 
 
 @dataclass(frozen=True)
-class Smi:
+class NvidiaSmiReport:
     """The driver's highest CUDA version, and each GPU."""
 
     cuda: str = ""
     gpus: tuple[GpuHealth, ...] = ()
 
 
-def smi(text: str, cgroups: Mapping[int, str]) -> Smi:
+def smi(text: str, cgroups: Mapping[int, str]) -> NvidiaSmiReport:
     """What `nvidia-smi -q -x` printed; nothing where it is not whole. `cgroups` tells of each process."""
     if len(text) > MOST_XML or "<!ENTITY" in text:
-        return Smi()
+        return NvidiaSmiReport()
     parser = XMLParser()  # noqa: S314
     try:
         parser.feed(text)
         root = parser.close()
     except (ParseError, ValueError, LookupError):
-        return Smi()
+        return NvidiaSmiReport()
     gpus = root.findall("gpu")[:MOST_GPUS]
-    return Smi(_text(root, "cuda_version"), tuple(_health(gpu, cgroups) for gpu in gpus))
+    return NvidiaSmiReport(_text(root, "cuda_version"), tuple(_health(gpu, cgroups) for gpu in gpus))
 
 
 def _text(element: Element, path: str) -> str:
@@ -81,7 +81,7 @@ def _processes(gpu: Element, cgroups: Mapping[int, str]) -> Iterable[GpuProcess]
             yield GpuProcess(pid, _text(entry, "process_name"), used, container[0] if container else "")
 
 
-def links(text: str) -> tuple[Links, ...]:
+def links(text: str) -> tuple[NvLinks, ...]:
     """What `nvidia-smi nvlink -s` printed: a line a link, below the line of its GPU."""
     found: dict[int, list[bool]] = {}
     current: list[bool] = []
@@ -91,4 +91,4 @@ def links(text: str) -> tuple[Links, ...]:
             current = found.setdefault(int(gpu[1]), [])
         elif re.match(r"\s*Link \d+:", line):
             current.append("inactive" not in line)
-    return tuple(Links(gpu, sum(states), len(states)) for gpu, states in found.items() if states)
+    return tuple(NvLinks(gpu, sum(states), len(states)) for gpu, states in found.items() if states)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ipaddress import ip_interface
 from typing import Any
 
-from vllm_cluster.facts.host_facts import Engine, Gid, Gpu, Hca, HostFacts, Nic
+from vllm_cluster.facts.host_facts import DockerFacts, Gid, Gpu, Hca, HostFacts, Nic
 from vllm_cluster.facts.parse_details import details
 from vllm_cluster.facts.values import document, items, mapping, number, rows
 
@@ -144,17 +144,17 @@ def _routes(lines: Iterable[str]) -> Iterable[tuple[str, str | None]]:
             yield address, interface.strip() or None
 
 
-def _engine(part: Mapping[str, str]) -> Engine:
+def _engine(part: Mapping[str, str]) -> DockerFacts:
     server, info = mapping(part["docker"]), part["dockerinfo"]
     said = mapping(next((line for line in info.splitlines() if line.startswith('{"Root"')), ""))
     api = str(server.get("ApiVersion", ""))
     if not _VERSION.fullmatch(api):
         problem = "\n".join(line for line in info.splitlines() if not line.startswith("{")).strip()
-        return Engine(problem=problem or "no answer")
+        return DockerFacts(problem=problem or "no answer")
     kinds = (re.sub(r'.*[:\s"]', "", line) for line in part["cdi"].splitlines())
     toolkit = _VERSION.search(part["toolkit"])
     folders, devices = _said_lists(part["dockercdi"])
-    return Engine(
+    return DockerFacts(
         version=str(server.get("Version", "")),
         api_version=api,
         architecture=str(server.get("Arch", "")),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vllm_cluster.fit.model_config import BATCHED, BLOCK, Layer, Shape
+from vllm_cluster.fit.model_config import BATCHED, BLOCK, Layer, ModelConfig
 from vllm_cluster.fit.weights import Weights
 
 # vLLM's default for --gpu-memory-utilization, of the total memory.
@@ -19,7 +19,7 @@ KV_DTYPES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "f
 
 
 @dataclass(frozen=True)
-class Gpus:
+class GpuPool:
     """The GPUs there are: how many on each node, the bytes of the smallest, and whether RDMA joins all nodes."""
 
     nodes: tuple[int, ...]
@@ -28,7 +28,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Workload:
     """What shall be served: requests at once, each of so many tokens; `context` 0 is the model's own."""
 
     context: int = 0
@@ -47,10 +47,10 @@ class Model:
 
     name: str
     weights: Weights
-    shape: Shape | None
+    shape: ModelConfig | None
     pipelines: bool | None = None
 
-    def context(self, wish: Wish) -> int:
+    def context(self, wish: Workload) -> int:
         """The tokens that a request shall have, 0 where nobody says."""
         return wish.context or (self.shape.context if self.shape else 0)
 
@@ -60,7 +60,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """One GPU of one stage: bytes of weights, for computing, and left for the KV cache of its layers."""
 
     weights: int
@@ -95,7 +95,7 @@ class Layout:
     notes: tuple[str, ...] = ()
 
 
-def refusal(shape: Shape, tp: int, pp: int) -> str:
+def refusal(shape: ModelConfig, tp: int, pp: int) -> str:
     """Why vLLM would refuse this split of a model, in one sentence; empty when it would not."""
     if shape.heads % tp:
         return f"TP={tp} does not divide its {shape.heads} attention heads"
@@ -107,11 +107,11 @@ def refusal(shape: Shape, tp: int, pp: int) -> str:
     return ""
 
 
-def judge(model: Model, gpus: Gpus, wish: Wish, tp: int, pp: int, *, why: str = "") -> Layout:
+def judge(model: Model, gpus: GpuPool, wish: Workload, tp: int, pp: int, *, why: str = "") -> Layout:
     """What a layout needs and gives."""
     problem, notes = _problem(model, tp, pp), tuple(_notes(model, gpus, tp, pp))
     stages = _stages(model, gpus, tp, pp) if not problem else ()
-    fullest = max(stages, key=lambda stage: stage.weights, default=Stage(0, 0, 0, ()))
+    fullest = max(stages, key=lambda stage: stage.weights, default=PipelineStage(0, 0, 0, ()))
     context = requests = tokens = None
     fits = bool(stages) and min(stage.left for stage in stages) >= 0
     if stages and model.shape:
@@ -137,7 +137,7 @@ def _problem(model: Model, tp: int, pp: int) -> str:
     return found
 
 
-def _notes(model: Model, gpus: Gpus, tp: int, pp: int) -> Iterator[str]:
+def _notes(model: Model, gpus: GpuPool, tp: int, pp: int) -> Iterator[str]:
     heads = max((layer.heads for layer in model.shape.layers), default=0) if model.shape else 0
     if heads == 1 < tp:
         yield f"every GPU holds the whole KV cache of its layers; -- --decode-context-parallel-size={tp} divides it"
@@ -161,21 +161,21 @@ def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def _stages(model: Model, gpus: Gpus, tp: int, pp: int) -> tuple[Stage, ...]:
+def _stages(model: Model, gpus: GpuPool, tp: int, pp: int) -> tuple[PipelineStage, ...]:
     budget = int(UTILISATION * gpus.memory)
     if not model.shape:
         weights = -(-model.weights.loaded // (tp * pp))
-        return (Stage(weights, FIXED, budget - weights - FIXED, ()),)
+        return (PipelineStage(weights, FIXED, budget - weights - FIXED, ()),)
     stages = []
     for begin, end in stage_bounds(len(model.shape.layers), pp):
         weights = model.weights.on_stage(begin, end, tp)
         reserve = FIXED + _activations(model.shape, tp, last=end == len(model.shape.layers))
         layers = tuple(Counter(model.shape.layers[begin:end]).items())
-        stages.append(Stage(weights, reserve, budget - weights - reserve, layers))
+        stages.append(PipelineStage(weights, reserve, budget - weights - reserve, layers))
     return tuple(stages)
 
 
-def _activations(shape: Shape, tp: int, *, last: bool) -> int:
+def _activations(shape: ModelConfig, tp: int, *, last: bool) -> int:
     """The peak of one step, in 16 bits: residuals and the widest layer of a full batch, or on the last stage the
     logits of all sequences with their copy in 32 bits. An estimate, near what vLLM measured on Llama."""
     routed = shape.experts_used * (shape.hidden + 2 * shape.expert // tp)
@@ -183,13 +183,13 @@ def _activations(shape: Shape, tp: int, *, last: bool) -> int:
     return max(step, SEQUENCES * shape.vocab * 6 if last else 0)
 
 
-def _requests(stages: tuple[Stage, ...], tp: int, wish: Wish, context: int, unit: int = 1) -> int:
+def _requests(stages: tuple[PipelineStage, ...], tp: int, wish: Workload, context: int, unit: int = 1) -> int:
     """How many requests of that context fit beside each other, in units of a part of one."""
     needs = [(stage.left, stage.request(context, tp, wish.kv_bytes)) for stage in stages]
     return min((max(0, left) * unit // need for left, need in needs if need), default=0)
 
 
-def _longest(stages: tuple[Stage, ...], tp: int, wish: Wish, limit: int) -> int:
+def _longest(stages: tuple[PipelineStage, ...], tp: int, wish: Workload, limit: int) -> int:
     """The longest context at which the wished number of requests fits, in whole blocks; 0 when none does."""
     if _requests(stages, tp, wish, limit) >= wish.concurrency:
         return limit

@@ -43,7 +43,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelConfig:
     """A model's sizes; `blocks` are sizes that quantisation cuts into blocks, as (name, size, block)."""
 
     model_type: str
@@ -61,7 +61,7 @@ class Shape:
     notes: tuple[str, ...]
 
 
-def shape(document: Mapping[str, Any]) -> Shape:
+def shape(document: Mapping[str, Any]) -> ModelConfig:
     """The shape that a config.json describes; of a multimodal model, its language part's.
 
     Raises:
@@ -84,7 +84,7 @@ def shape(document: Mapping[str, Any]) -> Shape:
     if kind not in _KNOWN.split():
         notes = (f"the model type {kind} was not tried: its KV cache is taken for that of ordinary attention", *notes)
     names = document.get("architectures") or config.get("architectures")
-    return Shape(
+    return ModelConfig(
         model_type=kind,
         architecture=str(names[0]) if isinstance(names, list) and names else "",
         layers=layers,

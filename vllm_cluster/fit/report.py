@@ -6,29 +6,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vllm_cluster.backends import vllm
-from vllm_cluster.fit.layouts import Gpus, Layout, Model, Wish, judge
-from vllm_cluster.fit.weights import Part, Weights
+from vllm_cluster.fit.layouts import GpuPool, Layout, Model, Workload, judge
+from vllm_cluster.fit.weights import WeightBytes, Weights
 
 # Nobody is told to buy more nodes, or more GPUs in one, than this.
 MOST_NODES, MOST_IN_NODE = 64, 8
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FitReport:
     """The layouts, the best first; `taken` is the first of them that fits, `changes` what would fit when none does.
 
     Without GPUs it is only about sizes.
     """
 
     model: Model
-    gpus: Gpus | None
-    wish: Wish
+    gpus: GpuPool | None
+    wish: Workload
     layouts: tuple[Layout, ...]
     taken: Layout | None
     changes: tuple[str, ...]
 
 
-def at_least(model: Model, memory: int, wish: Wish) -> int:
+def at_least(model: Model, memory: int, wish: Workload) -> int:
     """How many GPUs hold the weights and one request of the wished context, with nothing beside them."""
     return -(-(model.weights.loaded + model.request(model.context(wish), wish.kv_bytes)) // memory)
 
@@ -41,23 +41,23 @@ def rule_of_thumb(weights: int) -> int:
 def of_parameters(params: int, bits: int) -> Model:
     """A model of which nothing but its size is known; what a request takes stays unknown."""
     size = params * bits // 8
-    weights = Weights({f"{bits} bits": size}, (), Part(size), Part())
+    weights = Weights({f"{bits} bits": size}, (), WeightBytes(size), WeightBytes())
     return Model(f"{params / 1e9:g}B parameters at {bits} bits", weights, None)
 
 
-def verdict(model: Model, gpus: Gpus | None, wish: Wish) -> Verdict:
+def verdict(model: Model, gpus: GpuPool | None, wish: Workload) -> FitReport:
     """Judge every layout. Where nobody says how long the context is, a shorter one than the model's own will do."""
     if gpus is None:
-        return Verdict(model, gpus, wish, (), None, ())
+        return FitReport(model, gpus, wish, (), None, ())
     layouts = tuple(_layouts(model, gpus, wish))
     taken = next((layout for layout in layouts if layout.fits), None)
     if taken is None and not wish.context:
         taken = max((layout for layout in layouts if layout.context), key=lambda one: one.context or 0, default=None)
     changes = () if taken else tuple(_changes(model, gpus, wish, layouts))
-    return Verdict(model, gpus, wish, layouts, taken, changes)
+    return FitReport(model, gpus, wish, layouts, taken, changes)
 
 
-def _layouts(model: Model, gpus: Gpus, wish: Wish) -> Iterator[Layout]:
+def _layouts(model: Model, gpus: GpuPool, wish: Workload) -> Iterator[Layout]:
     """The fewest GPUs that hold it first; then all: TP = GPUs of a node and PP = nodes, and every other split.
 
     Each is one that `serve` can make: a cluster serves one model once.
@@ -79,7 +79,7 @@ def _layouts(model: Model, gpus: Gpus, wish: Wish) -> Iterator[Layout]:
         yield judge(model, gpus, wish, tp, total // tp, why=why)
 
 
-def _smallest(model: Model, gpus: Gpus, wish: Wish) -> Layout | None:
+def _smallest(model: Model, gpus: GpuPool, wish: Workload) -> Layout | None:
     """The fewest GPUs that hold the model: some of the head's, or those of fewer nodes than there are."""
     nodes, size = gpus.nodes, gpus.nodes[0]
     for tp in _divisors(size) if len(nodes) > 1 else _divisors(size)[:-1]:
@@ -99,7 +99,7 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _changes(model: Model, gpus: Gpus, wish: Wish, layouts: tuple[Layout, ...]) -> Iterator[str]:
+def _changes(model: Model, gpus: GpuPool, wish: Workload, layouts: tuple[Layout, ...]) -> Iterator[str]:
     """The nearest changes with which it would fit, each by itself."""
     longest = max((layout.context or 0 for layout in layouts), default=0)
     if longest:
@@ -121,7 +121,7 @@ def _changes(model: Model, gpus: Gpus, wish: Wish, layouts: tuple[Layout, ...]) 
             return
 
 
-def _simplest(model: Model, gpus: Gpus, wish: Wish) -> Layout:
+def _simplest(model: Model, gpus: GpuPool, wish: Workload) -> Layout:
     """The largest groups within a node that the model can be split into, and as many stages as that makes."""
     total = sum(gpus.nodes)
     layouts = (judge(model, gpus, wish, tp, total // tp) for tp in sorted(_divisors(min(gpus.nodes)), reverse=True))

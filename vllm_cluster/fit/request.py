@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vllm_cluster.backends import vllm
-from vllm_cluster.fit.layouts import FIXED, UTILISATION, Gpus, Layout, Model, Wish, judge, refusal
-from vllm_cluster.fit.model_config import Shape, shape
+from vllm_cluster.fit.layouts import FIXED, UTILISATION, GpuPool, Layout, Model, Workload, judge, refusal
+from vllm_cluster.fit.model_config import ModelConfig, shape
 from vllm_cluster.fit.weights import spread, weigh
 
 # With one of these, what we reckon from the stored config and weights is not what vLLM will load.
@@ -39,7 +39,7 @@ _OTHERWISE = frozenset(
 DOUBT = 1.25
 
 
-class Problem(NamedTuple):
+class RequestProblem(NamedTuple):
     """Why a request cannot work, where, and what to do."""
 
     host: str
@@ -86,11 +86,11 @@ class Asked:
     pp: int
     argv: Sequence[str]
     extra: Sequence[str]
-    gpus: Gpus | None
+    gpus: GpuPool | None
     node: str = "NODE"
 
 
-def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged) -> Iterator[Problem]:
+def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged) -> Iterator[RequestProblem]:
     """Everything that would make the request fail after the running model was stopped."""
     named = list(_named(asked, head, files))
     yield from named
@@ -100,7 +100,7 @@ def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged
         yield from _room(asked, head, files)
 
 
-def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Problem]:
+def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
     for host, found in files.items():
         if found.where == "nowhere" and (host == head or asked.gpus is None or asked.tp * asked.pp == _total(asked)):
             near = difflib.get_close_matches(asked.model, found.near, n=1, cutoff=0.5)
@@ -108,37 +108,39 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Prob
             fix = meant if "gated" not in found.problem else f"accept its terms on the hub and set hf_token; {meant}"
             elsewhere = host != head and files[head].where in ("cache", "folder")
             fix = f"download or copy it to {host} too: each rank reads its own host's files" if elsewhere else fix
-            yield Problem(host, f"{asked.model}: {found.problem}", fix)
+            yield RequestProblem(host, f"{asked.model}: {found.problem}", fix)
         elif found.where == "folder" and found.lacking:
             text = f"{asked.model} is not whole: its index names {found.lacking[0]}, which is not there"
-            yield Problem(host, text, "copy or download it again")
+            yield RequestProblem(host, text, "copy or download it again")
 
 
 def _total(asked: Asked) -> int:
     return sum(asked.gpus.nodes) if asked.gpus else asked.tp * asked.pp
 
 
-def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[Problem]:
+def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[RequestProblem]:
     if judged.flags == "refused":
         text = f"vLLM refuses these flags: {judged.problem}"
-        yield Problem(head, text, f"on {head}: docker exec {asked.node} vllm serve --help=all shows every flag")
+        yield RequestProblem(head, text, f"on {head}: docker exec {asked.node} vllm serve --help=all shows every flag")
         return
     for option, fix in vllm.undone(judged.values, judged.given, asked.argv):
-        yield Problem(head, f"{option} is set by vcluster, and these flags or their --config file set it too", fix)
+        yield RequestProblem(
+            head, f"{option} is set by vcluster, and these flags or their --config file set it too", fix
+        )
     if judged.model == "refused" and not named:
-        yield Problem(
+        yield RequestProblem(
             head, f"vLLM refuses {asked.model}: {judged.problem}", "change the flag or the model that it names"
         )
 
 
-def _shape(found: Files) -> Shape | None:
+def _shape(found: Files) -> ModelConfig | None:
     try:
         return shape(found.config) if found.config else None
     except (ValueError, RecursionError, TypeError, KeyError):
         return None
 
 
-def _fits(asked: Asked, head: str, found: Files, judged: Judged) -> Iterator[Problem]:
+def _fits(asked: Asked, head: str, found: Files, judged: Judged) -> Iterator[RequestProblem]:
     given = judged.given or tuple(vllm.options(asked.extra))
     known = _shape(found)
     if known is None or set(given) & _OTHERWISE:
@@ -147,36 +149,36 @@ def _fits(asked: Asked, head: str, found: Files, judged: Judged) -> Iterator[Pro
     if not split and asked.pp > 1 and judged.supports_pp is False:
         split = f"the image's vLLM cannot split {known.architecture} into stages"
     if split:
-        yield Problem(head, f"{asked.model} cannot be split so: {split}", _other_split(asked, known))
+        yield RequestProblem(head, f"{asked.model} cannot be split so: {split}", _other_split(asked, known))
     elif found.weights:
         yield from _memory(asked, head, found, known, judged)
 
 
-def _other_split(asked: Asked, known: Shape) -> str:
+def _other_split(asked: Asked, known: ModelConfig) -> str:
     total = asked.tp * asked.pp
     others = [(tp, total // tp) for tp in range(total, 0, -1) if total % tp == 0]
     good = next((f"--tp {tp} --pp {pp}" for tp, pp in others if not refusal(known, tp, pp)), "fewer GPUs")
     return f"try {good}; vcluster fit shows the rest"
 
 
-def _memory(asked: Asked, head: str, found: Files, known: Shape, judged: Judged) -> Iterator[Problem]:
+def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: Judged) -> Iterator[RequestProblem]:
     gpus = asked.gpus
     if gpus is None:
         return
     weights = weigh(found.tensors, known) if found.tensors else spread(found.weights or 0, known)
     model = Model(asked.model, weights, known, judged.supports_pp)
     length = judged.max_model_len or known.context
-    layout = judge(model, gpus, Wish(context=length), asked.tp, asked.pp)
+    layout = judge(model, gpus, Workload(context=length), asked.tp, asked.pp)
     advice = f"vcluster fit {asked.model} shows what fits"
     if layout.problem:
-        yield Problem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)
+        yield RequestProblem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)
     elif layout.weights + FIXED > UTILISATION * gpus.memory:
         text = (
             f"its weights take {_gib(layout.weights)} of a GPU's {_gib(gpus.memory)} at TP={asked.tp} × PP={asked.pp}"
         )
-        yield Problem(head, f"{asked.model} does not fit: {text}", advice)
+        yield RequestProblem(head, f"{asked.model} does not fit: {text}", advice)
     elif not layout.fits and layout.context is not None and layout.context * DOUBT < length:
-        yield Problem(head, f"{asked.model} does not fit: {_short(layout, length)}", _shorter(layout, advice))
+        yield RequestProblem(head, f"{asked.model} does not fit: {_short(layout, length)}", _shorter(layout, advice))
 
 
 def _short(layout: Layout, length: int) -> str:
@@ -187,13 +189,13 @@ def _shorter(layout: Layout, advice: str) -> str:
     return f"-- --max-model-len={layout.context}; {advice}" if layout.context else advice
 
 
-def _room(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Problem]:
+def _room(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
     size = files[head].weights
     for host, found in files.items():
         missing = to_download(found, size)
         if missing and found.free is not None and missing > found.free:
             text = f"{missing / 1e9:.0f} GB of {asked.model} must be downloaded, and {found.free / 1e9:.0f} GB are free"
-            yield Problem(host, text, f"on {host}: make room below model_cache, or give a larger disk")
+            yield RequestProblem(host, text, f"on {host}: make room below model_cache, or give a larger disk")
 
 
 def to_download(found: Files, size: int | None) -> int:

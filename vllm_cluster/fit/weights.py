@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.fit.model_config import Shape
+from vllm_cluster.fit.model_config import ModelConfig
 
 # Of the names that checkpoints give their tensors.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")
@@ -20,7 +20,7 @@ _WHOLE = re.compile(r"norm|_a_proj|\.gate\.|router")
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightBytes:
     """Bytes of which each rank of a TP group holds its share, and bytes that every rank holds whole."""
 
     shared: int = 0
@@ -30,8 +30,8 @@ class Part:
         """Bytes on one GPU."""
         return -(-self.shared // tp) + self.whole
 
-    def __add__(self, other: Part) -> Part:
-        return Part(self.shared + other.shared, self.whole + other.whole)
+    def __add__(self, other: WeightBytes) -> WeightBytes:
+        return WeightBytes(self.shared + other.shared, self.whole + other.whole)
 
 
 @dataclass(frozen=True)
@@ -39,25 +39,27 @@ class Weights:
     """What is stored, by dtype, and what of it is loaded where; `unused` is what serving leaves on the disk."""
 
     stored: Mapping[str, int]
-    layers: tuple[Part, ...]
-    first: Part
-    last: Part
-    everywhere: Part = Part()
+    layers: tuple[WeightBytes, ...]
+    first: WeightBytes
+    last: WeightBytes
+    everywhere: WeightBytes = WeightBytes()
     unused: int = 0
     estimated: bool = False
 
     @property
     def loaded(self) -> int:
         """Bytes that all GPUs together hold at TP=1."""
-        return sum((*self.layers, self.first, self.last, self.everywhere), Part()).on_rank(1)
+        return sum((*self.layers, self.first, self.last, self.everywhere), WeightBytes()).on_rank(1)
 
     def on_stage(self, begin: int, end: int, tp: int) -> int:
         """Bytes on one GPU of the stage that has these layers."""
         part = sum(self.layers[begin:end], self.everywhere)
         first, last = begin == 0, end == len(self.layers)
-        part += self.first if first else Part()
+        part += self.first if first else WeightBytes()
         # Without a head of its own, the last stage computes with a second copy of the embedding.
-        part += self.last if last and (first or self.last.shared) else self.first if last and not first else Part()
+        part += (
+            self.last if last and (first or self.last.shared) else self.first if last and not first else WeightBytes()
+        )
         return part.on_rank(tp)
 
 
@@ -86,7 +88,7 @@ def tensors(header: bytes) -> list[tuple[str, str, int]]:
     return found
 
 
-def weigh(found: Iterable[tuple[str, str, int]], shape: Shape) -> Weights:
+def weigh(found: Iterable[tuple[str, str, int]], shape: ModelConfig) -> Weights:
     """The weights that these tensors are."""
     stored: Counter[str] = Counter()
     places: dict[str | int, list[int]] = {}
@@ -100,9 +102,9 @@ def weigh(found: Iterable[tuple[str, str, int]], shape: Shape) -> Weights:
             unused += stored_bytes
         else:
             places.setdefault(place, [0, 0])[bool(_WHOLE.search(name))] += loaded
-    part = {place: Part(*pair) for place, pair in places.items()}
-    layers = tuple(part.get(index, Part()) for index in range(len(shape.layers)))
-    first, last, everywhere = (part.get(place, Part()) for place in ("first", "last", "everywhere"))
+    part = {place: WeightBytes(*pair) for place, pair in places.items()}
+    layers = tuple(part.get(index, WeightBytes()) for index in range(len(shape.layers)))
+    first, last, everywhere = (part.get(place, WeightBytes()) for place in ("first", "last", "everywhere"))
     return Weights(dict(stored), layers, first, last, everywhere, unused)
 
 
@@ -120,7 +122,7 @@ def _place(name: str, count: int) -> str | int | None:
     return "last" if _LAST.search(name) else "everywhere"
 
 
-def dense(shape: Shape) -> int:
+def dense(shape: ModelConfig) -> int:
     """Bytes of the weights in 16 bits by the config alone; 0 for experts and linear attention, which it does not fix.
 
     A gated MLP has three matrices; what has two is counted too large, which errs to the safe side.
@@ -135,10 +137,10 @@ def dense(shape: Shape) -> int:
     return 2 * parameters
 
 
-def spread(total: int, shape: Shape) -> Weights:
+def spread(total: int, shape: ModelConfig) -> Weights:
     """The weights where only their sum is known: embeddings by the config, the rest evenly over the layers."""
     embedding = min(shape.vocab * shape.hidden * 2, total // 3)
     head = 0 if shape.tied else embedding
-    layer = Part((total - embedding - head) // len(shape.layers))
+    layer = WeightBytes((total - embedding - head) // len(shape.layers))
     layers = (layer,) * len(shape.layers)
-    return Weights({"unknown": total}, layers, Part(embedding), Part(head), estimated=True)
+    return Weights({"unknown": total}, layers, WeightBytes(embedding), WeightBytes(head), estimated=True)

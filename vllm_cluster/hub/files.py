@@ -19,7 +19,7 @@ HUB = "https://huggingface.co"
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 20.0
 
 
-class Source(Protocol):
+class ModelFiles(Protocol):
     """A model's files; each name is relative, and may come from a document that somebody else wrote."""
 
     def read(self, name: str, begin: int, size: int) -> bytes | None:
@@ -27,7 +27,7 @@ class Source(Protocol):
         ...
 
 
-def source(model: str, token: str | None, deadline: Deadline) -> Source:
+def source(model: str, token: str | None, deadline: Deadline) -> ModelFiles:
     """Where the model lies: a folder when there is one, else the hub.
 
     Raises:
@@ -37,13 +37,13 @@ def source(model: str, token: str | None, deadline: Deadline) -> Source:
     if folder.name == "config.json" and folder.is_file():
         folder = folder.parent
     if folder.is_dir():
-        return Folder(folder)
+        return LocalModelFiles(folder)
     if not re.fullmatch(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", model, re.ASCII):
         raise UsageError(f"{model!r} is neither a folder here nor a repository of the hub", hint="ORG/NAME, or a path")
     return Hub(model, token, deadline)
 
 
-class Folder:
+class LocalModelFiles:
     """A model on this machine."""
 
     def __init__(self, folder: Path) -> None:

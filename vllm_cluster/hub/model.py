@@ -9,9 +9,9 @@ from typing import Any
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.fit.model_config import Shape, shape
+from vllm_cluster.fit.model_config import ModelConfig, shape
 from vllm_cluster.fit.weights import Weights, dense, spread, tensors, weigh
-from vllm_cluster.hub.files import Source, source
+from vllm_cluster.hub.files import ModelFiles, source
 
 READ_SECONDS = 120.0
 READERS = 16
@@ -25,7 +25,7 @@ class _NoFile(VclusterError):
     """A file of the model is not there."""
 
 
-def read(model: str, token: str | None) -> tuple[Shape, Weights]:
+def read(model: str, token: str | None) -> tuple[ModelConfig, Weights]:
     """What a model is and how much it weighs; its weights are never read, only what heads them.
 
     Raises:
@@ -43,7 +43,7 @@ def read(model: str, token: str | None) -> tuple[Shape, Weights]:
     return found, _weights(files, model, found)
 
 
-def _document(files: Source, model: str, name: str, limit: int) -> dict[str, Any] | None:
+def _document(files: ModelFiles, model: str, name: str, limit: int) -> dict[str, Any] | None:
     data = files.read(name, 0, limit + 1)
     if data is None:
         return None
@@ -57,7 +57,7 @@ def _document(files: Source, model: str, name: str, limit: int) -> dict[str, Any
     return found
 
 
-def _weights(files: Source, model: str, found: Shape) -> Weights:
+def _weights(files: ModelFiles, model: str, found: ModelConfig) -> Weights:
     index = _document(files, model, "model.safetensors.index.json", INDEX_BYTES) or {}
     mapped = index.get("weight_map")
     names = sorted({str(name) for name in mapped.values()}) if isinstance(mapped, dict) else ["model.safetensors"]
@@ -79,7 +79,7 @@ def _weights(files: Source, model: str, found: Shape) -> Weights:
     return weigh((row for header in headers for row in header), found)
 
 
-def _header(files: Source, model: str, name: str) -> list[tuple[str, str, int]]:
+def _header(files: ModelFiles, model: str, name: str) -> list[tuple[str, str, int]]:
     data = files.read(name, 0, FIRST_BYTES)
     if data is None:
         hint = "give a model in safetensors; --params and --bits reckon without the files"

@@ -22,7 +22,7 @@ _VERSION = re.compile(r"([0-9]+(\.[0-9]+)+)?")
 
 
 @dataclass(frozen=True)
-class Inside:
+class ImageContents:
     """What an image holds: Python's version, the processor, glibc's version, and distributions by name.
 
     `lacking` are packages that Ray's dashboard needs, `unknown` options of ours that its vLLM does not have, `cuda` is
@@ -79,7 +79,7 @@ class Reach:
     unwritable: str = ""
 
 
-def parse(output: str) -> tuple[Inside, Reach]:
+def parse(output: str) -> tuple[ImageContents, Reach]:
     """What the program printed; lines that an image's own start-up adds before it are passed over.
 
     Raises:
@@ -94,13 +94,13 @@ def parse(output: str) -> tuple[Inside, Reach]:
     raise ValueError("the probe printed nothing")
 
 
-def _inside(said: dict[str, Any], python: str, machine: str, glibc: str) -> Inside:
+def _inside(said: dict[str, Any], python: str, machine: str, glibc: str) -> ImageContents:
     have = said.get("have")
     pairs = ((str(name), str(version)) for name, version in (have if isinstance(have, dict) else {}).items())
     sound = tuple(sorted(pair for pair in pairs if all(map(_WORD.fullmatch, pair))))
     cuda = str(said.get("cuda") or "")
     lacking, unknown = _words(said.get("lacking")), _words(said.get("unknown"))
-    return Inside(python, machine, glibc, sound, lacking, unknown, cuda if _VERSION.fullmatch(cuda) else "")
+    return ImageContents(python, machine, glibc, sound, lacking, unknown, cuda if _VERSION.fullmatch(cuda) else "")
 
 
 def _words(value: object) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def _reach(said: dict[str, Any]) -> Reach:
 
 
 def judged(
-    image: str, host: str, inside: Inside, reach: Reach, *, gpus: int, cache: str, offline: bool = False
+    image: str, host: str, inside: ImageContents, reach: Reach, *, gpus: int, cache: str, offline: bool = False
 ) -> Iterator[Finding]:
     """What keeps a node from working in such a container; `gpus` is what it was given, 0 on hosts without.
 

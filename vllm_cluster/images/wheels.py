@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.images.contents import Inside
+from vllm_cluster.images.contents import ImageContents
 from vllm_cluster.images.recipes import recipe
 from vllm_cluster.laptop import meaning, naming
 
@@ -21,7 +21,7 @@ DOWNLOAD_SECONDS = 1800
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def wheels(inside: Inside, ray: str, cache: Path, run: Run = subprocess.run) -> Path:
+def wheels(inside: ImageContents, ray: str, cache: Path, run: Run = subprocess.run) -> Path:
     """A folder with the wheels of ray[default] and what it needs beyond the image; downloaded once.
 
     Raises:
@@ -35,7 +35,7 @@ def wheels(inside: Inside, ray: str, cache: Path, run: Run = subprocess.run) -> 
         raise VclusterError(found.message, hint="export XDG_CACHE_HOME=FOLDER, a folder with 500 MB to write") from None
 
 
-def _wheels(inside: Inside, ray: str, cache: Path, run: Run = subprocess.run) -> Path:
+def _wheels(inside: ImageContents, ray: str, cache: Path, run: Run = subprocess.run) -> Path:
     constraints = "".join(f"{name}=={version}\n" for name, version in inside.have)
     key = hashlib.sha256(f"{inside.python}|{inside.machine}|{inside.glibc}|{constraints}".encode()).hexdigest()[:12]
     folder = cache / "wheels" / f"ray-{ray}-{key}"
@@ -61,7 +61,7 @@ def _wheels(inside: Inside, ray: str, cache: Path, run: Run = subprocess.run) ->
     return folder
 
 
-def _download(inside: Inside, ray: str, folder: Path, extra: list[str], run: Run) -> str:
+def _download(inside: ImageContents, ray: str, folder: Path, extra: list[str], run: Run) -> str:
     """Ask pip; returns what it said when it failed."""
     minor = int(inside.glibc.split(".")[1]) if inside.glibc.startswith("2.") else 17
     platforms = [f"manylinux_2_{version}_{inside.machine}" for version in range(minor, 4, -1)]
@@ -85,7 +85,7 @@ def _download(inside: Inside, ray: str, folder: Path, extra: list[str], run: Run
     return "" if done.returncode == 0 else "; ".join(errors[-3:]) or f"pip ended with {done.returncode}"
 
 
-def _drop_present(inside: Inside, folder: Path) -> None:
+def _drop_present(inside: ImageContents, folder: Path) -> None:
     """What the image has in the same version need not travel."""
     present = {(name.lower().replace("-", "_").replace(".", "_"), version) for name, version in inside.have}
     for wheel in folder.glob("*.whl"):

@@ -11,7 +11,7 @@ from vllm_cluster.inventory.sources.yaml_file import Document
 
 def anchor(inventory: Inventory, base: Path, document: Document) -> Inventory:
     """The inventory with every local path absolute; what cannot be expanded is noted in the document."""
-    ends = _Anchor(base, document)
+    ends = _PathResolver(base, document)
     hosts = {
         name: host.model_copy(update={"ssh": ends.ssh(host.ssh, ("hosts", name, "ssh"))})
         for name, host in inventory.hosts.items()
@@ -27,7 +27,7 @@ def anchor(inventory: Inventory, base: Path, document: Document) -> Inventory:
     )
 
 
-class _Anchor:
+class _PathResolver:
     def __init__(self, base: Path, document: Document) -> None:
         self.base = base
         self.document = document

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
-from vllm_cluster.backends.nccl import Transport, transport
+from vllm_cluster.backends.nccl import NcclTransport, transport
 from vllm_cluster.checks import allreduce
-from vllm_cluster.checks.allreduce import Pair, Row, Trial
+from vllm_cluster.checks.allreduce import AllReduceTime, Pair, Trial
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.adapters import gigabits
@@ -24,9 +24,9 @@ from vllm_cluster.errors import HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, Link
-from vllm_cluster.run.program import Lines
-from vllm_cluster.run.rank_driver import Limits, Stage
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.program import RunningProgram
+from vllm_cluster.run.rank_driver import RankDriver, TrialLimits
 
 # Everything, bisection and clearing away included.
 SECONDS = 90.0
@@ -39,19 +39,19 @@ SIZES = {
     "cpu": (_KIB, 64 * _KIB, _MIB, 16 * _MIB),
 }
 # How long no rank may come a step further: NCCL takes seconds to join hundreds of GPUs, gloo does not.
-WHOLE = {"nvidia": Limits(45.0, 20.0, 20.0), "cpu": Limits(40.0, 12.0, 15.0)}
-PART = {"nvidia": Limits(20.0, 12.0, 5.0), "cpu": Limits(15.0, 8.0, 5.0)}
+WHOLE = {"nvidia": TrialLimits(45.0, 20.0, 20.0), "cpu": TrialLimits(40.0, 12.0, 15.0)}
+PART = {"nvidia": TrialLimits(20.0, 12.0, 5.0), "cpu": TrialLimits(15.0, 8.0, 5.0)}
 # What the field switches off, in the order of how often it helps.
 SWITCHES = (("NCCL_P2P_DISABLE", "1"), ("NCCL_NVLS_ENABLE", "0"), ("NCCL_IB_DISABLE", "1"))
 
 
 @dataclass(frozen=True)
-class Report:
+class AllReduceReport:
     """What the ranks did together: figures by size, the way that the bytes took, and what is wrong."""
 
     findings: tuple[Finding, ...] = ()
-    rows: tuple[Row, ...] = ()
-    transport: Transport = field(default_factory=Transport)
+    rows: tuple[AllReduceTime, ...] = ()
+    transport: NcclTransport = field(default_factory=NcclTransport)
     world: int = 0
     seconds: float = 0.0
     torch: str = ""
@@ -61,7 +61,7 @@ class Report:
     words: tuple[str, ...] = ()
 
 
-def collective(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> Report:
+def collective(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> AllReduceReport:
     """Try it, in at most `SECONDS`. Leaves nothing; hosts on which it cannot be tried are findings."""
     began, deadline = time.monotonic(), Deadline.after(SECONDS - CLEARING_SECONDS)
     inputs = Inputs("", {"ray-token": "none"}, our_id(inventory, facts) or "")
@@ -72,22 +72,24 @@ def collective(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts
     emit(Event("progress", f"starting {sum(spec.gpu_count for spec in specs.values())} ranks on {len(specs)} hosts"))
     script = files("vllm_cluster.remote.image").joinpath("allreduce.py").read_text()
     made: dict[str, str] = {}
-    opened: dict[str, Lines] = {}
+    opened: dict[str, RunningProgram] = {}
 
-    def start(link: Link) -> dict[str, Any]:
+    def start(link: HostConnection) -> dict[str, Any]:
         name, soon = passing_name(inventory.cluster, "ranks"), deadline.sooner(START_SECONDS)
         body = trial_body(specs[link.name], _image(specs[link.name], facts[link.name]), script)
         made[link.name] = name
         link.engine.create(name, body)
         argv = ["docker", "start", "--attach", "--interactive", name]
-        opened[link.name] = Lines(link.name, link.transport.open_stream(argv, soon))
+        opened[link.name] = RunningProgram(link.name, link.transport.open_stream(argv, soon))
         return opened[link.name].next(soon)
 
     try:
         said, failures = fleet.each(start, specs)
         if failures:
-            return Report(tuple(_unseen(host, error) for host, error in failures.items()), seconds=_since(began))
-        stage = Stage(inventory.accelerator, specs, opened, emit)
+            return AllReduceReport(
+                tuple(_unseen(host, error) for host, error in failures.items()), seconds=_since(began)
+            )
+        stage = RankDriver(inventory.accelerator, specs, opened, emit)
         return replace(_tried(stage, inventory, facts, said, deadline), seconds=_since(began))
     finally:
         for lines in opened.values():
@@ -124,13 +126,13 @@ def _unseen(host: str, error: VclusterError) -> Finding:
 
 
 def _tried(
-    stage: Stage, inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any], deadline: Deadline
-) -> Report:
+    stage: RankDriver, inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any], deadline: Deadline
+) -> AllReduceReport:
     kind, hosts = inventory.accelerator, list(stage.specs)
     (whole,) = stage.run([hosts], SIZES[kind], WHOLE[kind], deadline)
     expected = _expected(inventory, facts, said) if kind == "nvidia" else None
     names = dict.fromkeys(value for spec in stage.specs.values() for key, value in spec.environment if key == _GLOO)
-    chosen = transport(whole.log) if kind == "nvidia" else Transport(("TCP",), interfaces=tuple(names))
+    chosen = transport(whole.log) if kind == "nvidia" else NcclTransport(("TCP",), interfaces=tuple(names))
     if not whole.ok:
         stage.emit(Event("progress", f"{whole.why()}: trying hosts alone and in pairs"))
         alone, pairs = _parts(stage, whole, deadline)
@@ -146,10 +148,12 @@ def _tried(
         found += allreduce.ways(hosts[0], chosen, active)
     torch = str(said[hosts[0]].get("torch", ""))[:40]
     words = () if whole.ok else (*whole.errors.values(), *whole.log)
-    return Report(tuple(found), whole.rows(), chosen, len(whole.ranks), torch=torch, expected=expected, words=words)
+    return AllReduceReport(
+        tuple(found), whole.rows(), chosen, len(whole.ranks), torch=torch, expected=expected, words=words
+    )
 
 
-def _parts(stage: Stage, whole: Trial, deadline: Deadline) -> tuple[dict[str, Trial], dict[Pair, Trial]]:
+def _parts(stage: RankDriver, whole: Trial, deadline: Deadline) -> tuple[dict[str, Trial], dict[Pair, Trial]]:
     """Every host alone, then pairs of those that work alone."""
     several = [host for host in whole.hosts if stage.specs[host].gpu_count > 1]
     alone = dict(zip(several, _run(stage, [[host] for host in several], deadline), strict=False))
@@ -160,7 +164,7 @@ def _parts(stage: Stage, whole: Trial, deadline: Deadline) -> tuple[dict[str, Tr
 
 
 def _pairs(
-    stage: Stage, hosts: Sequence[str], deadline: Deadline, enough: Callable[[Mapping[Pair, Trial]], bool]
+    stage: RankDriver, hosts: Sequence[str], deadline: Deadline, enough: Callable[[Mapping[Pair, Trial]], bool]
 ) -> dict[Pair, Trial]:
     """Pairs in rounds, while there is time and they do not tell enough."""
     tried: dict[Pair, Trial] = {}
@@ -174,7 +178,7 @@ def _pairs(
 
 
 def _run(
-    stage: Stage, groups: Sequence[Sequence[str]], deadline: Deadline, environment: Mapping[str, str] | None = None
+    stage: RankDriver, groups: Sequence[Sequence[str]], deadline: Deadline, environment: Mapping[str, str] | None = None
 ) -> list[Trial]:
     """A trial of parts; none where it might not end in time."""
     limits = PART[stage.accelerator]
@@ -183,7 +187,7 @@ def _run(
     return stage.run(groups, SIZES[stage.accelerator], limits, deadline, environment)
 
 
-def _cured(stage: Stage, finding: Finding, group: Sequence[str], deadline: Deadline) -> Finding:
+def _cured(stage: RankDriver, finding: Finding, group: Sequence[str], deadline: Deadline) -> Finding:
     """The finding, with the first switch of NCCL's by which its group works."""
     for name, value in SWITCHES if stage.accelerator == "nvidia" else ():
         for trial in _run(stage, [group], deadline, {name: value}):

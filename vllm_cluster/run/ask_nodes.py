@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from vllm_cluster.core.desired import CODE_FOLDER
-from vllm_cluster.errors import HostError, Lost
+from vllm_cluster.errors import ConnectionLost, HostError
 from vllm_cluster.fit.request import Files, Judged
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 
 # vLLM's parser answers in a tenth of a second once it is at hand; on a busy host it is loaded in a minute.
@@ -28,7 +28,7 @@ def ask_nodes(fleet: Fleet, inventory: Inventory, question: Mapping[str, Any]) -
     head = inventory.head_name
     about_files = {"model": question["model"], "revision": question["revision"], "ask_hub": False}
 
-    def ask(link: Link) -> tuple[Files, Judged]:
+    def ask(link: HostConnection) -> tuple[Files, Judged]:
         return _ask(link, inventory.cluster, question if link.name == head else about_files)
 
     answers, failures = fleet.each(ask, list(inventory.hosts))
@@ -37,14 +37,14 @@ def ask_nodes(fleet: Fleet, inventory: Inventory, question: Mapping[str, Any]) -
     return {host: files for host, (files, _) in answers.items()}, answers[head][1]
 
 
-def _ask(link: Link, cluster: str, question: Mapping[str, Any]) -> tuple[Files, Judged]:
+def _ask(link: HostConnection, cluster: str, question: Mapping[str, Any]) -> tuple[Files, Judged]:
     argv = ["timeout", f"{ASK_SECONDS:.0f}", "python3", f"{CODE_FOLDER}/node.py", "check", json.dumps(question)]
     try:
         ended = NodeHandle(link, cluster).exec(argv, link.runtime.after(ASK_SECONDS + 10))
         lines = [line for line in ended.output.splitlines() if line.startswith('{"v": 1, "files"')]
         answer = json.loads(lines[-1])
         return _FILES.validate_python(answer["files"]), _JUDGED.validate_python(answer["vllm"])
-    except Lost:
+    except ConnectionLost:
         raise
     except (HostError, ValueError, LookupError, TypeError, ValidationError) as error:
         why = error.detail if isinstance(error, HostError) else "the node gave no answer"

@@ -44,7 +44,7 @@ def record(node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, requ
 
 
 @dataclass(frozen=True)
-class Change:
+class AuditEntry:
     """One line of the history: who ran what; `time` by the clock of their laptop."""
 
     who: str
@@ -54,7 +54,7 @@ class Change:
     run: str
 
 
-def last_change(node: NodeHandle) -> Change | None:
+def last_change(node: NodeHandle) -> AuditEntry | None:
     """The last line of the history; None where there is none that can be read."""
     raw = node.read(AUDIT_FILE) or b""
     try:
@@ -63,7 +63,7 @@ def last_change(node: NodeHandle) -> Change | None:
         datetime.fromtimestamp(time)
         done = [str(text) for text in last["what"]]
         what = done[0] if len(done) == 1 else f"{last['verb']} ({count(len(done), 'change')})"
-        return Change(str(last["who"]), str(last["verb"]), what, time, str(last.get("run", "")))
+        return AuditEntry(str(last["who"]), str(last["verb"]), what, time, str(last.get("run", "")))
     except (ValueError, LookupError, TypeError, AttributeError, OSError, OverflowError):
         return None
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vllm_cluster.core.node_status import Membership, membership
+from vllm_cluster.core.node_status import RayMembership, membership
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.errors import CommandFailed, HostError, NotJoined, Unreachable
+from vllm_cluster.errors import CommandFailed, HostError, NodesNotJoined, Unreachable
 from vllm_cluster.events import Emit, Event
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
 
 POLL = 0.2
@@ -23,7 +23,7 @@ GONE_SECONDS = 40.0
 RAY_ATTEMPTS = 3
 
 
-def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
+def await_ray(link: HostConnection, plan: Plan, emit: Emit) -> None:
     """Until Ray answers on the head.
 
     Raises:
@@ -42,7 +42,7 @@ def await_ray(link: Link, plan: Plan, emit: Emit) -> None:
             shown = text
         if deadline.left() <= 0:
             text = f"Ray did not answer on the head within {JOIN_SECONDS:.0f} s: {_waiting_for_head(node)}"
-            raise NotJoined(link.name, text)
+            raise NodesNotJoined(link.name, text)
         link.runtime.clock.sleep(POLL)
 
 
@@ -80,16 +80,16 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
             hint = "vcluster status shows every node; docker logs on the host shows its Ray"
             text = f"Ray does not count the planned GPUs after {seconds:.0f} s: {text}"
             late = [fleet.addresses[address] for address in found.missing if address in fleet.addresses]
-            raise NotJoined(plan.head, text, hint=hint, cut_off=late if head_up else ())
+            raise NodesNotJoined(plan.head, text, hint=hint, cut_off=late if head_up else ())
         clock.sleep(POLL)
 
 
-def count(plan: Plan, head: NodeState) -> Membership:
+def count(plan: Plan, head: NodeState) -> RayMembership:
     """What Ray on the head counts, against the plan."""
     return membership(plan.gpus, head.status.ray.nodes if head.status else ())
 
 
-def _explain(found: Membership, names: Mapping[str, str], nodes: Mapping[str, NodeState]) -> str:
+def _explain(found: RayMembership, names: Mapping[str, str], nodes: Mapping[str, NodeState]) -> str:
     missing = [names.get(address, address) for address in found.missing]
     parts = [f"waiting for {name}{_trouble(nodes.get(name))}" for name in missing]
     parts += [f"{names.get(a, a)} is in Ray and not in the inventory" for a in found.foreign]
@@ -133,7 +133,7 @@ def _refuse_cut_off(host: str, node: NodeState, seconds: float) -> None:
     ray = node.status.ray if node.status else None
     # One that joined before its way to the head was cut is up, and knows of it, too.
     if ray and ray.error and ray.state in ("waiting", "up") and seconds > CONNECT_SECONDS:
-        raise NotJoined(
+        raise NodesNotJoined(
             host,
             f"no connection to the head for {seconds:.0f} s ({ray.error})",
             hint="open the cluster's ports between the hosts' private addresses (docs/inventory.md, ports)",
@@ -141,7 +141,7 @@ def _refuse_cut_off(host: str, node: NodeState, seconds: float) -> None:
         )
 
 
-def _refuse_outsider(plan: Plan, found: Membership, seconds: float) -> None:
+def _refuse_outsider(plan: Plan, found: RayMembership, seconds: float) -> None:
     """Refuse a node outside the inventory that keeps an otherwise complete Ray from being what is planned."""
     if found.missing or found.wrong:
         return

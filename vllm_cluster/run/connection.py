@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Literal, TypeVar
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.docker.client import DIAL, EngineClient
+from vllm_cluster.docker.client import DIAL, DockerApi
 from vllm_cluster.errors import VclusterError, together
 from vllm_cluster.inventory.load import duplicates_by_resolution
 from vllm_cluster.inventory.model import Host, Inventory
@@ -21,7 +21,7 @@ from vllm_cluster.transport import locate
 from vllm_cluster.transport.base import Stream, Target, Transport
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.logged_transport import LoggedTransport
-from vllm_cluster.transport.ssh_config import Resolved, ssh_options
+from vllm_cluster.transport.ssh_config import SshEndpoint, ssh_options
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
@@ -34,7 +34,7 @@ OPEN_FILES = 8192
 T = TypeVar("T")
 
 
-class Link:
+class HostConnection:
     """One host: its connection, and its Docker engine once the API version is known."""
 
     def __init__(self, name: str, transport: Transport, runtime: Runtime = SYSTEM, ssh: str = "") -> None:
@@ -46,7 +46,7 @@ class Link:
         self.may_change = False
         self._guard: Callable[[], None] = self._refuse
         self._through: tuple[str, ...] = ()
-        self._engine: EngineClient | None = None
+        self._engine: DockerApi | None = None
 
     def fence(self, guard: Callable[[], None], through: Sequence[str]) -> None:
         """From now on ask `guard` before each call that changes the host, and reach Docker through this command."""
@@ -78,7 +78,7 @@ class Link:
         """Connect to the host."""
         self.transport.connect(self.runtime.after(CONNECT_SECONDS))
 
-    def open_engine(self, api_version: str) -> EngineClient:
+    def open_engine(self, api_version: str) -> DockerApi:
         """Speak to the host's Docker engine in a version that it knows."""
         if self._engine is None:
             self._engine = self.runtime.docker(self.transport, api_version, self.runtime.clock)
@@ -87,7 +87,7 @@ class Link:
         return self._engine
 
     @property
-    def engine(self) -> EngineClient:
+    def engine(self) -> DockerApi:
         """The host's Docker engine, after an observation has found one."""
         if self._engine is None:
             raise RuntimeError(f"{self.name} was not observed")
@@ -136,14 +136,14 @@ class Fleet:
         self._apart |= self.connect([host.name for host in fresh])[1] if fresh else {}
         return {name: error for name, error in self._apart.items() if name in names}
 
-    def _link(self, inventory: Inventory, host: Host, endpoint: Resolved | None) -> Link:
+    def _link(self, inventory: Inventory, host: Host, endpoint: SshEndpoint | None) -> HostConnection:
         at, kind = target(inventory, host), _kind(inventory, host)
         ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
         carrier = LoggedTransport(self.runtime.connect(at, kind, endpoint, self._jumps), kind, self.runtime.clock)
-        return Link(host.name, carrier, self.runtime, ssh)
+        return HostConnection(host.name, carrier, self.runtime, ssh)
 
     def each(
-        self, work: Callable[[Link], T], hosts: Iterable[str] | None = None
+        self, work: Callable[[HostConnection], T], hosts: Iterable[str] | None = None
     ) -> tuple[dict[str, T], dict[str, VclusterError]]:
         """Run `work` on every host of the inventory, or on these, side by side; answers and failures by host, in order.
 
@@ -168,7 +168,7 @@ class Fleet:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def all(self, work: Callable[[Link], T], hosts: Iterable[str] | None = None) -> dict[str, T]:
+    def all(self, work: Callable[[HostConnection], T], hosts: Iterable[str] | None = None) -> dict[str, T]:
         """As `each`, where every host must succeed.
 
         Raises:
@@ -186,9 +186,9 @@ class Fleet:
 
     def connect(self, hosts: Iterable[str] | None = None) -> tuple[dict[str, None], dict[str, VclusterError]]:
         """Connect to the hosts, as `each`."""
-        return self.each(Link.connect, hosts)
+        return self.each(HostConnection.connect, hosts)
 
-    def _guarded(self, work: Callable[[Link], T], name: str) -> T:
+    def _guarded(self, work: Callable[[HostConnection], T], name: str) -> T:
         if self._stopping.is_set():
             raise VclusterError(f"{name}: not started")
         return work(self.links[name])
@@ -205,7 +205,7 @@ class Fleet:
 
     def close(self) -> None:
         """End every connection, side by side: a dead host must not hold up the others."""
-        links = queue.SimpleQueue[Link]()
+        links = queue.SimpleQueue[HostConnection]()
         for link in self.links.values():
             links.put(link)
 
@@ -252,10 +252,10 @@ def target(inventory: Inventory, host: Host) -> Target:
     )
 
 
-def endpoints(inventory: Inventory, runtime: Runtime) -> dict[str, Resolved | None]:
+def endpoints(inventory: Inventory, runtime: Runtime) -> dict[str, SshEndpoint | None]:
     """Where ssh_config sends each host that SSH leads to; None where that cannot be found out."""
 
-    def ask(host: Host) -> Resolved | None:
+    def ask(host: Host) -> SshEndpoint | None:
         with suppress(VclusterError):  # the connection asks once more, and fails in the name of its host
             return locate(target(inventory, host), _kind(inventory, host), runtime.processes)
         return None
@@ -265,7 +265,7 @@ def endpoints(inventory: Inventory, runtime: Runtime) -> dict[str, Resolved | No
         return dict(zip((host.name for host in hosts), pool.map(ask, hosts), strict=True))
 
 
-def _refuse_one_machine_twice(inventory: Inventory, found: Mapping[str, Resolved | None]) -> None:
+def _refuse_one_machine_twice(inventory: Inventory, found: Mapping[str, SshEndpoint | None]) -> None:
     def end(host: Host) -> tuple[str | int, ...]:
         at = found.get(host.name)
         # Two that are this machine itself were refused when the inventory was read.

@@ -25,15 +25,15 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, node_name
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import node_body, own_body
 from vllm_cluster.docker.temporary import passing, run_once
 from vllm_cluster.errors import CommandFailed, HostError, VclusterError, together
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.images import wheels
-from vllm_cluster.images.contents import OPTIONS, Inside, parse
+from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
 from vllm_cluster.run.barrier import await_gpus, await_ray
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import script
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
@@ -51,7 +51,7 @@ PROBE_SECONDS = 120.0
 
 
 @dataclass
-class Execution:
+class PlanExecution:
     """One run of one plan."""
 
     plan: Plan
@@ -61,7 +61,7 @@ class Execution:
     secrets: Secrets
     files: Mapping[str, bytes]
     cache: Path
-    _contexts: dict[Inside, bytes] = field(default_factory=dict)
+    _contexts: dict[ImageContents, bytes] = field(default_factory=dict)
     # By host: the container through which its node's secrets were written.
     _doors: dict[str, str] = field(default_factory=dict)
     _downloading: threading.Lock = field(default_factory=threading.Lock)
@@ -87,7 +87,7 @@ class Execution:
         for operation in stage.operations:
             by_host.setdefault(operation.host, []).append(operation)
 
-        def work(link: Link) -> None:
+        def work(link: HostConnection) -> None:
             try:
                 for operation in by_host[link.name]:
                     self._do(link, operation)
@@ -104,7 +104,7 @@ class Execution:
         elif stage.title == "workers":
             await_gpus(self.fleet, self.plan, self.emit)
 
-    def _do(self, link: Link, operation: Operation) -> None:
+    def _do(self, link: HostConnection, operation: Operation) -> None:
         self.lease.check()
         data = {"operation": operation.verb, "text": operation.text}
         self.emit(Event("start", operation.text, link.name, data))
@@ -114,7 +114,7 @@ class Execution:
             raise error.during(operation.verb) from error.__cause__
         self.emit(Event("done", operation.past, link.name, data))
 
-    def _carry_out(self, link: Link, operation: Operation) -> None:
+    def _carry_out(self, link: HostConnection, operation: Operation) -> None:
         match operation:
             case PrepareImage():
                 self._prepare_image(link, operation)
@@ -133,20 +133,20 @@ class Execution:
             case RecordMembers():
                 record_members(link, operation, self.emit)
 
-    def _remove(self, engine: EngineClient, operation: RemoveContainer) -> None:
+    def _remove(self, engine: DockerApi, operation: RemoveContainer) -> None:
         engine.remove(operation.id)
         created = any(isinstance(op, CreateNode) and op.host == operation.host for op in self.plan.operations())
         if operation.name != node_name(self.plan.cluster) and not created:
             # A run that broke off may have left the volume that it was writing; with a new node that is seen to there.
             remove_orphaned(engine, Owner(self.plan.cluster, self.plan.id))
 
-    def _move_head(self, link: Link, operation: MoveHead) -> None:
+    def _move_head(self, link: HostConnection, operation: MoveHead) -> None:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
         spec = next(op.spec for op in created if op.host == operation.host)
         _, image = self._images(link.engine, spec)
         move_head(self.fleet.links[operation.source].engine, link.engine, spec, image, operation.record)
 
-    def _prepare_image(self, link: Link, operation: PrepareImage) -> None:
+    def _prepare_image(self, link: HostConnection, operation: PrepareImage) -> None:
         engine = link.engine
         config = engine.image_config(operation.image)
         if config is None:
@@ -173,7 +173,7 @@ class Execution:
         sent = sending(link, len(context), name, self.emit)
         engine.build(context, name, arguments, {BASE_IMAGE: base}, deadline, sent=sent)
 
-    def _probe(self, engine: EngineClient, image: str, base: str) -> Inside:
+    def _probe(self, engine: DockerApi, image: str, base: str) -> ImageContents:
         deadline = self.fleet.runtime.after(PROBE_SECONDS)
         owner = Owner(self.plan.cluster, self.plan.id)
         ended = run_once(engine, owner, "probe", base, script=script(), words=["", *OPTIONS], deadline=deadline)
@@ -187,7 +187,7 @@ class Execution:
             raise HostError(engine.host, f"{image} {inside.refusal}", hint="set image to a vLLM image")
         return inside
 
-    def _context(self, inside: Inside, ray: str) -> bytes:
+    def _context(self, inside: ImageContents, ray: str) -> bytes:
         # Hosts with one image need one download; the others wait for it here.
         with self._downloading:
             if inside not in self._contexts:
@@ -202,7 +202,7 @@ class Execution:
         if image is None:
             return
 
-        def base(link: Link) -> str | None:
+        def base(link: HostConnection) -> str | None:
             if config := link.engine.image_config(image):
                 return str(config["Id"])
             # Pruned away: the node that runs here knows what it was made from.
@@ -220,7 +220,7 @@ class Execution:
         """Before anything is removed: whatever happens then, what was generated is still on the head."""
         specs = {op.host: op.spec for op in self.plan.operations() if isinstance(op, CreateNode)}
 
-        def write(link: Link) -> None:
+        def write(link: HostConnection) -> None:
             self.lease.check()
             spec = specs[link.name]
             config = link.engine.image_config(spec.image)
@@ -231,11 +231,11 @@ class Execution:
         if failures:
             raise together(failures)
 
-    def _provide(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
+    def _provide(self, engine: DockerApi, spec: ContainerSpec, image: str) -> None:
         if door := provide(engine, spec, image, self.secrets):
             self._doors[engine.host] = door
 
-    def _create(self, engine: EngineClient, spec: ContainerSpec) -> None:
+    def _create(self, engine: DockerApi, spec: ContainerSpec) -> None:
         base, image = self._images(engine, spec)
         engine.volumes.create(spec.state_volume, owner_of(spec).labels)
         if engine.host not in self._doors:
@@ -253,7 +253,7 @@ class Execution:
         remove_unused(engine, spec)
         engine.start(container)
 
-    def _give(self, engine: EngineClient, spec: ContainerSpec, image: str) -> None:
+    def _give(self, engine: DockerApi, spec: ContainerSpec, image: str) -> None:
         """Let the node's user write its state, also what an earlier node wrote as somebody else."""
         with passing(engine, spec.cluster, "probe", own_body(spec, image)) as name:
             engine.start(name)
@@ -263,7 +263,7 @@ class Execution:
                 text = f"cannot give its state to {spec.user}: {said}"
                 raise CommandFailed(engine.host, text, exit_code=code, stderr=said)
 
-    def _images(self, engine: EngineClient, spec: ContainerSpec) -> tuple[str, str]:
+    def _images(self, engine: DockerApi, spec: ContainerSpec) -> tuple[str, str]:
         """The id of the image that the inventory names, and the name of the one with Ray."""
         config = engine.image_config(spec.image)
         if config is None:
@@ -271,7 +271,7 @@ class Execution:
         base = str(config["Id"])
         return base, engine_name(base, spec.ray)
 
-    def _create_or_adopt(self, engine: EngineClient, spec: ContainerSpec, body: Mapping[str, object]) -> str:
+    def _create_or_adopt(self, engine: DockerApi, spec: ContainerSpec, body: Mapping[str, object]) -> str:
         try:
             return engine.create(spec.name, body)
         except CommandFailed as error:
@@ -282,7 +282,7 @@ class Execution:
             raise
 
 
-def _has(inside: Inside) -> str:
+def _has(inside: ImageContents) -> str:
     """What is wrong with the Ray of an image."""
     version = inside.version("ray")
     if version and inside.ray_is_new:

@@ -18,7 +18,7 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.images import contents
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.text import count
 
 SECONDS = 90.0
@@ -40,7 +40,7 @@ def look_inside(
     if ready:
         emit(Event("progress", f"looking around in a container on {count(len(ready), 'host')}"))
 
-    def look(link: Link) -> list[Finding]:
+    def look(link: HostConnection) -> list[Finding]:
         spec = _without_volumes(wanted[link.name], facts[link.name])
         try:
             return _look(link, inventory, facts[link.name], spec)
@@ -59,7 +59,7 @@ def _without_volumes(spec: ContainerSpec, facts: HostFacts) -> ContainerSpec:
     return replace(spec, mounts=tuple(there))
 
 
-def _look(link: Link, inventory: Inventory, facts: HostFacts, spec: ContainerSpec) -> list[Finding]:
+def _look(link: HostConnection, inventory: Inventory, facts: HostFacts, spec: ContainerSpec) -> list[Finding]:
     base = find(inventory.image, facts.images)
     if base is None:
         return []

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from vllm_cluster.errors import CommandFailed, HostError, LeaseLost, Locked, Lost, VclusterError, together
+from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, LeaseLost, Locked, VclusterError, together
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.laptop import whoami
-from vllm_cluster.run.connection import WORKERS, Fleet, Link
+from vllm_cluster.run.connection import WORKERS, Fleet, HostConnection
 from vllm_cluster.run.runtime import Repeated, Runtime
 from vllm_cluster.transport.base import Stream
 
@@ -34,7 +34,7 @@ GIVEN_UP = "the host has given it up"
 _PREFIX = "vcluster-lease "
 
 
-def in_order(fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[Link]:
+def in_order(fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[HostConnection]:
     """These hosts in the order in which everybody takes them, whatever an inventory calls them: by machine id."""
     return [fleet.links[name] for name in sorted(facts, key=lambda name: (facts[name].machine_id, name))]
 
@@ -43,7 +43,7 @@ def in_order(fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[Link]:
 class _Hold:
     """One host's lock in hand. `answered` is when the last beat was sent that the host has answered."""
 
-    link: Link
+    link: HostConnection
     stream: Stream
     folder: str
     answered: float
@@ -61,7 +61,7 @@ class Lease:
     While it is held, each host's Docker client asks it before every changing call, and its streams end with it.
     """
 
-    def __init__(self, links: Sequence[Link], cluster: str, verb: str, *, parent: str = PARENT) -> None:
+    def __init__(self, links: Sequence[HostConnection], cluster: str, verb: str, *, parent: str = PARENT) -> None:
         """`links` come in the order of `in_order`: two who take the same hosts never wait for each other in a ring."""
         self._links, self._parent = list(links), parent
         self._runtime: Runtime = links[0].runtime
@@ -93,7 +93,7 @@ class Lease:
         for hold in self._holds:
             hold.link.fence(self.check, self._stream_argv(hold))
 
-    def _take_all(self) -> tuple[Link, str] | None:
+    def _take_all(self) -> tuple[HostConnection, str] | None:
         """None once every host is ours, else who is in the way where; then nothing is kept."""
         patience = self._runtime.after(CONTENTION_SECONDS)
         try:
@@ -107,7 +107,7 @@ class Lease:
             raise
         return None
 
-    def _take_more(self) -> tuple[Link, str] | None:
+    def _take_more(self) -> tuple[HostConnection, str] | None:
         """Take what follows in the order, up to the first host that is busy; who holds it there."""
         while len(self._holds) < len(self._links):
             rest = self._links[len(self._holds) :]
@@ -129,7 +129,7 @@ class Lease:
                     return link, outcome
         return None
 
-    def _try(self, link: Link) -> _Hold | str | VclusterError:
+    def _try(self, link: HostConnection) -> _Hold | str | VclusterError:
         """One attempt on one host: its lock, else who holds it, or what failed."""
         asked = self._runtime.clock.monotonic()
         script = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
@@ -148,7 +148,7 @@ class Lease:
         except VclusterError as error:
             return error
         except (OSError, EOFError) as error:
-            return Lost(link.name, f"cannot take the lease: {error}")
+            return ConnectionLost(link.name, f"cannot take the lease: {error}")
         if said == "busy":
             return rest
         what, _, fix = (rest or problem or "no answer").partition("; do: ")

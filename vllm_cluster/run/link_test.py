@@ -9,8 +9,8 @@ from ipaddress import ip_interface
 from secrets import token_hex
 from typing import Any
 
-from vllm_cluster.checks.links import EPHEMERAL, Place, Way, links, ports_of, way
-from vllm_cluster.checks.registry import Finding, Unseen
+from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, links, ports_of, way
+from vllm_cluster.checks.registry import Finding, NotChecked
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.desired import interface
 from vllm_cluster.core.identity import Owner, our_id
@@ -20,8 +20,8 @@ from vllm_cluster.errors import HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, Link
-from vllm_cluster.run.program import Lines
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.text import count
 
 # A cold container on a busy host takes its time; then a closed port takes 4 s, and a large block as much again.
@@ -36,18 +36,18 @@ _HOSTS_OWN = f'command -v python3 >/dev/null || {{ {_NO_PYTHON}; exit; }}; exec 
 
 def mesh(
     fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit
-) -> tuple[list[Finding], list[Unseen]]:
+) -> tuple[list[Finding], list[NotChecked]]:
     """What is wrong with the links between the hosts, and whose could not be seen. Changes nothing, leaves nothing."""
     if len(facts) < 2:
         return [], []
     began, run = time.monotonic(), token_hex(8)
     number = len(facts) * (len(facts) - 1)
     emit(Event("progress", f"looking at {number} links between {len(facts)} hosts", data={"links": number}))
-    probes: dict[str, Lines] = {}
+    probes: dict[str, RunningProgram] = {}
     identity = our_id(inventory, facts)
 
-    def start(link: Link) -> dict[str, Any]:
-        probes[link.name] = Lines(
+    def start(link: HostConnection) -> dict[str, Any]:
+        probes[link.name] = RunningProgram(
             link.name, link.transport.open_stream(_argv(inventory, facts[link.name], identity), _soon())
         )
         return _open(probes[link.name], inventory, run)
@@ -94,7 +94,7 @@ def _argv(inventory: Inventory, facts: HostFacts, identity: str | None) -> list[
     return [*argv, "--entrypoint", "python3", image.id, "-u", "-c", program]
 
 
-def _open(probe: Lines, inventory: Inventory, run: str) -> dict[str, Any]:
+def _open(probe: RunningProgram, inventory: Inventory, run: str) -> dict[str, Any]:
     """Where a host listens for the others."""
     host = inventory.hosts[probe.host]
     asked = list(ports_of(inventory, host.name))
@@ -123,16 +123,16 @@ def _unclear(host: str, error: ValueError) -> HostError:
     return HostError(host, f"its program says what cannot be understood: {error}")
 
 
-def _tell(probe: Lines, peers: Mapping[str, Any], failures: dict[str, VclusterError]) -> None:
+def _tell(probe: RunningProgram, peers: Mapping[str, Any], failures: dict[str, VclusterError]) -> None:
     try:
         probe.send(peers)
     except VclusterError as error:
         failures[probe.host] = error
 
 
-def _hear(probe: Lines, names: Mapping[str, Mapping[int, str]]) -> list[Way]:
+def _hear(probe: RunningProgram, names: Mapping[str, Mapping[int, str]]) -> list[LinkResult]:
     """What a host saw of every other; `names` are those of the ports of each."""
-    deadline, seen = Deadline.after(VISIT_SECONDS + len(names) / 8), dict[str, Way]()
+    deadline, seen = Deadline.after(VISIT_SECONDS + len(names) / 8), dict[str, LinkResult]()
     while "done" not in (row := probe.next(deadline)):
         target = row.get("to")
         if not isinstance(target, str) or target not in names or target == probe.host:
@@ -144,14 +144,14 @@ def _hear(probe: Lines, names: Mapping[str, Mapping[int, str]]) -> list[Way]:
     return list(seen.values())
 
 
-def _unseen(host: str, error: VclusterError) -> Unseen:
+def _unseen(host: str, error: VclusterError) -> NotChecked:
     why = getattr(error, "detail", error.message)
-    return Unseen(host, "its links to the other hosts", f"{why}; {error.hint}" if error.hint else why)
+    return NotChecked(host, "its links to the other hosts", f"{why}; {error.hint}" if error.hint else why)
 
 
-def _place(inventory: Inventory, facts: HostFacts) -> Place:
+def _place(inventory: Inventory, facts: HostFacts) -> HostAddress:
     host = inventory.hosts[facts.host]
     nic = facts.interface_of(host.address)
     networks = [ip_interface(entry).network for entry in nic.addresses] if nic else []
     mine = next((str(network) for network in networks if ip_interface(host.address).ip in network), "")
-    return Place(host.address, interface(host, facts) or "eth0", mine)
+    return HostAddress(host.address, interface(host, facts) or "eth0", mine)

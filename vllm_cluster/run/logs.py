@@ -12,9 +12,9 @@ from importlib.resources import files
 from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.explain.log_line import moment
-from vllm_cluster.explain.scan import Source
+from vllm_cluster.explain.scan import LogSource
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 
@@ -34,18 +34,18 @@ class Log:
     name: str
     parts: tuple[tuple[int, bytes], ...]
 
-    def source(self) -> Source:
+    def source(self) -> LogSource:
         """As something to scan."""
-        return Source(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).year)
+        return LogSource(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).year)
 
 
-def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list[Source]:
+def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list[LogSource]:
     """What is to be scanned of the logs of all hosts: the node's own summary only repeats failures, past ones too."""
     left = ("status.json", "versions.json", *(() if of_vllm else ("serve.log", "ray/worker-")))
     return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
 
 
-def observed(inventory: Inventory, link: Link) -> Link:
+def observed(inventory: Inventory, link: HostConnection) -> HostConnection:
     """The host, connected, with its engine open.
 
     Raises:
@@ -58,7 +58,7 @@ def observed(inventory: Inventory, link: Link) -> Link:
     return link
 
 
-def collect(link: Link, cluster: str) -> list[Log]:
+def collect(link: HostConnection, cluster: str) -> list[Log]:
     """The logs of one observed host; none where it has no node.
 
     Raises:
@@ -114,7 +114,7 @@ def _stopped(node: NodeHandle) -> list[Log]:
     return [Log(node.host, name, ((1, content),)) for name, content in found.items() if content]
 
 
-def _kernel(link: Link, started: str) -> bytes:
+def _kernel(link: HostConnection, started: str) -> bytes:
     """The kernel's warnings since the container started: an older one explains nothing."""
     since = moment(started, 1970) or 0.0
     told = link.transport.run(["sh", "-c", _KERNEL], link.runtime.after(KERNEL_SECONDS)).text

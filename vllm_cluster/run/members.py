@@ -11,14 +11,14 @@ from vllm_cluster.core.identity import Owner, owner_of
 from vllm_cluster.core.members import Member, Membership, Record, differences, former, record_of, recorded
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import idle_body
 from vllm_cluster.docker.temporary import passing
 from vllm_cluster.errors import HostError, UsageError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.observe import RECORD_FILE, observe
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.
@@ -105,7 +105,7 @@ def unreadable(problem: str) -> str:
     return f"{RECORD_FILE} cannot be read: {problem}; hosts that left the inventory may still hold a node"
 
 
-def _observe(inventory: Inventory, link: Link, member: Member) -> HostFacts:
+def _observe(inventory: Inventory, link: HostConnection, member: Member) -> HostFacts:
     facts = observe(inventory, link, volumes=True)
     if facts.machine_id != member.machine_id:
         # An alias of another laptop, or an address that was given away: what is there is not the member.
@@ -126,7 +126,7 @@ def by_hand(owner: Owner, host: str) -> str:
     return f"By hand, on {host}: {nodes}; docker volume ls -q --filter {label} | xargs -r docker volume rm"
 
 
-def move_head(source: EngineClient, target: EngineClient, spec: ContainerSpec, image: str, record: Record) -> None:
+def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, record: Record) -> None:
     """Copy what the head keeps from one host to another, whose node is not the head yet."""
     kept = {name: source.read_file(spec.name, f"{STATE_FOLDER}/{name}") for name in KEPT}
     # Always one: what an earlier head left there must not be served again.
@@ -139,7 +139,7 @@ def move_head(source: EngineClient, target: EngineClient, spec: ContainerSpec, i
         target.put_files(door, STATE_FOLDER, {name: (content, 0o600) for name, content in found.items()})
 
 
-def record_members(link: Link, operation: RecordMembers, emit: Emit) -> None:
+def record_members(link: HostConnection, operation: RecordMembers, emit: Emit) -> None:
     """Write what the head shall remember, and the request where it follows the change."""
     node, record = node_name(operation.record.cluster), operation.record
     if not operation.seen:

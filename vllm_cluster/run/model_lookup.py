@@ -11,7 +11,7 @@ from vllm_cluster.docker.temporary import run_once
 from vllm_cluster.errors import CommandFailed, TimedOut
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 
 # Importing vLLM and a model's class took a minute on two busy cores.
 CLASS_SECONDS = 180.0
@@ -24,7 +24,7 @@ print(json.dumps({{"supports_pp": known.inspect_model_cls().supports_pp if known
 """
 
 
-def supports_stages(head: Link, facts: HostFacts, inventory: Inventory, architecture: str) -> bool | None:
+def supports_stages(head: HostConnection, facts: HostFacts, inventory: Inventory, architecture: str) -> bool | None:
     """Whether the image's vLLM can split a model class into pipeline stages; None where that cannot be told."""
     image = find(inventory.image, facts.images)
     if image is None or not architecture.isidentifier():

@@ -12,9 +12,9 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER
 from vllm_cluster.core.node_status import NodeStatus, ServeStatus, current, parse_status
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.docker.output import Ended
+from vllm_cluster.docker.output import ExecResult
 from vllm_cluster.errors import CommandFailed, HostError, VclusterError
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 
 _ENDED = ("exited", "dead", "restarting")
 LAST_LINES = 20
@@ -42,7 +42,7 @@ class NodeState:
 class NodeHandle:
     """What can be asked of a node, and written to it, over the connection to its host."""
 
-    def __init__(self, link: Link, cluster: str) -> None:
+    def __init__(self, link: HostConnection, cluster: str) -> None:
         self.link, self.host, self.cluster, self.name = link, link.name, cluster, node_name(cluster)
 
     def container(self) -> Mapping[str, Any] | None:
@@ -98,7 +98,7 @@ class NodeHandle:
         """A secret by its name and the id of its value; None where it is not there."""
         return self.link.engine.read_file(self.name, f"{SECRETS_FOLDER}/{name}-{identity}", MAX_SECRET)
 
-    def exec(self, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> Ended:
+    def exec(self, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> ExecResult:
         """Run a command in the container."""
         return self.link.engine.exec(self.name, argv, deadline, changes=changes)
 

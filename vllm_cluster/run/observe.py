@@ -11,19 +11,19 @@ from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.identity import is_copy, node_of
 from vllm_cluster.core.spec import CLUSTER, ID, ROLE, node_name, user_numbers
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts import parse
 from vllm_cluster.facts.details import ImageDetails
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 
 OBSERVE_SECONDS = 60.0
 RECORD_FILE = "cluster.json"
 
 
-def observe(inventory: Inventory, link: Link, *, deep: bool = False, volumes: bool = False) -> HostFacts:
+def observe(inventory: Inventory, link: HostConnection, *, deep: bool = False, volumes: bool = False) -> HostFacts:
     """The facts of one host; where its Docker cannot be used, the facts say why and list nothing.
 
     `volumes` lists those of the cluster also where its node is.
@@ -71,7 +71,7 @@ def observe(inventory: Inventory, link: Link, *, deep: bool = False, volumes: bo
     )
 
 
-def _record(engine: EngineClient, node: Container | None) -> str:
+def _record(engine: DockerApi, node: Container | None) -> str:
     """What a head remembers of its members; a worker has nothing to remember."""
     if node is None or node.labels.get(ROLE) != "head":
         return ""

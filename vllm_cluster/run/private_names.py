@@ -12,7 +12,7 @@ from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.laptop import expanded, user, whoami
 from vllm_cluster.run.connection import endpoints
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.transport.ssh_config import Resolved
+from vllm_cluster.transport.ssh_config import SshEndpoint
 
 # What everybody has says nothing of anyone; a report without them is harder to read.
 _PUBLIC = frozenset(("root", "ubuntu", "localhost", "local", "none", "nc", "ssh", "head", "main", "ray", "nvidia"))
@@ -100,7 +100,7 @@ def _of_ssh(inventory: Inventory, runtime: Runtime) -> Iterator[str]:
         yield from _of_way(end)
 
 
-def _of_way(end: Resolved | None) -> Iterator[str]:
+def _of_way(end: SshEndpoint | None) -> Iterator[str]:
     while end:
         yield from (*_of_name(end.host), *_of_name(end.destination), end.user, end.host_key_alias or "")
         if end.proxy_command:

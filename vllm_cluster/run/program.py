@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostError, Lost, TimedOut
+from vllm_cluster.errors import ConnectionLost, HostError, TimedOut
 from vllm_cluster.transport.base import Stream
 
 LONGEST_LINE = 64 << 10
@@ -17,7 +17,7 @@ LONGEST_LINE = 64 << 10
 MOST = 4 << 20
 
 
-class Lines:
+class RunningProgram:
     """A stream whose both directions are JSON objects, one a line. One thread may send while another hears."""
 
     def __init__(self, host: str, stream: Stream) -> None:
@@ -65,7 +65,7 @@ class Lines:
         except TimeoutError:
             raise TimedOut(self.host, "its program did not answer in time") from None
         except (OSError, EOFError) as error:
-            raise Lost(self.host, f"the connection to its program broke: {error}") from error
+            raise ConnectionLost(self.host, f"the connection to its program broke: {error}") from error
         if not data:
             raise self._ended("it has ended")
         self._heard += len(data)

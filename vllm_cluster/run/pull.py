@@ -8,7 +8,7 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.core.images import registry
 from vllm_cluster.errors import CommandFailed, TimedOut
 from vllm_cluster.events import Emit, Event
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.transport.base import Stream
 
 MAX_LINE = 4096
@@ -18,7 +18,7 @@ PIECE = 32 << 10
 SHOW_SECONDS = 3.0
 
 
-def pull(link: Link, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
+def pull(link: HostConnection, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
     """Pull an image. Nothing of the laptop's logins takes part: a private image needs `docker login` on the host.
 
     Raises:
@@ -40,7 +40,7 @@ def pull(link: Link, image: str, deadline: Deadline, progress: Callable[[str], N
 
 
 def _pull_on_host(
-    link: Link, image: str, deadline: Deadline, progress: Callable[[str], None], refusal: CommandFailed
+    link: HostConnection, image: str, deadline: Deadline, progress: Callable[[str], None], refusal: CommandFailed
 ) -> None:
     """Docker's API knows no login of the host; its docker command does, and its credential helpers."""
     stream = link.open_changing(["docker", "pull", image], deadline)
@@ -91,7 +91,7 @@ def _lines(stream: Stream, deadline: Deadline) -> Iterator[str]:
             return
 
 
-def sending(link: Link, size: int, name: str, emit: Emit) -> Callable[[int], None]:
+def sending(link: HostConnection, size: int, name: str, emit: Emit) -> Callable[[int], None]:
     """Shows how much of the wheels for an image has been sent to a host, every few seconds."""
     due = link.runtime.after(0)
 

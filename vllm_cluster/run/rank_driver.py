@@ -15,7 +15,7 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Emit, Event
-from vllm_cluster.run.program import Lines
+from vllm_cluster.run.program import RunningProgram
 
 # After the first rank has failed the others get this long to say what they saw.
 ECHO_SECONDS = 2.0
@@ -26,7 +26,7 @@ LONGEST = 600.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class TrialLimits:
     """Seconds for a trial as a whole, for no rank coming a step further, and for the measuring in it."""
 
     whole: float
@@ -35,7 +35,7 @@ class Limits:
 
 
 @dataclass
-class _Running:
+class _RunningTrial:
     number: int
     trial: Trial
     end: float
@@ -47,12 +47,12 @@ class _Running:
 
 
 @dataclass
-class Stage:
+class RankDriver:
     """The programs on the hosts, each ready to fork ranks."""
 
     accelerator: str
     specs: Mapping[str, ContainerSpec]
-    lines: Mapping[str, Lines]
+    lines: Mapping[str, RunningProgram]
     emit: Emit
     _heard: queue.SimpleQueue[tuple[str, dict[str, Any] | VclusterError]] = field(default_factory=queue.SimpleQueue)
     _count: int = 0
@@ -62,7 +62,7 @@ class Stage:
         for lines in self.lines.values():
             threading.Thread(target=self._listen, args=(lines,), name=f"ranks {lines.host}", daemon=True).start()
 
-    def _listen(self, lines: Lines) -> None:
+    def _listen(self, lines: RunningProgram) -> None:
         try:
             while True:
                 self._heard.put((lines.host, lines.next(Deadline.after(LONGEST))))
@@ -73,25 +73,25 @@ class Stage:
         self,
         groups: Sequence[Sequence[str]],
         sizes: Sequence[int],
-        limits: Limits,
+        limits: TrialLimits,
         deadline: Deadline,
         environment: Mapping[str, str] | None = None,
     ) -> list[Trial]:
         """An all-reduce in each group of hosts, side by side; each comes to an end of its own, good or bad."""
-        running: dict[int, _Running] = {}
+        running: dict[int, _RunningTrial] = {}
         now = time.monotonic()
         for hosts in groups:
             self._count += 1
             ranks = [host for host in hosts for _ in range(self.specs[host].gpu_count)]
             trial = Trial(dict(enumerate(ranks)), tuple(sizes))
             end = now + min(limits.whole, deadline.left())
-            running[self._count] = _Running(self._count, trial, end, now, environment=environment or {})
+            running[self._count] = _RunningTrial(self._count, trial, end, now, environment=environment or {})
             self._order(running[self._count], limits, [0])
         while not all(self._over(each, limits) for each in running.values()):
             self._take(running, limits)
         return [each.trial for each in running.values()]
 
-    def _order(self, each: _Running, limits: Limits, ranks: Sequence[int]) -> None:
+    def _order(self, each: _RunningTrial, limits: TrialLimits, ranks: Sequence[int]) -> None:
         """Have ranks start; the first of all makes the rendezvous, on a port that its kernel chooses."""
         trial = each.trial
         rest = {
@@ -114,7 +114,7 @@ class Stage:
         except VclusterError as error:
             self._gone.setdefault(host, error.message)
 
-    def _take(self, running: Mapping[int, _Running], limits: Limits) -> None:
+    def _take(self, running: Mapping[int, _RunningTrial], limits: TrialLimits) -> None:
         """Hear what the next host says, if any says something in a moment."""
         try:
             host, row = self._heard.get(timeout=TICK)
@@ -133,7 +133,7 @@ class Stage:
             each.master = join(self.specs[host].address, row["port"])
             self._order(each, limits, list(each.trial.ranks)[1:])
 
-    def _tell(self, each: _Running, rank: int, row: Mapping[str, Any]) -> None:
+    def _tell(self, each: _RunningTrial, rank: int, row: Mapping[str, Any]) -> None:
         """Progress for people, once for all ranks; trials of parts are told by who ordered them."""
         trial = each.trial
         if rank != 0 or each.number != 1:
@@ -145,7 +145,7 @@ class Stage:
             text = f"all-reduce of {binary(done.bytes)}: {done.seconds * 1e3:.2f} ms, {done.bus:.2f} GB/s"
             self.emit(Event("progress", text, data={"bytes": done.bytes, "seconds": done.seconds, "bus": done.bus}))
 
-    def _over(self, each: _Running, limits: Limits) -> bool:
+    def _over(self, each: _RunningTrial, limits: TrialLimits) -> bool:
         """Whether a trial has ended; one that should have is ended."""
         now, trial = time.monotonic(), each.trial
         for rank, host in trial.ranks.items():

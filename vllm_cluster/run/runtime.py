@@ -11,12 +11,12 @@ from secrets import token_hex
 from typing import Any, Protocol
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.run.secrets import identify
 from vllm_cluster.transport import Kind, make
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import Resolved
+from vllm_cluster.transport.ssh_config import SshEndpoint
 
 
 class Background(Protocol):
@@ -69,12 +69,12 @@ def _repeat(work: Callable[[], bool], seconds: float, name: str) -> Repeated:
     return thread
 
 
-def _connect(target: Target, kind: Kind, endpoint: Resolved | None, jumps: Jumps) -> Transport:
+def _connect(target: Target, kind: Kind, endpoint: SshEndpoint | None, jumps: Jumps) -> Transport:
     return make(target, kind, jumps, endpoint)
 
 
-def _docker(transport: Transport, api_version: str, clock: Clock) -> EngineClient:
-    return EngineClient(transport, api_version, clock=clock)
+def _docker(transport: Transport, api_version: str, clock: Clock) -> DockerApi:
+    return DockerApi(transport, api_version, clock=clock)
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class Runtime:
     token: Callable[[int], str] = token_hex
     run: str = field(default_factory=lambda: token_hex(4))
     secret_id: Callable[[str, str, str], str] = identify
-    connect: Callable[[Target, Kind, Resolved | None, Jumps], Transport] = _connect
-    docker: Callable[[Transport, str, Clock], EngineClient] = _docker
+    connect: Callable[[Target, Kind, SshEndpoint | None, Jumps], Transport] = _connect
+    docker: Callable[[Transport, str, Clock], DockerApi] = _docker
 
     def after(self, seconds: float) -> Deadline:
         """The moment `seconds` from now."""

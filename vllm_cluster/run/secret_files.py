@@ -9,7 +9,7 @@ from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.identity import Owner, is_volume_name, owner_of
 from vllm_cluster.core.kept import Holder, holders
 from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import idle_body
 from vllm_cluster.docker.temporary import passing, passing_name
 from vllm_cluster.errors import CommandFailed
@@ -21,7 +21,7 @@ from vllm_cluster.run.secrets import GENERATED, Secrets
 CONFLICT = 409
 
 
-def provide(engine: EngineClient, spec: ContainerSpec, image: str, secrets: Secrets) -> str | None:
+def provide(engine: DockerApi, spec: ContainerSpec, image: str, secrets: Secrets) -> str | None:
     """Write a node's secrets into their volume, again where they are there; None where that could not be done.
 
     Returns the container through which they were written, which stays until the node is there: a run that breaks off
@@ -42,7 +42,7 @@ def provide(engine: EngineClient, spec: ContainerSpec, image: str, secrets: Secr
     return door
 
 
-def remove_unused(engine: EngineClient, spec: ContainerSpec) -> None:
+def remove_unused(engine: DockerApi, spec: ContainerSpec) -> None:
     """Remove what earlier nodes of this cluster were given, where no container uses it, and what Docker half made."""
     engine.volumes.remove_blank(node_name(spec.cluster), partial(is_volume_name, spec.cluster))
     for name, labels in engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").items():
@@ -51,7 +51,7 @@ def remove_unused(engine: EngineClient, spec: ContainerSpec) -> None:
             _in_use(engine, name)
 
 
-def remove_orphaned(engine: EngineClient, owner: Owner) -> None:
+def remove_orphaned(engine: DockerApi, owner: Owner) -> None:
     """Remove the volumes of secrets that no container uses, where the node has its own."""
     for name, labels in engine.volumes.labelled(f"{CLUSTER}={owner.cluster}").items():
         ours = is_volume_name(owner.cluster, name) and labels.get(ID) == owner.id
@@ -76,7 +76,7 @@ def read_kept(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet
 
 
 def _read(
-    engine: EngineClient, cluster: str, holder: Holder, wanted: Mapping[str, str], images: list[str]
+    engine: DockerApi, cluster: str, holder: Holder, wanted: Mapping[str, str], images: list[str]
 ) -> dict[str, str]:
     if holder.has_node:
         found = _files(engine, node_name(cluster), wanted)
@@ -90,14 +90,14 @@ def _read(
         return _files(engine, door, wanted)
 
 
-def _files(engine: EngineClient, container: str, wanted: Mapping[str, str]) -> dict[str, str]:
+def _files(engine: DockerApi, container: str, wanted: Mapping[str, str]) -> dict[str, str]:
     contents = {
         name: engine.read_file(container, f"{SECRETS_FOLDER}/{name}-{identity}") for name, identity in wanted.items()
     }
     return {name: content.decode("utf-8", "replace") for name, content in contents.items() if content}
 
 
-def _in_use(engine: EngineClient, volume: str) -> bool:
+def _in_use(engine: DockerApi, volume: str) -> bool:
     """Remove a volume; whether that cannot be, since a container uses it."""
     try:
         engine.volumes.remove(volume)

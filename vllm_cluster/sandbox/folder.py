@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.sandbox.hosts import LOOPBACK, Host
+from vllm_cluster.sandbox.hosts import LOOPBACK, SandboxHost
 from vllm_cluster.sandbox.names import ENGINE_IMAGE, USER
 
 _KEY = "id_ed25519"
@@ -55,7 +55,7 @@ def ensure_key(folder: Path) -> str:
     return public
 
 
-def write_files(folder: Path, hosts: Sequence[Host]) -> Path:
+def write_files(folder: Path, hosts: Sequence[SandboxHost]) -> Path:
     """Write what says where the hosts are; returns the inventory."""
     write(folder / "known_hosts", known_hosts(hosts))
     write(folder / "ssh_config", ssh_config(folder.resolve(), hosts))
@@ -73,23 +73,23 @@ def remove_files(folder: Path) -> None:
         folder.rmdir()
 
 
-def inventory_text(hosts: Sequence[Host]) -> str:
+def inventory_text(hosts: Sequence[SandboxHost]) -> str:
     """A ready inventory."""
     lines = "\n".join(f"  {host.name}: {{address: {host.address}}}" for host in hosts)
     return _TEMPLATE.format(image=ENGINE_IMAGE, hosts=lines)
 
 
-def known_hosts(hosts: Sequence[Host]) -> str:
+def known_hosts(hosts: Sequence[SandboxHost]) -> str:
     """One line a host, in the form that ssh looks up for a port of its own."""
     return "".join(f"[{LOOPBACK}]:{host.port} {host.key}\n" for host in hosts)
 
 
-def ssh_config(folder: Path, hosts: Sequence[Host]) -> str:
+def ssh_config(folder: Path, hosts: Sequence[SandboxHost]) -> str:
     """One block a host; nothing of the user's own agent or files is asked."""
     return "\n".join(_block(folder, host) for host in hosts)
 
 
-def _block(folder: Path, host: Host) -> str:
+def _block(folder: Path, host: SandboxHost) -> str:
     lines = [
         f"Host {host.name}",
         f"  HostName {LOOPBACK}",

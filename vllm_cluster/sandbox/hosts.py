@@ -25,7 +25,7 @@ _USER_ID = 1000
 
 
 @dataclass(frozen=True)
-class Host:
+class SandboxHost:
     """A running host, as the laptop and the other hosts reach it."""
 
     name: str
@@ -106,7 +106,7 @@ def configure(container: Container, public_key: str, gpus: int) -> None:
     put(container, "/etc/vcluster", [File("slots", f"{gpus}\n".encode())])
 
 
-def wait_until_up(container: Container, sandbox: Sandbox) -> Host:
+def wait_until_up(container: Container, sandbox: Sandbox) -> SandboxHost:
     """Wait for its Docker engine and its sshd; its key comes from the host itself, not over the network."""
     wait_for_engine(container)
     container.reload()
@@ -116,7 +116,7 @@ def wait_until_up(container: Container, sandbox: Sandbox) -> Host:
     _wait_for_ssh(name, port)
     key = execute(container, ["cat", f"{sandbox.data(name)}/ssh_host_ed25519_key.pub"], deadline=10)
     address = attrs["NetworkSettings"]["Networks"][sandbox.network]["IPAddress"]
-    return Host(name, address, port, " ".join(key.split()[:2]))
+    return SandboxHost(name, address, port, " ".join(key.split()[:2]))
 
 
 def _wait_for_ssh(name: str, port: int) -> None:

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from vllm_cluster.debug_log import logged
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import NoSshCommand, Resolved, resolve, ssh_words
+from vllm_cluster.transport.ssh_config import NoSshCommand, SshEndpoint, resolve, ssh_words
 
 Kind = Literal["fabric", "openssh", "local"]
 
 
-def locate(target: Target, kind: Kind, processes: Callable[..., Any] = subprocess.run) -> Resolved:
+def locate(target: Target, kind: Kind, processes: Callable[..., Any] = subprocess.run) -> SshEndpoint:
     """Where ssh_config sends a host; asked of ssh, or read by paramiko where fabric carries and there is no ssh."""
 
     def words(asked: Target) -> Mapping[str, list[str]]:
@@ -33,7 +33,7 @@ def locate(target: Target, kind: Kind, processes: Callable[..., Any] = subproces
         return found
 
 
-def make(target: Target, kind: Kind, jumps: Jumps, endpoint: Resolved | None = None) -> Transport:
+def make(target: Target, kind: Kind, jumps: Jumps, endpoint: SshEndpoint | None = None) -> Transport:
     """The carrier for a host, through jump hosts that others share; the destination `local` is this machine itself.
 
     `endpoint` is what ssh_config says of the host, where it has been asked already.

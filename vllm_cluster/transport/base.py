@@ -55,7 +55,7 @@ class Target:
 class Stream(Protocol):
     """Both directions of a remote command's standard input and output, as bytes.
 
-    One thread may send while another receives. A broken connection raises `Lost`; a command that has ended is
+    One thread may send while another receives. A broken connection raises `ConnectionLost`; a command that has ended is
     the end of the bytes for `recv` and `BrokenPipeError` for `sendall`.
     """
 
@@ -101,7 +101,7 @@ class Transport(Protocol):
     """One connection to one host. Safe to use from several threads.
 
     Every call ends by its deadline and raises a `HostError` that says which decision is left:
-    `Unreachable` (nothing was sent), `Lost` (may have happened), `TimedOut`.
+    `Unreachable` (nothing was sent), `ConnectionLost` (may have happened), `TimedOut`.
     A command that ran is a `Result`, whatever its exit code.
     """
 
@@ -119,7 +119,7 @@ class Transport(Protocol):
         """Connect and authenticate.
 
         Raises:
-            HostKeyRejected, AuthRefused, Unreachable: with what to do.
+            HostKeyRejected, AuthenticationFailed, Unreachable: with what to do.
         """
         ...
 

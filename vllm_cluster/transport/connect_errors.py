@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import AuthRefused, HostKeyRejected, Unreachable
+from vllm_cluster.errors import AuthenticationFailed, HostKeyRejected, Unreachable
 from vllm_cluster.transport.host_keys import lookup_name
-from vllm_cluster.transport.ssh_config import Resolved
+from vllm_cluster.transport.ssh_config import SshEndpoint
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ ATTEMPTS = 6
 AGAIN = "run the same command again"
 
 
-def unknown_key(at: Resolved, shown: str, *, authority: bool = False) -> HostKeyRejected:
+def unknown_key(at: SshEndpoint, shown: str, *, authority: bool = False) -> HostKeyRejected:
     """The host shows a key that no known_hosts file has."""
     if authority:
         return HostKeyRejected(
@@ -35,7 +35,7 @@ def unknown_key(at: Resolved, shown: str, *, authority: bool = False) -> HostKey
     )
 
 
-def changed_key(at: Resolved, shown: str, line: str) -> HostKeyRejected:
+def changed_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:
     """The host shows another key than the one in `line` (file:number) of known_hosts."""
     file = line.rpartition(":")[0]
     name = lookup_name(at.host, at.port, at.host_key_alias)
@@ -47,7 +47,7 @@ def changed_key(at: Resolved, shown: str, line: str) -> HostKeyRejected:
     )
 
 
-def revoked_key(at: Resolved, shown: str, line: str) -> HostKeyRejected:
+def revoked_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:
     """The key is marked as revoked."""
     return HostKeyRejected(
         at.name,
@@ -56,7 +56,7 @@ def revoked_key(at: Resolved, shown: str, line: str) -> HostKeyRejected:
     )
 
 
-def too_many_keys(at: Resolved, offered: list[str], skipped: list[str]) -> AuthRefused:
+def too_many_keys(at: SshEndpoint, offered: list[str], skipped: list[str]) -> AuthenticationFailed:
     """The host ended the login before the right key was offered."""
     hint = (
         f"offer one key alone: in ssh_config, for {at.destination}: IdentityFile KEY and IdentitiesOnly yes; "
@@ -65,13 +65,13 @@ def too_many_keys(at: Resolved, offered: list[str], skipped: list[str]) -> AuthR
     return auth_refused(at, "it closed the connection after too many keys (MaxAuthTries)", offered, skipped, hint)
 
 
-def second_factor(at: Resolved, methods: str, offered: list[str], skipped: list[str]) -> AuthRefused:
+def second_factor(at: SshEndpoint, methods: str, offered: list[str], skipped: list[str]) -> AuthenticationFailed:
     """The host took a key and wants more, which no program can give."""
     hint = f"let a key be enough, in its sshd_config: Match User {at.user}, AuthenticationMethods publickey"
     return auth_refused(at, f"it took a key and wants {methods} besides", offered, skipped, hint)
 
 
-def no_keys(at: Resolved, methods: str) -> AuthRefused:
+def no_keys(at: SshEndpoint, methods: str) -> AuthenticationFailed:
     """The host takes no keys at all."""
     return auth_refused(
         at, f"it accepts only {methods}, no keys", [], [], "set PubkeyAuthentication yes in its sshd_config"
@@ -79,11 +79,11 @@ def no_keys(at: Resolved, methods: str) -> AuthRefused:
 
 
 def auth_refused(
-    at: Resolved, why: str, offered: list[str], skipped: list[str], hint: str | None = None
-) -> AuthRefused:
+    at: SshEndpoint, why: str, offered: list[str], skipped: list[str], hint: str | None = None
+) -> AuthenticationFailed:
     """The host answered and let nobody in."""
     also = f"; left out: {', '.join(skipped)}" if skipped else ""
-    return AuthRefused(
+    return AuthenticationFailed(
         at.name,
         f"{at.where} refused the login: {why}; offered: {', '.join(offered) or 'nothing'}{also}",
         hint=hint
@@ -92,7 +92,7 @@ def auth_refused(
     )
 
 
-def nothing_listens(at: Resolved) -> Unreachable:
+def nothing_listens(at: SshEndpoint) -> Unreachable:
     """The port is closed."""
     return Unreachable(
         at.name,
@@ -101,7 +101,7 @@ def nothing_listens(at: Resolved) -> Unreachable:
     )
 
 
-def no_answer(at: Resolved, seconds: float) -> Unreachable:
+def no_answer(at: SshEndpoint, seconds: float) -> Unreachable:
     """Packets vanish."""
     return Unreachable(
         at.name,
@@ -110,7 +110,7 @@ def no_answer(at: Resolved, seconds: float) -> Unreachable:
     )
 
 
-def no_route(at: Resolved, why: str) -> Unreachable:
+def no_route(at: SshEndpoint, why: str) -> Unreachable:
     """The network has no way there."""
     return Unreachable(
         at.name,
@@ -119,7 +119,7 @@ def no_route(at: Resolved, why: str) -> Unreachable:
     )
 
 
-def no_name(at: Resolved, why: str = "") -> Unreachable:
+def no_name(at: SshEndpoint, why: str = "") -> Unreachable:
     """The name has no address."""
     detail = f" ({why})" if why else ""
     return Unreachable(
@@ -129,7 +129,7 @@ def no_name(at: Resolved, why: str = "") -> Unreachable:
     )
 
 
-class HungUp(Unreachable):
+class ClosedBeforeLogin(Unreachable):
     """The server closed the connection before the login: it may take the next one."""
 
 
@@ -141,7 +141,7 @@ def patiently(connect: Callable[[], T], deadline: Deadline) -> T:
     for attempt in range(1, ATTEMPTS):
         try:
             return connect()
-        except HungUp:
+        except ClosedBeforeLogin:
             pause = random.uniform(0.1, 0.5) * attempt  # noqa: S311 - spreads the attempts, hides nothing
             if deadline.left() <= pause:
                 raise
@@ -149,16 +149,16 @@ def patiently(connect: Callable[[], T], deadline: Deadline) -> T:
     return connect()
 
 
-def closed_early(at: Resolved) -> HungUp:
+def closed_early(at: SshEndpoint) -> ClosedBeforeLogin:
     """The server hung up before the login."""
-    return HungUp(
+    return ClosedBeforeLogin(
         at.name,
         f"{at.host}:{at.port} closed the connection before the login",
         hint="its sshd may have too many logins under way (raise MaxStartups), or refuse this address; see its log",
     )
 
 
-def not_ssh(at: Resolved, why: str) -> Unreachable:
+def not_ssh(at: SshEndpoint, why: str) -> Unreachable:
     """Somebody else answers, or in words that we do not share."""
     return Unreachable(
         at.name,
@@ -167,7 +167,7 @@ def not_ssh(at: Resolved, why: str) -> Unreachable:
     )
 
 
-def proxy_failed(at: Resolved, proxy: str, why: str) -> Unreachable:
+def proxy_failed(at: SshEndpoint, proxy: str, why: str) -> Unreachable:
     """The way there, through another host or a command, does not lead to the host."""
     return Unreachable(
         at.name,
@@ -185,11 +185,11 @@ def no_session(name: str, where: str) -> Unreachable:
     )
 
 
-def _by_hand(at: Resolved) -> str:
+def _by_hand(at: SshEndpoint) -> str:
     return shlex.join([*at.options, at.destination])
 
 
-def _copy_id(at: Resolved) -> str:
+def _copy_id(at: SshEndpoint) -> str:
     """The same for ssh-copy-id, which takes -F, -p and -i as ssh does, and the rest as options."""
     words = list(at.options)
     for flag, option in (("-l", "User"), ("-J", "ProxyJump")):

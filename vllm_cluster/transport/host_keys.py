@@ -14,7 +14,7 @@ from enum import Enum
 DEFAULT_PORT = 22
 
 
-class Verdict(Enum):
+class KeyStatus(Enum):
     """What to do with a host's key."""
 
     OK = "ok"
@@ -41,10 +41,10 @@ class KnownKey:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class KeyCheck:
     """The verdict and the line that decided it; `authority` tells that only a certificate authority is known."""
 
-    verdict: Verdict
+    verdict: KeyStatus
     line: KnownKey | None = None
     authority: bool = False
 
@@ -72,14 +72,14 @@ def parse(text: str, file: str) -> list[KnownKey]:
     return keys
 
 
-def judge(keys: Iterable[KnownKey], host: str, port: int, alias: str | None, blob: bytes) -> Judgement:
+def judge(keys: Iterable[KnownKey], host: str, port: int, alias: str | None, blob: bytes) -> KeyCheck:
     """The verdict on the key `blob` that `host` shows on `port`."""
     keys = list(keys)
     found = _judge_name(keys, lookup_name(host, port, alias), blob)
-    if found.verdict is Verdict.UNKNOWN and alias is None and port != DEFAULT_PORT:
+    if found.verdict is KeyStatus.UNKNOWN and alias is None and port != DEFAULT_PORT:
         # ssh accepts the key that it knows for the same name on port 22, and only accepts by it.
         plain = _judge_name(keys, host, blob)
-        if plain.verdict in (Verdict.OK, Verdict.REVOKED):
+        if plain.verdict in (KeyStatus.OK, KeyStatus.REVOKED):
             return plain
     return found
 
@@ -125,20 +125,20 @@ def entry(name: str, blob: bytes, *, hashed: bool) -> str:
     return f"{name} {key_type(blob)} {base64.b64encode(blob).decode()}\n"
 
 
-def _judge_name(keys: Sequence[KnownKey], name: str, blob: bytes) -> Judgement:
+def _judge_name(keys: Sequence[KnownKey], name: str, blob: bytes) -> KeyCheck:
     mine = [key for key in keys if matches(key.names, name)]
     for key in mine:
         if key.marker == "@revoked" and key.blob == blob:
-            return Judgement(Verdict.REVOKED, key)
+            return KeyCheck(KeyStatus.REVOKED, key)
     plain = [key for key in mine if not key.marker]
     for key in plain:
         if key.blob == blob:
-            return Judgement(Verdict.OK, key)
+            return KeyCheck(KeyStatus.OK, key)
     if plain:
         # A known key of another type counts as a change too: ssh asks for the known types first.
         same_type = [key for key in plain if key.key_type == key_type(blob)]
-        return Judgement(Verdict.CHANGED, (same_type or plain)[0])
-    return Judgement(Verdict.UNKNOWN, authority=any(key.marker == "@cert-authority" for key in mine))
+        return KeyCheck(KeyStatus.CHANGED, (same_type or plain)[0])
+    return KeyCheck(KeyStatus.UNKNOWN, authority=any(key.marker == "@cert-authority" for key in mine))
 
 
 def _hash_matches(names: str, host: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar, cast
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import Unreachable
 from vllm_cluster.transport import connect_errors
-from vllm_cluster.transport.ssh_config import Resolved
+from vllm_cluster.transport.ssh_config import SshEndpoint
 
 
 class Jump(Protocol):
@@ -32,9 +32,9 @@ class Jumps:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._opened: dict[Resolved, Future[Jump]] = {}
+        self._opened: dict[SshEndpoint, Future[Jump]] = {}
 
-    def through(self, at: Resolved, connect: Callable[[], J], deadline: Deadline) -> J:
+    def through(self, at: SshEndpoint, connect: Callable[[], J], deadline: Deadline) -> J:
         """The connection to the jump host, made by `connect` where there is none.
 
         Raises:
@@ -73,6 +73,6 @@ def _ended(opened: Future[Jump]) -> bool:
     return opened.done() and not opened.exception() and not opened.result().alive()
 
 
-def _nameless(at: Resolved) -> Resolved:
+def _nameless(at: SshEndpoint) -> SshEndpoint:
     """What makes two ways one: all but the host that they lead to."""
     return replace(at, name="", jump=_nameless(at.jump) if at.jump else None)

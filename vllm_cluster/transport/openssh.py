@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostError, Lost, ShellUnusable, TimedOut, Unreachable, UsageError
+from vllm_cluster.errors import ConnectionLost, HostError, ShellUnusable, TimedOut, Unreachable, UsageError
 from vllm_cluster.transport import command_line, connect_errors, process, shell
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Forward, Result, Stream, Target
 from vllm_cluster.transport.forward import listener
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import Resolved, check, resolve
-from vllm_cluster.transport.ssh_master import STEP_SECONDS, Master, open_master, shared
+from vllm_cluster.transport.ssh_config import SshEndpoint, check, resolve
+from vllm_cluster.transport.ssh_master import STEP_SECONDS, SshMaster, open_master, shared
 
 _RETRY_SECONDS = 0.1
 
@@ -22,12 +22,12 @@ _RETRY_SECONDS = 0.1
 class OpenSshTransport:
     """One host over `ssh` with a shared connection. Safe to use from several threads."""
 
-    def __init__(self, target: Target, jumps: Jumps, endpoint: Resolved | None = None) -> None:
+    def __init__(self, target: Target, jumps: Jumps, endpoint: SshEndpoint | None = None) -> None:
         check(target)
         self._target = target
         self._endpoint = endpoint
         self._jumps = jumps
-        self._master: Master | None = None
+        self._master: SshMaster | None = None
         self._connecting = threading.Lock()
         self._counting = threading.Lock()
         self._round_trips = 0
@@ -118,7 +118,7 @@ class OpenSshTransport:
             self._master.close()
             self._master = None
 
-    def _run(self, master: Master, argv: Sequence[str], stdin: bytes, deadline: Deadline, doing: str) -> Result:
+    def _run(self, master: SshMaster, argv: Sequence[str], stdin: bytes, deadline: Deadline, doing: str) -> Result:
         opening, started = deadline.sooner(STEP_SECONDS), deadline.left()
         while True:
             self._count()
@@ -137,14 +137,14 @@ class OpenSshTransport:
                 raise connect_errors.no_session(self.host, master.resolved.where)
             time.sleep(_RETRY_SECONDS)
 
-    def _refused(self, master: Master, out: bytes, err: bytes) -> ShellUnusable:
+    def _refused(self, master: SshMaster, out: bytes, err: bytes) -> ShellUnusable:
         def ask() -> Result | None:
             self._count()
             return process.run(shared(master.socket, shell.ASK), b"", Deadline.after(shell.ASK_SECONDS))
 
         return shell.refusal(self._target, master.resolved.where, out, err, ask)
 
-    def _standing(self) -> Master:
+    def _standing(self) -> SshMaster:
         master = self._master
         if master is None:
             raise Unreachable(self.host, "there is no connection", hint="connect first")
@@ -157,9 +157,9 @@ class OpenSshTransport:
             )
         return master
 
-    def _lost(self, master: Master, doing: str) -> Lost:
+    def _lost(self, master: SshMaster, doing: str) -> ConnectionLost:
         master.gone()
-        return Lost(
+        return ConnectionLost(
             self.host,
             f"the connection to {master.resolved.where} was lost during {doing}: {master.last_words()}",
             hint="what was sent may have happened; run the same command again to find out and go on",
@@ -177,7 +177,7 @@ class OpenSshTransport:
 class _MuxForward:
     """A forward that the master listens for."""
 
-    def __init__(self, master: Master, remote_port: int, local_port: int, remote_host: str) -> None:
+    def __init__(self, master: SshMaster, remote_port: int, local_port: int, remote_host: str) -> None:
         self._master = master
         # ssh cannot choose a free port itself here; the one found is asked for at once.
         with listener(local_port) as sock:

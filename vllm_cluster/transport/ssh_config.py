@@ -36,7 +36,7 @@ class NoSshCommand(UsageError):
 
 
 @dataclass(frozen=True)
-class Resolved:
+class SshEndpoint:
     """Where a host is and what proves who is who, after ssh_config has spoken."""
 
     name: str
@@ -55,7 +55,7 @@ class Resolved:
     address_family: str = "any"
     bind_address: str | None = None
     proxy_command: str | None = None
-    jump: Resolved | None = None
+    jump: SshEndpoint | None = None
     # What undoes ssh_config's words about the session, as far as this ssh knows them.
     session: tuple[str, ...] = ()
     # How the inventory asks ssh for this host, for commands that people paste.
@@ -113,7 +113,7 @@ def ssh_options(target: Target) -> list[str]:
     return options
 
 
-def resolve(target: Target, ask: Callable[[Target], Words] = ssh_words) -> Resolved:
+def resolve(target: Target, ask: Callable[[Target], Words] = ssh_words) -> SshEndpoint:
     """Everything needed to connect to a host, its jump hosts included."""
     return _resolve(target, ask, ())
 
@@ -127,12 +127,12 @@ def hosts_matching(config: Path | None, pattern: str) -> list[str]:
     return list(dict.fromkeys(name for name in names if fnmatch.fnmatchcase(name, pattern)))
 
 
-def expand(text: str, resolved: Resolved) -> str:
+def expand(text: str, resolved: SshEndpoint) -> str:
     """Replace ssh_config's tokens, such as %h in a ProxyCommand."""
     return _expand(text, resolved.destination, resolved.host, resolved.port, resolved.user)
 
 
-def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ...]) -> Resolved:
+def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ...]) -> SshEndpoint:
     check(target)
     words = ask(target)
     resolved = _from_words(target, words)
@@ -159,7 +159,7 @@ def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ..
     return replace(resolved, jump=_resolve(hop, ask, (*seen, place)), proxy_command=None)
 
 
-def _from_words(target: Target, words: Words) -> Resolved:
+def _from_words(target: Target, words: Words) -> SshEndpoint:
     host, user = _one(words, "hostname") or target.destination, _one(words, "user") or ""
     port = int(_one(words, "port") or 22)
     _refuse(_BAD_HOST, host, f"{target.name}: HostName")
@@ -172,7 +172,7 @@ def _from_words(target: Target, words: Words) -> Resolved:
         filled = (_expand(value, target.destination, host, port, user) for value in values if value != "none")
         return tuple(dict.fromkeys(expanded(value) for value in filled))
 
-    return Resolved(
+    return SshEndpoint(
         name=target.name,
         destination=target.destination,
         host=host,

@@ -17,7 +17,7 @@ MAX_SOCKET_PATH = 85
 _PREFIX = "vc-"
 
 
-class Folder:
+class SshFolder:
     """A folder that is in use for as long as this process holds the lock in it, however the process ends."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import re
 from vllm_cluster.errors import Unreachable
 from vllm_cluster.transport import connect_errors
 from vllm_cluster.transport.host_keys import lookup_name
-from vllm_cluster.transport.ssh_config import Resolved
+from vllm_cluster.transport.ssh_config import SshEndpoint
 
 _CONNECT = re.compile(r"connect to host (\S+) port (\d+): (.+)")
 _SERVER_KEY = re.compile(r"Server host key: (\S+ SHA256:\S+)")
@@ -45,7 +45,7 @@ def no_session(log: str) -> bool:
     return bool(_NO_SESSION.search("\n".join(words(log))))
 
 
-def explain(log: str, at: Resolved, seconds: float) -> Unreachable:
+def explain(log: str, at: SshEndpoint, seconds: float) -> Unreachable:
     """The reason why ssh could not connect, from the log of a run with LogLevel DEBUG1."""
     said = "\n".join(words(log))
     return (
@@ -56,7 +56,7 @@ def explain(log: str, at: Resolved, seconds: float) -> Unreachable:
     )
 
 
-def _key_rejected(log: str, said: str, at: Resolved) -> Unreachable | None:
+def _key_rejected(log: str, said: str, at: SshEndpoint) -> Unreachable | None:
     keys = _SERVER_KEY.findall(log)
     shown = keys[-1] if keys else "one that ssh does not show"
     if found := _REVOKED.search(said):
@@ -71,7 +71,7 @@ def _key_rejected(log: str, said: str, at: Resolved) -> Unreachable | None:
     return None
 
 
-def _login_refused(log: str, said: str, at: Resolved) -> Unreachable | None:
+def _login_refused(log: str, said: str, at: SshEndpoint) -> Unreachable | None:
     offered = [found.strip() for found in _OFFERED.findall(log)]
     skipped = [f"{found[1]} ({found[2]})" for found in _PASSPHRASE.finditer(said) if found[1]]
     if "Too many authentication failures" in said:
@@ -87,7 +87,7 @@ def _login_refused(log: str, said: str, at: Resolved) -> Unreachable | None:
     return None
 
 
-def _not_reached(said: str, at: Resolved, seconds: float) -> Unreachable | None:
+def _not_reached(said: str, at: SshEndpoint, seconds: float) -> Unreachable | None:
     if found := _NO_NAME.search(said):
         return connect_errors.no_name(next((hop for hop in _chain(at) if hop.host == found[1]), at), found[2].strip())
     if found := _CONNECT.search(said):
@@ -105,7 +105,7 @@ def _not_reached(said: str, at: Resolved, seconds: float) -> Unreachable | None:
     return None
 
 
-def _no_connection(at: Resolved, why: str, seconds: float) -> Unreachable:
+def _no_connection(at: SshEndpoint, why: str, seconds: float) -> Unreachable:
     if "refused" in why:
         return connect_errors.nothing_listens(at)
     if "timed out" in why:
@@ -113,11 +113,11 @@ def _no_connection(at: Resolved, why: str, seconds: float) -> Unreachable:
     return connect_errors.no_route(at, why.strip())
 
 
-def _chain(at: Resolved) -> list[Resolved]:
+def _chain(at: SshEndpoint) -> list[SshEndpoint]:
     return [at, *(_chain(at.jump) if at.jump else [])]
 
 
-def _named(at: Resolved, name: str) -> Resolved:
+def _named(at: SshEndpoint, name: str) -> SshEndpoint:
     return next((hop for hop in _chain(at) if lookup_name(hop.host, hop.port, hop.host_key_alias) == name), at)
 
 

@@ -17,8 +17,8 @@ from vllm_cluster.errors import HostError
 from vllm_cluster.transport import command_line, connect_errors, process, shell, ssh_log
 from vllm_cluster.transport.base import Result, Target
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import Resolved, ssh_options
-from vllm_cluster.transport.ssh_folder import Folder
+from vllm_cluster.transport.ssh_config import SshEndpoint, ssh_options
+from vllm_cluster.transport.ssh_folder import SshFolder
 
 STEP_SECONDS = 10.0
 # For the first command to begin, before the host is asked why it has not.
@@ -48,17 +48,23 @@ _LEASH = 'cat > /dev/null; exec "$@"'
 _LOOK_SECONDS = 0.02
 
 
-class Master:
+class SshMaster:
     """The ssh process that holds the connection, and the folder of its socket.
 
     A jump host only forwards: nothing is run there, so that its account needs no shell.
     """
 
     def __init__(
-        self, target: Target, resolved: Resolved, through: Master | None, deadline: Deadline, *, jump: bool = False
+        self,
+        target: Target,
+        resolved: SshEndpoint,
+        through: SshMaster | None,
+        deadline: Deadline,
+        *,
+        jump: bool = False,
     ) -> None:
         self.resolved = resolved
-        self._folder = Folder()
+        self._folder = SshFolder()
         self.socket = self._folder.path / "m"
         self._log = self._folder.path / "log"
         # -N is a word about the session itself, and stands beside no other.
@@ -187,15 +193,15 @@ class Master:
 
 
 def open_master(
-    target: Target, resolved: Resolved, jumps: Jumps, deadline: Deadline, *, jumped: bool = False
-) -> Master:
+    target: Target, resolved: SshEndpoint, jumps: Jumps, deadline: Deadline, *, jumped: bool = False
+) -> SshMaster:
     """The shared connection to a host, through its jump hosts; `jumped` where the host is itself one."""
     jump, through = resolved.jump, None
     if jump is not None:
         # Not -J: ssh would pass neither our options nor the strictness on to the jump hosts.
         hop = replace(target, destination=jump.destination, user=None, port=None, identity=None, jump=None)
         through = jumps.through(jump, lambda: open_master(hop, jump, jumps, deadline, jumped=True), deadline)
-    return connect_errors.patiently(lambda: Master(target, resolved, through, deadline, jump=jumped), deadline)
+    return connect_errors.patiently(lambda: SshMaster(target, resolved, through, deadline, jump=jumped), deadline)
 
 
 def _started(argv: Sequence[bytes | str], log: IO[bytes], *, piped: bool) -> subprocess.Popen[bytes]:
@@ -214,7 +220,7 @@ def shared(master: Path, line: bytes) -> list[bytes | str]:
     return [*client(master), "--", "shared", line]
 
 
-def _options(resolved: Resolved, through: Master | None, session: Sequence[str]) -> list[str]:
+def _options(resolved: SshEndpoint, through: SshMaster | None, session: Sequence[str]) -> list[str]:
     options = [*_OPTIONS, *session, f"StrictHostKeyChecking={'accept-new' if resolved.accept_new_keys else 'yes'}"]
     if through is not None:
         words = map(str, client(through.socket))

@@ -12,7 +12,7 @@ from tests.support.sim.facts import told
 from tests.support.sim.faults import Fault, Killed, StillWaiting
 from tests.support.sim.world import Lock, World
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import Lost, TimedOut, Unreachable
+from vllm_cluster.errors import ConnectionLost, TimedOut, Unreachable
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 
 FACTS = files("vllm_cluster.remote.host").joinpath("facts.sh").read_bytes()
@@ -118,12 +118,12 @@ class FakeTransport:
         for stream in self._streams:
             stream.hang_up()
 
-    def lose(self, why: str) -> Lost:
+    def lose(self, why: str) -> ConnectionLost:
         """The link is gone, for good."""
         self.cut = why
         for stream in self._streams:
             stream.hang_up()
-        return Lost(self._name, why)
+        return ConnectionLost(self._name, why)
 
     def stumble(self, fault: Fault | None, what: str, deadline: Deadline) -> None:
         """Raise what every call raises alike."""
@@ -161,7 +161,7 @@ class _Stream:
     def recv(self, size: int, /) -> bytes:
         """What has come; silence lasts as long as the time-out allows."""
         if not self.out and self.transport.cut:
-            raise Lost(self.transport.host, self.transport.cut)
+            raise ConnectionLost(self.transport.host, self.transport.cut)
         if not self.out and not self.ended:
             if self.seconds is None:
                 raise AssertionError("waits for ever: no time-out was set on the stream")
@@ -189,7 +189,7 @@ class _Stream:
         if self.script.dead and not self.script.spare:
             raise Killed("send")
         if self.transport.cut:
-            raise Lost(self.transport.host, self.transport.cut)
+            raise ConnectionLost(self.transport.host, self.transport.cut)
         if self.ended:
             raise BrokenPipeError("the command has ended")
         self.take(data)

@@ -17,9 +17,9 @@ from vllm_cluster.errors import PreflightFailed, Unreachable
 from vllm_cluster.events import Event
 from vllm_cluster.facts.host_facts import Gpu, Hca, HostFacts
 from vllm_cluster.facts.parse import unified_mib
-from vllm_cluster.fit.layouts import Gpus, Wish
+from vllm_cluster.fit.layouts import GpuPool, Workload
 from vllm_cluster.fit.model_config import shape
-from vllm_cluster.fit.report import Verdict
+from vllm_cluster.fit.report import FitReport
 from vllm_cluster.fit.weights import spread
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ HCA = (Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniba
 SMALL = (Gpu(0, "GPU-a", "NVIDIA L40S", 46_068), Gpu(1, "GPU-b", "NVIDIA L40S", 46_068))
 
 
-def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: Any) -> Verdict:
+def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: Any) -> FitReport:
     """The verdict on Llama 3.1 8B for these hosts."""
 
     @contextmanager
@@ -45,12 +45,12 @@ def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: An
     monkeypatch.setattr(action, "supports_stages", lambda *_: True)
     monkeypatch.setattr(action, "read", lambda *_: (made, spread(16_060_522_496, made)))
     events: list[Event] = []
-    return action.fit("llama", Wish(), events.append, gpus=None, load=lambda: world.inventory(len(facts), **words))
+    return action.fit("llama", Workload(), events.append, gpus=None, load=lambda: world.inventory(len(facts), **words))
 
 
 def test_the_smallest_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = on(monkeypatch, world.hosts(gpu2={"gpus": SMALL}))
-    assert found.gpus == Gpus((2, 2), 46_068 * MIB, rdma=False)
+    assert found.gpus == GpuPool((2, 2), 46_068 * MIB, rdma=False)
     assert found.model.pipelines is True
 
 
@@ -61,7 +61,7 @@ def test_rdma_counts_where_every_host_has_it(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_logical_gpus_share_a_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {name: replace(host, gpus=(), slots=2, memory=64 << 30) for name, host in world.hosts().items()}
-    assert on(monkeypatch, facts, accelerator="cpu").gpus == Gpus((2, 2), 32 << 30, rdma=False)
+    assert on(monkeypatch, facts, accelerator="cpu").gpus == GpuPool((2, 2), 32 << 30, rdma=False)
 
 
 @pytest.mark.parametrize("gpus", [(), (Gpu(0, "GPU-a", "NVIDIA GB10", 0),)])
@@ -73,14 +73,14 @@ def test_a_host_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, gpus: tuple[
 def test_only_the_gpus_that_are_named_count(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = (*world.host(1).gpus, *(replace(gpu, index=gpu.index + 2) for gpu in SMALL))
     found = on(monkeypatch, world.hosts(1, gpu1={"gpus": mixed}), entries={"gpu1": {"gpus": [0, 1]}})
-    assert found.gpus == Gpus((2,), 143_771 * MIB, rdma=False)
+    assert found.gpus == GpuPool((2,), 143_771 * MIB, rdma=False)
 
 
 def test_memory_that_gpu_and_processor_share_counts_less_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on GB10 and GH200, of which nvidia-smi tells no memory."""
     spark = Gpu(0, "GPU-a", "NVIDIA GB10", unified_mib(128 << 30), unified=True)
     found = on(monkeypatch, world.hosts(gpu1={"gpus": (spark,)}, gpu2={"gpus": (spark,)}))
-    assert found.gpus == Gpus((1, 1), unified_mib(128 << 30) * MIB, rdma=False)
+    assert found.gpus == GpuPool((1, 1), unified_mib(128 << 30) * MIB, rdma=False)
     assert unified_mib(128 << 30) == 117_964  # less a tenth
     assert unified_mib(32 << 30) == 24 << 10  # less 8 GiB
     assert unified_mib(4 << 30) == 0
@@ -92,9 +92,9 @@ def test_a_hub_that_cannot_be_asked_names_what_looks_into_the_caches_of_hosts(mo
 
     monkeypatch.setattr(action, "read", away)
     hints = []
-    for gpus in (None, Gpus((2,), 80 * 10**9)):
+    for gpus in (None, GpuPool((2,), 80 * 10**9)):
         with pytest.raises(Unreachable) as failed:
-            action.fit("org/m", Wish(), lambda _: None, gpus=gpus, load=world.inventory)
+            action.fit("org/m", Workload(), lambda _: None, gpus=gpus, load=world.inventory)
         hints.append(str(failed.value.hint).splitlines())
     more = "vcluster serve org/m checks a model of the head's cache before it starts"
     assert hints == [["set HF_ENDPOINT", more], ["set HF_ENDPOINT"]]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_cluster.backends.nccl import Transport
-from vllm_cluster.checks.allreduce import Pair, Row, Trial, blamed, enough, rounds, slow, slowness, ways
+from vllm_cluster.backends.nccl import NcclTransport
+from vllm_cluster.checks.allreduce import AllReduceTime, Pair, Trial, blamed, enough, rounds, slow, slowness, ways
 
 # On a machine that other work keeps busy no single case has a time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -158,7 +158,7 @@ def test_where_every_pair_works_nobody_is_blamed() -> None:
 
 @pytest.mark.parametrize(("bus", "expected", "verdict"), [(10, 50, True), (30, 50, False), (10, None, False)])
 def test_slow_is_less_than_half_of_the_link(bus: float, expected: float | None, verdict: bool) -> None:
-    assert slow((Row(1 << 28, 0.1, bus),), expected) is verdict
+    assert slow((AllReduceTime(1 << 28, 0.1, bus),), expected) is verdict
 
 
 def test_a_slow_link_is_named_among_the_pairs() -> None:
@@ -170,12 +170,12 @@ def test_a_slow_link_is_named_among_the_pairs() -> None:
 
 
 def test_tcp_beside_active_adapters_is_told() -> None:
-    chosen = Transport(("P2P/CUMEM", "NET/Socket"))
+    chosen = NcclTransport(("P2P/CUMEM", "NET/Socket"))
     assert [f.code for f in ways("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": ["mlx5_0"]})] == ["collective-socket"]
     assert ways("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": []}) == []
 
 
 def test_adapters_without_gpu_direct_are_told() -> None:
-    (found,) = ways("gpu1", Transport(("NET/IB",), indirect=("mlx5_0",)), {"gpu1": ["mlx5_0"]})
+    (found,) = ways("gpu1", NcclTransport(("NET/IB",), indirect=("mlx5_0",)), {"gpu1": ["mlx5_0"]})
     assert found.code == "collective-gdr"
     assert "mlx5_0" in found.text

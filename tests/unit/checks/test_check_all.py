@@ -9,8 +9,8 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import examine, preflight, unseen
-from vllm_cluster.facts.details import Details, FileSystem, GpuHealth, GpuProcess, ImageDetails, Links
-from vllm_cluster.facts.host_facts import Container, Engine, Gid, Gpu, Hca, HostFacts, Image, Nic
+from vllm_cluster.facts.details import Details, FileSystem, GpuHealth, GpuProcess, ImageDetails, NvLinks
+from vllm_cluster.facts.host_facts import Container, DockerFacts, Gid, Gpu, Hca, HostFacts, Image, Nic
 
 CACHE = FileSystem("/models", "ext4", "/dev/nvme0n1", "/models", 1 << 40)
 WELL = Details(
@@ -91,7 +91,7 @@ def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
 @pytest.mark.parametrize(
     ("odd", "code", "error"),
     [
-        ({"engine": Engine(problem="sh: docker: not found")}, "docker-missing", True),
+        ({"engine": DockerFacts(problem="sh: docker: not found")}, "docker-missing", True),
         ({"strangers": (Container("1", "node-1234", "exited", "x", {}, "v"),)}, "stale-container", False),
         ({"strangers": (Container("1", "ray-head", "running", "x", {}, "r"),)}, "stale-container", False),
         ({"engine": replace(ENGINE, toolkit="1.17.4", cgroup_driver="systemd")}, "toolkit-old", False),
@@ -101,7 +101,7 @@ def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
         ({"xids": ("[1.0] NVRM: Xid (PCI:0000:06:00): 79",)}, "xid", False),
         ({"health": (GpuHealth("a", repair_pending=("row remapping",)),)}, "gpu-repair", False),
         ({"health": (GpuHealth("a", recovery="Reset"),)}, "gpu-repair", False),
-        ({"links": (Links(0, 17, 18), Links(1, 18, 18))}, "nvlink", False),
+        ({"links": (NvLinks(0, 17, 18), NvLinks(1, 18, 18))}, "nvlink", False),
         ({"gpus": tuple(replace(gpu, name="NVIDIA L4") for gpu in GPUS)}, "gpus-differ", False),
         ({"image": ImageDetails("x", "amd64", "14.1")}, "driver-old", False),
         ({"image": ImageDetails("x", "arm64")}, "processor", True),
@@ -225,7 +225,7 @@ def test_an_image_that_must_be_pulled() -> None:
         ({"health": ()}, "the GPUs' health"),
         ({"resolves": None}, "what its hostname means"),
         ({"memory": 0}, "its memory"),
-        ({"engine": Engine(problem="no answer")}, "its containers, images and room for them"),
+        ({"engine": DockerFacts(problem="no answer")}, "its containers, images and room for them"),
     ],
 )
 def test_what_was_not_seen_is_said(odd: dict[str, Any], what: str) -> None:

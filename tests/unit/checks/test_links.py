@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import world
-from vllm_cluster.checks.links import EPHEMERAL, Place, Way, links, ports_of, way
+from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, links, ports_of, way
 
 # On a machine that other work keeps busy no single case has a time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,18 +21,18 @@ NAMES = {6380: NODE, 40000: EPHEMERAL, 40001: EPHEMERAL}
 Broken = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
-def seen(hosts: int, broken: Broken) -> list[Way]:
+def seen(hosts: int, broken: Broken) -> list[LinkResult]:
     """Every way between hosts, some of them with something else seen than the rest."""
     names = [f"gpu{n}" for n in range(1, hosts + 1)]
     fine: dict[str, Any] = {"mtu": 1500, "passes": 1500, "block": "ok", "ms": 0.1}
     ways = []
     for one, other in permutations(names, 2):
         tried = ALL | {GCS} if other == "gpu1" else ALL
-        ways.append(Way(one, other, **{"tried": tried, **fine, **broken.get((one, other), {})}))
+        ways.append(LinkResult(one, other, **{"tried": tried, **fine, **broken.get((one, other), {})}))
     return ways
 
 
-PLACES = {f"gpu{n}": Place(f"10.0.0.{n}", "eth1", "10.0.0.0/24") for n in range(1, 9)}
+PLACES = {f"gpu{n}": HostAddress(f"10.0.0.{n}", "eth1", "10.0.0.0/24") for n in range(1, 9)}
 DOWN = {"bad": {NODE: "silent", EPHEMERAL: "silent"}, "mtu": None, "passes": None, "block": None}
 HEAD_DOWN = {**DOWN, "bad": {**DOWN["bad"], GCS: "silent"}}  # type: ignore[dict-item]
 

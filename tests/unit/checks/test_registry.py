@@ -10,7 +10,7 @@ import pytest
 from tests.support import world
 from vllm_cluster.checks.network import endpoint
 from vllm_cluster.checks.registry import engine_problem, preflight
-from vllm_cluster.facts.host_facts import Engine, Hca, HostFacts, Nic
+from vllm_cluster.facts.host_facts import DockerFacts, Hca, HostFacts, Nic
 
 NO_NIC = (Nic("lo", ("127.0.0.1/8",), 65536, "UNKNOWN"),)
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
@@ -95,15 +95,18 @@ def test_a_host_that_was_asked_later_is_no_later() -> None:
 @pytest.mark.parametrize(
     ("engine", "code"),
     [
-        (Engine(problem="sh: 1: docker: not found"), "docker-missing"),
-        (Engine(problem="timeout: failed to run command 'docker': No such file or directory"), "docker-missing"),
-        (Engine(problem="permission denied while trying to connect to the Docker daemon socket"), "docker-forbidden"),
-        (Engine(problem="permission denied while trying to connect\nsudo docker answers"), "docker-forbidden"),
-        (Engine(problem="Cannot connect to the Docker daemon. Is the docker daemon running?"), "docker-stopped"),
-        (Engine(version="19.03.8", api_version="1.40"), "docker-old"),
+        (DockerFacts(problem="sh: 1: docker: not found"), "docker-missing"),
+        (DockerFacts(problem="timeout: failed to run command 'docker': No such file or directory"), "docker-missing"),
+        (
+            DockerFacts(problem="permission denied while trying to connect to the Docker daemon socket"),
+            "docker-forbidden",
+        ),
+        (DockerFacts(problem="permission denied while trying to connect\nsudo docker answers"), "docker-forbidden"),
+        (DockerFacts(problem="Cannot connect to the Docker daemon. Is the docker daemon running?"), "docker-stopped"),
+        (DockerFacts(version="19.03.8", api_version="1.40"), "docker-old"),
     ],
 )
-def test_docker_that_cannot_be_used_has_one_finding(engine: Engine, code: str) -> None:
+def test_docker_that_cannot_be_used_has_one_finding(engine: DockerFacts, code: str) -> None:
     facts: HostFacts = world.host(1, engine=engine)
     found = engine_problem(facts)
     assert found is not None

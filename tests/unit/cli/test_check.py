@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.actions.check import Report
-from vllm_cluster.backends.nccl import Transport
-from vllm_cluster.checks.allreduce import Row
+from vllm_cluster.actions.check import CheckReport
+from vllm_cluster.backends.nccl import NcclTransport
+from vllm_cluster.checks.allreduce import AllReduceTime
 from vllm_cluster.checks.finding import Finding
-from vllm_cluster.checks.registry import Unseen
+from vllm_cluster.checks.registry import NotChecked
 from vllm_cluster.cli.render.check import report_document, show_report
 from vllm_cluster.run import allreduce
 
-REPORT = Report(
+REPORT = CheckReport(
     (
         Finding("port", "gpu1", "port 6379 is taken", "end it"),
         Finding("clock", "gpu1", "it is late", "set it", error=False),
         Finding("clock", "gpu2", "it is late", "set it", error=False),
     ),
-    (Unseen("gpu1", "Xid errors", "forbidden"), Unseen("gpu2", "Xid errors", "forbidden")),
+    (NotChecked("gpu1", "Xid errors", "forbidden"), NotChecked("gpu2", "Xid errors", "forbidden")),
     ("gpu1", "gpu2"),
     1.23,
 )
@@ -52,14 +52,16 @@ def test_programs_get_every_host_and_the_reasons() -> None:
 
 
 def test_nothing_wrong_is_said_too(capsys: pytest.CaptureFixture[str]) -> None:
-    show_report(Report((), (), ("gpu1",), 0.5), color="never")
+    show_report(CheckReport((), (), ("gpu1",), 0.5), color="never")
     assert capsys.readouterr().out == "1 host checked in 0.5 s: nothing is wrong\n"
 
 
 def test_what_all_ranks_did_together(capsys: pytest.CaptureFixture[str]) -> None:
-    way = Transport(("NET/IB/GDRDMA",), ("mlx5_0:1",))
-    tried = allreduce.Report((), (Row(1 << 10, 4e-5, 0.03), Row(256 << 20, 1e-3, 402.5)), way, 16, torch="2.14.0")
-    report = Report((), (), ("gpu1", "gpu2"), 9.0, tried)
+    way = NcclTransport(("NET/IB/GDRDMA",), ("mlx5_0:1",))
+    tried = allreduce.AllReduceReport(
+        (), (AllReduceTime(1 << 10, 4e-5, 0.03), AllReduceTime(256 << 20, 1e-3, 402.5)), way, 16, torch="2.14.0"
+    )
+    report = CheckReport((), (), ("gpu1", "gpu2"), 9.0, tried)
     show_report(report, color="never")
     assert capsys.readouterr().out.splitlines()[:3] == [
         "all-reduce over 16 ranks by NET/IB/GDRDMA, mlx5_0:1, torch 2.14.0:",

@@ -17,10 +17,10 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions.check import Report
+from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.actions.serve import Endpoint
-from vllm_cluster.backends.nccl import Transport
-from vllm_cluster.checks.allreduce import Row
+from vllm_cluster.backends.nccl import NcclTransport
+from vllm_cluster.checks.allreduce import AllReduceTime
 from vllm_cluster.checks.registry import examine, unseen
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.check import report_document
@@ -141,15 +141,17 @@ def test_facts_of_real_hosts(name: str) -> None:
     found = {"gpu1": facts("gpu1", text, deep=True), "gpu2": world.host(2)}
     validate(["facts"], json.dumps(facts_document(found)))
     inventory = world.inventory()
-    report = Report(examine(inventory, found), unseen(inventory, found), tuple(found), 1.5)
+    report = CheckReport(examine(inventory, found), unseen(inventory, found), tuple(found), 1.5)
     assert report.findings
     validate(["check"], json.dumps(report_document(report)))
 
 
 def test_what_all_ranks_did_together() -> None:
-    way = Transport(("NET/IB/GDRDMA",), ("mlx5_0:1",))
-    tried = allreduce.Report((), (Row(1 << 10, 4e-5, 0.03),), way, 16, torch="2.14.0", expected=400.0)
-    validate(["check"], json.dumps(report_document(Report((), (), ("gpu1",), 9.0, tried))))
+    way = NcclTransport(("NET/IB/GDRDMA",), ("mlx5_0:1",))
+    tried = allreduce.AllReduceReport(
+        (), (AllReduceTime(1 << 10, 4e-5, 0.03),), way, 16, torch="2.14.0", expected=400.0
+    )
+    validate(["check"], json.dumps(report_document(CheckReport((), (), ("gpu1",), 9.0, tried))))
 
 
 @pytest.mark.parametrize("path", [*PRODUCED, *HEALTHY], ids=lambda path: path.stem)

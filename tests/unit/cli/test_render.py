@@ -17,7 +17,7 @@ from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.plan import Plan, PrepareImage, Stage
-from vllm_cluster.errors import FleetError, Lost, Unreachable
+from vllm_cluster.errors import ConnectionLost, FleetError, Unreachable
 from vllm_cluster.events import Event
 
 
@@ -56,7 +56,7 @@ def test_events_are_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_lines_name_host_and_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = events.Lines(0).show
+    shown = events.LineRenderer(0).show
     shown(Event("failed", "broke", "gpu1"))
     shown(Event("start", "hidden without -v", "gpu1"))
     captured = capsys.readouterr()
@@ -87,7 +87,7 @@ def a_start() -> list[Event]:
 
 @pytest.mark.promise("P37")
 def test_a_start_is_a_line_a_phase_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = events.Lines(0)
+    shown = events.LineRenderer(0)
     for event in a_start():
         shown.show(event)
     assert [line.partition("s  ")[2] for line in capsys.readouterr().err.splitlines()] == [
@@ -105,7 +105,7 @@ def test_a_phase_that_goes_on_is_not_silent(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("vllm_cluster.cli.render.events.time.monotonic", lambda: now[0])
-    shown = events.Lines(0)
+    shown = events.LineRenderer(0)
     importing = a_start()[1]
     for now[0] in (0.0, 1.0, 5.0, 11.0, 16.0, 22.0):
         shown.show(importing)
@@ -118,7 +118,7 @@ def test_a_phase_that_goes_on_is_not_silent(
 
 @pytest.mark.promise("P37")
 def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    live = events.Live()
+    live = events.LiveRenderer()
     for event in a_start():
         live.show(event)
     live.close()
@@ -137,7 +137,7 @@ def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.Captu
 def test_the_log_of_vllm_is_shown_with_v(capsys: pytest.CaptureFixture[str]) -> None:
     line = Event("log", "(APIServer pid=1) INFO starting", "gpu1")
     for verbosity in (0, 1):
-        events.Lines(verbosity).show(line)
+        events.LineRenderer(verbosity).show(line)
     assert capsys.readouterr().err.count("gpu1: (APIServer pid=1) INFO starting") == 1
 
 
@@ -152,7 +152,7 @@ def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_mixed_failures_are_failures() -> None:
-    assert FleetError({"a": Unreachable("a", "x"), "b": Lost("b", "y")}).exit_code == 1
+    assert FleetError({"a": Unreachable("a", "x"), "b": ConnectionLost("b", "y")}).exit_code == 1
 
 
 def test_a_plan_reads_as_what_will_happen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +201,7 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
 ) -> None:
     """A host's row goes with its phase: one that waited is not left as if it still did."""
     monkeypatch.setenv("TERM", "dumb")
-    live = events.Live()
+    live = events.LiveRenderer()
     live.show(Event("phase", "looking at 2 hosts"))
     live.show(Event("phase", "head"))
     live.show(Event("progress", "waiting for Ray on the head", "gpu1"))

@@ -20,7 +20,7 @@ from vllm_cluster.cli import status
 from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.render.status import show_status
 from vllm_cluster.cli.session import Session
-from vllm_cluster.core.node_status import Failure, NodeStatus, RayNode, RayStatus, ServeStatus
+from vllm_cluster.core.node_status import NodeStatus, RayNode, RayStatus, ServeFailure, ServeStatus
 
 Capture = pytest.CaptureFixture[str]
 FINGERPRINT = "SHA256:" + "Zk9" * 14
@@ -72,7 +72,7 @@ def test_the_table_fits_its_terminal_and_breaks_no_cell(
 
 @pytest.mark.parametrize(("phase", "named"), [("failed", 1), ("backoff", 1), ("ready", 0), ("loading", 0)])
 def test_a_failed_start_names_the_command_that_explains_it(phase: str, named: int, capsys: Capture) -> None:
-    failure = Failure(1.0, "it died", ())
+    failure = ServeFailure(1.0, "it died", ())
     found = cluster(GOOD, serve=served(phase, first_failure=failure, failure=failure))
     show_status(found, color="never", paste=lambda fix: f"{fix} -i a.yaml")
     assert capsys.readouterr().out.count("  do: vcluster explain -i a.yaml\n") == named
@@ -107,7 +107,7 @@ def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.
 
 
 def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, last = Failure(4600.0, "no room", ()), Failure(8140.0, "a rank was killed", ())
+    first, last = ServeFailure(4600.0, "no room", ()), ServeFailure(8140.0, "a rank was killed", ())
     failed = shown(cluster(GOOD, serve=served("failed", detail="no room", failure=first, first_failure=first)), capsys,
                    None, monkeypatch)  # fmt: skip
     assert "org/model: failed for 2 h\nlast failure 1 h ago: no room\n" in failed

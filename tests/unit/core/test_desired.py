@@ -7,7 +7,7 @@ from vllm_cluster.core.desired import SECRETS_FOLDER, desired
 from vllm_cluster.core.identity import is_volume_name
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ID, SECRET, GpuRequest, secrets_volume
-from vllm_cluster.facts.host_facts import Engine, Hca, Nic
+from vllm_cluster.facts.host_facts import DockerFacts, Hca, Nic
 
 ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
@@ -38,7 +38,7 @@ def test_an_empty_list_of_adapters_uses_none() -> None:
 
 
 def test_gpus_come_by_cdi_where_the_engine_has_it() -> None:
-    engine = Engine(version="28.2.0", api_version="1.50", cdi=True, cdi_specs=("nvidia.com/gpu",))
+    engine = DockerFacts(version="28.2.0", api_version="1.50", cdi=True, cdi_specs=("nvidia.com/gpu",))
     facts = world.hosts(gpu1={"engine": engine})
     head, worker = desired(world.inventory(entries={"gpu2": {"gpus": 1}}), facts, world.INPUTS)
     assert head.gpus == GpuRequest(("nvidia.com/gpu=all",), "cdi")

@@ -12,7 +12,7 @@ from vllm_cluster.checks.registry import examine, preflight
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.gpus import KIND, ways
 from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.facts.host_facts import Engine
+from vllm_cluster.facts.host_facts import DockerFacts
 
 # What `docker info` says of each: 20.10 and 24 know nothing of CDI; until 28.2 it is off, and what it has is not told.
 ENGINES: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ CASES = [
 ]
 
 
-def engine(name: str, spec: bool, toolkit: str) -> Engine:
+def engine(name: str, spec: bool, toolkit: str) -> DockerFacts:
     """An engine as its host's facts describe it."""
     runtimes = ("io.containerd.runc.v2", *(("nvidia",) if toolkit != "none" else ()), "runc")
     words: dict[str, Any] = {"cdi_specs": (KIND,) if spec else (), "gpu_hook": toolkit == "whole", "runtimes": runtimes}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.core.node_status import Membership, RayNode, UnknownStatus, current, membership, parse_status
+from vllm_cluster.core.node_status import RayMembership, RayNode, UnreadableStatus, current, membership, parse_status
 
 
 def document(**changed: Any) -> bytes:
@@ -53,7 +53,7 @@ def test_reads_what_a_node_writes() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"{}", b'{"v": 1}', document(ray={}), b"\xff"])
 def test_what_no_node_writes_is_one_clear_error(raw: bytes) -> None:
-    with pytest.raises(UnknownStatus, match="cannot be read"):
+    with pytest.raises(UnreadableStatus, match="cannot be read"):
         parse_status(raw)
 
 
@@ -64,18 +64,18 @@ def test_what_is_no_number_to_others_is_refused(number: str, place: str) -> None
     raw = document().decode()
     assert place in raw
     key, bracket = place.split(": ", maxsplit=1)[0], "[" * ("[" in place)
-    with pytest.raises(UnknownStatus, match="cannot be read"):
+    with pytest.raises(UnreadableStatus, match="cannot be read"):
         parse_status(raw.replace(place, f"{key}: {bracket}{number}").encode())
 
 
 def test_another_version_is_refused_politely() -> None:
-    with pytest.raises(UnknownStatus, match="version 2; this vcluster reads version 1"):
+    with pytest.raises(UnreadableStatus, match="version 2; this vcluster reads version 1"):
         parse_status(document(v=2))
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_are_a_traceback(raw: bytes) -> None:
-    with pytest.raises(UnknownStatus):
+    with pytest.raises(UnreadableStatus):
         parse_status(raw)
 
 
@@ -86,16 +86,16 @@ def node(address: str, gpus: float = 2, *, alive: bool = True) -> RayNode:
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
-        ([node("a"), node("b")], Membership((), (), (), 4, 4)),
-        ([node("a"), node("b", 0, alive=False)], Membership(("b",), (), (), 2, 4)),
-        ([node("a"), node("b", 1)], Membership((), (), ("b",), 3, 4)),
-        ([node("a"), node("b"), node("c", 8)], Membership((), ("c",), (), 4, 4)),
-        ([node("a"), node("b"), node("b", 2)], Membership((), (), ("b",), 6, 4)),
-        ([node("a", 0, alive=False), node("a"), node("b")], Membership((), (), (), 4, 4)),
-        ([], Membership(("a", "b"), (), (), 0, 4)),
+        ([node("a"), node("b")], RayMembership((), (), (), 4, 4)),
+        ([node("a"), node("b", 0, alive=False)], RayMembership(("b",), (), (), 2, 4)),
+        ([node("a"), node("b", 1)], RayMembership((), (), ("b",), 3, 4)),
+        ([node("a"), node("b"), node("c", 8)], RayMembership((), ("c",), (), 4, 4)),
+        ([node("a"), node("b"), node("b", 2)], RayMembership((), (), ("b",), 6, 4)),
+        ([node("a", 0, alive=False), node("a"), node("b")], RayMembership((), (), (), 4, 4)),
+        ([], RayMembership(("a", "b"), (), (), 0, 4)),
     ],
 )
-def test_membership(nodes: list[RayNode], expected: Membership) -> None:
+def test_membership(nodes: list[RayNode], expected: RayMembership) -> None:
     found = membership({"a": 2, "b": 2}, nodes)
     assert found == expected
     assert found.complete == (nodes in ([node("a"), node("b")], [node("a", 0, alive=False), node("a"), node("b")]))

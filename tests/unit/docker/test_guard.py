@@ -7,7 +7,7 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.carrier import DIAL, FakeTransport
 from vllm_cluster.clock import Deadline
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.errors import HostError
 from vllm_cluster.transport.base import Stream, Target
 
@@ -20,7 +20,7 @@ def test_a_guard_that_refuses_lets_no_changing_call_out() -> None:
     world = make.world((2,))
     with lab.inside(world):
         carrier = FakeTransport(world, Target("gpu1", "gpu1"))
-        engine = EngineClient(carrier, "1.41", refuse)
+        engine = DockerApi(carrier, "1.41", refuse)
         with pytest.raises(HostError, match="the lease is lost"):
             engine.create("some", {})
         assert engine.containers(None) == ()
@@ -44,7 +44,7 @@ def test_behind_a_fence_only_its_streams_are_used() -> None:
             opened.append(carrier.open_stream(DIAL, Deadline.after(1)))
             return opened[-1]
 
-        engine = EngineClient(carrier, "1.41")
+        engine = DockerApi(carrier, "1.41")
         engine.containers(None)
         (before,) = carrier._streams
         engine.fence(open_stream)

@@ -17,8 +17,8 @@ from tests.support.figures import tallied
 from vllm_cluster.clock import Deadline
 from vllm_cluster.docker import client
 from vllm_cluster.docker.calls import MAX_ANSWER, MAX_LINE
-from vllm_cluster.docker.client import EngineClient
-from vllm_cluster.errors import HostError, Lost, TimedOut
+from vllm_cluster.docker.client import DockerApi
+from vllm_cluster.errors import ConnectionLost, HostError, TimedOut
 
 MB = 1 << 20
 SECONDS = 1.0
@@ -26,22 +26,22 @@ MAX_GROWTH = 50 * MB
 # The deadline is looked at between two reads.
 MAX_LATE = 1.0
 
-Use = Callable[[EngineClient], object]
+Use = Callable[[DockerApi], object]
 
 
 def deadline() -> Deadline:
     return Deadline.after(SECONDS)
 
 
-def pull(docker: EngineClient) -> None:
+def pull(docker: DockerApi) -> None:
     docker.pull("some/image:1", deadline(), lambda _: None)
 
 
-def build(docker: EngineClient) -> object:
+def build(docker: DockerApi) -> object:
     return docker.build(b"", "some:1", {}, {}, deadline())
 
 
-def exec_(docker: EngineClient) -> object:
+def exec_(docker: DockerApi) -> object:
     return docker.exec("some", ["true"], deadline())
 
 
@@ -103,12 +103,12 @@ FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = 
     "wait, endless headers": (
         lambda d: d.wait("some", deadline()),
         lambda: endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
-        Lost,
+        ConnectionLost,
     ),
     "wait, one endless header": (
         lambda d: d.wait("some", deadline()),
         lambda: endless(b"HTTP/1.1 200 OK\r\n", BIG),
-        Lost,
+        ConnectionLost,
     ),
     "build, endless trailers": (build, lambda: endless(CHUNKED + b"0\r\n", b"a: b\r\n" * 1000), HostError),
 }

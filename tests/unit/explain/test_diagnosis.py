@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.logs import FOLDER, HEALTHY, explained
-from vllm_cluster.explain.benign import LOOKALIKES, OWN_START, OWN_STOP, Lookalike
+from vllm_cluster.explain.benign import LOOKALIKES, OWN_START, OWN_STOP, BenignPattern
 from vllm_cluster.explain.diagnosis import verdict
 from vllm_cluster.explain.log_line import moment, said
-from vllm_cluster.explain.scan import Seen, Source, scan
+from vllm_cluster.explain.scan import LogScan, LogSource, scan
 from vllm_cluster.remote.node.attempt import STARTS, STOPS
 
 START = "INFO 11-21 02:{minute}:00 [utils.py:286] non-default args: {{'model': 'm'}}\n"
@@ -71,11 +71,11 @@ def test_what_no_row_knows_is_shown_beside_a_symptom_for_it_may_be_why() -> None
 
 
 def test_the_rank_that_fell_silent_first_is_named() -> None:
-    def worker(name: str, minute: int) -> Seen:
+    def worker(name: str, minute: int) -> LogScan:
         text = f"INFO 11-21 02:{minute:02}:00 [x.py:1] step\n"
-        return scan(Source(f"gpu{name}:ray/worker-{name}.out", [(1, text.encode())], f"gpu{name}", 2026))
+        return scan(LogSource(f"gpu{name}:ray/worker-{name}.out", [(1, text.encode())], f"gpu{name}", 2026))
 
-    stuck = scan(Source("gpu1:serve.log", [(1, (at(1, START) + STUCK).encode())], "gpu1", 2026))
+    stuck = scan(LogSource("gpu1:serve.log", [(1, (at(1, START) + STUCK).encode())], "gpu1", 2026))
     found = verdict([stuck, worker("1", 9), worker("2", 4), worker("3", 9)])
     assert found.silent
     assert (found.kind, found.silent.source) == ("symptom", "gpu2:ray/worker-2.out")
@@ -194,7 +194,7 @@ def test_repeated_lines_count_as_often_as_ray_says() -> None:
     found = explained(line * 2)
     assert found.cause
     assert found.cause.places[0].text == "torch.OutOfMemoryError: CUDA out of memory"
-    (seen,) = [scan(Source("x", [(1, line.encode() * 2)]))]
+    (seen,) = [scan(LogSource("x", [(1, line.encode() * 2)]))]
     assert {hit.count for hit in seen.hits.values()} == {6}
 
 
@@ -235,7 +235,7 @@ def test_a_time_that_cannot_be_is_none() -> None:
 
 def test_lines_are_numbered_across_pieces() -> None:
     parts = [(1, b"a\nb\n"), (3, b"c\nCUDA out of memory\n"), (90, b"x\nfailed: Address already in use")]
-    seen = scan(Source("x", parts))
+    seen = scan(LogSource("x", parts))
     assert {hit.first.number for hit in seen.hits.values()} == {4, 91}
     assert seen.lines == 91
     assert verdict([seen]).size == sum(len(part) for _, part in parts)
@@ -255,7 +255,7 @@ def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
 
 
 @pytest.mark.parametrize("like", LOOKALIKES, ids=lambda like: like.needle[:40])
-def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: Lookalike) -> None:
+def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: BenignPattern) -> None:
     alone = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n")
     after = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n{READY}")
     assert (after.kind, [entry.why for entry in after.harmless]) == ("nothing", [like.why])

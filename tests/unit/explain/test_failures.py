@@ -9,7 +9,7 @@ import pytest
 from tests.support.corpus import CORPUS
 from tests.support.logs import FOLDER, HEALTHY, PRODUCED, explained, reported, row_of
 from vllm_cluster.explain.catalogue import ROWS
-from vllm_cluster.explain.failure import Weight
+from vllm_cluster.explain.failure import SignKind
 
 
 @pytest.mark.parametrize("path", PRODUCED, ids=lambda path: path.stem)
@@ -49,10 +49,10 @@ def test_every_row_is_shown_by_a_log_or_says_why_not() -> None:
 
 def test_a_symptom_has_no_sign_of_a_cause_and_a_cause_none_of_a_symptom() -> None:
     """Else a line that many causes share would stand in for one of them."""
-    of_symptoms = (Weight.SYMPTOM, Weight.CONSEQUENCE)
+    of_symptoms = (SignKind.SYMPTOM, SignKind.CONSEQUENCE)
     for number, row in ROWS.items():
         for sign in row.signs:
-            assert sign.weight is Weight.NOTE or (sign.weight in of_symptoms) == (row.kind == "symptom"), number
+            assert sign.weight is SignKind.NOTE or (sign.weight in of_symptoms) == (row.kind == "symptom"), number
 
 
 def test_the_numbers_are_those_of_the_catalogue() -> None:

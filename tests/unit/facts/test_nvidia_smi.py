@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.tree import FACTS, PROCESS, SMI
-from vllm_cluster.facts.details import GpuProcess, Links
-from vllm_cluster.facts.nvidia_smi import Smi, links, smi
+from vllm_cluster.facts.details import GpuProcess, NvLinks
+from vllm_cluster.facts.nvidia_smi import NvidiaSmiReport, links, smi
 from vllm_cluster.facts.parse import facts
 
 
@@ -59,13 +59,13 @@ def test_a_process_is_led_back_to_its_container(cgroup: str) -> None:
 
 @pytest.mark.parametrize("text", ["", SMI[:9000], "<a>" * 100_000, SMI.replace("13.0", "&x;"), "<?xml version='9'?>"])
 def test_what_is_not_whole_says_nothing(text: str) -> None:
-    assert smi(text, {}) == Smi()
+    assert smi(text, {}) == NvidiaSmiReport()
 
 
 def test_entities_are_refused_and_the_recorded_doctype_is_not() -> None:
     assert "<!DOCTYPE" in SMI
     bomb = SMI.replace('SYSTEM "nvsmi_device_v13.dtd"', '[<!ENTITY a "13.0">]').replace("13.0<", "&a;<")
-    assert smi(bomb, {}) == Smi()
+    assert smi(bomb, {}) == NvidiaSmiReport()
 
 
 def test_the_recorded_host_with_a_process() -> None:
@@ -76,8 +76,8 @@ def test_the_recorded_host_with_a_process() -> None:
 
 def test_the_recorded_links() -> None:
     said = (FACTS / "h200-x2.nvidia-smi-nvlink.txt").read_text()
-    assert links(said) == (Links(0, 18, 18), Links(1, 18, 18))
-    assert links(said.replace("26.562 GB/s", "<inactive>", 1))[0] == Links(0, 17, 18)
+    assert links(said) == (NvLinks(0, 18, 18), NvLinks(1, 18, 18))
+    assert links(said.replace("26.562 GB/s", "<inactive>", 1))[0] == NvLinks(0, 17, 18)
 
 
 def test_links_without_any() -> None:

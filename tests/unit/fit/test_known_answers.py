@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.models import checkpoints, configs
 from vllm_cluster.fit.config_values import size
-from vllm_cluster.fit.layouts import Model, Wish
+from vllm_cluster.fit.layouts import Model, Workload
 from vllm_cluster.fit.model_config import shape
 from vllm_cluster.fit.report import at_least, of_parameters, rule_of_thumb
 from vllm_cluster.fit.weights import weigh
@@ -48,7 +48,7 @@ def test_parameters_at_16_bits(params: str, gigabytes: int, thumb: float) -> Non
     ],
 )
 def test_a_request_of_128000_tokens(config: configs.Config, gib: float, gpus: int) -> None:
-    found, wish = model(config), Wish(128_000)
+    found, wish = model(config), Workload(128_000)
     assert found.request(128_000, 2) / GIB == pytest.approx(gib, abs=0.01)
     assert found.request(128_000, 1) / GIB == pytest.approx(gib / 2, abs=0.01)
     assert at_least(found, 80 * 10**9, wish) == gpus

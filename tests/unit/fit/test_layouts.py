@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.models import checkpoints, configs
-from vllm_cluster.fit.layouts import UTILISATION, Gpus, Model, Wish, judge, refusal, stage_bounds
+from vllm_cluster.fit.layouts import UTILISATION, GpuPool, Model, Workload, judge, refusal, stage_bounds
 from vllm_cluster.fit.model_config import BLOCK, shape
-from vllm_cluster.fit.report import Verdict, at_least, verdict
+from vllm_cluster.fit.report import FitReport, at_least, verdict
 from vllm_cluster.fit.weights import spread, weigh
 
 GB = 10**9
@@ -26,7 +26,7 @@ def model(config: configs.Config, *, pipelines: bool | None = True, total: int =
     return Model("model", weights, made, pipelines)
 
 
-def splits(found: Verdict) -> list[tuple[int, int]]:
+def splits(found: FitReport) -> list[tuple[int, int]]:
     """TP and PP of every layout."""
     return [(layout.tp, layout.pp) for layout in found.layouts]
 
@@ -61,14 +61,14 @@ def test_what_vllm_would_refuse(config: configs.Config, tp: int, pp: int, said: 
     ],
 )
 def test_blocks_of_quantised_weights_stay_whole(config: configs.Config, tp: int, said: str) -> None:
-    found = judge(model(config, total=16 * GB), Gpus((64,), 80 * GB), Wish(1024), tp, 1)
+    found = judge(model(config, total=16 * GB), GpuPool((64,), 80 * GB), Workload(1024), tp, 1)
     assert found.problem.startswith(said) if said else not found.problem
     assert found.fits is not bool(said)
 
 
 def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> None:
     """Each is one that serve can make: nothing is said of several servers beside each other."""
-    found = verdict(model(configs.LLAMA_405B), Gpus((8, 8), 141 * GB, rdma=False), Wish(32768))
+    found = verdict(model(configs.LLAMA_405B), GpuPool((8, 8), 141 * GB, rdma=False), Workload(32768))
     assert splits(found) == [(8, 1), (8, 2), (16, 1), (4, 4), (2, 8), (1, 16)]
     assert found.taken is found.layouts[0]
     assert all(layout.why for layout in found.layouts)
@@ -80,18 +80,18 @@ def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> No
 
 
 def test_where_one_gpu_suffices_it_is_named_first() -> None:
-    found = verdict(model(configs.LLAMA_8B), Gpus((4, 4), 80 * GB), Wish())
+    found = verdict(model(configs.LLAMA_8B), GpuPool((4, 4), 80 * GB), Workload())
     assert splits(found)[:2] == [(1, 1), (4, 2)]
 
 
 def test_where_some_nodes_suffice_the_others_are_spared() -> None:
-    found = verdict(model(configs.LLAMA_405B), Gpus((8,) * 5, 80 * GB), Wish(4096))
+    found = verdict(model(configs.LLAMA_405B), GpuPool((8,) * 5, 80 * GB), Workload(4096))
     assert splits(found)[0] == (8, 2)
     assert "2 of the 5 nodes suffice" in found.layouts[0].why
 
 
 def test_hosts_that_differ_are_laid_out_as_serve_does() -> None:
-    found = verdict(model(configs.LLAMA_70B), Gpus((8, 4), 20 * GB), Wish(8192))
+    found = verdict(model(configs.LLAMA_70B), GpuPool((8, 4), 20 * GB), Workload(8192))
     assert splits(found)[0] == (4, 3)
     assert found.layouts[0].notes == ("stages of 26 and 27 layers",)
     # TP=12 and TP=6 do not divide 64 heads.
@@ -102,14 +102,14 @@ def test_hosts_that_differ_are_laid_out_as_serve_does() -> None:
 
 def test_the_next_best_is_taken_where_the_first_cannot_be() -> None:
     wide = model(configs.LLAMA_8B, num_attention_heads=20, num_key_value_heads=4, head_dim=128, hidden_size=2560)
-    found = verdict(wide, Gpus((8,), 80 * GB), Wish(1024))
+    found = verdict(wide, GpuPool((8,), 80 * GB), Workload(1024))
     assert "20 attention heads" in found.layouts[1].problem
     assert found.taken
     assert (found.taken.tp, found.taken.pp) == (1, 1)
 
 
 def test_a_class_without_stages_is_not_split_into_them() -> None:
-    found = verdict(model(configs.LLAMA_70B, pipelines=False), Gpus((2, 2), 80 * GB), Wish(8192))
+    found = verdict(model(configs.LLAMA_70B, pipelines=False), GpuPool((2, 2), 80 * GB), Workload(8192))
     assert any("SupportsPP" in layout.problem for layout in found.layouts)
     assert found.taken
     assert found.taken.pp == 1
@@ -125,7 +125,7 @@ def test_what_is_over_goes_to_the_later_stages_but_the_last() -> None:
 def test_the_smallest_stage_bounds_the_cache() -> None:
     """The head of a large vocabulary takes from the last stage what the first still has."""
     heavy = model(configs.LLAMA_8B, vocab_size=2_000_000)
-    layout = judge(heavy, Gpus((2,), 40 * GB), Wish(8192), 1, 2)
+    layout = judge(heavy, GpuPool((2,), 40 * GB), Workload(8192), 1, 2)
     budget = int(UTILISATION * 40 * GB)
     assert layout.left < budget - layout.weights - layout.reserve + 1
     assert layout.left == min(
@@ -134,19 +134,19 @@ def test_the_smallest_stage_bounds_the_cache() -> None:
 
 
 def test_a_shorter_context_is_good_enough_when_nobody_asked_for_one() -> None:
-    gpus = Gpus((1,), 24 * GB)
-    found = verdict(model(configs.LLAMA_8B), gpus, Wish())
+    gpus = GpuPool((1,), 24 * GB)
+    found = verdict(model(configs.LLAMA_8B), gpus, Workload())
     assert found.taken
     assert not found.taken.fits
     assert found.taken.context
     assert 10_000 < found.taken.context < 131_072
-    assert verdict(model(configs.LLAMA_8B), gpus, Wish(found.taken.context)).taken
-    longer = verdict(model(configs.LLAMA_8B), gpus, Wish(found.taken.context + BLOCK))
+    assert verdict(model(configs.LLAMA_8B), gpus, Workload(found.taken.context)).taken
+    longer = verdict(model(configs.LLAMA_8B), gpus, Workload(found.taken.context + BLOCK))
     assert longer.taken is None
 
 
 def test_the_nearest_changes_are_named_and_each_helps() -> None:
-    gpus, wish = Gpus((1,), 24 * GB), Wish(30_000, 2)
+    gpus, wish = GpuPool((1,), 24 * GB), Workload(30_000, 2)
     llama = model(configs.LLAMA_8B)
     found = verdict(llama, gpus, wish)
     assert found.taken is None
@@ -161,7 +161,7 @@ def test_the_nearest_changes_are_named_and_each_helps() -> None:
 
 
 def test_what_no_number_of_gpus_holds() -> None:
-    found = verdict(model(configs.LLAMA_405B), Gpus((1,), 2 * GB), Wish(1024))
+    found = verdict(model(configs.LLAMA_405B), GpuPool((1,), 2 * GB), Workload(1024))
     assert (found.taken, found.changes) == (None, ())
 
 
@@ -177,7 +177,7 @@ def test_what_is_said_to_fit_does(
     config: configs.Config, nodes: list[int], memory: int, context: int, concurrency: int
 ) -> None:
     found = model(config, total=30 * GB)
-    gpus, wish = Gpus(tuple(nodes), memory * GB), Wish(context, concurrency)
+    gpus, wish = GpuPool(tuple(nodes), memory * GB), Workload(context, concurrency)
     for layout in verdict(found, gpus, wish).layouts:
         assert layout.tp * layout.pp <= sum(nodes)
         assert bool(layout.problem) <= (not layout.fits)
@@ -188,6 +188,6 @@ def test_what_is_said_to_fit_does(
             assert layout.context >= min(context, 1)
             assert layout.tp * layout.pp * memory * GB >= found.weights.loaded
         if layout.context:
-            again = judge(found, gpus, Wish(layout.context, concurrency), layout.tp, layout.pp)
+            again = judge(found, gpus, Workload(layout.context, concurrency), layout.tp, layout.pp)
             assert again.fits
     assert at_least(found, memory * GB, wish) >= 1

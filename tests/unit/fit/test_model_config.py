@@ -9,7 +9,7 @@ import pytest
 from tests.support.models import configs
 from vllm_cluster.fit.config_values import size
 from vllm_cluster.fit.model_config import Layer, shape
-from vllm_cluster.fit.weights import Part, spread, tensors, weigh
+from vllm_cluster.fit.weights import WeightBytes, spread, tensors, weigh
 
 LLAMA = configs.LLAMA_8B
 
@@ -152,10 +152,10 @@ def test_each_tensor_has_its_place() -> None:
         shape(configs.DEEPSEEK_V3),
     )
     assert found.stored == {"BF16": 3198, "F8_E4M3": 40, "F32": 20}
-    assert (found.first, found.last, found.unused) == (Part(100), Part(90), 3000)
-    assert (found.layers[0], found.layers[60]) == (Part(0, 7), Part(44))
+    assert (found.first, found.last, found.unused) == (WeightBytes(100), WeightBytes(90), 3000)
+    assert (found.layers[0], found.layers[60]) == (WeightBytes(0, 7), WeightBytes(44))
     # Stored in 32 bits, served in 16.
-    assert found.everywhere == Part(8, 1)
+    assert found.everywhere == WeightBytes(8, 1)
     assert found.on_stage(0, 30, 2) == 50 + 7 + 4 + 1
     assert found.on_stage(30, 61, 2) == 45 + 22 + 4 + 1
 
@@ -170,7 +170,7 @@ def test_a_tied_embedding_is_on_both_ends() -> None:
 def test_where_only_the_sum_is_known() -> None:
     found = spread(16_060_522_496, shape(LLAMA))
     assert found.loaded == pytest.approx(16_060_522_496, rel=0.0001)
-    assert found.first == found.last == Part(128256 * 4096 * 2)
+    assert found.first == found.last == WeightBytes(128256 * 4096 * 2)
 
 
 @pytest.mark.parametrize(

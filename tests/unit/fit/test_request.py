@@ -10,7 +10,7 @@ import pytest
 from tests.support.models import configs
 from vllm_cluster.backends import vllm
 from vllm_cluster.errors import UsageError
-from vllm_cluster.fit.layouts import Gpus
+from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.fit.request import Asked, Files, Judged, problems
 
 NAME = "meta-llama/Llama-3.1-8B"
@@ -20,7 +20,7 @@ GB = 10**9
 def asked(tp: int = 8, pp: int = 2, *extra: str, memory: int = 80 * GB) -> Asked:
     """A request for the layout over two hosts of 8 GPUs."""
     argv = vllm.serve_argv(NAME, name="llama", tp=tp, pp=pp, host="127.0.0.1", port=8000, extra=extra)
-    return Asked(NAME, tp, pp, argv, extra, Gpus((8, 8), memory, True))
+    return Asked(NAME, tp, pp, argv, extra, GpuPool((8, 8), memory, True))
 
 
 HERE = Files("cache", config=configs.LLAMA_8B, weights=16 * GB, free=100 * GB, missing=0)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.images.contents import Inside, Reach, judged, parse
+from vllm_cluster.images.contents import ImageContents, Reach, judged, parse
 
-WELL = Inside("3.12.3", "x86_64", "2.39", (("ray", "2.56.1"), ("vllm", "0.33.0")), cuda="13.0")
+WELL = ImageContents("3.12.3", "x86_64", "2.39", (("ray", "2.56.1"), ("vllm", "0.33.0")), cuda="13.0")
 SEES = Reach(2, "", "13.1")
 
 

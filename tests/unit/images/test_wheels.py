@@ -11,10 +11,10 @@ import pytest
 
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.images import wheels
-from vllm_cluster.images.contents import Inside, parse
+from vllm_cluster.images.contents import ImageContents, parse
 
 
-def inside(**have: str) -> Inside:
+def inside(**have: str) -> ImageContents:
     """An image with these distributions."""
     said = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": have}
     return parse(f"a banner of the image\n{json.dumps(said)}\n")[0]
@@ -38,7 +38,7 @@ def test_an_image_that_prints_something_else() -> None:
 def test_pip_is_asked_once_with_the_images_versions_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def download(_inside: Inside, _ray: str, folder: Path, extra: list[str], _run: object) -> str:
+    def download(_inside: ImageContents, _ray: str, folder: Path, extra: list[str], _run: object) -> str:
         asked.append([Path(extra[1]).read_text()] if extra else [])
         (folder / "ray-2.56.1-cp312-cp312-manylinux2014_x86_64.whl").write_bytes(b"ray")
         (folder / "click-8.1-py3-none-any.whl").write_bytes(b"click")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.images.contents import OPTIONS, Inside, parse
+from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
 from vllm_cluster.run.image_contents import script
 
 RAY = (
@@ -47,7 +47,7 @@ def look(site: Path, *words: str) -> str:
     return subprocess.run(argv, env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=True).stdout
 
 
-def made(site: Path, *have: str, frontend: str = FRONTEND) -> Inside:
+def made(site: Path, *have: str, frontend: str = FRONTEND) -> ImageContents:
     """An image with vLLM, Ray and these packages."""
     for name in have:
         package(site, name, "1.0")

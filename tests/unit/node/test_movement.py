@@ -10,9 +10,9 @@ import pytest
 
 from vllm_cluster.remote.node import movement
 from vllm_cluster.remote.node.movement import Movement, download_folder
-from vllm_cluster.remote.node.timing import Pace
+from vllm_cluster.remote.node.timing import Timing
 
-PACE = Pace(still=100.0, busy=400.0, unseen=1000.0, movement=5.0)
+PACE = Timing(still=100.0, busy=400.0, unseen=1000.0, movement=5.0)
 
 
 class Clock:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.transport.base import Transport
 
 # What a group of hosts does, under these variables: come to its end, hang in the first all-reduce, or fail.
@@ -77,8 +77,8 @@ class Ranks:
         fleet = Fleet(inventory)
         for name in inventory.hosts:
             host = _Host(name, self)
-            fleet.links[name] = Link(name, cast(Transport, host))
-            fleet.links[name]._engine = cast(EngineClient, host)
+            fleet.links[name] = HostConnection(name, cast(Transport, host))
+            fleet.links[name]._engine = cast(DockerApi, host)
         return fleet
 
 

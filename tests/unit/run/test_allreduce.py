@@ -14,8 +14,8 @@ from tests.unit.run.ranks import Ranks, Stream
 from vllm_cluster.events import Event
 from vllm_cluster.facts.host_facts import Hca
 from vllm_cluster.run import allreduce as module
-from vllm_cluster.run.allreduce import Report, collective
-from vllm_cluster.run.rank_driver import Limits
+from vllm_cluster.run.allreduce import AllReduceReport, collective
+from vllm_cluster.run.rank_driver import TrialLimits
 
 HCA = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)", ("/dev/infiniband/uverbs0",))
 
@@ -23,11 +23,11 @@ HCA = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)", ("/dev/
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What hangs is given up after a moment."""
-    monkeypatch.setattr(module, "WHOLE", {"nvidia": Limits(20.0, 0.5, 1.0)})
-    monkeypatch.setattr(module, "PART", {"nvidia": Limits(5.0, 0.5, 1.0)})
+    monkeypatch.setattr(module, "WHOLE", {"nvidia": TrialLimits(20.0, 0.5, 1.0)})
+    monkeypatch.setattr(module, "PART", {"nvidia": TrialLimits(5.0, 0.5, 1.0)})
 
 
-def run(ranks: Ranks, hosts: int, **facts: Any) -> tuple[Report, list[Event]]:
+def run(ranks: Ranks, hosts: int, **facts: Any) -> tuple[AllReduceReport, list[Event]]:
     """The collective on hosts of two GPUs each; no rank goes on, and everything that was made is removed."""
     inventory, events = world.inventory(hosts), list[Event]()
     found = {name: replace(host, **facts) for name, host in world.hosts(hosts).items()}

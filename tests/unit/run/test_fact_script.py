@@ -10,7 +10,7 @@ import pytest
 from tests.support import tree, world
 from vllm_cluster.checks.registry import engine_problem, examine, unseen
 from vllm_cluster.facts import parse
-from vllm_cluster.facts.details import GpuProcess, Links
+from vllm_cluster.facts.details import GpuProcess, NvLinks
 from vllm_cluster.facts.host_facts import Gid
 
 SHELLS = ["sh", "bash --posix"]
@@ -53,7 +53,7 @@ def test_its_details(tmp_path: Path) -> None:
     assert (details.cuda, first.uuid, second.uuid) == ("13.0", *tree.UUIDS)
     assert first.processes == (GpuProcess(4242, "VLLM::Worker_TP0", 120_000, tree.CONTAINER),)
     assert (second.processes, first.fabric_state, first.fabric_status) == ((), "Completed", "Success")
-    assert details.links == (Links(0, 1, 2), Links(1, 1, 1))
+    assert details.links == (NvLinks(0, 1, 2), NvLinks(1, 1, 1))
     assert details.xids is not None
     assert [line.partition("NVRM: ")[2][:4] for line in details.xids] == ["Xid "]
     assert (details.fabric_manager, details.peermem, details.open_driver) == ("failed", True, True)

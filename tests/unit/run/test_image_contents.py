@@ -11,10 +11,10 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import Finding
-from vllm_cluster.docker.client import EngineClient
+from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import HostFacts
-from vllm_cluster.run.connection import Fleet, Link
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import look_inside
 from vllm_cluster.transport.base import Transport
 
@@ -59,8 +59,8 @@ def looked(facts: dict[str, HostFacts], *, leave: tuple[str, ...] = (), **docker
     fleet = Fleet(words)
     engines = {"gpu1": Docker("gpu1", prints=json.dumps({**WELL, "gpus": 2})), "gpu2": Docker("gpu2", **docker)}
     for name, engine in engines.items():
-        fleet.links[name] = Link(name, cast(Transport, None))
-        fleet.links[name]._engine = cast(EngineClient, engine)
+        fleet.links[name] = HostConnection(name, cast(Transport, None))
+        fleet.links[name]._engine = cast(DockerApi, engine)
     return look_inside(fleet, words, facts, lambda _: None, leave=leave), engines["gpu2"]
 
 

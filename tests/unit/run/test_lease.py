@@ -14,13 +14,13 @@ import pytest
 
 from vllm_cluster.errors import CommandFailed, LeaseLost, Locked
 from vllm_cluster.run import lease
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.transport.base import Stream, Target
 from vllm_cluster.transport.local import LocalTransport
 
-LINKS: list[Link] = []
+LINKS: list[HostConnection] = []
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def taker(parent: Path, name: str = "gpu1") -> Lease:
     """One who wants the lease of this machine."""
-    link = Link(name, LocalTransport(Target(name, name)))
+    link = HostConnection(name, LocalTransport(Target(name, name)))
     link.open_engine("1.41")
     LINKS.append(link)
     return Lease([link], "lab", "up", parent=str(parent))
@@ -151,7 +151,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT", 60.0)
 
 
-def way(link: Link, held: Lease) -> Stream:
+def way(link: HostConnection, held: Lease) -> Stream:
     """A stream under the lease, to a program that repeats its input."""
     return link.transport.open_stream([*held._stream_argv(held._holds[0]), "cat"], SYSTEM.after(10))
 
@@ -221,7 +221,7 @@ def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> No
         def sleep(self, seconds: float, /) -> None:
             now[0] += seconds
 
-    link = Link("gpu1", LocalTransport(Target("gpu1", "gpu1")), replace(SYSTEM, clock=Awake()))
+    link = HostConnection("gpu1", LocalTransport(Target("gpu1", "gpu1")), replace(SYSTEM, clock=Awake()))
     link.open_engine("1.41")
     LINKS.append(link)
     held = Lease([link], "lab", "up", parent=str(parent))

@@ -19,13 +19,13 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.events import Event
-from vllm_cluster.facts.host_facts import Engine, HostFacts
+from vllm_cluster.facts.host_facts import DockerFacts, HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.link_test import mesh
 
 PROGRAM = files("vllm_cluster.remote.host").joinpath("link_test.py").read_text()
-NO_DOCKER = Engine(problem="docker: not found")
+NO_DOCKER = DockerFacts(problem="docker: not found")
 
 
 def cluster(count: int) -> tuple[Inventory, dict[str, HostFacts]]:

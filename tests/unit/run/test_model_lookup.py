@@ -8,18 +8,18 @@ import pytest
 
 from tests.support import world
 from tests.support.canned_docker import CannedHost, answer
-from vllm_cluster.docker.client import EngineClient
-from vllm_cluster.docker.output import Ended
+from vllm_cluster.docker.client import DockerApi
+from vllm_cluster.docker.output import ExecResult
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import Container
 from vllm_cluster.run import model_lookup
-from vllm_cluster.run.connection import Link
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.transport.base import Transport
 
 
-def head() -> Link:
+def head() -> HostConnection:
     """A head whose Docker has nothing to say."""
-    link = Link("gpu1", cast(Transport, CannedHost(lambda _: iter([answer(b"", 404)]))))
+    link = HostConnection("gpu1", cast(Transport, CannedHost(lambda _: iter([answer(b"", 404)]))))
     link.open_engine("1.41")
     return link
 
@@ -41,11 +41,11 @@ def test_the_image_says_whether_a_class_has_stages(
 ) -> None:
     asked: list[str] = []
 
-    def answer(where: str) -> Ended:
+    def answer(where: str) -> ExecResult:
         asked.append(where)
-        return Ended(0, said)
+        return ExecResult(0, said)
 
-    monkeypatch.setattr(EngineClient, "exec", lambda *_, **__: answer("in the node"))
+    monkeypatch.setattr(DockerApi, "exec", lambda *_, **__: answer("in the node"))
     monkeypatch.setattr(model_lookup, "run_once", lambda *_, **__: answer("beside it"))
     node = Container("id", "vcluster-lab", "running" if up else "exited", "image", {})
     facts = world.host(1, containers=(node,))
@@ -54,7 +54,7 @@ def test_the_image_says_whether_a_class_has_stages(
 
 
 def test_nothing_is_run_for_a_name_that_is_none_or_without_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_once(*_: object, **__: object) -> Ended:
+    def run_once(*_: object, **__: object) -> ExecResult:
         raise AssertionError("ran")
 
     monkeypatch.setattr(model_lookup, "run_once", run_once)
@@ -64,7 +64,7 @@ def test_nothing_is_run_for_a_name_that_is_none_or_without_the_image(monkeypatch
 
 
 def test_an_image_that_cannot_be_run_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_once(*_: object, **__: object) -> Ended:
+    def run_once(*_: object, **__: object) -> ExecResult:
         raise CommandFailed("gpu1", "no space left", exit_code=1, stderr="")
 
     monkeypatch.setattr(model_lookup, "run_once", run_once)

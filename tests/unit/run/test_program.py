@@ -8,7 +8,7 @@ import pytest
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import HostError, TimedOut
-from vllm_cluster.run.program import LONGEST_LINE, MOST, Lines
+from vllm_cluster.run.program import LONGEST_LINE, MOST, RunningProgram
 from vllm_cluster.transport.base import Stream
 
 
@@ -30,9 +30,9 @@ class Says:
         return "docker: Error response from daemon\n"
 
 
-def heard(*pieces: bytes, ends: bool = True) -> Lines:
+def heard(*pieces: bytes, ends: bool = True) -> RunningProgram:
     """What is heard of these pieces."""
-    return Lines("gpu1", cast(Stream, Says(*pieces, ends=ends)))
+    return RunningProgram("gpu1", cast(Stream, Says(*pieces, ends=ends)))
 
 
 def test_objects_are_heard_however_they_are_cut_and_greetings_are_not() -> None:

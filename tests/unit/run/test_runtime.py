@@ -20,7 +20,7 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import Resolved
+from vllm_cluster.transport.ssh_config import SshEndpoint
 
 
 def kernel(clock: int) -> float:
@@ -74,7 +74,7 @@ def test_ssh_is_asked_once_for_each_host() -> None:
     runtime, questions = asked({"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"})
     endpoints: dict[str, str] = {}
 
-    def connect(target: Target, kind: Kind, endpoint: Resolved | None, jumps: Jumps) -> Transport:
+    def connect(target: Target, kind: Kind, endpoint: SshEndpoint | None, jumps: Jumps) -> Transport:
         endpoints[target.name] = endpoint.host if endpoint else ""
         return SYSTEM.connect(target, kind, endpoint, jumps)
 

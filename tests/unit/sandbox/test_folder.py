@@ -12,10 +12,13 @@ from ruamel.yaml import YAML
 
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.sandbox import folder as files
-from vllm_cluster.sandbox.hosts import Host
+from vllm_cluster.sandbox.hosts import SandboxHost
 from vllm_cluster.sandbox.names import ENGINE_IMAGE
 
-HOSTS = [Host("gpu1", "10.1.2.11", 40001, "ssh-ed25519 AAAA"), Host("gpu2", "10.1.2.12", 40002, "ssh-ed25519 BBBB")]
+HOSTS = [
+    SandboxHost("gpu1", "10.1.2.11", 40001, "ssh-ed25519 AAAA"),
+    SandboxHost("gpu2", "10.1.2.12", 40002, "ssh-ed25519 BBBB"),
+]
 
 
 def test_key_is_made_once_and_private(tmp_path: Path) -> None:

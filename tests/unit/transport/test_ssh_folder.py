@@ -14,7 +14,7 @@ import pytest
 from vllm_cluster.errors import UsageError
 from vllm_cluster.transport import ssh_folder
 
-HOLD = "from vllm_cluster.transport.ssh_folder import Folder\nprint(Folder().path, flush=True)\ninput()"
+HOLD = "from vllm_cluster.transport.ssh_folder import SshFolder\nprint(SshFolder().path, flush=True)\ninput()"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_stays(
         assert {left.parent, used.parent} == {place}
         dead.send_signal(signal.SIGKILL)
         dead.wait(10)
-        own = ssh_folder.Folder()
+        own = ssh_folder.SshFolder()
         assert not left.exists()
         assert used.exists() and own.path.stat().st_mode & 0o777 == 0o700
         assert (place / "vc-others").exists(), "a folder without our lock is somebody else's"
@@ -59,5 +59,5 @@ def test_a_long_name_is_refused_before_ssh_refuses_it(place: Path, monkeypatch: 
     monkeypatch.setattr(ssh_folder, "_parents", lambda: [place / ("x" * 80)])
     (place / ("x" * 80)).mkdir()
     with pytest.raises(UsageError, match="short enough name"):
-        ssh_folder.Folder()
+        ssh_folder.SshFolder()
     assert not list((place / ("x" * 80)).iterdir())

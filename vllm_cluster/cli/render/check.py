@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from vllm_cluster.actions.check import Report
+from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.checks.allreduce import binary
-from vllm_cluster.checks.codes import REASONS, Reason
+from vllm_cluster.checks.codes import REASONS, Code
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.run import allreduce
 from vllm_cluster.text import by_hosts, count
 
 
-def report_document(report: Report) -> dict[str, Any]:
+def report_document(report: CheckReport) -> dict[str, Any]:
     """The report as JSON would have it."""
-    rows = [(finding, REASONS.get(finding.code, Reason(""))) for finding in report.findings]
+    rows = [(finding, REASONS.get(finding.code, Code(""))) for finding in report.findings]
     return {
         "v": 1,
         "ok": not report.failed,
@@ -29,7 +29,7 @@ def report_document(report: Report) -> dict[str, Any]:
     }
 
 
-def _collective_document(tried: allreduce.Report | None) -> dict[str, Any] | None:
+def _collective_document(tried: allreduce.AllReduceReport | None) -> dict[str, Any] | None:
     if tried is None or not tried.world:
         return None
     document = asdict(tried)
@@ -38,7 +38,7 @@ def _collective_document(tried: allreduce.Report | None) -> dict[str, Any] | Non
     return document
 
 
-def show_report(report: Report, *, color: str, paste: Callable[[str], str] = lambda fix: fix) -> None:
+def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] = lambda fix: fix) -> None:
     """Write the report on standard output: each finding, then what was and what was not looked at."""
     red, yellow, dim, end = (
         ("\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("",) * 4
@@ -48,7 +48,7 @@ def show_report(report: Report, *, color: str, paste: Callable[[str], str] = lam
     for finding, hosts in same.items():
         level, tone = ("error", red) if finding.error else ("warning", yellow)
         out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(hosts)}: {plain(finding.text)}\n")
-        why = REASONS.get(finding.code, Reason("")).why
+        why = REASONS.get(finding.code, Code("")).why
         out.write(f"  why: {why}\n" if why else "")
         out.writelines(f"  do:  {line}\n" for line in plain(paste(finding.fix)).splitlines())
     out.write("\n" if report.findings else "")
@@ -65,7 +65,7 @@ def show_report(report: Report, *, color: str, paste: Callable[[str], str] = lam
     out.write(f"{count(len(report.hosts), 'host')} checked in {report.seconds:.1f} s: {found}\n")
 
 
-def _show_collective(tried: allreduce.Report) -> None:
+def _show_collective(tried: allreduce.AllReduceReport) -> None:
     """The figures: one line a size."""
     way = ", ".join((*tried.transport.kinds, *tried.transport.interfaces, *tried.transport.adapters))
     sys.stdout.write(f"all-reduce over {tried.world} ranks by {plain(way)}, torch {plain(tried.torch)}:\n")

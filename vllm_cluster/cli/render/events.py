@@ -27,9 +27,9 @@ def renderer(as_json: bool, verbosity: int, color: str) -> tuple[Callable[[Event
     if verbosity < 0:
         return quiet, lambda: None
     if verbosity == 0 and sys.stderr.isatty() and wants_color(color, stdout=False):
-        live = Live()
+        live = LiveRenderer()
         return live.show, live.close
-    return Lines(verbosity).show, lambda: None
+    return LineRenderer(verbosity).show, lambda: None
 
 
 def json_lines(event: Event) -> None:
@@ -46,7 +46,7 @@ def json_lines(event: Event) -> None:
 def quiet(event: Event) -> None:
     """Only the result and warnings."""
     if event.kind in ("result", "warning"):
-        Lines(0).show(event)
+        LineRenderer(0).show(event)
 
 
 class Passed:
@@ -74,7 +74,7 @@ def _text(event: Event) -> str:
     return plain(event.text.removeprefix(f"{event.host}: ") if event.host else event.text)
 
 
-class Lines:
+class LineRenderer:
     """A line an event on standard error, with the seconds since the start; a phase that goes on has more lines."""
 
     def __init__(self, verbosity: int) -> None:
@@ -104,7 +104,7 @@ class Lines:
         sys.stderr.flush()
 
 
-class Live:
+class LiveRenderer:
     """One row a host below what has happened so far, redrawn at most ten times a second."""
 
     def __init__(self) -> None:

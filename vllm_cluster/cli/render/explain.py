@@ -10,15 +10,15 @@ from typing import Any
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import ROWS
-from vllm_cluster.explain.diagnosis import Finding, Harmless, Verdict
-from vllm_cluster.explain.failure import Row
-from vllm_cluster.explain.scan import Place
+from vllm_cluster.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
+from vllm_cluster.explain.failure import KnownFailure
+from vllm_cluster.explain.scan import LogPosition
 from vllm_cluster.text import count
 
 WIDTH = 240
 
 
-def explain_document(found: Verdict, failures: Mapping[str, VclusterError]) -> dict[str, Any]:
+def explain_document(found: Diagnosis, failures: Mapping[str, VclusterError]) -> dict[str, Any]:
     """The verdict as JSON would have it."""
     return {
         "v": 1,
@@ -39,7 +39,7 @@ def explain_document(found: Verdict, failures: Mapping[str, VclusterError]) -> d
     }
 
 
-def _finding(found: Finding) -> dict[str, Any]:
+def _finding(found: MatchedFailure) -> dict[str, Any]:
     row = found.row
     return {
         "failure": row.number,
@@ -56,7 +56,7 @@ def _finding(found: Finding) -> dict[str, Any]:
     }
 
 
-def show_explained(found: Verdict, *, color: str) -> None:
+def show_explained(found: Diagnosis, *, color: str) -> None:
     """Write the verdict on standard output."""
     bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     first, *rest = _lines(found)
@@ -64,7 +64,7 @@ def show_explained(found: Verdict, *, color: str) -> None:
     sys.stdout.flush()
 
 
-def _lines(found: Verdict) -> Iterable[str]:
+def _lines(found: Diagnosis) -> Iterable[str]:
     yield from _answer(found)
     if found.others:
         yield f"also:    {'; '.join(_named(other.row) for other in found.others)}"
@@ -84,7 +84,7 @@ def _lines(found: Verdict) -> Iterable[str]:
     yield f"read:    {count(found.lines, 'line')} of {count(found.logs, 'log')}, {found.size / 1e6:.1f} MB"
 
 
-def _answer(found: Verdict) -> Iterable[str]:
+def _answer(found: Diagnosis) -> Iterable[str]:
     if found.cause:
         yield from _cause(found.cause)
     elif found.symptom:
@@ -104,7 +104,7 @@ def _answer(found: Verdict) -> Iterable[str]:
         yield "There is nothing in these logs." if found.logs else "There is no node that has logs."
 
 
-def _cause(found: Finding) -> Iterable[str]:
+def _cause(found: MatchedFailure) -> Iterable[str]:
     row = found.row
     begun = row.cause if row.cause.startswith("vLLM") else row.cause[0].upper() + row.cause[1:]
     yield f"{begun} ({_link(row)})"
@@ -114,7 +114,7 @@ def _cause(found: Finding) -> Iterable[str]:
         yield f"before:  {row.before} finds it before anything is loaded"
 
 
-def _symptom(symptom: Finding, found: Verdict) -> Iterable[str]:
+def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
     """What is seen, that its cause is not in these logs, and where the cause is written."""
     row = symptom.row
     yield f"Only a symptom, and no line names its cause: {row.cause} ({_link(row)})"
@@ -128,27 +128,27 @@ def _symptom(symptom: Finding, found: Verdict) -> Iterable[str]:
     yield f"look:    {row.fix}"
 
 
-def _shown(found: Finding) -> Iterable[str]:
+def _shown(found: MatchedFailure) -> Iterable[str]:
     yield from (_line(place) for place in found.places)
     yield from (f"           {_cut(text.strip())}" for text in found.more)
 
 
-def _evidence(entry: Harmless) -> str:
+def _evidence(entry: BenignMatch) -> str:
     times = f"; {entry.count} times" if entry.count > 1 else ""
     went_on = f"; work went on in line {entry.evidence.number}" if entry.evidence else ""
     return times + went_on
 
 
-def _named(row: Row) -> str:
+def _named(row: KnownFailure) -> str:
     return f"{row.cause} ({_link(row)})"
 
 
-def _link(row: Row) -> str:
+def _link(row: KnownFailure) -> str:
     """The row's place in the catalogue, as its page names it."""
     return f"docs/failures.md#failure-{row.number}"
 
 
-def _line(place: Place) -> str:
+def _line(place: LogPosition) -> str:
     who = f" ({place.who})" if place.who else ""
     return f"  {place.source}:{place.number}:{who} {_cut(place.text.strip())}"
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.fit.layouts import UTILISATION, Layout
-from vllm_cluster.fit.report import Verdict, at_least, rule_of_thumb
+from vllm_cluster.fit.report import FitReport, at_least, rule_of_thumb
 from vllm_cluster.text import things
 
 GIB = 1 << 30
 
 
-def verdict_document(found: Verdict) -> dict[str, Any]:
+def verdict_document(found: FitReport) -> dict[str, Any]:
     """The verdict as JSON would have it; sizes in bytes, null where they are not known."""
     model, shape, wish = found.model, found.model.shape, found.wish
     context = model.context(wish)
@@ -48,13 +48,13 @@ def verdict_document(found: Verdict) -> dict[str, Any]:
     }
 
 
-def _per_token(found: Verdict) -> int:
+def _per_token(found: FitReport) -> int:
     """What one more token takes, while no window is full."""
     model, kv_bytes = found.model, found.wish.kv_bytes
     return (model.request(32, kv_bytes) - model.request(16, kv_bytes)) // 16
 
 
-def show_verdict(found: Verdict, *, color: str) -> None:
+def show_verdict(found: FitReport, *, color: str) -> None:
     """Write the verdict on standard output."""
     bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     lines = [f"{name:<14} {value}" for name, value in _sizes(found)]
@@ -77,7 +77,7 @@ def show_verdict(found: Verdict, *, color: str) -> None:
 _TITLES = ["layout", "weights", "computing", "for KV", "context", "at once", "tokens", ""]
 
 
-def _sizes(found: Verdict) -> list[tuple[str, str]]:
+def _sizes(found: FitReport) -> list[tuple[str, str]]:
     model, shape, wish = found.model, found.model.shape, found.wish
     context, weights = model.context(wish), model.weights
     stored = ", ".join(f"{dtype} {size / 1e9:.1f} GB" for dtype, size in sorted(weights.stored.items()))
@@ -125,7 +125,7 @@ def _cells(layout: Layout) -> list[str]:
     return [_name(layout), *sizes, *("?" if n is None else str(n) for n in many), state]
 
 
-def _conclusion(found: Verdict) -> list[str]:
+def _conclusion(found: FitReport) -> list[str]:
     taken, wish = found.taken, found.wish
     if not found.gpus:
         return []

@@ -11,7 +11,7 @@ from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.cli.render.endpoint import url
 from vllm_cluster.cli.render.table import columns, cut, table
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.core.node_status import Failure, ServeStatus
+from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.text import age
 
 # What is left out first where the terminal is narrow.
@@ -112,7 +112,7 @@ def _served(serve: ServeStatus, now: float | None) -> Iterator[str]:
         yield _failure("first failure", first, now)
 
 
-def _failure(title: str, failure: Failure, now: float | None) -> str:
+def _failure(title: str, failure: ServeFailure, now: float | None) -> str:
     return f"{title}{_ago(failure.at, now)}: {failure.what}"
 
 

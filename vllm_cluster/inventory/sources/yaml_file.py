@@ -55,7 +55,7 @@ def parse(text: str) -> Document:
             warnings.simplefilter("ignore")  # a reused anchor is fine here
             node = yaml.compose(text)
             if node is not None:
-                _Reader(yaml, document).read_root(node)
+                _YamlWalker(yaml, document).read_root(node)
     except MarkedYAMLError as error:
         _blame_syntax(document, error)
     except ReaderError as error:
@@ -78,7 +78,7 @@ def _blame_syntax(document: Document, error: MarkedYAMLError) -> None:
     document.blame((), text, mark.line + 1 if mark is not None else 1)
 
 
-class _Reader:
+class _YamlWalker:
     """One walk over the nodes of a document."""
 
     def __init__(self, yaml: YAML, document: Document) -> None:

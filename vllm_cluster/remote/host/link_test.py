@@ -44,7 +44,7 @@ def say(row: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-class Probe:
+class LinkTester:
     """One host's side of every link."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
@@ -216,7 +216,7 @@ async def main() -> None:
     lines: asyncio.Queue[str] = asyncio.Queue()
     threading.Thread(target=listen, args=(asyncio.get_running_loop(), lines), daemon=True).start()
     order = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
-    probe = Probe(order)
+    probe = LinkTester(order)
     say(await probe.open(order["ports"], order["more"]))
     peers = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
     await asyncio.gather(*(probe.visit(name, peer) for name, peer in peers.items()))

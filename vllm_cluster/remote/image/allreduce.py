@@ -33,10 +33,10 @@ MOST_LOG = 4 << 20
 # Lines of NCCL's log that say which way the bytes go, or why not.
 TELLING = re.compile(r" via |NET/|GPU Direct|GDR|Using network|Bootstrap|NVLS|NCCL WARN|NCCL version")
 
-Tell = Callable[..., None]
+Send = Callable[..., None]
 
 
-def take_part(order: Mapping[str, Any], rank: int, tell: Tell) -> None:
+def take_part(order: Mapping[str, Any], rank: int, tell: Send) -> None:
     """One rank, from the rendezvous to the last size; every step is told once it is done."""
     import torch  # noqa: PLC0415 - the parent has it already; by hand it is imported here
     import torch.distributed as dist  # noqa: PLC0415
@@ -61,7 +61,7 @@ def take_part(order: Mapping[str, Any], rank: int, tell: Tell) -> None:
     tell(step="done")
 
 
-def measure(order: Mapping[str, Any], device: Any, tell: Tell) -> None:
+def measure(order: Mapping[str, Any], device: Any, tell: Send) -> None:
     """Each size in turn: is the sum right, and how long does one all-reduce take on the slowest rank?"""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
@@ -88,7 +88,7 @@ def measure(order: Mapping[str, Any], device: Any, tell: Tell) -> None:
             break
 
 
-class Ranks:
+class RankProcesses:
     """The ranks that run on this host for the trials under way."""
 
     def __init__(self, out: int) -> None:
@@ -178,7 +178,7 @@ def obey() -> None:
     import torch  # noqa: PLC0415
     import torch.distributed  # noqa: PLC0415
 
-    ranks, rest = Ranks(out), b""
+    ranks, rest = RankProcesses(out), b""
     took = round(time.monotonic() - began, 1)
     ranks.say(ready=True, torch=torch.__version__, seconds=took, speed=speed())
     try:

@@ -14,8 +14,8 @@ from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
 from vllm_cluster.remote.node.movement import Movement, download_folder, vllm_processes
 from vllm_cluster.remote.node.phases import Phases
 from vllm_cluster.remote.node.process import Child
-from vllm_cluster.remote.node.serve_request import Wanted
-from vllm_cluster.remote.node.timing import Pace
+from vllm_cluster.remote.node.serve_request import ServeRequest
+from vllm_cluster.remote.node.timing import Timing
 
 # The first such line is the likeliest root cause; the excepted ones only say that something else has failed.
 _CAUSE = re.compile(r"(?:^|[\s.\]])(?:[A-Z]\w*(?:Error|Exception)|error): \S|died unexpectedly")
@@ -46,7 +46,12 @@ class Attempt:
     """One run of vLLM. Threads write `phases`, `last_line`, `hung`, `verdict`; the loop reads."""
 
     def __init__(
-        self, wanted: Wanted, members: dict[str, str], environment: dict[str, str], log: logging.Handler, pace: Pace
+        self,
+        wanted: ServeRequest,
+        members: dict[str, str],
+        environment: dict[str, str],
+        log: logging.Handler,
+        pace: Timing,
     ) -> None:
         self.members, self.began_at = members, time.time()
         self.phases = Phases()

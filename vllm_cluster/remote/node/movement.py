@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vllm_cluster.remote.node.process import descendants
-from vllm_cluster.remote.node.timing import Pace
+from vllm_cluster.remote.node.timing import Timing
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Less than this says nothing: daemons read and write a little all the time.
@@ -69,7 +69,7 @@ def read_bytes(pids: Sequence[int]) -> int:
 class Movement:
     """When something last moved, by the kind of evidence."""
 
-    def __init__(self, pids: Callable[[], list[int]], folder: Path | None, pace: Pace) -> None:
+    def __init__(self, pids: Callable[[], list[int]], folder: Path | None, pace: Timing) -> None:
         self._pids, self._folder, self._pace = pids, folder, pace
         self._wordings: set[str] = set()
         self._hard = self._soft = self._looked = time.monotonic()

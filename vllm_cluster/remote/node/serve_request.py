@@ -15,7 +15,7 @@ NOTHING = '{"v": 1, "serve": null}'
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServeRequest:
     """What is to be served, and on which GPUs (address → number)."""
 
     generation: str
@@ -29,7 +29,7 @@ class Wanted:
     probe_timeout_s: float
 
     @classmethod
-    def read(cls, text: str) -> Wanted | None:
+    def read(cls, text: str) -> ServeRequest | None:
         """What the file says; None is nothing.
 
         Raises:
@@ -70,7 +70,7 @@ class Inbox:
             if text == self._heard:
                 self.error = None
                 return None
-            Wanted.read(text)
+            ServeRequest.read(text)
             request: dict[str, Any] = json.loads(text)
             if self._wanted.exists() and self._outdated(request):
                 return None

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_cluster.remote.node.movement import span
-from vllm_cluster.remote.node.serve_request import Wanted
-from vllm_cluster.remote.node.timing import Pace
+from vllm_cluster.remote.node.serve_request import ServeRequest
+from vllm_cluster.remote.node.timing import Timing
 
 
 def against(planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]]) -> tuple[float, list[str]]:
@@ -27,10 +27,10 @@ def against(planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]]) -> t
 
 
 @dataclass
-class Course:
+class ServeState:
     """What has become of one request so far."""
 
-    wanted: Wanted
+    wanted: ServeRequest
     phase: str = "waiting"
     detail: str = ""
     since: float = 0.0
@@ -63,7 +63,7 @@ class Course:
         self.failure, self.first_failure = failure, self.first_failure or failure
         self.failures += 1
 
-    def wait(self, pace: Pace) -> None:
+    def wait(self, pace: Timing) -> None:
         """Be due again later, each time twice as late; or never, where it was started too often."""
         now = time.time()
         # A clock that was put forward and back leaves starts in the future: they count, too.

@@ -17,21 +17,21 @@ from vllm_cluster.remote.node.attempt import Attempt, refusal
 from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.process import end
 from vllm_cluster.remote.node.requests import Requests
-from vllm_cluster.remote.node.serve_request import Inbox, Wanted
-from vllm_cluster.remote.node.serve_state import Course, against
-from vllm_cluster.remote.node.timing import Pace
+from vllm_cluster.remote.node.serve_request import Inbox, ServeRequest
+from vllm_cluster.remote.node.serve_state import ServeState, against
+from vllm_cluster.remote.node.timing import Timing
 
 LOG_BYTES = 16 * 1024 * 1024
 Nodes = Sequence[Mapping[str, Any]]
 
 
-class Serving:
+class ServeController:
     """The request, its course and, while vLLM runs, the attempt."""
 
     def __init__(
-        self, state: Path, pace: Pace, hurry: threading.Event, publish: Callable[[], None], reap: Callable[[], None]
+        self, state: Path, pace: Timing, hurry: threading.Event, publish: Callable[[], None], reap: Callable[[], None]
     ) -> None:
-        self.course: Course | None = None
+        self.course: ServeState | None = None
         self.attempt: Attempt | None = None
         self._inbox, self._requests = Inbox(state), Requests(state)
         self._members: dict[str, int] = {}
@@ -101,7 +101,7 @@ class Serving:
             **self._requests.status(),
         }
 
-    def _phases(self, course: Course) -> list[list[Any]]:
+    def _phases(self, course: ServeState) -> list[list[Any]]:
         """Those of this start that are over; while a start is stopped, the request may already be the next one."""
         if self.attempt is None or course.phase == "stopping":
             return []
@@ -137,7 +137,7 @@ class Serving:
 
     def _take(self, serve: dict[str, Any] | None, *, fresh: bool) -> None:
         """Serve this from now on. The same again changes nothing, unless it had failed and was asked for afresh."""
-        wanted = Wanted.read(json.dumps({"v": 1, "serve": serve}))
+        wanted = ServeRequest.read(json.dumps({"v": 1, "serve": serve}))
         same = self.course and wanted and wanted.generation == self.course.wanted.generation
         if fresh and not (same and self.course and self.course.phase != "failed"):
             (self._state / "serve.json").unlink(missing_ok=True)
@@ -147,10 +147,10 @@ class Serving:
                 self._stop(self.course, self.attempt, "something else is wanted")
             self.course = None
         if wanted and self.course is None:
-            self.course = self._remember(Course(wanted))
+            self.course = self._remember(ServeState(wanted))
             self._save(self.course)
 
-    def _remember(self, course: Course) -> Course:
+    def _remember(self, course: ServeState) -> ServeState:
         """What a container before this one has learned about the same request."""
         course.turn("waiting")
         # A first start has no such file, and a disk may have lost it.
@@ -158,10 +158,10 @@ class Serving:
             course.remember(json.loads((self._state / "serve.json").read_text()))
         return course
 
-    def _save(self, course: Course) -> None:
+    def _save(self, course: ServeState) -> None:
         write_whole(self._state / "serve.json", course.memory(), sync=True)
 
-    def _consider(self, course: Course, nodes: Nodes, wrong: list[str]) -> None:
+    def _consider(self, course: ServeState, nodes: Nodes, wrong: list[str]) -> None:
         """Start vLLM when it is due and every GPU is there and free, and nothing else is."""
         now = time.monotonic()
         if course.judge_until is not None:
@@ -182,7 +182,7 @@ class Serving:
         else:
             self._start(course, nodes)
 
-    def _held(self, course: Course, nodes: Nodes) -> list[str]:
+    def _held(self, course: ServeState, nodes: Nodes) -> list[str]:
         """What an attempt before has left: processes that have not ended, GPUs that Ray has not got back."""
         if not course.attempts:
             return []  # GPUs that others hold from the start are Ray's to wait for
@@ -191,7 +191,7 @@ class Serving:
         taken = {n["address"]: n["gpus"] - n.get("free", n["gpus"]) for n in nodes if n["alive"]}
         return held + [f"{count:g} GPUs of {address} are not free yet" for address, count in taken.items() if count > 0]
 
-    def _start(self, course: Course, nodes: Nodes) -> None:
+    def _start(self, course: ServeState, nodes: Nodes) -> None:
         now = round(time.time(), 3)
         course.attempts += 1
         waited = now - course.since if course.phase == "waiting" else 0.0
@@ -204,7 +204,7 @@ class Serving:
         self._left = self.attempt.child.alive
         course.turn(*self.attempt.stage)
 
-    def _follow(self, course: Course, attempt: Attempt, nodes: Nodes | None) -> None:
+    def _follow(self, course: ServeState, attempt: Attempt, nodes: Nodes | None) -> None:
         code = attempt.child.code()
         living = {node["id"] for node in nodes or () if node["alive"]}
         # By id: a node that died and came back between two looks has the address, but not the ranks.
@@ -224,12 +224,12 @@ class Serving:
             self._requests.ready(course.seconds_to_ready)
         course.turn(phase, detail)
 
-    def _ended(self, course: Course, attempt: Attempt, what: str, *, lost: bool) -> None:
+    def _ended(self, course: ServeState, attempt: Attempt, what: str, *, lost: bool) -> None:
         self._stop(course, attempt, what)
         course.fail(attempt.failure(what))
         self._decide(course, lost=lost, judge=attempt.maybe_lost)
 
-    def _decide(self, course: Course, *, lost: bool, judge: bool) -> None:
+    def _decide(self, course: ServeState, *, lost: bool, judge: bool) -> None:
         """Whether to try again, within the budget: when it once was ready, or when a node was lost."""
         if course.once_ready or lost:
             course.wait(self._pace)
@@ -240,7 +240,7 @@ class Serving:
             course.turn("failed", course.what)
         self._save(course)
 
-    def _judge(self, course: Course, wrong: list[str], *, late: bool) -> None:
+    def _judge(self, course: ServeState, wrong: list[str], *, late: bool) -> None:
         """Whether a node was lost, which Ray notices seconds after vLLM has ended of it."""
         if wrong or late:
             course.judge_until = None
@@ -250,7 +250,7 @@ class Serving:
                 course.turn("failed", course.what)
             self._save(course)
 
-    def _stop(self, course: Course, attempt: Attempt, why: str) -> None:
+    def _stop(self, course: ServeState, attempt: Attempt, why: str) -> None:
         """End vLLM and all that it started; what it shares in memory is freed by a process of its that ends last."""
         attempt.over.set()
         course.turn("stopping", why)

@@ -28,8 +28,8 @@ from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.process import Child, descendants, end, missing_secrets, say, secret_environment
 from vllm_cluster.remote.node.ray_command import option, own, place, ray_version
 from vllm_cluster.remote.node.ray_nodes import ray_nodes
-from vllm_cluster.remote.node.serving import Serving
-from vllm_cluster.remote.node.timing import Pace
+from vllm_cluster.remote.node.serving import ServeController
+from vllm_cluster.remote.node.timing import Timing
 
 PR_SET_CHILD_SUBREAPER = 36
 ERROR_LINES = 12
@@ -44,10 +44,10 @@ def state_folder() -> Path:
     return Path(os.environ.get("VCLUSTER_STATE", "/var/lib/vcluster"))
 
 
-class Node:
+class Supervisor:
     """Ray on this host and, on the head, the list of Ray's nodes and what is served."""
 
-    def __init__(self, role: str, command: Sequence[str], head: tuple[str, int] | None, pace: Pace) -> None:
+    def __init__(self, role: str, command: Sequence[str], head: tuple[str, int] | None, pace: Timing) -> None:
         self.stopping = threading.Event()
         self._role, self._command, self._head, self._pace = role, command, head, pace
         self._ray: Child | None = None
@@ -65,7 +65,7 @@ class Node:
         self._told: dict[str, Any] = {}
         self._told_at = 0.0
         self._serving = (
-            Serving(state_folder(), pace, self.stopping, self.publish, self._reap) if role == "head" else None
+            ServeController(state_folder(), pace, self.stopping, self.publish, self._reap) if role == "head" else None
         )
 
     def run(self) -> int:
@@ -270,8 +270,8 @@ def keep(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int
         return NO_SECRETS
     # Not in the container's own environment, which docker inspect shows.
     os.environ.update(secret_environment())
-    pace = Pace(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
-    node = Node(role, command, head, pace)
+    pace = Timing(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
+    node = Supervisor(role, command, head, pace)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stopping.set())
     say("node", f"{role}: {' '.join(command)}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Pace:
+class Timing:
     """How long things may take, in seconds; tests make it faster."""
 
     tick: float = 0.2

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 import paramiko
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import Lost, ShellUnusable, TimedOut, Unreachable
+from vllm_cluster.errors import ConnectionLost, ShellUnusable, TimedOut, Unreachable
 from vllm_cluster.transport import command_line, connect_errors, locate, shell
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Forward, Result, Stream, Target
 from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_hop
 from vllm_cluster.transport.fabric.keepalive import BROKEN
-from vllm_cluster.transport.fabric.stream import ChannelStream, Link, collect
+from vllm_cluster.transport.fabric.stream import ChannelStream, FabricConnection, collect
 from vllm_cluster.transport.forward import LoopbackForward
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import Resolved, check
+from vllm_cluster.transport.ssh_config import SshEndpoint, check
 
 _RETRY_SECONDS = 0.1
 
@@ -26,7 +26,7 @@ _RETRY_SECONDS = 0.1
 class FabricTransport:
     """One host over Fabric. Safe to use from several threads."""
 
-    def __init__(self, target: Target, jumps: Jumps, endpoint: Resolved | None = None) -> None:
+    def __init__(self, target: Target, jumps: Jumps, endpoint: SshEndpoint | None = None) -> None:
         check(target)
         self._target = target
         self._endpoint = endpoint
@@ -126,7 +126,7 @@ class FabricTransport:
             self._hop.close()
             self._hop = None
 
-    def _link(self) -> Link:
+    def _link(self) -> FabricConnection:
         hop = self._hop
         if hop is None:
             raise Unreachable(self.host, "there is no connection", hint="connect first")
@@ -138,7 +138,7 @@ class FabricTransport:
             )
         return link
 
-    def _session(self, link: Link, deadline: Deadline, doing: str) -> paramiko.Channel:
+    def _session(self, link: FabricConnection, deadline: Deadline, doing: str) -> paramiko.Channel:
         limit = deadline.sooner(STEP_SECONDS)
         while True:
             try:
@@ -158,7 +158,7 @@ class FabricTransport:
                 return channel
 
     def _talk(
-        self, link: Link, line: bytes, stdin: bytes, deadline: Deadline, doing: str, *, mark: bytes = b""
+        self, link: FabricConnection, line: bytes, stdin: bytes, deadline: Deadline, doing: str, *, mark: bytes = b""
     ) -> Result:
         channel = self._session(link, deadline, doing)
         started, out = deadline.left(), bytearray()
@@ -179,20 +179,22 @@ class FabricTransport:
             raise self._no_exit_code(link, channel, doing)
         return result
 
-    def _refused(self, link: Link, out: bytes, err: bytes) -> ShellUnusable:
+    def _refused(self, link: FabricConnection, out: bytes, err: bytes) -> ShellUnusable:
         def ask() -> Result:
             deadline, doing = Deadline.after(shell.ASK_SECONDS), "asking for the login shell"
             return self._talk(link, shell.ASK, b"", deadline, doing)
 
         return shell.refusal(self._target, link.where, out, err, ask)
 
-    def _no_exit_code(self, link: Link, channel: paramiko.Channel, doing: str) -> Lost | Unreachable:
+    def _no_exit_code(
+        self, link: FabricConnection, channel: paramiko.Channel, doing: str
+    ) -> ConnectionLost | Unreachable:
         if link.alive and not channel.event_ready:
             return Unreachable(
                 self.host, f"sshd at {link.where} refused to run {doing}", hint="may this user run commands there?"
             )
         if link.alive:
-            return Lost(self.host, f"{doing} ended without an exit code: something killed its shell")
+            return ConnectionLost(self.host, f"{doing} ended without an exit code: something killed its shell")
         return link.lost(doing)
 
     @contextlib.contextmanager

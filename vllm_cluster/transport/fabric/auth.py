@@ -12,10 +12,10 @@ import paramiko
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import UnknownKeyType
 
-from vllm_cluster.errors import AuthRefused
+from vllm_cluster.errors import AuthenticationFailed
 from vllm_cluster.transport import connect_errors
 from vllm_cluster.transport.host_keys import fingerprint
-from vllm_cluster.transport.ssh_config import Resolved
+from vllm_cluster.transport.ssh_config import SshEndpoint
 
 AGENT_SECONDS = 10.0
 # Hardware keys (sk-…) are known to the agent, but signing with them breaks paramiko.
@@ -43,7 +43,7 @@ class _Agent(AgentSSH):
 class Credentials:
     """Proves the user to one host; paramiko calls `authenticate` once the host's key is accepted."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: SshEndpoint) -> None:
         self._resolved = resolved
         self._offered: list[str] = []
         self._skipped: list[str] = []
@@ -53,7 +53,7 @@ class Credentials:
         """Offer each key until one is taken.
 
         Raises:
-            AuthRefused: none was.
+            AuthenticationFailed: none was.
         """
         try:
             if not self._try_none(transport):
@@ -133,7 +133,7 @@ class Credentials:
             self._skipped.append(f"{path} ({str(error) or type(error).__name__})")
         return None
 
-    def _refused(self, why: str) -> AuthRefused:
+    def _refused(self, why: str) -> AuthenticationFailed:
         return connect_errors.auth_refused(self._resolved, why, self._offered, self._skipped)
 
 

@@ -19,12 +19,12 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import HostKeyRejected, Unreachable
 from vllm_cluster.transport import connect_errors
 from vllm_cluster.transport.fabric.auth import Credentials
-from vllm_cluster.transport.fabric.keepalive import BROKEN, SILENCE_SECONDS, Session, Socket, Wire
+from vllm_cluster.transport.fabric.keepalive import BROKEN, SILENCE_SECONDS, KeepaliveSocket, KeepaliveTransport, Socket
 from vllm_cluster.transport.fabric.keys import HostKeys
-from vllm_cluster.transport.fabric.stream import Link
+from vllm_cluster.transport.fabric.stream import FabricConnection
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.process import proxy_socket
-from vllm_cluster.transport.ssh_config import Resolved, expand
+from vllm_cluster.transport.ssh_config import SshEndpoint, expand
 
 STEP_SECONDS = 10.0
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
@@ -38,9 +38,11 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 class Hop:
     """One authenticated SSH connection, held by Fabric."""
 
-    def __init__(self, resolved: Resolved, connection: fabric.Connection, wire: Wire) -> None:
+    def __init__(self, resolved: SshEndpoint, connection: fabric.Connection, wire: KeepaliveSocket) -> None:
         self._connection = connection
-        self.link = Link(resolved.name, resolved.where, cast(Session, connection.transport), wire)
+        self.link = FabricConnection(
+            resolved.name, resolved.where, cast(KeepaliveTransport, connection.transport), wire
+        )
 
     def alive(self) -> bool:
         """Whether the connection still stands."""
@@ -52,7 +54,7 @@ class Hop:
             self._connection.client.close()
 
 
-def open_hop(resolved: Resolved, jumps: Jumps, deadline: Deadline) -> Hop:
+def open_hop(resolved: SshEndpoint, jumps: Jumps, deadline: Deadline) -> Hop:
     """The connection to a host, through its jump hosts."""
     jump, through = resolved.jump, None
     if jump is not None:
@@ -60,7 +62,7 @@ def open_hop(resolved: Resolved, jumps: Jumps, deadline: Deadline) -> Hop:
     return connect_errors.patiently(lambda: _open(resolved, through, deadline.sooner(2 * STEP_SECONDS)), deadline)
 
 
-def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:
+def _open(resolved: SshEndpoint, through: Hop | None, deadline: Deadline) -> Hop:
     if resolved.revoked_keys:
         raise HostKeyRejected(
             resolved.name,
@@ -68,7 +70,7 @@ def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:
             hint="choose the openssh transport for this host",
         )
     known, begun = HostKeys(resolved), deadline.left()
-    wire = Wire(_socket(resolved, through, deadline))
+    wire = KeepaliveSocket(_socket(resolved, through, deadline))
     step = min(STEP_SECONDS, max(deadline.left(), 0.1))
     connection = fabric.Connection(
         resolved.host,
@@ -84,7 +86,7 @@ def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:
             "auth_timeout": step,
             "channel_timeout": STEP_SECONDS,
             "auth_strategy": Credentials(resolved),
-            "transport_factory": functools.partial(Session, key_types=known.preferred()),
+            "transport_factory": functools.partial(KeepaliveTransport, key_types=known.preferred()),
         },
     )
     # Fabric accepts and forgets every key by default.
@@ -99,7 +101,7 @@ def _open(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Hop:
     return Hop(resolved, connection, wire)
 
 
-def _abandon(connection: fabric.Connection, wire: Wire) -> None:
+def _abandon(connection: fabric.Connection, wire: KeepaliveSocket) -> None:
     transport = connection.client.get_transport()
     if transport is not None:
         # A handshake that broke leaves paramiko's timer running, and the program would wait for it at its end.
@@ -109,7 +111,7 @@ def _abandon(connection: fabric.Connection, wire: Wire) -> None:
     wire.close()
 
 
-def _socket(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Socket:
+def _socket(resolved: SshEndpoint, through: Hop | None, deadline: Deadline) -> Socket:
     if through is not None:
         return _channel(resolved, through, deadline)
     if resolved.proxy_command:
@@ -128,7 +130,7 @@ def _socket(resolved: Resolved, through: Hop | None, deadline: Deadline) -> Sock
     raise failure or connect_errors.no_name(resolved)
 
 
-def _channel(resolved: Resolved, through: Hop, deadline: Deadline) -> Socket:
+def _channel(resolved: SshEndpoint, through: Hop, deadline: Deadline) -> Socket:
     proxy = f"the jump host {through.link.where}"
     try:
         channel = through.link.session.open_channel(
@@ -144,7 +146,7 @@ def _channel(resolved: Resolved, through: Hop, deadline: Deadline) -> Socket:
     return cast(Socket, channel)
 
 
-def _addresses(resolved: Resolved, deadline: Deadline) -> list[tuple[int, Any]]:
+def _addresses(resolved: SshEndpoint, deadline: Deadline) -> list[tuple[int, Any]]:
     # The system's resolver takes no time limit, so it is asked on a thread that may be left behind.
     answers: queue.SimpleQueue[list[tuple[int, Any]] | OSError] = queue.SimpleQueue()
 
@@ -184,7 +186,7 @@ def _dial(family: int, address: Any, bind: str | None, seconds: float) -> socket
     return sock
 
 
-def _explain(resolved: Resolved, error: BaseException, wire: Wire, seconds: float) -> NoReturn:
+def _explain(resolved: SshEndpoint, error: BaseException, wire: KeepaliveSocket, seconds: float) -> NoReturn:
     text = str(error) or type(error).__name__
     proxy = resolved.jump.where if resolved.jump else resolved.proxy_command
     if isinstance(error, IncompatiblePeer) or "Indecipherable" in text:

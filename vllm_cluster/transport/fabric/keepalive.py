@@ -34,7 +34,7 @@ class Socket(Protocol):
     def close(self) -> None: ...
 
 
-class Wire:
+class KeepaliveSocket:
     """A socket that asks a silent peer for an answer, and breaks when none comes.
 
     paramiko's own keepalive never gives up, and TCP's time-out sees neither beyond a jump host nor a stopped sshd.
@@ -98,10 +98,10 @@ class Wire:
         raise ConnectionAbortedError(errno.ECONNABORTED, self.failure) from None
 
 
-class Session(paramiko.Transport):
+class KeepaliveTransport(paramiko.Transport):
     """A paramiko connection that never waits without a limit."""
 
-    def __init__(self, sock: Wire, *, key_types: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(self, sock: KeepaliveSocket, *, key_types: tuple[str, ...] = (), **options: Any) -> None:
         super().__init__(sock, **options)  # type: ignore[arg-type]
         if key_types:
             self.get_security_options().key_types = key_types

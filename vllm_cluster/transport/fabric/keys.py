@@ -9,14 +9,14 @@ import paramiko
 from vllm_cluster.errors import HostKeyRejected
 from vllm_cluster.laptop import expanded
 from vllm_cluster.transport import connect_errors, host_keys
-from vllm_cluster.transport.host_keys import Verdict
-from vllm_cluster.transport.ssh_config import Resolved
+from vllm_cluster.transport.host_keys import KeyStatus
+from vllm_cluster.transport.ssh_config import SshEndpoint
 
 
 class HostKeys(paramiko.MissingHostKeyPolicy):
     """Judges a host's key by the known_hosts files; paramiko's own reading of them knows no patterns or markers."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: SshEndpoint) -> None:
         self._at = resolved
         self._known = [key for file in resolved.known_hosts for key in _read(resolved, file)]
 
@@ -40,11 +40,11 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         shown = f"{host_keys.key_type(blob)} {host_keys.fingerprint(blob)}"
         line = judgement.line.where if judgement.line else ""
         match judgement.verdict:
-            case Verdict.CHANGED:
+            case KeyStatus.CHANGED:
                 raise connect_errors.changed_key(at, shown, line)
-            case Verdict.REVOKED:
+            case KeyStatus.REVOKED:
                 raise connect_errors.revoked_key(at, shown, line)
-            case Verdict.UNKNOWN:
+            case KeyStatus.UNKNOWN:
                 if judgement.authority or not at.accept_new_keys:
                     raise connect_errors.unknown_key(at, shown, authority=judgement.authority)
                 self._accept(blob)
@@ -69,7 +69,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             ) from None
 
 
-def _read(resolved: Resolved, file: Path) -> list[host_keys.KnownKey]:
+def _read(resolved: SshEndpoint, file: Path) -> list[host_keys.KnownKey]:
     try:
         return host_keys.parse(file.read_text("utf-8", "replace"), str(file))
     except FileNotFoundError:

@@ -11,19 +11,19 @@ from collections.abc import Callable
 import paramiko
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import Lost
+from vllm_cluster.errors import ConnectionLost
 from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result
-from vllm_cluster.transport.fabric.keepalive import BROKEN, Session, Wire
+from vllm_cluster.transport.fabric.keepalive import BROKEN, KeepaliveSocket, KeepaliveTransport
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
 _BREATH = 0.25
 
 
-class Link:
+class FabricConnection:
     """An open connection: its session, its wire and the name that errors call it by."""
 
-    def __init__(self, host: str, where: str, session: Session, wire: Wire) -> None:
+    def __init__(self, host: str, where: str, session: KeepaliveTransport, wire: KeepaliveSocket) -> None:
         self.host = host
         self.where = where
         self.session = session
@@ -34,10 +34,10 @@ class Link:
         """Whether the connection still stands."""
         return self.session.is_active()
 
-    def lost(self, doing: str) -> Lost:
+    def lost(self, doing: str) -> ConnectionLost:
         """The error for a connection that broke while `doing` was under way."""
         why = self.wire.failure or "it was closed"
-        return Lost(
+        return ConnectionLost(
             self.host,
             f"the connection to {self.where} was lost during {doing}: {why}",
             hint="what was sent may have happened; run the same command again to find out and go on",
@@ -47,7 +47,9 @@ class Link:
 class ChannelStream:
     """Both directions of a channel; its standard error is kept short and never blocks the command."""
 
-    def __init__(self, link: Link, channel: paramiko.Channel, doing: str, on_close: Callable[[], None]) -> None:
+    def __init__(
+        self, link: FabricConnection, channel: paramiko.Channel, doing: str, on_close: Callable[[], None]
+    ) -> None:
         self._link = link
         self._channel = channel
         self._doing = doing
