@@ -45,7 +45,7 @@ class VclusterError(Exception):
         """The hosts that failed, each with its error; none where it is no host's failure."""
         return {}
 
-    def among(self, hosts: Iterable[str]) -> VclusterError:
+    def with_hosts(self, hosts: Iterable[str]) -> VclusterError:
         """This error, which tells of every one of these hosts whether it failed."""
         self.hosts = tuple(hosts)
         return self
@@ -85,7 +85,7 @@ class HostError(VclusterError):
         self.host = host
         self.detail = message
 
-    def during(self, step: str) -> Self:
+    def with_step(self, step: str) -> Self:
         """This error, which tells what was being done: it has not happened, or nobody knows."""
         self.message = f"{self.host}: {step}: {self.detail}"
         self.args = (self.message,)
@@ -173,7 +173,7 @@ class FleetError(VclusterError):
         return self._failures
 
 
-def together(failures: Mapping[str, VclusterError]) -> VclusterError:
+def combine(failures: Mapping[str, VclusterError]) -> VclusterError:
     """One host's failure as it is, those of several together."""
     return next(iter(failures.values())) if len(failures) == 1 else FleetError(failures)
 

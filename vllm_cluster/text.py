@@ -146,10 +146,10 @@ def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
 
 def count(number: int, thing: str) -> str:
     """A number of things: 1 host, 2 hosts."""
-    return f"{number} {things(number, thing)}"
+    return f"{number} {plural(number, thing)}"
 
 
-def things(number: int, thing: str) -> str:
+def plural(number: int, thing: str) -> str:
     """What a number of things are called: host, hosts."""
     if number == 1:
         return thing

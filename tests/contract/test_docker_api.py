@@ -81,7 +81,7 @@ def test_a_container_is_found_by_name_by_id_and_by_the_beginning_of_an_id(docker
         assert config["Entrypoint"] + config["Cmd"] == ["/bin/sh", "-c", "exit 0"]
         assert "A=1" in config["Env"]
     assert NOWHERE in refused(docker.ask("GET", f"/containers/{NOWHERE}/json"), 404)
-    assert docker.client.container_named(NOWHERE) is None
+    assert docker.client.container_info(NOWHERE) is None
 
 
 def test_a_name_is_given_once(docker: Docker) -> None:
@@ -249,7 +249,7 @@ def test_images_by_name_and_id(docker: Docker) -> None:
         assert "Labels" in info.json["Config"]
     reason = refused(docker.ask("GET", f"/images/{NOWHERE}/json"), 404)
     assert reason.endswith(f"No such image: {NOWHERE}:latest")
-    assert docker.client.image_config(NOWHERE) is None
+    assert docker.client.image_info(NOWHERE) is None
 
 
 def test_an_image_gets_another_name(docker: Docker) -> None:
@@ -258,7 +258,7 @@ def test_an_image_gets_another_name(docker: Docker) -> None:
         answer = docker.ask("POST", f"/images/{docker.image}/tag", repo=REPOSITORY, tag=tag)
         assert (answer.status, answer.body) == (201, b"")
     docker.client.tag(docker.image, REPOSITORY, tag)
-    assert docker.client.image_config(f"{REPOSITORY}:{tag}") == docker.client.image_config(docker.image)
+    assert docker.client.image_info(f"{REPOSITORY}:{tag}") == docker.client.image_info(docker.image)
     assert NOWHERE in refused(docker.ask("POST", f"/images/{NOWHERE}/tag", repo=REPOSITORY, tag=tag), 404)
 
 
@@ -279,7 +279,7 @@ def test_a_build_streams_lines_and_names_an_image(docker: Docker) -> None:
     assert all("error" not in line for line in answer.lines)
     assert answer.body.endswith(b"\r\n")
     assert {"stream": f"Successfully tagged {REPOSITORY}:{docker.label}\n"} in answer.lines
-    info = docker.client.image_config(f"{REPOSITORY}:{docker.label}")
+    info = docker.client.image_info(f"{REPOSITORY}:{docker.label}")
     assert info
     assert info["Config"]["Labels"] == docker.labels
 
@@ -367,8 +367,8 @@ def test_the_size_and_the_users_of_volumes(docker: Docker) -> None:
     assert rows[used]["UsageData"] == {"Size": 7, "RefCount": 1}
     assert rows[blank]["UsageData"] == {"Size": 0, "RefCount": 0}
     assert not rows[blank]["Labels"]
-    assert docker.client.volumes.remove_blank(used, used.__eq__) == 0
-    assert docker.client.volumes.remove_blank(blank, blank.__eq__) == 1
+    assert docker.client.volumes.remove_unlabelled(used, used.__eq__) == 0
+    assert docker.client.volumes.remove_unlabelled(blank, blank.__eq__) == 1
     assert docker.ask("GET", f"/volumes/{blank}").status == 404
 
 

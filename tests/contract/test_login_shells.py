@@ -73,7 +73,7 @@ def leased(host: HostConnection, parent: Path) -> None:
     for _ in range(2):
         with Lease([host], "lab", "up", parent=str(parent)) as first:
             first.acquire()
-            assert first.beat()
+            assert first.send_heartbeat()
             first.check()
             with pytest.raises(Locked, match=r"vcluster up"):
                 Lease([host], "lab", "down", parent=str(parent)).acquire()

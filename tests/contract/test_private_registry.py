@@ -117,7 +117,7 @@ def test_the_login_of_the_host_is_used(host: HostConnection, registry: Registry,
     log_in(registry.where, tmp_path)
     told: list[str] = []
     pull(host, registry.image, Deadline.after(60), told.append)
-    assert host.engine.image_config(registry.image) is not None
+    assert host.engine.image_info(registry.image) is not None
     assert told[-1] == f"pulling {registry.image}: 1 of 1 layers"
 
 

@@ -17,7 +17,7 @@ import asyncssh
 from tests.many.farm import PORT
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.images import engine_name
+from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.members import recorded
 from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.facts import parse
@@ -29,7 +29,7 @@ IMAGE = "vllm/vllm-openai:v0.33.0"
 BASE = "sha256:" + "ab" * 32
 IMAGES = [
     {"Id": BASE, "RepoTags": [IMAGE], "RepoDigests": [], "Labels": {}},
-    {"Id": "sha256:" + "cd" * 32, "RepoTags": [engine_name(BASE, "2.56.1")], "RepoDigests": [], "Labels": {}},
+    {"Id": "sha256:" + "cd" * 32, "RepoTags": [node_image_name(BASE, "2.56.1")], "RepoDigests": [], "Labels": {}},
 ]
 SECRETS = {"ray-token": "11", "api-key": "22"}
 ID = "ab" * 8

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.support.logs import PRODUCED
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.explain.catalogue import SIGNS
-from vllm_cluster.explain.diagnosis import Diagnosis, verdict
-from vllm_cluster.explain.log_line import said
+from vllm_cluster.explain.diagnosis import Diagnosis, diagnose
+from vllm_cluster.explain.log_line import parse_line
 from vllm_cluster.explain.scan import LogSource, classify, scan
 from vllm_cluster.text import redact
 
@@ -42,7 +42,7 @@ NASTY = [
 
 def judged(logs: list[bytes]) -> Diagnosis:
     """The verdict on these logs."""
-    return verdict([scan(LogSource(str(name), [(1, log)], year=2026)) for name, log in enumerate(logs)])
+    return diagnose([scan(LogSource(str(name), [(1, log)], year=2026)) for name, log in enumerate(logs)])
 
 
 @given(st.lists(st.binary(max_size=400), max_size=4))
@@ -88,7 +88,7 @@ def test_every_expression_is_quick_on_what_almost_fits() -> None:
             text = (known.needle + piece * 4096)[:4096]
             started = time.process_time()
             classify.__wrapped__(text)
-            said(text.encode(), 2026)
+            parse_line(text.encode(), 2026)
             redact(text)
             assert time.process_time() - started < 0.5, (known.needle, piece)
 

@@ -14,7 +14,7 @@ from tests.property.hostile import harmless, hostile, recorded, shown_by, some
 from tests.support import world
 from tests.support.tree import FACTS
 from vllm_cluster.actions.check import CheckReport
-from vllm_cluster.checks.registry import examine, unseen
+from vllm_cluster.checks.registry import check_all, unseen
 from vllm_cluster.cli.render.check import report_document, show_report
 from vllm_cluster.cli.render.facts import facts_document, show_facts
 from vllm_cluster.facts import parse
@@ -96,7 +96,7 @@ def judge(text: str) -> None:
         return
     facts = {"gpu1": replace(world.host(1), details=parse.facts("gpu1", ANSWER, deep=True).details), "gpu2": odd}
     for inventory in (world.inventory(), world.inventory(accelerator="cpu")):
-        report = CheckReport(examine(inventory, facts), unseen(inventory, facts), tuple(facts), 1.0)
+        report = CheckReport(check_all(inventory, facts), unseen(inventory, facts), tuple(facts), 1.0)
         assert harmless(shown_by(lambda report=report: show_report(report, color="never")))  # type: ignore[misc]
         json.loads(json.dumps(report_document(report)))
     assert harmless(shown_by(lambda: show_facts(facts, color="never")))

@@ -31,7 +31,7 @@ from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.docker.create_line import create_line
 from vllm_cluster.errors import UsageError
 from vllm_cluster.inventory.model import HostSsh, Inventory, SshSettings
-from vllm_cluster.run.connection import target
+from vllm_cluster.run.connection import ssh_target
 from vllm_cluster.transport import command_line
 from vllm_cluster.transport.base import Result
 from vllm_cluster.transport.ssh_config import resolve
@@ -48,7 +48,7 @@ def test_a_shell_hands_on_each_word_as_it_is(shell: str, tmp_path: Path) -> None
     @many
     @given(batches(hostile))
     def check(words: list[str]) -> None:
-        command = command_line.bounded(["printf", "%s\\0", *words], 60)
+        command = command_line.with_timeout(["printf", "%s\\0", *words], 60)
         done = subprocess.run(
             [shell, "-c", command_line.LINE], input=command.first, capture_output=True, check=True, cwd=tmp_path
         )
@@ -252,7 +252,7 @@ def test_ssh_reads_a_destination_as_it_was_meant() -> None:
             return
         entry = world.inventory(1).hosts["gpu1"].model_copy(update={"ssh": ssh})
         try:
-            found = resolve(target(world.inventory(1).model_copy(update={"ssh": settings}), entry))
+            found = resolve(ssh_target(world.inventory(1).model_copy(update={"ssh": settings}), entry))
         except UsageError:
             return
         accepted.append(1)

@@ -76,7 +76,7 @@ def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatc
         return [], []
 
     # What runs on the hosts beside Docker is not played here.
-    monkeypatch.setattr(check, "mesh", between)
+    monkeypatch.setattr(check, "run_link_test", between)
     monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
     monkeypatch.setattr(check, "look_inside", lambda *_, **__: [Finding("clock", "gpu2", "it is late", "set it")])
     world.machines[dead].reachable = False

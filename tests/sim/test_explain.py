@@ -84,10 +84,10 @@ def test_up_says_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None
             f"INFO 01-01 00:00:00 [x] {SHM}".encode()
         )
         box.started = world.host_time(world.machines["gpu2"])
-        with assess.connected(current, emit, runtime=runtime) as fleet:
-            since = explain.began(assess.survey(current, fleet, emit).facts)
+        with assess.connect_all(current, emit, runtime=runtime) as fleet:
+            since = explain.began(assess.assess(current, fleet, emit).facts)
             box.started += 1
-            raise explain.with_cause(NodesNotJoined("gpu2", "Ray does not count its GPUs"), fleet, current, since=since)
+            raise explain.add_cause(NodesNotJoined("gpu2", "Ray does not count its GPUs"), fleet, current, since=since)
 
     with lab.inside(world):
         error = lab.run(world, inventory, ended).error
@@ -113,10 +113,10 @@ def test_what_a_host_wrote_before_the_attempt_is_no_evidence(up: tuple[World, In
 
     def fails(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
         box.log = log
-        with assess.connected(current, emit, runtime=runtime) as fleet:
+        with assess.connect_all(current, emit, runtime=runtime) as fleet:
             runtime.clock.sleep(420)
-            since = explain.began(assess.survey(current, fleet, emit).facts)
-            raise explain.with_cause(NodesNotJoined("gpu1", "Ray does not count its GPUs"), fleet, current, since=since)
+            since = explain.began(assess.assess(current, fleet, emit).facts)
+            raise explain.add_cause(NodesNotJoined("gpu1", "Ray does not count its GPUs"), fleet, current, since=since)
 
     with lab.inside(world):
         error = lab.run(world, inventory, fails).error
@@ -133,10 +133,10 @@ def test_what_the_error_says_itself_gets_no_second_cause(up: tuple[World, Invent
     def fails(error: VclusterError) -> Any:
         def run(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
             box.log = SHM
-            with assess.connected(current, emit, runtime=runtime) as fleet:
-                since = explain.began(assess.survey(current, fleet, emit).facts)
+            with assess.connect_all(current, emit, runtime=runtime) as fleet:
+                since = explain.began(assess.assess(current, fleet, emit).facts)
                 box.started = since["gpu2"] + 1
-                raise explain.with_cause(error, fleet, current, since=since)
+                raise explain.add_cause(error, fleet, current, since=since)
 
         return run
 

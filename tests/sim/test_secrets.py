@@ -15,7 +15,7 @@ from vllm_cluster.actions import tunnel
 from vllm_cluster.core.kept import secret_ids
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.secrets import identify
+from vllm_cluster.run.secrets import secret_id
 
 
 def key(world: World, inventory: Inventory) -> str:
@@ -78,7 +78,7 @@ def test_the_key_survives_docker_rm(gone: tuple[str, ...]) -> None:
 def test_the_key_survives_an_upgrade_that_is_killed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The volume of version 0.1.0 is emptied by name and says nothing of what it holds."""
     # The ids on its labels are real ones.
-    monkeypatch.setattr(lab, "_secret_id", cache(identify))
+    monkeypatch.setattr(lab, "_secret_id", cache(secret_id))
     points = kills = 0
     while True:
         world, inventory = landed.serving()

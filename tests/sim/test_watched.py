@@ -8,7 +8,7 @@ from tests.support.figures import record
 from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Script
 from tests.support.sim.world import World
-from vllm_cluster.actions.assess import connected, survey
+from vllm_cluster.actions.assess import assess, connect_all
 from vllm_cluster.actions.status import ClusterStatus
 from vllm_cluster.errors import HostError
 from vllm_cluster.events import Emit
@@ -109,8 +109,8 @@ def test_serve_always_returns(how: str, phase: str, why: str) -> None:
 
 def _await_gpus(inventory: Inventory, emit: Emit, runtime: Runtime) -> None:
     """The wait of `up` for the GPUs of all hosts."""
-    with connected(inventory, emit, runtime=runtime) as fleet:
-        await_gpus(fleet, survey(inventory, fleet, emit, reading=Reading.NONE).plan, emit)
+    with connect_all(inventory, emit, runtime=runtime) as fleet:
+        await_gpus(fleet, assess(inventory, fleet, emit, reading=Reading.NONE).plan, emit)
 
 
 @pytest.mark.promise("P37")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.support.paths import FIXTURES
-from vllm_cluster.explain.diagnosis import Diagnosis, verdict
+from vllm_cluster.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.explain.scan import LogSource, scan
 
 FOLDER = FIXTURES / "logs"
@@ -17,7 +17,7 @@ HEALTHY = sorted(FOLDER.glob("healthy*.log"))
 def explained(*texts: str | bytes) -> Diagnosis:
     """The verdict on logs called 0, 1, …"""
     parts: Iterable[bytes] = (text.encode() if isinstance(text, str) else text for text in texts)
-    return verdict([scan(LogSource(str(name), [(1, part)], year=2026)) for name, part in enumerate(parts)])
+    return diagnose([scan(LogSource(str(name), [(1, part)], year=2026)) for name, part in enumerate(parts)])
 
 
 def reported() -> list[tuple[str, str, str]]:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_cluster.core.desired import Inputs, desired
-from vllm_cluster.core.images import engine_name
+from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
 from vllm_cluster.facts.host_facts import Container, DockerFacts, Gpu, HostFacts, Image, Nic
 from vllm_cluster.inventory.model import Inventory
 
 IMAGE = "vllm/vllm-openai:v0.33.0"
 BASE = Image("sha256:" + "ab" * 32, (IMAGE,), (), {})
-ENGINE = Image("sha256:" + "cd" * 32, (engine_name(BASE.id, "2.56.1"),), (), {})
+ENGINE = Image("sha256:" + "cd" * 32, (node_image_name(BASE.id, "2.56.1"),), (), {})
 INPUTS = Inputs(program="aa", secrets={"ray-token": "11", "api-key": "22"})
 
 

@@ -10,12 +10,12 @@ from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
-from vllm_cluster.core.identity import our_id
+from vllm_cluster.core.identity import cluster_id
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.settled import settled
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.errors import InventoryError, PreflightFailed, VclusterError, together
+from vllm_cluster.errors import InventoryError, PreflightFailed, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -25,7 +25,7 @@ from vllm_cluster.run.node_files import digest, node_files
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secret_files import read_kept
-from vllm_cluster.run.secrets import Reading, Secrets, gather, gather_with_values
+from vllm_cluster.run.secrets import Reading, Secrets, collect_secrets, collect_with_values
 from vllm_cluster.text import by_hosts, count
 
 # Of the id that a new cluster gets.
@@ -42,7 +42,7 @@ class Assessment:
 
 
 @contextmanager
-def connected(
+def connect_all(
     inventory: Inventory, emit: Emit, hosts: Sequence[str] | None = None, *, runtime: Runtime = SYSTEM
 ) -> Iterator[Fleet]:
     """Every host of the inventory, or these alone, connected.
@@ -55,10 +55,10 @@ def connected(
         _, failures = fleet.connect(hosts)
         try:
             if failures:
-                raise together(failures)
+                raise combine(failures)
             yield fleet
         except VclusterError as error:
-            error.among(hosts or inventory.hosts)
+            error.with_hosts(hosts or inventory.hosts)
             raise
 
 
@@ -76,10 +76,10 @@ def reached(
         there, failures = fleet.connect()
         try:
             if not there:
-                raise together(failures)
+                raise combine(failures)
             yield fleet, failures
         except VclusterError as error:
-            error.among(inventory.hosts)
+            error.with_hosts(inventory.hosts)
             raise
 
 
@@ -91,11 +91,11 @@ def facts_of(inventory: Inventory, fleet: Fleet, without: Collection[str] = ()) 
     """
     hosts = [name for name in fleet.names if name not in without]
     facts = fleet.all(lambda link: observe(inventory, link), hosts)
-    refuse([finding for host in facts.values() if (finding := engine_problem(host))])
+    ensure_no_errors([finding for host in facts.values() if (finding := engine_problem(host))])
     return facts
 
 
-def survey(
+def assess(
     inventory: Inventory,
     fleet: Fleet,
     emit: Emit,
@@ -115,9 +115,9 @@ def survey(
     """
     facts = _judged(inventory, fleet, emit)
     if locked:
-        secrets = gather_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
+        secrets = collect_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
     else:
-        secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime, reading)
+        secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, reading)
     for problem in secrets.unread:
         emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
     specs = _specs(inventory, fleet, facts, secrets, emit)
@@ -134,7 +134,7 @@ def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collect
     facts = _judged(inventory, fleet, emit, lost)
     if inventory.head_name in lost:
         return None
-    secrets = gather(inventory, kept_secrets(inventory, facts), fleet.runtime, Reading.WHAT_CAN_BE)
+    secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, Reading.WHAT_CAN_BE)
     return diff(_specs(inventory, fleet, facts, secrets, emit), facts)
 
 
@@ -145,21 +145,21 @@ def _judged(inventory: Inventory, fleet: Fleet, emit: Emit, without: Collection[
     warnings = ((replace(finding, host=""), finding.host) for finding in findings if not finding.error)
     for finding, hosts in by_hosts(warnings).items():
         emit(Event("warning", f"{finding.text}; {finding.fix}", hosts, {"code": finding.code}))
-    refuse([finding for finding in findings if finding.error])
+    ensure_no_errors([finding for finding in findings if finding.error])
     return facts
 
 
 def _specs(
     inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], secrets: Secrets, emit: Emit
 ) -> tuple[ContainerSpec, ...]:
-    identity = our_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
+    identity = cluster_id(inventory, facts) or fleet.runtime.token(ID_BYTES)
     specs, less = settled(desired(inventory, facts, Inputs(digest(node_files()), secrets.ids, identity)), facts)
     for lost in less:
         emit(Event("warning", f"{lost.text}; the node stays as it is", lost.host, {"code": "found-less"}))
     return specs
 
 
-def refuse(findings: list[Finding]) -> None:
+def ensure_no_errors(findings: list[Finding]) -> None:
     """Stop before anything is touched, naming every finding with its host and remedy."""
     if findings:
         said = by_hosts((finding.text, finding.host) for finding in findings)

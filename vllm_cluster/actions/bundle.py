@@ -20,14 +20,14 @@ from vllm_cluster import __version__
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
-from vllm_cluster.core.identity import our_id
+from vllm_cluster.core.identity import cluster_id
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.debug_log import inventory_key, kept
 from vllm_cluster.errors import UsageError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.explain.anonymize import anonymizer
-from vllm_cluster.explain.diagnosis import verdict
+from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import scan
 from vllm_cluster.facts.host_facts import HostFacts, Image
 from vllm_cluster.inventory.model import Inventory
@@ -166,7 +166,7 @@ def _files(
     yield "inventory.json", _json(_inventory(inventory))
     yield "unreachable.json", _json({host: error.words() for host, error in failures.items()})
     yield "plan.json", _json(_plan(inventory, {name: host.facts for name, host in hosts.items()}))
-    found = verdict([scan(source) for source in sources(host.logs for host in hosts.values())])
+    found = diagnose([scan(source) for source in sources(host.logs for host in hosts.values())])
     places = found.named.places if found.named else found.trouble
     failure = found.named.row.number if found.named else None
     told = {"verdict": found.kind, "failure": failure, "lines": [asdict(place) for place in places]}
@@ -215,7 +215,7 @@ def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any
         findings = [asdict(finding) for finding in preflight(inventory, facts)]
         kept = {"ray-token": "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
         plan = diff(
-            desired(inventory, facts, Inputs(digest(node_files()), kept, our_id(inventory, facts) or "")), facts
+            desired(inventory, facts, Inputs(digest(node_files()), kept, cluster_id(inventory, facts) or "")), facts
         )
     except (VclusterError, KeyError) as error:
         return {"unknown": str(error)}

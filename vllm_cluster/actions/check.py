@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from vllm_cluster.actions.assess import reached
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.network import endpoint
-from vllm_cluster.checks.registry import NotChecked, examine, unseen
+from vllm_cluster.checks.registry import NotChecked, check_all, unseen
 from vllm_cluster.errors import HostError, ShellUnusable, VclusterError
 from vllm_cluster.events import Emit, Event
-from vllm_cluster.explain.diagnosis import verdict
+from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import LogSource, scan
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import allreduce
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.image_contents import look_inside
-from vllm_cluster.run.link_test import mesh
+from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -60,20 +60,20 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
         emit(Event("phase", "looking closely at the hosts"))
         there = [name for name in fleet.names if name not in failures]
         facts = fleet.all(lambda link: observe(inventory, link, deep=True), there)
-        found, blind = [*_lost(failures), *examine(inventory, facts)], list(unseen(inventory, facts))
+        found, blind = [*_lost(failures), *check_all(inventory, facts)], list(unseen(inventory, facts))
         # What is known to be wrong with a host would only be told again, in Docker's words.
         known = {finding.host for finding in found if finding.error}
         found += look_inside(fleet, inventory, facts, emit, leave=known)
         broken = any(finding.error for finding in found)
         found += _endpoint(inventory, fleet, facts)
-        between, unvisited = mesh(fleet, inventory, facts, emit)
+        between, unvisited = run_link_test(fleet, inventory, facts, emit)
         found += between
         blind += unvisited
         if deep and broken:
             why = "there are errors to be mended first"
             blind.append(NotChecked(inventory.head_name, "whether all ranks can sum numbers together", why))
         elif deep:
-            tried = allreduce.collective(fleet, inventory, facts, emit)
+            tried = allreduce.run_allreduce(fleet, inventory, facts, emit)
             found += _explained(tried)
     found.sort(key=lambda finding: not finding.error)
     return CheckReport(tuple(found), tuple(blind), tuple(facts), time.monotonic() - began, tried)
@@ -102,7 +102,7 @@ def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]
 def _explained(tried: allreduce.AllReduceReport) -> list[Finding]:
     """The findings of the collective, the first with the failure that the ranks' own words tell of."""
     text = "\n".join(tried.words).encode("utf-8", "replace")
-    named = verdict([scan(LogSource("the ranks", [(1, text)]))]).named if text else None
+    named = diagnose([scan(LogSource("the ranks", [(1, text)]))]).named if text else None
     if named is None or not tried.findings:
         return list(tried.findings)
     first, *others = tried.findings

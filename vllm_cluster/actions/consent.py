@@ -14,7 +14,7 @@ from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFai
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.text import age, count, things
+from vllm_cluster.text import age, count, plural
 
 # Asks a person: yes, no, or None where nobody can be asked.
 Confirm = Callable[[str], bool | None]
@@ -89,7 +89,7 @@ class Stops:
     def what(self, cluster: str) -> str:
         """The object of the question: what is stopped, and where."""
         hosts = ", ".join(sorted(self.nodes))
-        nodes = f"the running {things(len(self.nodes), 'node')} on {hosts}" if hosts else ""
+        nodes = f"the running {plural(len(self.nodes), 'node')} on {hosts}" if hosts else ""
         if self.unknown:
             return f"whatever {cluster} serves (unknown: {self.unknown})"
         if self.served:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from vllm_cluster.actions.assess import refuse
+from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
 from vllm_cluster.checks.docker import foreign as foreign_findings
 from vllm_cluster.checks.docker import name_taken
 from vllm_cluster.checks.registry import engine_problem
-from vllm_cluster.core.identity import Owner, foreign, is_leftover, is_ours, is_volume_name, our_id
+from vllm_cluster.core.identity import Owner, cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.spec import CLUSTER, node_name
-from vllm_cluster.errors import FleetError, HostError, VclusterError, together
+from vllm_cluster.errors import FleetError, HostError, VclusterError, combine
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -46,7 +46,7 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         if found and found.problem:
             emit(Event("warning", unreadable(found.problem), found.host))
         left, lost = look_at_former(inventory, fleet, former(inventory, facts, found.record if found else None))
-        identity = our_id(inventory, facts)
+        identity = cluster_id(inventory, facts)
         for name, error in lost.items():
             emit(Event("failed", f"{error.message}; {by_hand(Owner(inventory.cluster, identity), name)}", name))
         facts, failures = {**facts, **left}, {**failures, **lost}
@@ -71,7 +71,7 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
             facts, failures = {name: entry for name, entry in facts.items() if name not in lost}, {**failures, **lost}
         total = sum((removed or {}).values())
         if failures:
-            raise together(failures).among(inventory.hosts)
+            raise combine(failures).with_hosts(inventory.hosts)
         if inventory.api_key is None and "api-key" in kept_secrets(inventory, facts):
             emit(Event("note", "its API key is removed with it: the next up makes a new one"))
     emit(Event("result", _result(inventory, facts, total), data={"removed": total}))
@@ -100,7 +100,7 @@ def _observe(inventory: Inventory, link: HostConnection) -> HostFacts:
 def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:
     """Refuse while something of this name is another cluster's; other names are not in the way."""
     named = {other.host for other in foreign(inventory, facts) if other.cluster == inventory.cluster}
-    refuse([finding for finding in foreign_findings(inventory, facts) if finding.host in named])
+    ensure_no_errors([finding for finding in foreign_findings(inventory, facts) if finding.host in named])
 
 
 class _ClusterObjects:
@@ -119,14 +119,14 @@ class _ClusterObjects:
         if container.id in self._not_ours:
             return False
         if container.name == node_name(self.cluster):
-            return is_ours(self.inventory, self._id, container.labels)
+            return is_of_cluster(self.inventory, self._id, container.labels)
         return is_leftover(self.cluster, self._id, container)
 
     def volumes(self, link: HostConnection) -> list[str]:
         """The names of its volumes; the state, which says whose the rest is, comes last."""
         found = link.engine.volumes.labelled(self._label).items()
         mine = (labels for labels in found if is_volume_name(self.cluster, labels[0]))
-        return sorted(name for name, labels in mine if is_ours(self.inventory, self._id, labels))
+        return sorted(name for name, labels in mine if is_of_cluster(self.inventory, self._id, labels))
 
 
 def _stops(ours: _ClusterObjects, fleet: Fleet, hosts: Collection[str]) -> tuple[Stops, dict[str, VclusterError]]:
@@ -144,12 +144,12 @@ def _remove(
     emit(Event("phase", "removing"))
     # Workers first: a head that goes first makes every worker log its loss.
     workers = [name for name in hosts if name != ours.inventory.head_name]
-    removed, failed = fleet.each(lambda link: _clear(ours, link, emit), workers)
-    head, last = fleet.each(lambda link: _clear(ours, link, emit), set(hosts) - set(workers))
+    removed, failed = fleet.each(lambda link: _remove_all(ours, link, emit), workers)
+    head, last = fleet.each(lambda link: _remove_all(ours, link, emit), set(hosts) - set(workers))
     return {**removed, **head}, {**failed, **last}
 
 
-def _clear(ours: _ClusterObjects, link: HostConnection, emit: Emit) -> int:
+def _remove_all(ours: _ClusterObjects, link: HostConnection, emit: Emit) -> int:
     engine, removed = link.engine, 0
     for container in ours.containers(link):
         emit(Event("start", f"removing {container.name}", link.name))
@@ -158,7 +158,7 @@ def _clear(ours: _ClusterObjects, link: HostConnection, emit: Emit) -> int:
     for volume in ours.volumes(link):
         engine.volumes.remove(volume)
         removed += 1
-    removed += engine.volumes.remove_blank(node_name(ours.cluster), partial(is_volume_name, ours.cluster))
+    removed += engine.volumes.remove_unlabelled(node_name(ours.cluster), partial(is_volume_name, ours.cluster))
     left = [container.name for container in ours.containers(link)] + ours.volumes(link)
     if left:
         raise HostError(link.name, f"still there: {', '.join(left)}", hint="vcluster down")

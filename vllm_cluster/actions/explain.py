@@ -26,12 +26,12 @@ from vllm_cluster.errors import (
     VclusterError,
 )
 from vllm_cluster.events import Emit, Event
-from vllm_cluster.explain.diagnosis import Diagnosis, MatchedFailure, verdict
+from vllm_cluster.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
 from vllm_cluster.explain.scan import LogPosition, LogSource, scan
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.logs import collect, observed, sources
+from vllm_cluster.run.logs import collect, connect_and_observe, sources
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count, redact
@@ -74,19 +74,19 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
             told = time.monotonic()
             emit(Event("progress", f"read {done / 1e6:.0f} MB of {total / 1e6:.0f}", data={"bytes": done}))
 
-    return verdict([scan(source, tick) for source in opened])
+    return diagnose([scan(source, tick) for source in opened])
 
 
 def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Explanation:
     """The verdict on what the hosts of the cluster have written."""
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
-        logs, failures = fleet.each(lambda link: collect(observed(inventory, link), inventory.cluster))
+        logs, failures = fleet.each(lambda link: collect(connect_and_observe(inventory, link), inventory.cluster))
         head = _head(fleet, inventory) if inventory.head_name in logs else None
     if head and head.ray.ended:
         return Explanation(_of_ray(inventory.head_name, head), failures)
     seen = [scan(source) for source in sources(logs.values())]
-    return Explanation(verdict(seen, healthy=_works(inventory, head)), failures)
+    return Explanation(diagnose(seen, healthy=_works(inventory, head)), failures)
 
 
 def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
@@ -102,7 +102,7 @@ def _of_ray(host: str, head: NodeStatus) -> Diagnosis:
     """
     text = f"{head.ray.error}\n"
     seen = scan(LogSource(f"{host}:ray", [(1, text.encode("utf-8", "replace"))], host))
-    found = verdict([seen])
+    found = diagnose([seen])
     if found.cause:
         return found
     lines = text.strip().splitlines()
@@ -118,7 +118,7 @@ def _works(inventory: Inventory, head: NodeStatus | None) -> bool:
     return alive == {host.address for host in inventory.hosts.values()}
 
 
-def with_cause(
+def add_cause(
     error: VclusterError,
     fleet: Fleet,
     inventory: Inventory,
@@ -134,7 +134,7 @@ def with_cause(
     if isinstance(error, (*SILENT, Aborted)) or error.exit_code != 1:
         return error
     own = LogSource(_OWN, [(1, (error.message + otherwise).encode("utf-8", "replace"))])
-    found = verdict([scan(own)])
+    found = diagnose([scan(own)])
     if found.cause:
         return _named(error, found.cause)
     if not (otherwise or isinstance(error, NodesNotJoined)):
@@ -145,7 +145,7 @@ def with_cause(
     asked = (own, *sources(logs.values(), of_vllm=bool(otherwise)))
     head = _head(fleet, inventory) if inventory.head_name in logs else None
     down = head is not None and head.ray.ended
-    found = _of_ray(inventory.head_name, head) if head and down else verdict([scan(one) for one in asked], since=since)
+    found = _of_ray(inventory.head_name, head) if head and down else diagnose([scan(one) for one in asked], since=since)
     error.message += "" if found.cause else otherwise
     if found.named:
         return _named(error, found.named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cluster.actions.assess import connected, require_name
+from vllm_cluster.actions.assess import connect_all, require_name
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -18,6 +18,6 @@ def facts(inventory: Inventory, names: Sequence[str], emit: Emit) -> dict[str, H
         VclusterError: there is no such host, or one cannot be reached or looked at.
     """
     require_name(inventory, list(names))
-    with connected(inventory, emit, names or None) as fleet:
+    with connect_all(inventory, emit, names or None) as fleet:
         emit(Event("phase", "looking closely at the hosts"))
         return fleet.all(lambda link: observe(inventory, link, deep=True), names or None)

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_cluster.actions.assess import connected
+from vllm_cluster.actions.assess import connect_all
 from vllm_cluster.core.desired import gpu_count, hcas
 from vllm_cluster.core.gpus import chosen
 from vllm_cluster.errors import PreflightFailed, Unreachable
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.fit.layouts import GpuPool, Model, Workload
-from vllm_cluster.fit.report import FitReport, verdict
+from vllm_cluster.fit.report import FitReport, report
 from vllm_cluster.hub.model import read
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.secrets import read_secret
 from vllm_cluster.laptop import expanded, here
-from vllm_cluster.run.model_lookup import supports_stages
+from vllm_cluster.run.model_lookup import supports_pp
 from vllm_cluster.run.observe import observe
 
 TOKEN_BYTES = 1000
@@ -59,7 +59,7 @@ def fit(name: str, wish: Workload, emit: Emit, *, gpus: GpuPool | None, load: Ca
         gpus, pipelines = found.gpus, found.pipelines
     if pipelines is None and shape.architecture in SPLIT_INTO_STAGES:
         pipelines = True
-    return verdict(Model(name, weights, shape, pipelines), gpus, wish)
+    return report(Model(name, weights, shape, pipelines), gpus, wish)
 
 
 def _token(inventory: Inventory | None) -> str | None:
@@ -78,7 +78,7 @@ def _token(inventory: Inventory | None) -> str | None:
 
 
 def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:
-    with connected(inventory, emit) as fleet:
+    with connect_all(inventory, emit) as fleet:
         fleet.without_lease()
         emit(Event("phase", "looking at the hosts"))
         facts = fleet.all(lambda link: observe(inventory, link))
@@ -96,7 +96,7 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:
         if len(nodes) > 1 and not facts[inventory.head_name].engine.problem:
             emit(Event("phase", f"asking the image whether its vLLM can split {architecture} into stages"))
             head = inventory.head_name
-            pipelines = supports_stages(fleet.links[head], facts[head], inventory, architecture)
+            pipelines = supports_pp(fleet.links[head], facts[head], inventory, architecture)
     return _HostGpus(GpuPool(nodes, memory, rdma), pipelines)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from vllm_cluster.actions.explain import with_cause
+from vllm_cluster.actions.explain import add_cause
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.errors import HostError, Interrupted, VclusterError
 from vllm_cluster.events import Emit, Event
@@ -70,12 +70,12 @@ class Follower:
             if self._log:
                 self._log.show()
             if serving is None or serving.request != self._number:
-                self._await_heed()
+                self._await_pickup()
             elif self._see(serving):
                 return
             self._fleet.runtime.clock.sleep(POLL)
 
-    def _await_heed(self) -> None:
+    def _await_pickup(self) -> None:
         serve_request.refuse_replaced(self._node, self._number)
         if not self._heed.left():
             raise HostError(self._head.name, "the head does not take the request", hint="vcluster status\nvcluster up")
@@ -168,4 +168,4 @@ def failure(fleet: Fleet, inventory: Inventory, model: str, found: ServeFailure 
         f"{model} cannot be served: {found.what}",
         hint="mend the cause and serve again; vcluster status keeps this failure",
     )
-    return with_cause(error, fleet, inventory, "\n" + "\n".join(found.lines[-30:]))
+    return add_cause(error, fleet, inventory, "\n" + "\n".join(found.lines[-30:]))

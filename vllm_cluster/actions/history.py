@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_cluster.actions.assess import refuse
+from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.errors import PreflightFailed
@@ -27,7 +27,7 @@ def history(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> list[Entry]:
             raise error
         head = fleet.links[inventory.head_name]
         facts = observe(inventory, head)
-        refuse(list(foreign(inventory, {head.name: facts})))
+        ensure_no_errors(list(foreign(inventory, {head.name: facts})))
         if node_of(inventory.cluster, facts) is None:
             text = f"{head.name}: no node of {inventory.cluster} is there, and with it no history"
             raise PreflightFailed(text, hint="vcluster up")

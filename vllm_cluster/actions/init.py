@@ -51,7 +51,7 @@ def write(
     if output and output.exists() and not force:
         raise UsageError(f"{output} is there already", hint="or write another file: -o FILE", again=("--force",))
     text = render(cluster, seeds, image, model_cache)
-    _refuse_what_loading_would(text)
+    _ensure_loadable(text)
     if output:
         try:
             with naming(output):
@@ -68,7 +68,7 @@ def cluster_name(folder: Path) -> str | None:
     return name or None
 
 
-def _refuse_what_loading_would(text: str) -> None:
+def _ensure_loadable(text: str) -> None:
     """Write no inventory that cannot be read; addresses that nobody knows yet may be missing."""
     try:
         load_text(text.encode(), path=None, cwd=None)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_cluster.actions.assess import connected, survey
+from vllm_cluster.actions.assess import assess, connect_all
 from vllm_cluster.actions.consent import Confirm, Consent
 from vllm_cluster.actions.follow import Follower, goes_on
 from vllm_cluster.actions.serve import Endpoint, ask_head, require_up
@@ -34,8 +34,8 @@ def rollback(
         PreflightFailed: the cluster is not up, there is nothing to go back to, or it needs more GPUs than there are.
         HostError: as `serve`.
     """
-    with connected(inventory, emit, runtime=runtime) as fleet:
-        seen = survey(inventory, fleet, emit, reading=Reading.NONE)
+    with connect_all(inventory, emit, runtime=runtime) as fleet:
+        seen = assess(inventory, fleet, emit, reading=Reading.NONE)
         require_up(seen.plan)
         head = fleet.links[inventory.head_name]
         wanted = _fitted(inventory, _before(inventory, head), seen.plan.gpus)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_cluster.actions.assess import Assessment, connected, survey
+from vllm_cluster.actions.assess import Assessment, assess, connect_all
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_on
 from vllm_cluster.actions.follow import Follower, goes_on, serving_on
 from vllm_cluster.actions.serve_check import check_request
@@ -78,9 +78,9 @@ def serve(
         HostError: the engine ended, or waits for something that does not come; and why.
     """
     served, by_default = name or model, tp is None and pp is None
-    vllm.check(model, served, extra)
-    with connected(inventory, emit, runtime=runtime) as fleet:
-        seen = survey(inventory, fleet, emit, reading=Reading.NONE)
+    vllm.ensure_allowed(model, served, extra)
+    with connect_all(inventory, emit, runtime=runtime) as fleet:
+        seen = assess(inventory, fleet, emit, reading=Reading.NONE)
         require_up(seen.plan)
         layout = _layout(inventory, seen.plan, tp, pp)
         head = fleet.links[inventory.head_name]
@@ -90,7 +90,7 @@ def serve(
         serving = serving_on(head, inventory)
         number = _asked_already(head, inventory, serving, wanted["generation"])
         if number is not None and serving and serving.request == number and serving.phase == "ready":
-            _say_unchanged(head, inventory, served, emit)
+            _report_unchanged(head, inventory, served, emit)
             return endpoint
         text = f"{served} is already being started; following it"
         if number is None:
@@ -107,7 +107,7 @@ def serve(
 def _layout(inventory: Inventory, plan: Plan, tp: int | None, pp: int | None) -> vllm.Parallelism:
     """How the model is laid over the GPUs of the plan."""
     names = {host.address: name for name, host in inventory.hosts.items()}
-    return vllm.layout(list(plan.gpus.values()), tp, pp, [names[address] for address in plan.gpus])
+    return vllm.choose_parallelism(list(plan.gpus.values()), tp, pp, [names[address] for address in plan.gpus])
 
 
 def _request(
@@ -125,7 +125,7 @@ def _request(
     return request.request(argv, **at, **given)
 
 
-def _say_unchanged(head: HostConnection, inventory: Inventory, served: str, emit: Emit) -> None:
+def _report_unchanged(head: HostConnection, inventory: Inventory, served: str, emit: Emit) -> None:
     now = served_on(NodeHandle(head, inventory.cluster)).served
     emit(Event("result", f"already served: {now.text if now else served}; nothing was changed"))
 

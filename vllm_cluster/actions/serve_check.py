@@ -51,7 +51,7 @@ def check_request(
     if found:
         text = "\n".join(dict.fromkeys(f"{one.host}: {one.text}" for one in found))
         raise PreflightFailed(text, hint="\n".join(dict.fromkeys(one.fix for one in found)))
-    _say_what_is_open(head, files, judged, emit)
+    _report_unchecked(head, files, judged, emit)
 
 
 def _revision(extra: Sequence[str]) -> str:
@@ -71,7 +71,7 @@ def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], nodes: Mapping[s
     return GpuPool(tuple(nodes.values()), memory, all(hcas(host, facts[name]) for name, host in hosts))
 
 
-def _say_what_is_open(head: str, files: Mapping[str, Files], judged: Judged, emit: Emit) -> None:
+def _report_unchecked(head: str, files: Mapping[str, Files], judged: Judged, emit: Emit) -> None:
     size = files[head].weights
     downloads = {host: bytes_ for host, found in files.items() if (bytes_ := to_download(found, size))}
     if downloads:

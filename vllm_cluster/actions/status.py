@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import found_gpus
-from vllm_cluster.core.identity import foreign, node_of, our_id
+from vllm_cluster.core.identity import cluster_id, foreign, node_of
 from vllm_cluster.core.members import Record, former, record_of
 from vllm_cluster.core.node_status import NodeStatus, RayNode
 from vllm_cluster.core.spec import ROLE
@@ -116,7 +116,7 @@ def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Cl
     )
     return ClusterStatus(
         inventory.cluster,
-        our_id(inventory, facts),
+        cluster_id(inventory, facts),
         bool(up),
         hosts + left + unknown,
         first.status,

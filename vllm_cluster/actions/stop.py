@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_cluster.actions.assess import connected, refuse
+from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent
 from vllm_cluster.actions.follow import serving_on
 from vllm_cluster.actions.serve import ask_head
@@ -34,7 +34,7 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         Aborted, UsageError: nobody confirmed that what is served may stop.
         PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
     """
-    with connected(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
+    with connect_all(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
         head = fleet.links[inventory.head_name]
         node = _head_container(inventory, observe(inventory, head))
         runs = node is not None and node.state == "running"
@@ -63,7 +63,7 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     name = node_name(inventory.cluster)
     own = tuple(c for c in facts.containers if c.name == name and c.labels.get(CLUSTER) == inventory.cluster)
     problem = engine_problem(facts)
-    refuse([problem] if problem else list(foreign(inventory, {facts.host: replace(facts, containers=own)})))
+    ensure_no_errors([problem] if problem else list(foreign(inventory, {facts.host: replace(facts, containers=own)})))
     for container in own:
         if container.labels.get(ROLE) == "worker":
             text = f"{facts.host}: the node there is a worker of the head at {container.labels.get(HEAD_ADDRESS)}"

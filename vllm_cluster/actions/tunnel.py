@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from vllm_cluster.actions.assess import refuse
+from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.kept import kept_secrets
@@ -146,7 +146,7 @@ def _head(inventory: Inventory, fleet: Fleet) -> HostConnection:
 
 def _key(inventory: Inventory, head: HostConnection) -> str:
     facts = observe(inventory, head)
-    refuse(list(foreign(inventory, {head.name: facts})))
+    ensure_no_errors(list(foreign(inventory, {head.name: facts})))
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
     if identity is None or node_of(inventory.cluster, facts) is None:
         raise PreflightFailed(f"{head.name}: no node of {inventory.cluster} is there", hint="vcluster up")

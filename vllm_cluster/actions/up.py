@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vllm_cluster.actions.assess import Assessment, connected, reached, survey, survey_without
+from vllm_cluster.actions.assess import Assessment, assess, connect_all, reached, survey_without
 from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
-from vllm_cluster.actions.explain import began, with_cause
+from vllm_cluster.actions.explain import add_cause, began
 from vllm_cluster.checks.finding import Finding
-from vllm_cluster.core.identity import our_id
+from vllm_cluster.core.identity import cluster_id
 from vllm_cluster.core.plan import CreateNode, Operation, Plan, RemoveContainer, RemoveVolume, RestartNode, StartNode
-from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, together
+from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, combine
 from vllm_cluster.events import Emit, Event, Kind, waiting
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import record
@@ -22,7 +22,7 @@ from vllm_cluster.run.barrier import await_gpus
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.execute import PlanExecution
 from vllm_cluster.run.lease import Lease, in_order
-from vllm_cluster.run.link_test import mesh
+from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_files import node_files
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -57,8 +57,8 @@ def plan(inventory: Inventory, emit: Emit, *, forget: Collection[str] = (), runt
     """What `up` would do. Changes nothing."""
     with reached(inventory, emit, runtime=runtime) as (fleet, failures):
         if not failures:
-            return Planned(survey(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, forget=forget).plan)
-        lost, made = together(failures).among(inventory.hosts), None
+            return Planned(assess(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, forget=forget).plan)
+        lost, made = combine(failures).with_hosts(inventory.hosts), None
         try:
             made = survey_without(inventory, fleet, emit, failures)
         except PreflightFailed as found:
@@ -84,8 +84,8 @@ def up(
     Raises:
         VclusterError: see the tree in errors; what was done stands, and another `up` goes on from there.
     """
-    with connected(inventory, emit, runtime=runtime) as fleet:
-        look = partial(survey, inventory, fleet, emit, forget=forget)
+    with connect_all(inventory, emit, runtime=runtime) as fleet:
+        look = partial(assess, inventory, fleet, emit, forget=forget)
         first = look()
         done = first.plan
         try:
@@ -93,22 +93,24 @@ def up(
                 done = _change(inventory, fleet, first, look, emit=emit, confirm=confirm, cache=cache, wait=wait)
             _verify(fleet, done, emit)
         except VclusterError as error:
-            raise _told(error, fleet, inventory, first, emit) from None
+            raise _with_measured_cause(error, fleet, inventory, first, emit) from None
         _report(fleet, done, emit)
         return done
 
 
-def _told(error: VclusterError, fleet: Fleet, inventory: Inventory, seen: Assessment, emit: Emit) -> VclusterError:
+def _with_measured_cause(
+    error: VclusterError, fleet: Fleet, inventory: Inventory, seen: Assessment, emit: Emit
+) -> VclusterError:
     """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts."""
     if isinstance(error, NodesNotJoined) and error.cut_off:
         found: list[Finding] = []
         with suppress(VclusterError):
-            found = [finding for finding in mesh(fleet, inventory, seen.facts, emit)[0] if finding.error]
+            found = [finding for finding in run_link_test(fleet, inventory, seen.facts, emit)[0] if finding.error]
         if found:
             error.message += "".join(f"\nmeasured between the hosts: {one.host}: {one.text}" for one in found)
             error.hint = "\n".join(dict.fromkeys(one.fix for one in found))
             return error
-    return with_cause(error, fleet, inventory, since=began(seen.facts))
+    return add_cause(error, fleet, inventory, since=began(seen.facts))
 
 
 def _change(
@@ -145,7 +147,7 @@ def _announce(inventory: Inventory, seen: Assessment, emit: Emit) -> None:
     """Say so before a new API key is written: of a run that is killed after that, the next one finds the key."""
     if "api-key" in seen.secrets.new:
         # A cluster that is new has no clients yet.
-        kind: Kind = "warning" if our_id(inventory, seen.facts) else "note"
+        kind: Kind = "warning" if cluster_id(inventory, seen.facts) else "note"
         emit(Event(kind, NEW_KEY, data={"code": "new-api-key"}))
 
 

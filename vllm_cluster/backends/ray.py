@@ -10,7 +10,7 @@ from vllm_cluster.inventory.model import Ports
 OBJECT_STORE_BYTES = 200_000_000
 
 
-def join(address: str, port: int) -> str:
+def host_port(address: str, port: int) -> str:
     """An address and a port as one word; IPv6 in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
@@ -38,7 +38,7 @@ def start_argv(
         "--block",
     ]
     if role == "worker":
-        return ["ray", "start", f"--address={join(head_address, ports.gcs)}", *flags]
+        return ["ray", "start", f"--address={host_port(head_address, ports.gcs)}", *flags]
     head = [
         "--head",
         f"--port={ports.gcs}",
@@ -58,7 +58,7 @@ def environment(*, head_address: str, ports: Ports, token_path: str) -> dict[str
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_path,
         # Without it a driver looks for a cluster in /tmp/ray, and finds the one that died.
-        "RAY_ADDRESS": join(head_address, ports.gcs),
+        "RAY_ADDRESS": host_port(head_address, ports.gcs),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray's memory monitor kills ranks that the kernel would have let live.
         "RAY_memory_monitor_refresh_ms": "0",

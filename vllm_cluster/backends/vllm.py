@@ -92,7 +92,7 @@ def serve_argv(
     Raises:
         UsageError: the model cannot be one, or a flag would undo what vcluster does.
     """
-    check(model, name, extra)
+    ensure_allowed(model, name, extra)
     return [
         "vllm",
         "serve",
@@ -110,7 +110,7 @@ def serve_argv(
     ]
 
 
-def check(model: str, name: str, extra: Sequence[str]) -> None:
+def ensure_allowed(model: str, name: str, extra: Sequence[str]) -> None:
     """Refuse what vLLM could take for something else.
 
     Raises:
@@ -130,7 +130,7 @@ def check(model: str, name: str, extra: Sequence[str]) -> None:
 
 def instead(flag: str) -> str | None:
     """What to use in place of a flag that vcluster sets itself; None for all others."""
-    ours = _ours(flag)
+    ours = _reserved_option(flag)
     return _OURS[ours] if ours else None
 
 
@@ -155,7 +155,7 @@ def _check_flag(flag: str) -> None:
         raise UsageError(f"{flag!r} holds a NUL, which no command line can carry")
     if flag == "--":
         raise UsageError("a second -- ends vLLM's flags before ours", hint="give only flags behind the first --")
-    ours = _ours(flag)
+    ours = _reserved_option(flag)
     if ours:
         word = flag.partition("=")[0]
         text = ours if word == ours else f"{word!r}, which is {ours} for vLLM,"
@@ -196,7 +196,7 @@ def options(words: Sequence[str]) -> Iterator[str]:
             yield word.partition("=")[0].partition(".")[0].removeprefix("--").replace("-", "_")
 
 
-def _ours(flag: str) -> str | None:
+def _reserved_option(flag: str) -> str | None:
     """The option of ours that vLLM's parser would take this word for."""
     name = flag.partition("=")[0].replace("_", "-")
     if name.startswith("--"):
@@ -207,7 +207,7 @@ def _ours(flag: str) -> str | None:
     return next((option for short, option in _SHORT.items() if len(name) > 1 and short.startswith(name)), None)
 
 
-def layout(nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = ()) -> Parallelism:
+def choose_parallelism(nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = ()) -> Parallelism:
     """TP = GPUs of a host and PP = hosts, unless told otherwise. `nodes` are the GPUs of each host, the head first.
 
     `names` are those of the hosts, to say which of them idle.

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.registry import Finding
-from vllm_cluster.text import things
+from vllm_cluster.text import plural
 
 _FIRST = ("started", "store", "joined")
 _DONE = 1 << 10
@@ -52,7 +52,7 @@ class Trial:
         """The hosts that take part, in the order of their ranks."""
         return tuple(dict.fromkeys(self.ranks.values()))
 
-    def hear(self, rank: int, row: Mapping[str, Any]) -> bool:
+    def update(self, rank: int, row: Mapping[str, Any]) -> bool:
         """Take in what a rank says; whether it is a step further now. What nobody can say is not heard."""
         step, size, taken = row.get("step"), row.get("bytes"), row.get("seconds")
         if rank not in self.ranks:
@@ -119,7 +119,7 @@ class Trial:
 
     def _named(self, ranks: Sequence[int]) -> str:
         hosts = ", ".join(dict.fromkeys(self.ranks[rank] for rank in ranks))
-        return f"{things(len(ranks), 'rank')} {', '.join(map(str, ranks))} ({hosts})"
+        return f"{plural(len(ranks), 'rank')} {', '.join(map(str, ranks))} ({hosts})"
 
 
 def binary(size: int) -> str:
@@ -151,7 +151,7 @@ def enough(pairs: Pairs) -> bool:
     return bool(suspects) and all(sum(host in pair for pair in pairs) > 1 for host in suspects)
 
 
-def blamed(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list[Finding]:
+def locate_fault(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list[Finding]:
     """Whom the failure of all ranks together blames: hosts, links, or none of them."""
     guilty = [host for host, trial in alone.items() if not trial.ok]
     found = [_host(host, f"its own ranks cannot reduce among themselves: {alone[host].why()}") for host in guilty]
@@ -186,7 +186,7 @@ def slow(rows: Sequence[AllReduceTime], expected: float | None) -> bool:
     return bool(rows and expected and max(row.bus for row in rows) < GOOD_SHARE * expected)
 
 
-def slowness(whole: Trial, expected: float, pairs: Pairs) -> Finding:
+def slow_link_finding(whole: Trial, expected: float, pairs: Pairs) -> Finding:
     """A finding that names the slow link, where pairs were tried and one stands out."""
     best = max(row.bus for row in whole.rows())
     text = f"all-reduce moves {best:.2f} GB/s, the link between the hosts should give {expected:.1f}"
@@ -201,7 +201,7 @@ def slowness(whole: Trial, expected: float, pairs: Pairs) -> Finding:
     return Finding("collective-slow", host, text, fix, error=False)
 
 
-def ways(head: str, chosen: NcclTransport, active: Mapping[str, Sequence[str]]) -> list[Finding]:
+def transport_findings(head: str, chosen: NcclTransport, active: Mapping[str, Sequence[str]]) -> list[Finding]:
     """What is wrong with the way that NCCL chose; `active` are the adapters that each host could use."""
     found = []
     if chosen.socket and all(active.values()) and active:

@@ -9,7 +9,7 @@ from vllm_cluster.checks.finding import Finding, each_host, has_node
 from vllm_cluster.core import identity
 from vllm_cluster.core.desired import found_gpus
 from vllm_cluster.core.gpus import KIND, cdi_on, survives_restart, ways
-from vllm_cluster.core.images import find
+from vllm_cluster.core.images import find_image
 from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION, node_name
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
@@ -80,7 +80,7 @@ def name_taken(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
 
 
 @each_host
-def strangers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+def other_containers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Containers that other ways of starting vLLM left."""
     for container in facts.strangers:
         if OTHERS.fullmatch(container.name):
@@ -91,13 +91,13 @@ def strangers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
 
 
 @each_host
-def room(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+def disk_space(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Room for the image that must be pulled, else for containers, logs and a layer."""
     free = facts.free.get(facts.engine.root)
     fix = f"on {host.name}: docker system prune, or move Docker's data root to a larger disk"
     if free is None:
         return
-    if find(inventory.image, facts.images) is None and free < GOOD_ROOM:
+    if find_image(inventory.image, facts.images) is None and free < GOOD_ROOM:
         text = f"{inventory.image} must be pulled, and {facts.engine.root} has {free / 1e9:.1f} GB free"
         yield Finding("room", host.name, text, fix, error=free < LEAST_ROOM)
     elif free < LITTLE_ROOM:

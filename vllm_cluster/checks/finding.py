@@ -42,7 +42,7 @@ def has_node(inventory: Inventory, facts: HostFacts, *states: str) -> bool:
     return any(container.name == name and container.state in states for container in facts.containers)
 
 
-def odd_ones(values: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def outliers(values: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Each host whose value is not the most frequent one: the host, its value, and the frequent value."""
     held = list(values.values())
     common = max(held, key=held.count, default="")

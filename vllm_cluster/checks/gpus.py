@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.checks.finding import Finding, each_host, has_node, odd_ones
+from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
 from vllm_cluster.core import gpus
 from vllm_cluster.core.desired import found_gpus
 from vllm_cluster.facts.details import GpuHealth
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.text import things
+from vllm_cluster.text import plural
 
 # N/A on GPUs without NVSwitch.
 FABRIC_WELL = ("", "Completed", "Not Supported")
@@ -36,8 +36,8 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
             text = f"the inventory names GPU {what}, the host has {there}{said}"
             yield Finding("gpu-named", host.name, text, f"correct hosts.{host.name}.gpus: see nvidia-smi -L")
     elif host.gpu_number is not None and host.gpu_number > found:
-        wanted = f"{host.gpu_number} {things(host.gpu_number, 'GPU')}"
-        text = f"the inventory says {wanted}, the host has {found} {things(found, kind)} ({source}){said}"
+        wanted = f"{host.gpu_number} {plural(host.gpu_number, 'GPU')}"
+        text = f"the inventory says {wanted}, the host has {found} {plural(found, kind)} ({source}){said}"
         yield Finding("gpus-fewer", host.name, text, f"set hosts.{host.name}.gpus to {found}, or mend the host")
     elif not found:
         text = f"no {kind}s ({source}) found{said}"
@@ -123,17 +123,17 @@ def _fabric(host: str, gpus: tuple[GpuHealth, ...], manager: str) -> Iterator[Fi
         yield Finding("fabric", host, "nvidia-fabricmanager has failed", fix, error=False)
 
 
-def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+def same_gpus(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """GPUs and drivers that differ between hosts."""
     if inventory.accelerator != "nvidia":
         return
     kinds = {name: ", ".join(sorted({gpu.name for gpu in host.gpus})) for name, host in facts.items() if host.gpus}
-    for name, kind, common in odd_ones(kinds):
+    for name, kind, common in outliers(kinds):
         text = f"its GPUs are {kind}, those of other hosts {common}"
         fix = "one cluster for each kind: the GPU with the least memory and speed bounds all"
         yield Finding("gpus-differ", name, text, fix, error=False)
     drivers = {name: host.gpus[0].driver for name, host in facts.items() if host.gpus and host.gpus[0].driver}
-    for name, driver, common in odd_ones(drivers):
+    for name, driver, common in outliers(drivers):
         text = f"its driver is {driver}, that of other hosts {common}"
         yield Finding("driver-differs", name, text, f"on {name}: install driver {common}", error=False)
 

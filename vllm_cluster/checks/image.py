@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding, each_host
-from vllm_cluster.core.images import engine_name, find
+from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
 
@@ -14,7 +14,7 @@ def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
     """A name that means one image on all hosts that have it."""
     ids: dict[str, list[str]] = {}
     for name, host in facts.items():
-        image = find(inventory.image, host.images)
+        image = find_image(inventory.image, host.images)
         if image:
             ids.setdefault(image.id, []).append(name)
     if len(ids) > 1:
@@ -40,12 +40,12 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
     """What `up` will first do to have an image with Ray."""
     if facts.details is None or facts.engine.problem:
         return
-    base = find(inventory.image, facts.images)
+    base = find_image(inventory.image, facts.images)
     if base is None:
         text = f"{inventory.image} is not here: up pulls it"
         fix = f"to have it beforehand: docker pull {inventory.image}"
         yield Finding("image-absent", host.name, text, fix, error=False)
-    elif find(engine_name(base.id, inventory.ray), facts.images) is None:
+    elif find_image(node_image_name(base.id, inventory.ray), facts.images) is None:
         text = (
             f"up has not looked into {inventory.image} yet: unless it brings a Ray that fits, it adds {inventory.ray}"
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.text import things
+from vllm_cluster.text import plural
 
 EPHEMERAL = "ephemeral"
 # What nodes connect to on every node, and on the head alone. Of the workers' range both ends stand for all.
@@ -73,7 +73,7 @@ def _shown(key: str) -> str:
     return "workers" if key.startswith("worker_") else key.replace("_", " ")
 
 
-def way(source: str, target: str, names: Mapping[int, str], row: Mapping[str, Any]) -> LinkResult:
+def parse_link_result(source: str, target: str, names: Mapping[int, str], row: Mapping[str, Any]) -> LinkResult:
     """One line of a probe as what it says; it comes from a host, so nothing is taken as it is.
 
     Raises:
@@ -123,7 +123,7 @@ class _Group:
     pairs: tuple[Pair, ...]
 
 
-def links(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> list[Finding]:
+def link_findings(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> list[Finding]:
     """What is wrong, each said once: for a pair, for a host that fails with all others, or for all hosts."""
     known = {(each.source, each.target): each for each in ways}
     hosts = {host for pair in known for host in pair}
@@ -205,7 +205,7 @@ def _open(where: str, place: HostAddress) -> str:
 
 def _listed(ports: frozenset[str]) -> str:
     names = sorted(ports - {EPHEMERAL}, key=lambda name: (len(name.split(" ")[0]), name))
-    known = [f"{things(len(names), 'port')} {', '.join(names)}"] if names else []
+    known = [f"{plural(len(names), 'port')} {', '.join(names)}"] if names else []
     return " and ".join(known + ["ports that the kernel chooses (NCCL, Gloo, vLLM)"] * (EPHEMERAL in ports))
 
 

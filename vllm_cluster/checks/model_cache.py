@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.checks.finding import Finding, each_host, odd_ones
+from vllm_cluster.checks.finding import Finding, each_host, outliers
 from vllm_cluster.facts.details import FileSystem
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
@@ -35,7 +35,7 @@ def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
 
 
 @each_host
-def whole(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+def incomplete_files(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Files that are not whole."""
     if facts.details and facts.details.incomplete:
         text = f"downloads broke off, or are under way: {facts.details.incomplete[0]}"
@@ -47,7 +47,7 @@ def whole(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         yield Finding("cache-links", host.name, text, fix, error=False)
 
 
-def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Models that lie on some hosts alone, or in another revision."""
     held = {name: host.details.revisions for name, host in facts.items() if host.details}
     models = sorted({model for revisions in held.values() for model in revisions})
@@ -58,7 +58,7 @@ def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Find
             yield Finding("model-absent", name, text, fix, error=False)
     for model in models:
         commits = {name: revisions[model] for name, revisions in held.items() if model in revisions}
-        for name, commit, common in odd_ones(commits):
+        for name, commit, common in outliers(commits):
             text = f"{model.replace('--', '/')} is at {commit[:12]}, on other hosts at {common[:12]}"
             fix = f"serve with --revision={common}, or download it anew on {name}"
             yield Finding("revision-differs", name, text, fix, error=False)

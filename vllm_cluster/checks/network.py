@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from shlex import quote
 
-from vllm_cluster.checks.finding import Finding, each_host, has_node, odd_ones
+from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
 from vllm_cluster.core.desired import hcas, interface
 from vllm_cluster.facts.host_facts import HostFacts, Nic
 from vllm_cluster.inventory.model import Host, Inventory
@@ -73,7 +73,7 @@ def _inner(nic: Nic) -> bool:
 def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Interfaces whose packets are not of one size."""
     nics = {name: _nic(host, facts[name]) for name, host in inventory.hosts.items() if name in facts}
-    for name, size, common in odd_ones({name: str(nic.mtu) for name, nic in nics.items() if nic and nic.mtu}):
+    for name, size, common in outliers({name: str(nic.mtu) for name, nic in nics.items() if nic and nic.mtu}):
         nic = nics[name]
         device = nic.name if nic else ""
         text = f"the MTU of {device} is {size}, that of other hosts {common}"
@@ -82,7 +82,7 @@ def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
 
 
 @each_host
-def ways(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
+def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Traffic that leaves by another interface than the one that is named, and slow ones."""
     nic = _nic(host, facts)
     if nic is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.checks.finding import Finding, each_host, has_node, odd_ones
+from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
 from vllm_cluster.core import gpus
 from vllm_cluster.core.adapters import left_out
 from vllm_cluster.core.desired import hcas
@@ -64,7 +64,7 @@ def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Find
         used = hcas(inventory.hosts[name], facts[name])
         words = sorted({f"{hca.link_layer} at {hca.rate}" for hca in used})
         kinds[name] = f"{len(used)} ({', '.join(words)})" if used else "none"
-    for name, kind, common in odd_ones(kinds):
+    for name, kind, common in outliers(kinds):
         text = f"its ACTIVE adapters: {kind}; those of other hosts: {common}"
         fix = f"on {name}: ibstat; or name the same kind everywhere with hosts.{name}.hcas"
         yield Finding("hcas-differ", name, text, fix, error=False)

@@ -12,7 +12,7 @@ from vllm_cluster.core.desired import hcas
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 
-__all__ = ["Finding", "engine_problem", "examine", "preflight", "unseen"]
+__all__ = ["Finding", "check_all", "engine_problem", "preflight", "unseen"]
 
 # Cheap, and worth interrupting somebody who wants the cluster up.
 _ALWAYS: Sequence[Check] = (
@@ -25,7 +25,7 @@ _ALWAYS: Sequence[Check] = (
     network.ports,
     docker.foreign,
     docker.name_taken,
-    docker.room,
+    docker.disk_space,
     docker.gpu_access,
     host.paths,
     host.shared_memory,
@@ -36,14 +36,14 @@ _ALWAYS: Sequence[Check] = (
 )
 # What needs the longer look, and what a cluster can live with.
 _ON_DEMAND: Sequence[Check] = (
-    docker.strangers,
+    docker.other_containers,
     members.left,
     docker.toolkit,
     docker.cdi_ignored,
     gpus.health,
-    gpus.alike,
+    gpus.same_gpus,
     gpus.driver,
-    network.ways,
+    network.outgoing_interface,
     network.hostname,
     rdma.idle,
     rdma.unused,
@@ -54,8 +54,8 @@ _ON_DEMAND: Sequence[Check] = (
     image.processor,
     image.prepared,
     model_cache.place,
-    model_cache.whole,
-    model_cache.alike,
+    model_cache.incomplete_files,
+    model_cache.same_models,
     model_cache.one_device,
 )
 
@@ -78,7 +78,7 @@ def preflight(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Fin
     return _ordered(finding for check in _ALWAYS for finding in check(inventory, facts))
 
 
-def examine(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Finding, ...]:
+def check_all(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Finding, ...]:
     """As `preflight`, with everything that the details tell, and with hosts whose Docker cannot be used."""
     engines = (finding for entry in facts.values() if (finding := engine_problem(entry)))
     checks = (finding for check in (*_ALWAYS, *_ON_DEMAND) for finding in check(inventory, facts))

@@ -88,11 +88,11 @@ def fit(
 
         if (model is None) == (params is None):
             raise UsageError("give a model, or --params", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
-        wish, given = _wish(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
+        wish, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
         if params is not None:
-            from vllm_cluster.fit.report import of_parameters, verdict
+            from vllm_cluster.fit.report import of_parameters, report
 
-            found = verdict(of_parameters(_parameters(params), bits), given, wish)
+            found = report(of_parameters(_parameters(params), bits), given, wish)
         else:
             from vllm_cluster.actions import fit as fit_action
 
@@ -108,7 +108,7 @@ def fit(
     Session(inventory, as_json=as_json).run(action)
 
 
-def _wish(context: int, concurrency: int, kv_dtype: str) -> Workload:
+def _workload(context: int, concurrency: int, kv_dtype: str) -> Workload:
     from vllm_cluster.fit.layouts import KV_DTYPES, Workload
 
     if kv_dtype not in KV_DTYPES:

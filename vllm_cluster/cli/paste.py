@@ -40,8 +40,10 @@ def _line(line: str, hosts: Mapping[str, Sequence[str]]) -> str:
 
 def ssh_words(inventory: Inventory) -> dict[str, list[str]]:
     """What follows `ssh` for each host that SSH leads to: options as in the inventory, and the destination."""
-    from vllm_cluster.run.connection import target
+    from vllm_cluster.run.connection import ssh_target
     from vllm_cluster.transport.ssh_config import ssh_options
 
-    targets = {name: target(inventory, host) for name, host in inventory.hosts.items() if host.destination != "local"}
+    targets = {
+        name: ssh_target(inventory, host) for name, host in inventory.hosts.items() if host.destination != "local"
+    }
     return {name: [*ssh_options(one), one.destination] for name, one in targets.items()}

@@ -22,7 +22,7 @@ from vllm_cluster.cli.options import Color, Quiet, Verbose
 from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.cli.values import convert
 from vllm_cluster.errors import UsageError
-from vllm_cluster.text import things
+from vllm_cluster.text import plural
 
 T = TypeVar("T")
 
@@ -216,4 +216,4 @@ def _usage_error(ctx: Context, error: ParserError, args: list[str]) -> UsageErro
 
 
 def _listed(what: str, names: list[str]) -> str:
-    return f"{things(len(names), what)} {', '.join(map(words.shown, dict.fromkeys(names)))}"
+    return f"{plural(len(names), what)} {', '.join(map(words.shown, dict.fromkeys(names)))}"

@@ -71,7 +71,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
     secrets = {name: value for name, value in inputs.secrets.items() if role == "head" or name != "api-key"}
     ports = hcas(host, facts)
     argv = ray.start_argv(role, address=host.address, head_address=head_address, gpus=count, ports=inventory.ports)
-    waits_for = [] if role == "head" else ["--head", ray.join(head_address, inventory.ports.gcs)]
+    waits_for = [] if role == "head" else ["--head", ray.host_port(head_address, inventory.ports.gcs)]
     spec_secrets = tuple(sorted(secrets.items()))
     return ContainerSpec(
         host=host.name,

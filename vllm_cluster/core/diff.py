@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vllm_cluster.core.change import FieldChange, compare
 from vllm_cluster.core.identity import is_leftover, is_volume_name, node_of
-from vllm_cluster.core.images import engine_name, find
+from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.core.members import Membership
 from vllm_cluster.core.plan import (
     CreateNode,
@@ -85,7 +85,7 @@ def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
     change = compare(current, spec)
     if change.fields:
         return _Reason(change.text, change.fields)
-    base = find(spec.image, facts.images)
+    base = find_image(spec.image, facts.images)
     made_from = container.labels.get(BASE_IMAGE)
     if base and made_from not in (None, base.id):
         moved = FieldChange("image id", str(made_from), base.id)
@@ -94,8 +94,8 @@ def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
 
 
 def _image(spec: ContainerSpec, facts: HostFacts) -> tuple[Operation, ...]:
-    base = find(spec.image, facts.images)
-    if base and find(engine_name(base.id, spec.ray), facts.images):
+    base = find_image(spec.image, facts.images)
+    if base and find_image(node_image_name(base.id, spec.ray), facts.images):
         return ()
     return (PrepareImage(spec.host, spec.image, spec.ray, pull=base is None),)
 

@@ -71,7 +71,7 @@ def is_copy(container: Container, images: Iterable[Image]) -> bool:
     return SPEC in inherited and all(inherited.get(key) == container.labels.get(key) for key in (SPEC, BASE_IMAGE))
 
 
-def our_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
+def cluster_id(inventory: Inventory, facts: Mapping[str, HostFacts]) -> str | None:
     """The id of the cluster that an inventory means; None where it is not up, or where that cannot be decided.
 
     What the inventory pins decides; then a node on its head, nodes that joined its head, nodes of any head among its
@@ -137,7 +137,7 @@ class Foreign:
         return f"{self.name} belongs to another cluster, {self.cluster}" + (f" ({known})" if known else "")
 
 
-def is_ours(inventory: Inventory, identity: str | None, labels: Mapping[str, str]) -> bool:
+def is_of_cluster(inventory: Inventory, identity: str | None, labels: Mapping[str, str]) -> bool:
     """Whether a node or a volume with these labels is of the cluster that the inventory means."""
     if labels.get(CLUSTER) != inventory.cluster:
         return False
@@ -150,15 +150,15 @@ def is_ours(inventory: Inventory, identity: str | None, labels: Mapping[str, str
 
 def foreign(inventory: Inventory, facts: Mapping[str, HostFacts], host: str | None = None) -> Iterator[Foreign]:
     """The nodes and volumes of other clusters of vcluster on the hosts, or on one of them."""
-    identity = our_id(inventory, facts)
+    identity = cluster_id(inventory, facts)
     for name in facts if host is None else (host,):
         for container in facts[name].containers:
             # A container of another name inherited its labels (docker commit), or is temporary.
             is_node = container.name == node_name(container.labels.get(CLUSTER, ""))
-            if is_node and not is_ours(inventory, identity, container.labels):
+            if is_node and not is_of_cluster(inventory, identity, container.labels):
                 yield _foreign(name, container.name, container.labels)
         for volume, labels in facts[name].volumes.items():
-            if is_volume_name(inventory.cluster, volume) and not is_ours(inventory, identity, labels):
+            if is_volume_name(inventory.cluster, volume) and not is_of_cluster(inventory, identity, labels):
                 yield _foreign(name, f"the volume {volume}", labels)
 
 

@@ -39,7 +39,7 @@ def registry(reference: str) -> str:
     return first if named and first not in ("docker.io", "index.docker.io") else ""
 
 
-def find(reference: str, images: Iterable[Image]) -> Image | None:
+def find_image(reference: str, images: Iterable[Image]) -> Image | None:
     """The host's image of that name, id or digest."""
     wanted = canonical(reference)
     for image in images:
@@ -48,7 +48,7 @@ def find(reference: str, images: Iterable[Image]) -> Image | None:
     return None
 
 
-def engine_tag(base_id: str, ray: str) -> str:
+def node_image_tag(base_id: str, ray: str) -> str:
     """The tag of the engine image: the base's id, so that another base is another image, and the Ray version.
 
     An image that brings its own Ray gets this name too, without a layer: the name records that it was looked at.
@@ -56,6 +56,6 @@ def engine_tag(base_id: str, ray: str) -> str:
     return f"{base_id.removeprefix('sha256:')[:12]}-ray{ray}"
 
 
-def engine_name(base_id: str, ray: str) -> str:
+def node_image_name(base_id: str, ray: str) -> str:
     """The full name of the engine image."""
-    return f"{ENGINE_REPOSITORY}:{engine_tag(base_id, ray)}"
+    return f"{ENGINE_REPOSITORY}:{node_image_tag(base_id, ray)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.core.identity import is_ours, is_volume_name, node_of, our_id
+from vllm_cluster.core.identity import cluster_id, is_of_cluster, is_volume_name, node_of
 from vllm_cluster.core.spec import SECRET, secrets_volume
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -23,14 +23,14 @@ class Holder:
 
 def holders(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Holder]:
     """Every holder on the hosts of the inventory: the head first, then other hosts, since the head may be moving."""
-    identity = our_id(inventory, facts)
+    identity = cluster_id(inventory, facts)
     for host in sorted(facts, key=lambda name: name != inventory.head_name):
         node = node_of(inventory.cluster, facts[host])
-        if node and is_ours(inventory, identity, node.labels):
+        if node and is_of_cluster(inventory, identity, node.labels):
             ids = secret_ids(node.labels)
             yield Holder(host, ids, secrets_volume(inventory.cluster, ids), has_node=True)
         for volume, labels in sorted(facts[host].volumes.items()):
-            if is_volume_name(inventory.cluster, volume) and is_ours(inventory, identity, labels):
+            if is_volume_name(inventory.cluster, volume) and is_of_cluster(inventory, identity, labels):
                 yield Holder(host, secret_ids(labels), volume, has_node=False)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AllowInfNan, Field, TypeAdapter, ValidationError
 
-from vllm_cluster.core.identity import is_ours, node_of, our_id
+from vllm_cluster.core.identity import cluster_id, is_of_cluster, node_of
 from vllm_cluster.core.request import Followed
 from vllm_cluster.core.spec import ID, ROLE, ContainerSpec
 from vllm_cluster.facts.host_facts import HostFacts
@@ -125,10 +125,10 @@ class Membership:
 
 def record_of(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Remembered | None:
     """What the cluster's head remembers, None where there is no head; the inventory's head goes first."""
-    identity = our_id(inventory, facts)
+    identity = cluster_id(inventory, facts)
     for name in sorted(facts, key=lambda name: name != inventory.head_name):
         node = node_of(inventory.cluster, facts[name])
-        if node and node.labels.get(ROLE) == "head" and is_ours(inventory, identity, node.labels):
+        if node and node.labels.get(ROLE) == "head" and is_of_cluster(inventory, identity, node.labels):
             record, problem = Record.read(facts[name].record.encode())
             if record and record.id != node.labels.get(ID, record.id):
                 return Remembered(name, None, f"it is of another cluster, with the id {printable(record.id)[:40]}")

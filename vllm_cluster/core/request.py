@@ -87,7 +87,7 @@ def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str
             why = _too_large(serve, argv, tp, pp, total)
             return Followed(written(None, raw), f"{serve['name']} is not served any more: {why}")
         try:
-            chosen = vllm.layout(list(gpus.values()), None, None)
+            chosen = vllm.choose_parallelism(list(gpus.values()), None, None)
         except UsageError as error:
             return Followed(written(None, raw), f"{serve['name']} is not served any more: {error.message}")
         argv = _with(_with(argv, _TP, str(chosen.tp)), _PP, str(chosen.pp))

@@ -84,7 +84,7 @@ class DockerApi:
         query = {"all": 1, "filters": json.dumps({"label": [label]}) if label else None}
         return self._calls.ask(Call("list containers", "GET", "/containers/json", query), parse.containers)
 
-    def container_named(self, name: str) -> Mapping[str, Any] | None:
+    def container_info(self, name: str) -> Mapping[str, Any] | None:
         """What `docker inspect` says of a container, None where there is none of that name or id."""
         return self._info(Call(f"inspect {name}", "GET", path("containers", name, "json")), parse.container)
 
@@ -92,7 +92,7 @@ class DockerApi:
         """Every image that has a name."""
         return self._calls.ask(Call("list images", "GET", "/images/json"), parse.images)
 
-    def image_config(self, reference: str) -> Mapping[str, Any] | None:
+    def image_info(self, reference: str) -> Mapping[str, Any] | None:
         """What `docker image inspect` says, None where the image is not there."""
         return self._info(Call(f"inspect image {reference}", "GET", path("images", reference, "json")), parse.image)
 
@@ -132,7 +132,7 @@ class DockerApi:
             problem, log = built(reply.messages())
         if problem:
             raise CommandFailed(self.host, f"cannot build {tag}: {problem}\n{log}", exit_code=1, stderr=log)
-        made = self.image_config(tag)
+        made = self.image_info(tag)
         if made is None:
             raise CommandFailed(self.host, f"{tag} was built and is not there", exit_code=1, stderr=log)
         return str(made["Id"])

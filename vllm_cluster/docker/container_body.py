@@ -91,7 +91,7 @@ def _runtime_variables(spec: ContainerSpec) -> tuple[tuple[str, str], ...]:
     return (("NVIDIA_VISIBLE_DEVICES", devices), ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"))
 
 
-def idle_body(
+def volume_writer_body(
     owner: Owner, image: str, volume: Mount, labels: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """The body for a container that never starts: a door through which files get into a volume.
@@ -107,7 +107,7 @@ def idle_body(
     }
 
 
-def trial_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
+def allreduce_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
     """A node's container, image, environment and devices alike, for a Python script that is talked to.
 
     It ends with the connection of who talks to it, and removes itself; it gets no volume of ours.

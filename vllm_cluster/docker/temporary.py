@@ -25,15 +25,15 @@ def run_once(
     words: Sequence[str] = (),
 ) -> ExecResult:
     """What the script printed and how it ended, in a throwaway container without network."""
-    with passing(engine, owner.cluster, purpose, probe_body(owner, image, script, words)) as name:
+    with temporary_container(engine, owner.cluster, purpose, probe_body(owner, image, script, words)) as name:
         engine.start(name)
         return ExecResult(engine.wait(name, deadline), engine.logs(name))
 
 
 @contextmanager
-def passing(engine: DockerApi, cluster: str, purpose: str, body: Mapping[str, object]) -> Iterator[str]:
+def temporary_container(engine: DockerApi, cluster: str, purpose: str, body: Mapping[str, object]) -> Iterator[str]:
     """A container that is removed again; what failed in between is told, and not that the removal failed after it."""
-    name = passing_name(cluster, purpose)
+    name = temporary_name(cluster, purpose)
     engine.create(name, body)
     try:
         yield name
@@ -44,6 +44,6 @@ def passing(engine: DockerApi, cluster: str, purpose: str, body: Mapping[str, ob
     engine.remove(name, grace=0)
 
 
-def passing_name(cluster: str, purpose: str) -> str:
+def temporary_name(cluster: str, purpose: str) -> str:
     """A name that no other container has; `core.identity` knows it again."""
     return f"vcluster-{cluster}-{purpose}-{token_hex(4)}"

@@ -37,7 +37,7 @@ class Volumes:
             HostError: it is there without these labels, so it is somebody else's.
         """
         has = self._created(name, labels)
-        if not has and self.remove_blank(name, name.__eq__):
+        if not has and self.remove_unlabelled(name, name.__eq__):
             has = self._created(name, labels)
         # Earlier versions gave a volume no id; and the head may be another one since it was made.
         same = {key: value for key, value in labels.items() if key != HEAD_ADDRESS}
@@ -60,7 +60,7 @@ class Volumes:
         with suppress(NotFound):
             self._calls.do(Call(f"remove volume {name}", "DELETE", path("volumes", name)))
 
-    def remove_blank(self, part: str, wanted: Callable[[str], bool]) -> int:
+    def remove_unlabelled(self, part: str, wanted: Callable[[str], bool]) -> int:
         """Remove the volumes that have no label, option, byte or user, and a wanted name; how many were removed.
 
         `part` is what all wanted names contain.

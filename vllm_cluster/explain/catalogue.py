@@ -63,7 +63,7 @@ SIGNS = (
     *(LogPattern(like.row, like.needle, None, SignKind.HARMLESS, why=like.why) for like in benign.LOOKALIKES),
 )
 
-# Pieces of words that many signs and most lines of trouble share, and whole needles for the rest: see `interesting`.
+# Pieces of words that many signs and most lines of trouble share, whole needles for the rest: see `candidate_lines`.
 _SHARED = ("rror", "not ", "ailed", "nable", "emory", "annot", "imed out", "NCCL", "ibv_", "xception", "ERROR")
 _TROUBLE = ("CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "core dumped", "Killed", "Aborted")
 _WHOLE = dict.fromkeys(

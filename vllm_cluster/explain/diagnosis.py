@@ -90,7 +90,7 @@ class _Evidence:
     earlier: Counter[str]
 
 
-def verdict(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = None, healthy: bool = False) -> Diagnosis:
+def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = None, healthy: bool = False) -> Diagnosis:
     """Judge what was seen in all logs.
 
     With `since`, only what was written from then on counts, by the clock of each host: what is older, or has no time,

@@ -48,12 +48,12 @@ class LogLine:
         return self.level in ("DEBUG", "INFO", "WARNING", "D", "I", "W", "state-dump")
 
 
-def said(raw: bytes, year: int) -> LogLine:
+def parse_line(raw: bytes, year: int) -> LogLine:
     """Take a line apart; `year` is for the many formats that have none."""
     text = raw[:LONGEST].decode("utf-8", "replace").rstrip("\r\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
-    time = moment(text, year)
+    time = parse_time(text, year)
     text = _DOCKER.sub("", text, count=1)
     who: list[str] = []
     if syslog := _SYSLOG.match(text):
@@ -71,7 +71,7 @@ def said(raw: bytes, year: int) -> LogLine:
     return LogLine(time, " ".join(who), text, times, next(filter(None, level.groups()), "") if level else "")
 
 
-def moment(text: str, year: int) -> float | None:
+def parse_time(text: str, year: int) -> float | None:
     """The first time that stands at the head of a line."""
     head = text[:_HEAD]
     for pattern in _TIMES:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from vllm_cluster.explain import benign
 from vllm_cluster.explain.catalogue import KEYS, SIGNS, LogPattern
 from vllm_cluster.explain.failure import SignKind
-from vllm_cluster.explain.log_line import LONGEST, LogLine, said
+from vllm_cluster.explain.log_line import LONGEST, LogLine, parse_line
 from vllm_cluster.text import redact
 
 SHOWN = 400  # characters of a line that are kept
@@ -97,7 +97,7 @@ def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> Log
     """Read a log to its end; `tick` is told the bytes of each piece."""
     seen, state = LogScan(source.name), _State(source)
     for number, part in source.parts:
-        for at, line, below in interesting(number, part):
+        for at, line, below in candidate_lines(number, part):
             state.take(seen, at, line, below)
         state.settle(seen, number, part)
         seen.size += len(part)
@@ -106,7 +106,7 @@ def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> Log
     return seen
 
 
-def interesting(number: int, part: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, bytes]]:
     """The lines that hold one of the keys: number, text, and what stands below.
 
     A search for a few short keys through a whole piece is ten times as fast as looking at line after line.
@@ -139,7 +139,7 @@ class _State:
 
     def take(self, seen: LogScan, number: int, raw: bytes, below: bytes) -> None:
         """Look at one line that may matter."""
-        told = said(raw, self._source.year)
+        told = parse_line(raw, self._source.year)
         self._time = self._time if told.time is None else told.time
         if benign.OWN_START in told.words or any(mark in told.words for mark in benign.START):
             self._begin(seen, self._place(number, told))
@@ -175,7 +175,7 @@ class _State:
         """The lines right below that go on with what a line says: a version mismatch says the versions there."""
         lines = []
         for raw in below.split(b"\n")[:MORE_LINES]:
-            told = said(raw, self._source.year)
+            told = parse_line(raw, self._source.year)
             if not told.words or told.level or told.time or told.words.startswith(("File ", "Traceback", "^")):
                 break
             lines.append(redact(told.words)[:SHOWN])
@@ -226,9 +226,9 @@ class _State:
         """A line of a piece; where it has no time, as old as the one above it that has."""
         start = part.rfind(b"\n", 0, at) + 1
         line = number + part.count(b"\n", 0, start)
-        told = said(part[start : start + LONGEST].split(b"\n", 1)[0], self._source.year)
+        told = parse_line(part[start : start + LONGEST].split(b"\n", 1)[0], self._source.year)
         place = self._place(line, told)
         above = reversed(part[max(0, start - ABOVE) : start].split(b"\n"))
-        times = (said(raw, self._source.year).time for raw in above) if told.time is None else ()
+        times = (parse_line(raw, self._source.year).time for raw in above) if told.time is None else ()
         time = next((time for time in times if time is not None), place.time)
         return replace(place, time=time)

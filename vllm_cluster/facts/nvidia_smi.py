@@ -34,7 +34,7 @@ class NvidiaSmiReport:
     gpus: tuple[GpuHealth, ...] = ()
 
 
-def smi(text: str, cgroups: Mapping[int, str]) -> NvidiaSmiReport:
+def parse_smi(text: str, cgroups: Mapping[int, str]) -> NvidiaSmiReport:
     """What `nvidia-smi -q -x` printed; nothing where it is not whole. `cgroups` tells of each process."""
     if len(text) > MOST_XML or "<!ENTITY" in text:
         return NvidiaSmiReport()
@@ -81,7 +81,7 @@ def _processes(gpu: Element, cgroups: Mapping[int, str]) -> Iterable[GpuProcess]
             yield GpuProcess(pid, _text(entry, "process_name"), used, container[0] if container else "")
 
 
-def links(text: str) -> tuple[NvLinks, ...]:
+def parse_nvlinks(text: str) -> tuple[NvLinks, ...]:
     """What `nvidia-smi nvlink -s` printed: a line a link, below the line of its GPU."""
     found: dict[int, list[bool]] = {}
     current: list[bool] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_cluster.facts.host_facts import DockerFacts, Gid, Gpu, Hca, HostFacts, Nic
 from vllm_cluster.facts.parse_details import details
-from vllm_cluster.facts.values import document, items, mapping, number, rows
+from vllm_cluster.facts.values import items, mapping, number, parse_json, split_fields
 
 # What the system, Ray and vLLM's own processes need of memory that GPU and processor share: this, or a tenth.
 MIN_RESERVE = 8 << 30
@@ -47,7 +47,7 @@ def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
         machine_id=part["machine"],
         hostname=part["hostname"],
         clock=float(number(part["clock"]) or 0),
-        nics=_nics(part["nics"], {fields[0]: number(fields[1]) or 0 for fields in rows(part["speeds"], 2)}),
+        nics=_nics(part["nics"], {fields[0]: number(fields[1]) or 0 for fields in split_fields(part["speeds"], 2)}),
         hcas=tuple(_hcas(part["hcas"])),
         gpus=tuple(_gpus(part)),
         gids=tuple(_gids(part["gids"])),
@@ -57,7 +57,7 @@ def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
         listening=frozenset(_ports(part["listening"].split())),
         routes=dict(_routes(part["routes"].splitlines())),
         missing_paths=frozenset(part["missing"].splitlines()),
-        free={f[0]: free for f in rows(part["disks"], 2) if (free := number(f[1])) is not None},
+        free={f[0]: free for f in split_fields(part["disks"], 2) if (free := number(f[1])) is not None},
         engine=_engine(part),
         available=number(part["available"]) or 0,
         architecture=part["architecture"],
@@ -78,7 +78,7 @@ def _nics(text: str, speeds: Mapping[str, int]) -> tuple[Nic, ...]:
             speed=speeds.get(row["ifname"], 0),
             leased=any(mapping(entry).get("dynamic") is True for entry in items(row.get("addr_info"))),
         )
-        for row in items(document(text or "[]"))
+        for row in items(parse_json(text or "[]"))
         if isinstance(row, dict) and isinstance(row.get("ifname"), str)
     )
 
@@ -93,18 +93,18 @@ def _addresses(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _hcas(text: str) -> Iterable[Hca]:
-    for device, port, state, link_layer, rate, verbs, nets, pci, numa, path, *_ in rows(text, 6):
+    for device, port, state, link_layer, rate, verbs, nets, pci, numa, path, *_ in split_fields(text, 6):
         uverbs, netdevs = (tuple(filter(None, names.split(","))) for names in (verbs, nets))
         yield Hca(device, number(port) or 0, state, link_layer, rate, uverbs, netdevs, pci, number(numa), path)
 
 
 def _gids(text: str) -> Iterable[Gid]:
-    for device, port, index, address, kind, netdev, *_ in rows(text, 5):
+    for device, port, index, address, kind, netdev, *_ in split_fields(text, 5):
         yield Gid(device, number(port) or 0, number(index) or 0, address, kind, netdev)
 
 
 def _gpus(part: Mapping[str, str]) -> Iterable[Gpu]:
-    places = {bus: (path, number(numa)) for bus, path, numa, *_ in rows(part["gpupaths"], 3)}
+    places = {bus: (path, number(numa)) for bus, path, numa, *_ in split_fields(part["gpupaths"], 3)}
     for line in part["gpus"].splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) >= 4 and (index := number(fields[0])) is not None:
@@ -153,7 +153,7 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
         return DockerFacts(problem=problem or "no answer")
     kinds = (re.sub(r'.*[:\s"]', "", line) for line in part["cdi"].splitlines())
     toolkit = _VERSION.search(part["toolkit"])
-    folders, devices = _said_lists(part["dockercdi"])
+    folders, devices = _json_lists(part["dockercdi"])
     return DockerFacts(
         version=str(server.get("Version", "")),
         api_version=api,
@@ -172,8 +172,8 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
     )
 
 
-def _said_lists(text: str) -> Iterator[list[Any] | None]:
+def _json_lists(text: str) -> Iterator[list[Any] | None]:
     """The lists in lines of JSON, None for a line that is not there; Docker writes null for an empty one."""
     for line in (*text.splitlines(), "", "")[:2]:
-        said = document(line) if line else None
+        said = parse_json(line) if line else None
         yield said if isinstance(said, list) else ([] if line == "null" else None)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vllm_cluster.facts.details import Details, FileSystem
-from vllm_cluster.facts.nvidia_smi import links, smi
-from vllm_cluster.facts.values import number, rows
+from vllm_cluster.facts.nvidia_smi import parse_nvlinks, parse_smi
+from vllm_cluster.facts.values import number, split_fields
 
 # These end in commands that somebody may paste.
 _MODEL = re.compile(r"\w[\w.-]*")
@@ -15,15 +15,17 @@ _MODEL = re.compile(r"\w[\w.-]*")
 
 def details(part: Mapping[str, str]) -> Details:
     """The details, from the script's sections by name; a section without words leaves its field unknown."""
-    cgroups = {pid: fields[1] for fields in rows(part["processes"], 2) if (pid := number(fields[0])) is not None}
-    gpus = smi(part["smi"], cgroups)
+    cgroups = {
+        pid: fields[1] for fields in split_fields(part["processes"], 2) if (pid := number(fields[0])) is not None
+    }
+    gpus = parse_smi(part["smi"], cgroups)
     readable, *xids = part["xid"].splitlines() or [""]
     asked, *resolves = part["resolves"].split() or [""]
     acs = part["acs"].splitlines()
     return Details(
         cuda=gpus.cuda,
         health=gpus.gpus,
-        links=links(part["nvlink"]),
+        links=parse_nvlinks(part["nvlink"]),
         xids=tuple(xids) if readable == "readable" else None,
         fabric_manager=_service(part["fabricmanager"]),
         peermem=bool({"nvidia_peermem", "nv_peer_mem"} & set(part["driver"].split())),
@@ -37,7 +39,7 @@ def details(part: Mapping[str, str]) -> Details:
         linger=part["linger"] == "yes",
         resolves=tuple(dict.fromkeys(resolves)) if asked == "asked" else None,
         filesystems=tuple(_filesystems(part["filesystems"])),
-        revisions={f[0]: f[1] for f in rows(part["revisions"], 2) if _MODEL.fullmatch(f[0]) and f[1].isalnum()},
+        revisions={f[0]: f[1] for f in split_fields(part["revisions"], 2) if _MODEL.fullmatch(f[0]) and f[1].isalnum()},
         incomplete=tuple(part["incomplete"].splitlines()),
         dangling=tuple(part["dangling"].splitlines()),
     )
@@ -50,5 +52,5 @@ def _service(text: str) -> str:
 
 
 def _filesystems(text: str) -> Iterable[FileSystem]:
-    for path, kind, source, mount, total, uuid, *_ in rows(text, 5):
+    for path, kind, source, mount, total, uuid, *_ in split_fields(text, 5):
         yield FileSystem(path, kind, source, mount, number(total) or 0, uuid)

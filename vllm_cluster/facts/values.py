@@ -16,7 +16,7 @@ def number(text: object) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
 
 
-def rows(text: str, least: int) -> Iterator[list[str]]:
+def split_fields(text: str, least: int) -> Iterator[list[str]]:
     """The fields, divided by ``|``, of each line that has `least` of them; empty ones follow."""
     for line in text.splitlines():
         fields = line[:LONGEST].split("|")
@@ -26,7 +26,7 @@ def rows(text: str, least: int) -> Iterator[list[str]]:
 
 def mapping(text: object) -> dict[str, Any]:
     """A JSON object, empty where there is none."""
-    value = document(text) if isinstance(text, str) else text
+    value = parse_json(text) if isinstance(text, str) else text
     return value if isinstance(value, dict) else {}
 
 
@@ -35,7 +35,7 @@ def items(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def document(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Any JSON, None where it is broken; brackets within brackets without end are broken too."""
     try:
         return json.loads(text)

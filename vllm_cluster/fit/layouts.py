@@ -95,7 +95,7 @@ class Layout:
     notes: tuple[str, ...] = ()
 
 
-def refusal(shape: ModelConfig, tp: int, pp: int) -> str:
+def split_problem(shape: ModelConfig, tp: int, pp: int) -> str:
     """Why vLLM would refuse this split of a model, in one sentence; empty when it would not."""
     if shape.heads % tp:
         return f"TP={tp} does not divide its {shape.heads} attention heads"
@@ -107,7 +107,7 @@ def refusal(shape: ModelConfig, tp: int, pp: int) -> str:
     return ""
 
 
-def judge(model: Model, gpus: GpuPool, wish: Workload, tp: int, pp: int, *, why: str = "") -> Layout:
+def evaluate(model: Model, gpus: GpuPool, wish: Workload, tp: int, pp: int, *, why: str = "") -> Layout:
     """What a layout needs and gives."""
     problem, notes = _problem(model, tp, pp), tuple(_notes(model, gpus, tp, pp))
     stages = _stages(model, gpus, tp, pp) if not problem else ()
@@ -128,7 +128,7 @@ def judge(model: Model, gpus: GpuPool, wish: Workload, tp: int, pp: int, *, why:
 def _problem(model: Model, tp: int, pp: int) -> str:
     if not model.shape:
         return ""
-    found = refusal(model.shape, tp, pp)
+    found = split_problem(model.shape, tp, pp)
     if not found and pp > 1 and model.pipelines is False:
         found = f"the image's vLLM cannot split {model.shape.architecture} into stages (no SupportsPP)"
     for name, size, block in model.shape.blocks if not found and tp > 1 else ():

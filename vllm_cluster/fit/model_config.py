@@ -61,7 +61,7 @@ class ModelConfig:
     notes: tuple[str, ...]
 
 
-def shape(document: Mapping[str, Any]) -> ModelConfig:
+def model_config(document: Mapping[str, Any]) -> ModelConfig:
     """The shape that a config.json describes; of a multimodal model, its language part's.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vllm_cluster.backends import vllm
-from vllm_cluster.fit.layouts import GpuPool, Layout, Model, Workload, judge
+from vllm_cluster.fit.layouts import GpuPool, Layout, Model, Workload, evaluate
 from vllm_cluster.fit.weights import WeightBytes, Weights
 
 # Nobody is told to buy more nodes, or more GPUs in one, than this.
@@ -28,7 +28,7 @@ class FitReport:
     changes: tuple[str, ...]
 
 
-def at_least(model: Model, memory: int, wish: Workload) -> int:
+def min_gpus(model: Model, memory: int, wish: Workload) -> int:
     """How many GPUs hold the weights and one request of the wished context, with nothing beside them."""
     return -(-(model.weights.loaded + model.request(model.context(wish), wish.kv_bytes)) // memory)
 
@@ -45,7 +45,7 @@ def of_parameters(params: int, bits: int) -> Model:
     return Model(f"{params / 1e9:g}B parameters at {bits} bits", weights, None)
 
 
-def verdict(model: Model, gpus: GpuPool | None, wish: Workload) -> FitReport:
+def report(model: Model, gpus: GpuPool | None, wish: Workload) -> FitReport:
     """Judge every layout. Where nobody says how long the context is, a shorter one than the model's own will do."""
     if gpus is None:
         return FitReport(model, gpus, wish, (), None, ())
@@ -63,10 +63,10 @@ def _layouts(model: Model, gpus: GpuPool, wish: Workload) -> Iterator[Layout]:
     Each is one that `serve` can make: a cluster serves one model once.
     """
     nodes, total = gpus.nodes, sum(gpus.nodes)
-    first = vllm.layout(nodes, None, None)
+    first = vllm.choose_parallelism(nodes, None, None)
     if small := _smallest(model, gpus, wish):
         yield small
-    yield judge(model, gpus, wish, first.tp, first.pp, why=f"what serve does by itself: {'; '.join(first.reasons)}")
+    yield evaluate(model, gpus, wish, first.tp, first.pp, why=f"what serve does by itself: {'; '.join(first.reasons)}")
     for tp in sorted(_divisors(total), reverse=True):
         if (tp, total // tp) == (first.tp, first.pp):
             continue
@@ -76,7 +76,7 @@ def _layouts(model: Model, gpus: GpuPool, wish: Workload) -> Iterator[Layout]:
             why = "larger groups than every node holds evenly"
         else:
             why = "fewer GPUs wait for each other within a layer: for nodes without NVLink, or for odd head counts"
-        yield judge(model, gpus, wish, tp, total // tp, why=why)
+        yield evaluate(model, gpus, wish, tp, total // tp, why=why)
 
 
 def _smallest(model: Model, gpus: GpuPool, wish: Workload) -> Layout | None:
@@ -84,12 +84,12 @@ def _smallest(model: Model, gpus: GpuPool, wish: Workload) -> Layout | None:
     nodes, size = gpus.nodes, gpus.nodes[0]
     for tp in _divisors(size) if len(nodes) > 1 else _divisors(size)[:-1]:
         what = "one node suffices" if tp == size else f"{tp} GPU{'s'[: tp > 1]} suffice{'s'[: tp < 2]}"
-        small = judge(model, gpus, wish, tp, 1, why=f"{what}, the others stay idle: --tp {tp} --pp 1")
+        small = evaluate(model, gpus, wish, tp, 1, why=f"{what}, the others stay idle: --tp {tp} --pp 1")
         if small.fits:
             return small
     for pp in range(2, len(nodes)) if len(set(nodes)) == 1 else ():
         why = f"{pp} of the {len(nodes)} nodes suffice, the others stay idle: --tp {size} --pp {pp}"
-        some = judge(model, gpus, wish, size, pp, why=why)
+        some = evaluate(model, gpus, wish, size, pp, why=why)
         if some.fits:
             return some
     return None
@@ -124,5 +124,5 @@ def _changes(model: Model, gpus: GpuPool, wish: Workload, layouts: tuple[Layout,
 def _simplest(model: Model, gpus: GpuPool, wish: Workload) -> Layout:
     """The largest groups within a node that the model can be split into, and as many stages as that makes."""
     total = sum(gpus.nodes)
-    layouts = (judge(model, gpus, wish, tp, total // tp) for tp in sorted(_divisors(min(gpus.nodes)), reverse=True))
-    return next((layout for layout in layouts if not layout.problem), judge(model, gpus, wish, 1, total))
+    layouts = (evaluate(model, gpus, wish, tp, total // tp) for tp in sorted(_divisors(min(gpus.nodes)), reverse=True))
+    return next((layout for layout in layouts if not layout.problem), evaluate(model, gpus, wish, 1, total))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vllm_cluster.backends import vllm
-from vllm_cluster.fit.layouts import FIXED, UTILISATION, GpuPool, Layout, Model, Workload, judge, refusal
-from vllm_cluster.fit.model_config import ModelConfig, shape
+from vllm_cluster.fit.layouts import FIXED, UTILISATION, GpuPool, Layout, Model, Workload, evaluate, split_problem
+from vllm_cluster.fit.model_config import ModelConfig, model_config
 from vllm_cluster.fit.weights import spread, weigh
 
 # With one of these, what we reckon from the stored config and weights is not what vLLM will load.
@@ -135,7 +135,7 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
 
 def _shape(found: Files) -> ModelConfig | None:
     try:
-        return shape(found.config) if found.config else None
+        return model_config(found.config) if found.config else None
     except (ValueError, RecursionError, TypeError, KeyError):
         return None
 
@@ -145,7 +145,7 @@ def _fits(asked: Asked, head: str, found: Files, judged: Judged) -> Iterator[Req
     known = _shape(found)
     if known is None or set(given) & _OTHERWISE:
         return
-    split = refusal(known, asked.tp, asked.pp)
+    split = split_problem(known, asked.tp, asked.pp)
     if not split and asked.pp > 1 and judged.supports_pp is False:
         split = f"the image's vLLM cannot split {known.architecture} into stages"
     if split:
@@ -157,7 +157,7 @@ def _fits(asked: Asked, head: str, found: Files, judged: Judged) -> Iterator[Req
 def _other_split(asked: Asked, known: ModelConfig) -> str:
     total = asked.tp * asked.pp
     others = [(tp, total // tp) for tp in range(total, 0, -1) if total % tp == 0]
-    good = next((f"--tp {tp} --pp {pp}" for tp, pp in others if not refusal(known, tp, pp)), "fewer GPUs")
+    good = next((f"--tp {tp} --pp {pp}" for tp, pp in others if not split_problem(known, tp, pp)), "fewer GPUs")
     return f"try {good}; vcluster fit shows the rest"
 
 
@@ -168,7 +168,7 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
     weights = weigh(found.tensors, known) if found.tensors else spread(found.weights or 0, known)
     model = Model(asked.model, weights, known, judged.supports_pp)
     length = judged.max_model_len or known.context
-    layout = judge(model, gpus, Workload(context=length), asked.tp, asked.pp)
+    layout = evaluate(model, gpus, Workload(context=length), asked.tp, asked.pp)
     advice = f"vcluster fit {asked.model} shows what fits"
     if layout.problem:
         yield RequestProblem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)

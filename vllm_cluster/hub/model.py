@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.fit.model_config import ModelConfig, shape
+from vllm_cluster.fit.model_config import ModelConfig, model_config
 from vllm_cluster.fit.weights import Weights, dense, spread, tensors, weigh
 from vllm_cluster.hub.files import ModelFiles, source
 
@@ -36,7 +36,7 @@ def read(model: str, token: str | None) -> tuple[ModelConfig, Weights]:
     if document is None:
         raise VclusterError(f"{model} has no config.json", hint="give a model in the format of transformers")
     try:
-        found = shape(document)
+        found = model_config(document)
     except ValueError as error:
         hint = "--params and --bits reckon without it"
         raise VclusterError(f"{model}: its config.json does not say enough: {error}", hint=hint) from None

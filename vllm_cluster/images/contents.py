@@ -48,7 +48,7 @@ class ImageContents:
         return ray is not None and _release(ray) >= OLDEST_RAY
 
     @property
-    def ray_will_do(self) -> bool:
+    def has_usable_ray(self) -> bool:
         """Whether that Ray has besides what we start of it."""
         return self.ray_is_new and not self.lacking
 

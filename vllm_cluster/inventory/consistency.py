@@ -83,7 +83,7 @@ def _head(document: Document, data: Mapping[str, object]) -> None:
     meant = nearest(head, hosts)
     names = ", ".join(shown(name)[1:-1] for name in list(hosts)[:8]) + (", …" if len(hosts) > 8 else "")
     hint = f", did you mean {meant}?" if meant else f"; there are {names}"
-    document.blame(("head",), f"no host is called {shown(head)}{hint}")
+    document.add_problem(("head",), f"no host is called {shown(head)}{hint}")
 
 
 def _twice(document: Document, hosts: Mapping[str, Host], field: str, key: Callable[[Host], Hashable]) -> None:
@@ -95,14 +95,14 @@ def _twice(document: Document, hosts: Mapping[str, Host], field: str, key: Calla
             loc: Loc = ("hosts", name, field)
             other = document.line(("hosts", first, field))
             where = f"{words[field]} of {key_of(('hosts', first))} on line {other}"
-            document.blame(loc, f"is {where}: a machine is listed once")
+            document.add_problem(loc, f"is {where}: a machine is listed once")
 
 
 def _ports(document: Document, ports: Ports) -> None:
     low, high = ports.worker_min, ports.worker_max
     if low >= high:
         written = _written(document, "worker_max", "worker_min")
-        document.blame(("ports", written), f"the workers' range {low} to {high} is empty")
+        document.add_problem(("ports", written), f"the workers' range {low} to {high} is empty")
     seen: dict[int, str] = {}
     for name, number in ports.model_dump().items():
         if name in {"worker_min", "worker_max"}:
@@ -111,11 +111,11 @@ def _ports(document: Document, ports: Ports) -> None:
         if first != name:
             written = _written(document, name, first)
             other = first if written == name else name
-            document.blame(("ports", written), f"{number} is taken by ports.{other}{_default(document, other)}")
+            document.add_problem(("ports", written), f"{number} is taken by ports.{other}{_default(document, other)}")
         elif low <= number <= high:
             written = _written(document, name, "worker_max", "worker_min")
             text = f"ports.{name} ({number}) lies in the range of Ray's workers, {low} to {high}"
-            document.blame(("ports", written), text)
+            document.add_problem(("ports", written), text)
 
 
 def _written(document: Document, *names: str) -> str:
@@ -134,10 +134,10 @@ def _volumes(document: Document, volumes: Mapping[int, Volume], model_cache: obj
     for index, volume in volumes.items():
         first = seen.setdefault(volume.target, f"volumes[{index}]")
         if first != f"volumes[{index}]":
-            document.blame(("volumes", index), f"{shown(volume.target)} in the container is taken by {first}")
+            document.add_problem(("volumes", index), f"{shown(volume.target)} in the container is taken by {first}")
 
 
 def _variables(document: Document, environment: object, secrets: object) -> None:
     if isinstance(environment, dict) and isinstance(secrets, dict):
         for name in environment.keys() & secrets.keys():
-            document.blame(("secrets", name), "is under environment too: remove it there")
+            document.add_problem(("secrets", name), "is under environment too: remove it there")

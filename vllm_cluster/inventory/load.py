@@ -10,8 +10,8 @@ from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.consistency import check, ssh_key
 from vllm_cluster.inventory.find import MAX_BYTES, read
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.inventory.paths import anchor
-from vllm_cluster.inventory.problems import file_name, told
+from vllm_cluster.inventory.paths import resolve_paths
+from vllm_cluster.inventory.problems import as_error, file_name
 from vllm_cluster.inventory.sources.yaml_file import Document, parse
 from vllm_cluster.inventory.validate import validate
 from vllm_cluster.laptop import here
@@ -41,10 +41,10 @@ def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
     inventory = validate(document)
     check(document)
     if inventory is None or document.problems:
-        raise told(document.problems, file)
-    inventory = anchor(inventory, path.parent if path else cwd or here(), document)
+        raise as_error(document.problems, file)
+    inventory = resolve_paths(inventory, path.parent if path else cwd or here(), document)
     if document.problems:
-        raise told(document.problems, file)
+        raise as_error(document.problems, file)
     hosts = {
         name: host.model_copy(update={"line": document.line(("hosts", name))}) for name, host in inventory.hosts.items()
     }
@@ -54,16 +54,16 @@ def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
 def _document(raw: bytes) -> Document:
     document = Document()
     if len(raw) > MAX_BYTES:
-        document.blame((), f"larger than {MAX_BYTES // 1000} kB: this is no inventory")
+        document.add_problem((), f"larger than {MAX_BYTES // 1000} kB: this is no inventory")
         return document
     if raw.count(b"[") > MAX_BRACKETS:
-        document.blame((), "nested too deep to be an inventory")
+        document.add_problem((), "nested too deep to be an inventory")
         return document
     try:
         return parse(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        document.blame((), "is not UTF-8 text: save the file as UTF-8", line)
+        document.add_problem((), "is not UTF-8 text: save the file as UTF-8", line)
         return document
 
 

@@ -9,7 +9,7 @@ from vllm_cluster.inventory.problems import Loc
 from vllm_cluster.inventory.sources.yaml_file import Document
 
 
-def anchor(inventory: Inventory, base: Path, document: Document) -> Inventory:
+def resolve_paths(inventory: Inventory, base: Path, document: Document) -> Inventory:
     """The inventory with every local path absolute; what cannot be expanded is noted in the document."""
     ends = _PathResolver(base, document)
     hosts = {
@@ -53,5 +53,5 @@ class _PathResolver:
         try:
             return self.base / path.expanduser()
         except RuntimeError:
-            self.document.blame(loc, "begins with ~ of a user that this machine does not know")
+            self.document.add_problem(loc, "begins with ~ of a user that this machine does not know")
             return path

@@ -38,7 +38,7 @@ def key_of(loc: Loc) -> str:
     return key
 
 
-def told(problems: Iterable[Problem], file: str) -> InventoryError:
+def as_error(problems: Iterable[Problem], file: str) -> InventoryError:
     """All problems as one error, in the file's order, one a line."""
     ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
     lines = [_line(problem, file) for problem in ordered[:MOST]]

@@ -38,12 +38,12 @@ _FOR_PLACE = {
 def validate(document: Document) -> Inventory | None:
     """The inventory that a document means; None when anything is wrong, and the document then says what."""
     if document.data is None and not document.problems:
-        document.blame((), "the file is empty; `vcluster init` writes an inventory")
+        document.add_problem((), "the file is empty; `vcluster init` writes an inventory")
     if document.data is None:
         return None
     known = {problem.loc for problem in document.problems}
     for loc, text in _hidden_keys(document.data):
-        document.blame(loc, text)
+        document.add_problem(loc, text)
     try:
         inventory = Inventory.model_validate(document.data)
     except ValidationError as error:
@@ -53,7 +53,7 @@ def validate(document: Document) -> Inventory | None:
             loc = _loc(detail)
             # What could not be read as YAML would only be blamed again as a value.
             if loc not in known:
-                document.blame(loc, _text(detail, loc, document.data))
+                document.add_problem(loc, _text(detail, loc, document.data))
         return None
     return None if document.problems else inventory
 

@@ -15,11 +15,11 @@ from vllm_cluster.checks.registry import Finding
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.adapters import gigabits
 from vllm_cluster.core.desired import Inputs, desired, gpu_count, hcas
-from vllm_cluster.core.identity import our_id
-from vllm_cluster.core.images import engine_name, find
+from vllm_cluster.core.identity import cluster_id
+from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.docker.container_body import trial_body
-from vllm_cluster.docker.temporary import passing_name
+from vllm_cluster.docker.container_body import allreduce_body
+from vllm_cluster.docker.temporary import temporary_name
 from vllm_cluster.errors import HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
@@ -61,10 +61,10 @@ class AllReduceReport:
     words: tuple[str, ...] = ()
 
 
-def collective(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> AllReduceReport:
+def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> AllReduceReport:
     """Try it, in at most `SECONDS`. Leaves nothing; hosts on which it cannot be tried are findings."""
     began, deadline = time.monotonic(), Deadline.after(SECONDS - CLEARING_SECONDS)
-    inputs = Inputs("", {"ray-token": "none"}, our_id(inventory, facts) or "")
+    inputs = Inputs("", {"ray-token": "none"}, cluster_id(inventory, facts) or "")
     # Only the secrets' paths depend on their ids, and no rank reads a secret here.
     specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, inputs)}
     if any(container.state == "running" for host in facts.values() for container in host.containers):
@@ -75,8 +75,8 @@ def collective(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts
     opened: dict[str, RunningProgram] = {}
 
     def start(link: HostConnection) -> dict[str, Any]:
-        name, soon = passing_name(inventory.cluster, "ranks"), deadline.sooner(START_SECONDS)
-        body = trial_body(specs[link.name], _image(specs[link.name], facts[link.name]), script)
+        name, soon = temporary_name(inventory.cluster, "ranks"), deadline.sooner(START_SECONDS)
+        body = allreduce_body(specs[link.name], _image(specs[link.name], facts[link.name]), script)
         made[link.name] = name
         link.engine.create(name, body)
         argv = ["docker", "start", "--attach", "--interactive", name]
@@ -114,10 +114,10 @@ def _image(spec: ContainerSpec, facts: HostFacts) -> str:
     Raises:
         HostError: it is not on the host.
     """
-    base = find(spec.image, facts.images)
+    base = find_image(spec.image, facts.images)
     if base is None:
         raise HostError(spec.host, f"{spec.image} is not there yet", hint="vcluster up, or docker pull, brings it")
-    return (find(engine_name(base.id, spec.ray), facts.images) or base).id
+    return (find_image(node_image_name(base.id, spec.ray), facts.images) or base).id
 
 
 def _unseen(host: str, error: VclusterError) -> Finding:
@@ -136,16 +136,16 @@ def _tried(
     if not whole.ok:
         stage.emit(Event("progress", f"{whole.why()}: trying hosts alone and in pairs"))
         alone, pairs = _parts(stage, whole, deadline)
-        found = allreduce.blamed(whole, alone, pairs)
+        found = allreduce.locate_fault(whole, alone, pairs)
         failed = next((trial for trial in [*alone.values(), *pairs.values()] if not trial.ok), whole)
-        found[0] = _cured(stage, found[0], failed.hosts, deadline)
+        found[0] = _try_switches(stage, found[0], failed.hosts, deadline)
     else:
         found = []
         if expected and allreduce.slow(whole.rows(), expected):
             stage.emit(Event("progress", "slower than the link: trying pairs of hosts"))
-            found = [allreduce.slowness(whole, expected, _pairs(stage, hosts, deadline, lambda _: False))]
+            found = [allreduce.slow_link_finding(whole, expected, _pairs(stage, hosts, deadline, lambda _: False))]
         active = {name: [port.device for port in hcas(inventory.hosts[name], facts[name])] for name in hosts}
-        found += allreduce.ways(hosts[0], chosen, active)
+        found += allreduce.transport_findings(hosts[0], chosen, active)
     torch = str(said[hosts[0]].get("torch", ""))[:40]
     words = () if whole.ok else (*whole.errors.values(), *whole.log)
     return AllReduceReport(
@@ -187,7 +187,7 @@ def _run(
     return stage.run(groups, SIZES[stage.accelerator], limits, deadline, environment)
 
 
-def _cured(stage: RankDriver, finding: Finding, group: Sequence[str], deadline: Deadline) -> Finding:
+def _try_switches(stage: RankDriver, finding: Finding, group: Sequence[str], deadline: Deadline) -> Finding:
     """The finding, with the first switch of NCCL's by which its group works."""
     for name, value in SWITCHES if stage.accelerator == "nvidia" else ():
         for trial in _run(stage, [group], deadline, {name: value}):

@@ -67,7 +67,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
         head_up = _is_up(nodes[plan.head])
         for name, node in nodes.items() if head_up else ():
             refuse_failing(name, node, before)
-            _refuse_cut_off(name, node, seconds_so_far)
+            _ensure_connected(name, node, seconds_so_far)
         _refuse_outsider(plan, found, seconds_so_far)
         why = (
             _explain(found, {**plan.lost, **fleet.addresses}, nodes) if head_up else _waiting_for_head(nodes[plan.head])
@@ -129,7 +129,7 @@ def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:
         raise CommandFailed(host, text, exit_code=1, stderr=str(ray.error))
 
 
-def _refuse_cut_off(host: str, node: NodeState, seconds: float) -> None:
+def _ensure_connected(host: str, node: NodeState, seconds: float) -> None:
     ray = node.status.ray if node.status else None
     # One that joined before its way to the head was cut is up, and knows of it, too.
     if ray and ray.error and ray.state in ("waiting", "up") and seconds > CONNECT_SECONDS:

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.client import DIAL, DockerApi
-from vllm_cluster.errors import VclusterError, together
+from vllm_cluster.errors import VclusterError, combine
 from vllm_cluster.inventory.load import duplicates_by_resolution
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -118,7 +118,7 @@ class Fleet:
         _allow_open_files()
         self._jumps = Jumps()
         found = endpoints(inventory, runtime)
-        _refuse_one_machine_twice(inventory, found)
+        _ensure_unique_hosts(inventory, found)
         self.links = {name: self._link(inventory, host, found.get(name)) for name, host in inventory.hosts.items()}
         self.names = tuple(inventory.hosts)
         self._apart: dict[str, VclusterError] = {}
@@ -137,7 +137,7 @@ class Fleet:
         return {name: error for name, error in self._apart.items() if name in names}
 
     def _link(self, inventory: Inventory, host: Host, endpoint: SshEndpoint | None) -> HostConnection:
-        at, kind = target(inventory, host), _kind(inventory, host)
+        at, kind = ssh_target(inventory, host), _kind(inventory, host)
         ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
         carrier = LoggedTransport(self.runtime.connect(at, kind, endpoint, self._jumps), kind, self.runtime.clock)
         return HostConnection(host.name, carrier, self.runtime, ssh)
@@ -176,7 +176,7 @@ class Fleet:
         """
         answers, failures = self.each(work, hosts)
         if failures:
-            raise together(failures)
+            raise combine(failures)
         return answers
 
     def without_lease(self) -> None:
@@ -237,7 +237,7 @@ def _allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def target(inventory: Inventory, host: Host) -> Target:
+def ssh_target(inventory: Inventory, host: Host) -> Target:
     """The inventory's words on how to reach a host, the host's own before the cluster's."""
     ssh, own = inventory.ssh, host.ssh
     return Target(
@@ -257,7 +257,7 @@ def endpoints(inventory: Inventory, runtime: Runtime) -> dict[str, SshEndpoint |
 
     def ask(host: Host) -> SshEndpoint | None:
         with suppress(VclusterError):  # the connection asks once more, and fails in the name of its host
-            return locate(target(inventory, host), _kind(inventory, host), runtime.processes)
+            return locate(ssh_target(inventory, host), _kind(inventory, host), runtime.processes)
         return None
 
     hosts = [host for host in inventory.hosts.values() if _kind(inventory, host) != "local"]
@@ -265,7 +265,7 @@ def endpoints(inventory: Inventory, runtime: Runtime) -> dict[str, SshEndpoint |
         return dict(zip((host.name for host in hosts), pool.map(ask, hosts), strict=True))
 
 
-def _refuse_one_machine_twice(inventory: Inventory, found: Mapping[str, SshEndpoint | None]) -> None:
+def _ensure_unique_hosts(inventory: Inventory, found: Mapping[str, SshEndpoint | None]) -> None:
     def end(host: Host) -> tuple[str | int, ...]:
         at = found.get(host.name)
         # Two that are this machine itself were refused when the inventory was read.

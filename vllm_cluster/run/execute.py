@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.identity import Owner, owner_of
-from vllm_cluster.core.images import ENGINE_REPOSITORY, engine_name, engine_tag
+from vllm_cluster.core.images import ENGINE_REPOSITORY, node_image_name, node_image_tag
 from vllm_cluster.core.plan import (
     CreateNode,
     MoveHead,
@@ -27,8 +27,8 @@ from vllm_cluster.core.plan import (
 from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, node_name
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import node_body, own_body
-from vllm_cluster.docker.temporary import passing, run_once
-from vllm_cluster.errors import CommandFailed, HostError, VclusterError, together
+from vllm_cluster.docker.temporary import run_once, temporary_container
+from vllm_cluster.errors import CommandFailed, HostError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
@@ -98,7 +98,7 @@ class PlanExecution:
 
         _, failures = self.fleet.each(work, by_host)
         if failures:
-            raise together(failures)
+            raise combine(failures)
         if stage.title == "head":
             await_ray(self.fleet.links[self.plan.head], self.plan, self.emit)
         elif stage.title == "workers":
@@ -111,7 +111,7 @@ class PlanExecution:
         try:
             self._carry_out(link, operation)
         except HostError as error:
-            raise error.during(operation.verb) from error.__cause__
+            raise error.with_step(operation.verb) from error.__cause__
         self.emit(Event("done", operation.past, link.name, data))
 
     def _carry_out(self, link: HostConnection, operation: Operation) -> None:
@@ -148,21 +148,21 @@ class PlanExecution:
 
     def _prepare_image(self, link: HostConnection, operation: PrepareImage) -> None:
         engine = link.engine
-        config = engine.image_config(operation.image)
+        config = engine.image_info(operation.image)
         if config is None:
             deadline = link.runtime.after(PULL_SECONDS)
             pull(link, operation.image, deadline, lambda text: self.emit(Event("progress", text, link.name)))
-            config = engine.image_config(operation.image)
+            config = engine.image_info(operation.image)
         if config is None:
             raise CommandFailed(link.name, f"{operation.image} was pulled and is not there", exit_code=1, stderr="")
         base = str(config["Id"])
-        name = engine_name(base, operation.ray)
-        if engine.image_config(name):
+        name = node_image_name(base, operation.ray)
+        if engine.image_info(name):
             return
         inside = self._probe(engine, operation.image, base)
-        if inside.ray_will_do:
+        if inside.has_usable_ray:
             self.emit(Event("note", f"{operation.image} brings Ray {inside.version('ray')}", link.name))
-            engine.tag(base, ENGINE_REPOSITORY, engine_tag(base, operation.ray))
+            engine.tag(base, ENGINE_REPOSITORY, node_image_tag(base, operation.ray))
             return
         ray = inside.ray_to_add(operation.ray)
         self.emit(Event("note", f"{operation.image} has {_has(inside)}: adding ray[default]=={ray}", link.name))
@@ -203,7 +203,7 @@ class PlanExecution:
             return
 
         def base(link: HostConnection) -> str | None:
-            if config := link.engine.image_config(image):
+            if config := link.engine.image_info(image):
                 return str(config["Id"])
             # Pruned away: the node that runs here knows what it was made from.
             node = NodeHandle(link, self.plan.cluster).container()
@@ -223,13 +223,13 @@ class PlanExecution:
         def write(link: HostConnection) -> None:
             self.lease.check()
             spec = specs[link.name]
-            config = link.engine.image_config(spec.image)
+            config = link.engine.image_info(spec.image)
             if config:
-                self._provide(link.engine, spec, engine_name(str(config["Id"]), spec.ray))
+                self._provide(link.engine, spec, node_image_name(str(config["Id"]), spec.ray))
 
         _, failures = self.fleet.each(write, specs)
         if failures:
-            raise together(failures)
+            raise combine(failures)
 
     def _provide(self, engine: DockerApi, spec: ContainerSpec, image: str) -> None:
         if door := provide(engine, spec, image, self.secrets):
@@ -255,7 +255,7 @@ class PlanExecution:
 
     def _give(self, engine: DockerApi, spec: ContainerSpec, image: str) -> None:
         """Let the node's user write its state, also what an earlier node wrote as somebody else."""
-        with passing(engine, spec.cluster, "probe", own_body(spec, image)) as name:
+        with temporary_container(engine, spec.cluster, "probe", own_body(spec, image)) as name:
             engine.start(name)
             code = engine.wait(name, self.fleet.runtime.after(PROBE_SECONDS))
             if code:
@@ -265,18 +265,18 @@ class PlanExecution:
 
     def _images(self, engine: DockerApi, spec: ContainerSpec) -> tuple[str, str]:
         """The id of the image that the inventory names, and the name of the one with Ray."""
-        config = engine.image_config(spec.image)
+        config = engine.image_info(spec.image)
         if config is None:
             raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="vcluster up")
         base = str(config["Id"])
-        return base, engine_name(base, spec.ray)
+        return base, node_image_name(base, spec.ray)
 
     def _create_or_adopt(self, engine: DockerApi, spec: ContainerSpec, body: Mapping[str, object]) -> str:
         try:
             return engine.create(spec.name, body)
         except CommandFailed as error:
             # Docker refuses a second container of one name. Ours from a create whose answer was lost will do.
-            there = engine.container_named(spec.name) if error.returncode == 409 else None
+            there = engine.container_info(spec.name) if error.returncode == 409 else None
             if there and there["Config"]["Labels"].get(SPEC) == spec.document:
                 return str(there["Id"])
             raise

@@ -8,11 +8,11 @@ from importlib.resources import files
 
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.core.desired import Inputs, desired
-from vllm_cluster.core.identity import our_id
-from vllm_cluster.core.images import engine_name, find
+from vllm_cluster.core.identity import cluster_id
+from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.docker.container_body import glance_body
-from vllm_cluster.docker.temporary import passing
+from vllm_cluster.docker.temporary import temporary_container
 from vllm_cluster.errors import HostError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
@@ -33,9 +33,11 @@ def look_inside(
     fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit, *, leave: Collection[str] = ()
 ) -> list[Finding]:
     """What is wrong in a container on each host that has the image, but for those to `leave`; nothing of it stays."""
-    inputs = Inputs("", {"ray-token": "none"}, our_id(inventory, facts) or "")
+    inputs = Inputs("", {"ray-token": "none"}, cluster_id(inventory, facts) or "")
     wanted = {spec.host: spec for spec in desired(inventory, facts, inputs)}
-    there = [name for name, host in facts.items() if not host.engine.problem and find(inventory.image, host.images)]
+    there = [
+        name for name, host in facts.items() if not host.engine.problem and find_image(inventory.image, host.images)
+    ]
     ready = [name for name in there if name not in leave]
     if ready:
         emit(Event("progress", f"looking around in a container on {count(len(ready), 'host')}"))
@@ -60,14 +62,14 @@ def _without_volumes(spec: ContainerSpec, facts: HostFacts) -> ContainerSpec:
 
 
 def _look(link: HostConnection, inventory: Inventory, facts: HostFacts, spec: ContainerSpec) -> list[Finding]:
-    base = find(inventory.image, facts.images)
+    base = find_image(inventory.image, facts.images)
     if base is None:
         return []
-    image = find(engine_name(base.id, spec.ray), facts.images) or base
+    image = find_image(node_image_name(base.id, spec.ray), facts.images) or base
     cache = inventory.model_cache
     folder = cache if any(mount.target == cache for mount in spec.mounts) else "/tmp"  # noqa: S108 (in the container)
     body = glance_body(spec, image.id, script(), [folder, *contents.OPTIONS])
-    with passing(link.engine, inventory.cluster, "probe", body) as name:
+    with temporary_container(link.engine, inventory.cluster, "probe", body) as name:
         link.engine.start(name)
         code = link.engine.wait(name, link.runtime.after(SECONDS))
         output = link.engine.logs(name)

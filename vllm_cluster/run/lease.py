@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, LeaseLost, Locked, VclusterError, together
+from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, LeaseLost, Locked, VclusterError, combine
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import WORKERS, Fleet, HostConnection
@@ -120,10 +120,10 @@ class Lease:
             self._holds += got[:prefix]
             self._let_go(got[prefix:])
             if self._holds and self._beats is None:
-                self._beats = self._runtime.repeat(self.beat, HEARTBEAT, "lease")
+                self._beats = self._runtime.repeat(self.send_heartbeat, HEARTBEAT, "lease")
             answers = {link.name: outcome for link, outcome in zip(asked, outcomes, strict=True)}
             if failed := {name: said for name, said in answers.items() if isinstance(said, VclusterError)}:
-                raise together(failed)
+                raise combine(failed)
             for link, outcome in zip(asked, outcomes, strict=True):
                 if isinstance(outcome, str):
                     return link, outcome
@@ -160,7 +160,7 @@ class Lease:
         script = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
         return ["sh", "-c", script, "stream", hold.folder, self._token]
 
-    def beat(self) -> bool:
+    def send_heartbeat(self) -> bool:
         """Give every host a sign of life, and hear that it still keeps its lock for us; False once one does not."""
         sent = self._runtime.clock.monotonic()
         holds = list(self._holds)

@@ -9,13 +9,13 @@ from ipaddress import ip_interface
 from secrets import token_hex
 from typing import Any
 
-from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, links, ports_of, way
+from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, link_findings, parse_link_result, ports_of
 from vllm_cluster.checks.registry import Finding, NotChecked
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.desired import interface
-from vllm_cluster.core.identity import Owner, our_id
-from vllm_cluster.core.images import find
-from vllm_cluster.docker.temporary import passing_name
+from vllm_cluster.core.identity import Owner, cluster_id
+from vllm_cluster.core.images import find_image
+from vllm_cluster.docker.temporary import temporary_name
 from vllm_cluster.errors import HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
@@ -34,7 +34,7 @@ _NO_PYTHON = 'echo \'{"error": "no python3"}\'; while read -r line; do :; done'
 _HOSTS_OWN = f'command -v python3 >/dev/null || {{ {_NO_PYTHON}; exit; }}; exec python3 -u -c "$1"'
 
 
-def mesh(
+def run_link_test(
     fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit
 ) -> tuple[list[Finding], list[NotChecked]]:
     """What is wrong with the links between the hosts, and whose could not be seen. Changes nothing, leaves nothing."""
@@ -44,7 +44,7 @@ def mesh(
     number = len(facts) * (len(facts) - 1)
     emit(Event("progress", f"looking at {number} links between {len(facts)} hosts", data={"links": number}))
     probes: dict[str, RunningProgram] = {}
-    identity = our_id(inventory, facts)
+    identity = cluster_id(inventory, facts)
 
     def start(link: HostConnection) -> dict[str, Any]:
         probes[link.name] = RunningProgram(
@@ -57,12 +57,12 @@ def mesh(
         peers = {name: {"address": inventory.hosts[name].address, **ports} for name, ports in opened.items()}
         for name in opened:
             others = {other: peer for other, peer in peers.items() if other != name}
-            _tell(probes[name], others, failures)
+            _send_peers(probes[name], others, failures)
         names = {
             name: {**ports_of(inventory, name), **dict.fromkeys(ports["chosen"], EPHEMERAL)}
             for name, ports in opened.items()
         }
-        ways, more = fleet.each(lambda link: _hear(probes[link.name], names), set(opened) - set(failures))
+        ways, more = fleet.each(lambda link: _receive_results(probes[link.name], names), set(opened) - set(failures))
         gone = Deadline.after(GONE_SECONDS)
         fleet.each(lambda link: probes[link.name].end(gone), ways)
     finally:
@@ -71,7 +71,7 @@ def mesh(
     failures |= more
     # A probe that broke off answers nobody: what the others saw of it tells nothing of their links.
     every = [each for host in ways.values() for each in host if each.target not in failures]
-    found = links(every, {name: _place(inventory, facts[name]) for name in facts})
+    found = link_findings(every, {name: _place(inventory, facts[name]) for name in facts})
     seconds = round(time.monotonic() - began, 1)
     text = f"{count(len(every), 'link')} seen in {seconds} s, {count(len(found), 'finding')}"
     emit(Event("progress", text, data={"links": len(every), "seconds": seconds}))
@@ -84,10 +84,10 @@ def _soon() -> Deadline:
 
 def _argv(inventory: Inventory, facts: HostFacts, identity: str | None) -> list[str]:
     program = files("vllm_cluster.remote.host").joinpath("link_test.py").read_text()
-    image = None if facts.engine.problem else find(inventory.image, facts.images)
+    image = None if facts.engine.problem else find_image(inventory.image, facts.images)
     if image is None:
         return ["sh", "-c", _HOSTS_OWN, "probe", program]
-    name, labels = passing_name(inventory.cluster, "links"), Owner(inventory.cluster, identity).labels.items()
+    name, labels = temporary_name(inventory.cluster, "links"), Owner(inventory.cluster, identity).labels.items()
     argv = ["docker", "run", "--rm", "--interactive", "--init", "--pull", "never", "--log-driver", "none"]
     argv += ["--network", "host", "--cap-drop", "ALL", "--name", name]
     argv += [word for key, value in labels for word in ("--label", f"{key}={value}")]
@@ -123,14 +123,14 @@ def _unclear(host: str, error: ValueError) -> HostError:
     return HostError(host, f"its program says what cannot be understood: {error}")
 
 
-def _tell(probe: RunningProgram, peers: Mapping[str, Any], failures: dict[str, VclusterError]) -> None:
+def _send_peers(probe: RunningProgram, peers: Mapping[str, Any], failures: dict[str, VclusterError]) -> None:
     try:
         probe.send(peers)
     except VclusterError as error:
         failures[probe.host] = error
 
 
-def _hear(probe: RunningProgram, names: Mapping[str, Mapping[int, str]]) -> list[LinkResult]:
+def _receive_results(probe: RunningProgram, names: Mapping[str, Mapping[int, str]]) -> list[LinkResult]:
     """What a host saw of every other; `names` are those of the ports of each."""
     deadline, seen = Deadline.after(VISIT_SECONDS + len(names) / 8), dict[str, LinkResult]()
     while "done" not in (row := probe.next(deadline)):
@@ -138,7 +138,7 @@ def _hear(probe: RunningProgram, names: Mapping[str, Mapping[int, str]]) -> list
         if not isinstance(target, str) or target not in names or target == probe.host:
             raise HostError(probe.host, "its program tells of a host that it was not asked about")
         try:
-            seen[target] = way(probe.host, target, names[target], row)
+            seen[target] = parse_link_result(probe.host, target, names[target], row)
         except ValueError as error:
             raise _unclear(probe.host, error) from None
     return list(seen.values())

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.errors import CommandFailed
-from vllm_cluster.explain.log_line import moment
+from vllm_cluster.explain.log_line import parse_time
 from vllm_cluster.explain.scan import LogSource
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
@@ -45,7 +45,7 @@ def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list
     return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
 
 
-def observed(inventory: Inventory, link: HostConnection) -> HostConnection:
+def connect_and_observe(inventory: Inventory, link: HostConnection) -> HostConnection:
     """The host, connected, with its engine open.
 
     Raises:
@@ -116,6 +116,6 @@ def _stopped(node: NodeHandle) -> list[Log]:
 
 def _kernel(link: HostConnection, started: str) -> bytes:
     """The kernel's warnings since the container started: an older one explains nothing."""
-    since = moment(started, 1970) or 0.0
+    since = parse_time(started, 1970) or 0.0
     told = link.transport.run(["sh", "-c", _KERNEL], link.runtime.after(KERNEL_SECONDS)).text
-    return "".join(f"{line}\n" for line in told.splitlines() if (moment(line, 1970) or 0.0) >= since).encode()
+    return "".join(f"{line}\n" for line in told.splitlines() if (parse_time(line, 1970) or 0.0) >= since).encode()

@@ -12,8 +12,8 @@ from vllm_cluster.core.members import Member, Membership, Record, differences, f
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.docker.container_body import idle_body
-from vllm_cluster.docker.temporary import passing
+from vllm_cluster.docker.container_body import volume_writer_body
+from vllm_cluster.docker.temporary import temporary_container
 from vllm_cluster.errors import HostError, UsageError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
@@ -134,8 +134,8 @@ def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: 
     found[RECORD_FILE] = record.document.encode()
     owner = owner_of(spec)
     target.volumes.create(spec.state_volume, owner.labels)
-    body = idle_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
-    with passing(target, spec.cluster, "door", body) as door:
+    body = volume_writer_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
+    with temporary_container(target, spec.cluster, "door", body) as door:
         target.put_files(door, STATE_FOLDER, {name: (content, 0o600) for name, content in found.items()})
 
 

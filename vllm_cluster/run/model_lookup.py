@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from vllm_cluster.core.identity import Owner, our_id
-from vllm_cluster.core.images import find
+from vllm_cluster.core.identity import Owner, cluster_id
+from vllm_cluster.core.images import find_image
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.docker.temporary import run_once
 from vllm_cluster.errors import CommandFailed, TimedOut
@@ -24,14 +24,14 @@ print(json.dumps({{"supports_pp": known.inspect_model_cls().supports_pp if known
 """
 
 
-def supports_stages(head: HostConnection, facts: HostFacts, inventory: Inventory, architecture: str) -> bool | None:
+def supports_pp(head: HostConnection, facts: HostFacts, inventory: Inventory, architecture: str) -> bool | None:
     """Whether the image's vLLM can split a model class into pipeline stages; None where that cannot be told."""
-    image = find(inventory.image, facts.images)
+    image = find_image(inventory.image, facts.images)
     if image is None or not architecture.isidentifier():
         return None
     script, deadline = _CLASS.format(architecture=architecture), head.runtime.after(CLASS_SECONDS)
     node = node_name(inventory.cluster)
-    owner = Owner(inventory.cluster, our_id(inventory, {head.name: facts}))
+    owner = Owner(inventory.cluster, cluster_id(inventory, {head.name: facts}))
     try:
         if any(container.name == node and container.state == "running" for container in facts.containers):
             # A container beside it would be taken for a leftover by an `up` or a `serve` at the same time.

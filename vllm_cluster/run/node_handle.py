@@ -47,7 +47,7 @@ class NodeHandle:
 
     def container(self) -> Mapping[str, Any] | None:
         """The container as `docker inspect` shows it; None where there is none."""
-        return self.link.engine.container_named(self.name)
+        return self.link.engine.container_info(self.name)
 
     def state(self) -> NodeState:
         """The container that runs, and its status.

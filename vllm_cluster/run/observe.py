@@ -67,7 +67,7 @@ def observe(inventory: Inventory, link: HostConnection, *, deep: bool = False, v
         return facts
     return replace(
         facts,
-        details=replace(facts.details, image=_image(engine.image_config(inventory.image))),
+        details=replace(facts.details, image=_image(engine.image_info(inventory.image))),
     )
 
 

@@ -50,7 +50,7 @@ def _pull_on_host(
         raise TimedOut(link.name, f"pull {image}: docker pull did not end in time") from error
     finally:
         stream.close()
-    if link.engine.image_config(image) is None:
+    if link.engine.image_info(image) is None:
         reason = stream.stderr_tail().strip().rpartition("\n")[2] or refusal.stderr
         where = registry(image)
         login = f"docker login {where}" if where else "docker login"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_cluster.backends.ray import join
+from vllm_cluster.backends.ray import host_port
 from vllm_cluster.checks.allreduce import Trial, binary
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.spec import ContainerSpec
@@ -100,7 +100,7 @@ class RankDriver:
             "sizes": list(trial.sizes),
             "seconds": limits.measuring,
             "environment": dict(each.environment),
-            "master": each.master or join(self.specs[trial.hosts[0]].address, 0),
+            "master": each.master or host_port(self.specs[trial.hosts[0]].address, 0),
         }
         for host in trial.hosts:
             first = list(trial.ranks.values()).index(host)
@@ -126,14 +126,14 @@ class RankDriver:
         each, rank = running.get(row.get("trial", 0)), row.get("rank")
         if each is None or not isinstance(rank, int) or each.trial.ranks.get(rank) != host:
             return
-        if each.trial.hear(rank, row):
+        if each.trial.update(rank, row):
             each.moved = time.monotonic()
-            self._tell(each, rank, row)
+            self._report_progress(each, rank, row)
         if rank == 0 and row.get("step") == "store" and not each.master and isinstance(row.get("port"), int):
-            each.master = join(self.specs[host].address, row["port"])
+            each.master = host_port(self.specs[host].address, row["port"])
             self._order(each, limits, list(each.trial.ranks)[1:])
 
-    def _tell(self, each: _RunningTrial, rank: int, row: Mapping[str, Any]) -> None:
+    def _report_progress(self, each: _RunningTrial, rank: int, row: Mapping[str, Any]) -> None:
         """Progress for people, once for all ranks; trials of parts are told by who ordered them."""
         trial = each.trial
         if rank != 0 or each.number != 1:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.run.secrets import identify
+from vllm_cluster.run.secrets import secret_id as hash_secret
 from vllm_cluster.transport import Kind, make
 from vllm_cluster.transport.base import Target, Transport
 from vllm_cluster.transport.jumps import Jumps
@@ -92,7 +92,7 @@ class Runtime:
     processes: Callable[..., subprocess.CompletedProcess[Any]] = subprocess.run
     token: Callable[[int], str] = token_hex
     run: str = field(default_factory=lambda: token_hex(4))
-    secret_id: Callable[[str, str, str], str] = identify
+    secret_id: Callable[[str, str, str], str] = hash_secret
     connect: Callable[[Target, Kind, SshEndpoint | None, Jumps], Transport] = _connect
     docker: Callable[[Transport, str, Clock], DockerApi] = _docker
 

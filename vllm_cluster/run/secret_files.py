@@ -10,8 +10,8 @@ from vllm_cluster.core.identity import Owner, is_volume_name, owner_of
 from vllm_cluster.core.kept import Holder, holders
 from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.docker.container_body import idle_body
-from vllm_cluster.docker.temporary import passing, passing_name
+from vllm_cluster.docker.container_body import volume_writer_body
+from vllm_cluster.docker.temporary import temporary_container, temporary_name
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -36,15 +36,15 @@ def provide(engine: DockerApi, spec: ContainerSpec, image: str, secrets: Secrets
         return None
     # The node sees the volume read-only, and Docker writes through no read-only mount: so through this door.
     # Both are made by one call: a volume alone would stay unseen, should this break off.
-    door = passing_name(spec.cluster, "door")
-    engine.create(door, idle_body(owner, image, Mount(spec.secrets_volume, SECRETS_FOLDER), labels))
+    door = temporary_name(spec.cluster, "door")
+    engine.create(door, volume_writer_body(owner, image, Mount(spec.secrets_volume, SECRETS_FOLDER), labels))
     engine.put_files(door, SECRETS_FOLDER, secrets.files(ids))
     return door
 
 
 def remove_unused(engine: DockerApi, spec: ContainerSpec) -> None:
     """Remove what earlier nodes of this cluster were given, where no container uses it, and what Docker half made."""
-    engine.volumes.remove_blank(node_name(spec.cluster), partial(is_volume_name, spec.cluster))
+    engine.volumes.remove_unlabelled(node_name(spec.cluster), partial(is_volume_name, spec.cluster))
     for name, labels in engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").items():
         ours = is_volume_name(spec.cluster, name) and labels.get(ID, spec.cluster_id) == spec.cluster_id
         if ours and name not in (spec.state_volume, spec.secrets_volume):
@@ -85,8 +85,8 @@ def _read(
     there = engine.volumes.labelled(f"{CLUSTER}={cluster}").get(holder.volume)
     if there is None or not images:
         return {}
-    body = idle_body(Owner(cluster, there.get(ID)), images[0], Mount(holder.volume, SECRETS_FOLDER))
-    with passing(engine, cluster, "door", body) as door:
+    body = volume_writer_body(Owner(cluster, there.get(ID)), images[0], Mount(holder.volume, SECRETS_FOLDER))
+    with temporary_container(engine, cluster, "door", body) as door:
         return _files(engine, door, wanted)
 
 

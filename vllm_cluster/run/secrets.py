@@ -49,7 +49,9 @@ class Secrets:
         return {f"{name}-{identity}": (self.values[name].encode(), 0o600) for name, identity in names.items()}
 
 
-def gather(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime, reading: Reading = Reading.ALL) -> Secrets:
+def collect_secrets(
+    inventory: Inventory, kept: Mapping[str, str], runtime: Runtime, reading: Reading = Reading.ALL
+) -> Secrets:
     """The secrets that the cluster shall have: given by reference, else kept (ids by name), else new.
 
     Raises:
@@ -65,11 +67,11 @@ def gather(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime, read
             if reading is Reading.ALL:
                 raise
             unread.append(error.message)
-    found = _gathered(inventory, values, kept, runtime, wanted)
+    found = _collected(inventory, values, kept, runtime, wanted)
     return replace(found, unread=tuple(unread))
 
 
-def _gathered(
+def _collected(
     inventory: Inventory, values: dict[str, str], kept: Mapping[str, str], runtime: Runtime, given: Collection[str]
 ) -> Secrets:
     made = {name: runtime.token(KEY_BYTES) for name in GENERATED if name not in {*kept, *given}}
@@ -79,10 +81,10 @@ def _gathered(
     return Secrets(ids, values, frozenset(made))
 
 
-def gather_with_values(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime) -> Secrets:
+def collect_with_values(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime) -> Secrets:
     """The same from the kept values by name, ready to be written."""
     ids = {name: runtime.secret_id(inventory.cluster, name, value) for name, value in kept.items()}
-    found = gather(inventory, ids, runtime)
+    found = collect_secrets(inventory, ids, runtime)
     return Secrets(found.ids, {**kept, **found.values}, found.new)
 
 
@@ -103,7 +105,7 @@ def read(inventory: Inventory, wanted: Mapping[str, SecretRef]) -> dict[str, str
     return {name: read_secret(reference, base=base, environ=os.environ) for name, reference in wanted.items()}
 
 
-def identify(cluster: str, name: str, value: str) -> str:
+def secret_id(cluster: str, name: str, value: str) -> str:
     """An id that changes with the value and gives nothing of it away: it stands in labels and paths.
 
     Slow on purpose (scrypt): a key that a person thought up must not be found by trying words.

@@ -31,7 +31,7 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
     """
     if not 1 <= hosts <= _MOST_HOSTS or not 1 <= gpus <= _MOST_GPUS:
         raise UsageError(f"a sandbox has 1 to {_MOST_HOSTS} hosts of 1 to {_MOST_GPUS} GPUs, not {hosts} of {gpus}")
-    with closing(connect()) as engine, _alone(), _told():
+    with closing(connect()) as engine, _alone(), _docker_errors():
         folder.mkdir(parents=True, exist_ok=True)
         return _up(engine, Sandbox(folder), hosts, gpus, report)
 
@@ -71,7 +71,7 @@ def down(*, folder: Path, report: Report, purge: bool = False) -> bool:
     Returns whether there were hosts.
     """
     sandbox = Sandbox(folder)
-    with closing(connect()) as engine, _alone(), _told():
+    with closing(connect()) as engine, _alone(), _docker_errors():
         present = machines.found(engine, sandbox)
         for name, container in sorted(present.items()):
             report(f"{name}: removing it")
@@ -118,7 +118,7 @@ def _alone() -> Iterator[None]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _docker_errors() -> Iterator[None]:
     """Docker's refusals as errors that a person reads."""
     try:
         yield

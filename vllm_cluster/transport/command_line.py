@@ -95,12 +95,12 @@ def posix_line(argv: Sequence[str]) -> bytes:
     return ("exec " + shlex.join(argv)).encode("utf-8", "surrogateescape")
 
 
-def unbounded(argv: Sequence[str]) -> Command:
+def without_timeout(argv: Sequence[str]) -> Command:
     """A command that runs until it ends or the connection does."""
     return _command(_mark(), posix_line(argv).decode("utf-8", "surrogateescape"))
 
 
-def bounded(argv: Sequence[str], seconds: float) -> Command:
+def with_timeout(argv: Sequence[str], seconds: float) -> Command:
     """A command that is ended, with what it started, after `seconds`."""
     encoded(argv)
     mark = _mark()

@@ -133,7 +133,7 @@ class ClosedBeforeLogin(Unreachable):
     """The server closed the connection before the login: it may take the next one."""
 
 
-def patiently(connect: Callable[[], T], deadline: Deadline) -> T:
+def connect_with_retry(connect: Callable[[], T], deadline: Deadline) -> T:
     """Connect, and again after a moment when the server had too much to do.
 
     sshd drops new connections at random while ten logins are under way, which many hosts behind one bastion are.

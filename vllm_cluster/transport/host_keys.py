@@ -72,13 +72,13 @@ def parse(text: str, file: str) -> list[KnownKey]:
     return keys
 
 
-def judge(keys: Iterable[KnownKey], host: str, port: int, alias: str | None, blob: bytes) -> KeyCheck:
+def check_key(keys: Iterable[KnownKey], host: str, port: int, alias: str | None, blob: bytes) -> KeyCheck:
     """The verdict on the key `blob` that `host` shows on `port`."""
     keys = list(keys)
-    found = _judge_name(keys, lookup_name(host, port, alias), blob)
+    found = _check_name(keys, lookup_name(host, port, alias), blob)
     if found.verdict is KeyStatus.UNKNOWN and alias is None and port != DEFAULT_PORT:
         # ssh accepts the key that it knows for the same name on port 22, and only accepts by it.
-        plain = _judge_name(keys, host, blob)
+        plain = _check_name(keys, host, blob)
         if plain.verdict in (KeyStatus.OK, KeyStatus.REVOKED):
             return plain
     return found
@@ -125,7 +125,7 @@ def entry(name: str, blob: bytes, *, hashed: bool) -> str:
     return f"{name} {key_type(blob)} {base64.b64encode(blob).decode()}\n"
 
 
-def _judge_name(keys: Sequence[KnownKey], name: str, blob: bytes) -> KeyCheck:
+def _check_name(keys: Sequence[KnownKey], name: str, blob: bytes) -> KeyCheck:
     mine = [key for key in keys if matches(key.names, name)]
     for key in mine:
         if key.marker == "@revoked" and key.blob == blob:

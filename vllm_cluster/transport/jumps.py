@@ -40,7 +40,7 @@ class Jumps:
         Raises:
             Unreachable: in the name of the host that `at` is on the way to.
         """
-        key, begun = _nameless(at), deadline.left()
+        key, begun = _route_key(at), deadline.left()
         with self._lock:
             last = self._opened.get(key)
             first = last is None or _ended(last)
@@ -73,6 +73,6 @@ def _ended(opened: Future[Jump]) -> bool:
     return opened.done() and not opened.exception() and not opened.result().alive()
 
 
-def _nameless(at: SshEndpoint) -> SshEndpoint:
+def _route_key(at: SshEndpoint) -> SshEndpoint:
     """What makes two ways one: all but the host that they lead to."""
-    return replace(at, name="", jump=_nameless(at.jump) if at.jump else None)
+    return replace(at, name="", jump=_route_key(at.jump) if at.jump else None)

@@ -13,7 +13,7 @@ from vllm_cluster.transport import command_line, connect_errors, process, shell
 from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Forward, Result, Stream, Target
 from vllm_cluster.transport.forward import listener
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import SshEndpoint, check, resolve
+from vllm_cluster.transport.ssh_config import SshEndpoint, ensure_safe_names, resolve
 from vllm_cluster.transport.ssh_master import STEP_SECONDS, SshMaster, open_master, shared
 
 _RETRY_SECONDS = 0.1
@@ -23,7 +23,7 @@ class OpenSshTransport:
     """One host over `ssh` with a shared connection. Safe to use from several threads."""
 
     def __init__(self, target: Target, jumps: Jumps, endpoint: SshEndpoint | None = None) -> None:
-        check(target)
+        ensure_safe_names(target)
         self._target = target
         self._endpoint = endpoint
         self._jumps = jumps
@@ -56,7 +56,7 @@ class OpenSshTransport:
 
     def run(self, argv: Sequence[str], deadline: Deadline, *, stdin: bytes = b"") -> Result:
         """Run one command to its end."""
-        master, doing = self._standing(), f"`{command_line.shown(argv)}`"
+        master, doing = self._open_master(), f"`{command_line.shown(argv)}`"
         command_line.encoded(argv)
         self._take(self._commands, deadline, doing)
         try:
@@ -66,8 +66,8 @@ class OpenSshTransport:
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
-        master, doing = self._standing(), f"`{command_line.shown(argv)}`"
-        command = command_line.unbounded(argv)
+        master, doing = self._open_master(), f"`{command_line.shown(argv)}`"
+        command = command_line.without_timeout(argv)
         self._take(self._slots, deadline, doing)
 
         def check_end(code: int) -> None:
@@ -100,11 +100,11 @@ class OpenSshTransport:
 
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Bring a port of the host to 127.0.0.1 here."""
-        return _MuxForward(self._standing(), remote_port, local_port, remote_host)
+        return _MuxForward(self._open_master(), remote_port, local_port, remote_host)
 
     def require_alive(self) -> None:
         """Raise where the connection is gone; ssh's keepalives find out."""
-        self._standing()
+        self._open_master()
 
     def close(self) -> None:
         """End the connection and its streams."""
@@ -122,7 +122,7 @@ class OpenSshTransport:
         opening, started = deadline.sooner(STEP_SECONDS), deadline.left()
         while True:
             self._count()
-            command = command_line.bounded(argv, deadline.left())
+            command = command_line.with_timeout(argv, deadline.left())
             result = process.run(shared(master.socket, command_line.LINE), command.first + stdin, deadline)
             if result is None:
                 raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
@@ -144,7 +144,7 @@ class OpenSshTransport:
 
         return shell.refusal(self._target, master.resolved.where, out, err, ask)
 
-    def _standing(self) -> SshMaster:
+    def _open_master(self) -> SshMaster:
         master = self._master
         if master is None:
             raise Unreachable(self.host, "there is no connection", hint="connect first")

@@ -67,7 +67,7 @@ class SshEndpoint:
         return f"{self.user}@{self.host}:{self.port}"
 
 
-def check(target: Target) -> None:
+def ensure_safe_names(target: Target) -> None:
     """Refuse names that a shell or ssh could take for something else."""
     _refuse(_BAD_HOST, target.destination, f"{target.name}: ssh destination")
     if target.user is not None:
@@ -133,7 +133,7 @@ def expand(text: str, resolved: SshEndpoint) -> str:
 
 
 def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ...]) -> SshEndpoint:
-    check(target)
+    ensure_safe_names(target)
     words = ask(target)
     resolved = _from_words(target, words)
     # The name and not the address: behind a bastion another host may well be called localhost again.

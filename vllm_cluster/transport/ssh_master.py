@@ -131,7 +131,7 @@ class SshMaster:
     def _wait(self, deadline: Deadline) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None  # noqa: S101 - they were asked for above
-        command = command_line.unbounded(_STAY)
+        command = command_line.without_timeout(_STAY)
         with contextlib.suppress(BrokenPipeError):
             os.write(stdin.fileno(), command.first)
         limit, greeting = deadline.sooner(2 * STEP_SECONDS), b""
@@ -201,7 +201,9 @@ def open_master(
         # Not -J: ssh would pass neither our options nor the strictness on to the jump hosts.
         hop = replace(target, destination=jump.destination, user=None, port=None, identity=None, jump=None)
         through = jumps.through(jump, lambda: open_master(hop, jump, jumps, deadline, jumped=True), deadline)
-    return connect_errors.patiently(lambda: SshMaster(target, resolved, through, deadline, jump=jumped), deadline)
+    return connect_errors.connect_with_retry(
+        lambda: SshMaster(target, resolved, through, deadline, jump=jumped), deadline
+    )
 
 
 def _started(argv: Sequence[bytes | str], log: IO[bytes], *, piped: bool) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ from vllm_cluster.events import Event
 from vllm_cluster.facts.host_facts import Gpu, Hca, HostFacts
 from vllm_cluster.facts.parse import unified_mib
 from vllm_cluster.fit.layouts import GpuPool, Workload
-from vllm_cluster.fit.model_config import shape
+from vllm_cluster.fit.model_config import model_config
 from vllm_cluster.fit.report import FitReport
 from vllm_cluster.fit.weights import spread
 
@@ -39,10 +39,10 @@ def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: An
 
         yield SimpleNamespace(all=every, links=links, without_lease=lambda: None)
 
-    made = shape(configs.LLAMA_8B)
-    monkeypatch.setattr(action, "connected", connected)
+    made = model_config(configs.LLAMA_8B)
+    monkeypatch.setattr(action, "connect_all", connected)
     monkeypatch.setattr(action, "observe", lambda _, link: facts[link.name])
-    monkeypatch.setattr(action, "supports_stages", lambda *_: True)
+    monkeypatch.setattr(action, "supports_pp", lambda *_: True)
     monkeypatch.setattr(action, "read", lambda *_: (made, spread(16_060_522_496, made)))
     events: list[Event] = []
     return action.fit("llama", Workload(), events.append, gpus=None, load=lambda: world.inventory(len(facts), **words))

@@ -144,16 +144,16 @@ def test_a_nul_reaches_no_command_line() -> None:
     ],
 )
 def test_layouts(nodes: list[int], tp: int | None, pp: int | None, expected: tuple[int, int]) -> None:
-    found = vllm.layout(nodes, tp, pp)
+    found = vllm.choose_parallelism(nodes, tp, pp)
     assert (found.tp, found.pp) == expected
     assert found.reasons
 
 
 def test_reasons_say_what_is_bad_about_a_layout() -> None:
-    assert any("crosses hosts" in reason for reason in vllm.layout([2, 2], 4, None).reasons)
-    assert any("crosses hosts" in reason for reason in vllm.layout([3, 3], 2, None).reasons)
-    assert any("2 of the 4 GPUs stay idle" in reason for reason in vllm.layout([2, 2], 1, 2).reasons)
-    assert vllm.layout([2, 2], None, None).reasons == ("TP=2: GPUs of each host", "PP=2: hosts")
+    assert any("crosses hosts" in reason for reason in vllm.choose_parallelism([2, 2], 4, None).reasons)
+    assert any("crosses hosts" in reason for reason in vllm.choose_parallelism([3, 3], 2, None).reasons)
+    assert any("2 of the 4 GPUs stay idle" in reason for reason in vllm.choose_parallelism([2, 2], 1, 2).reasons)
+    assert vllm.choose_parallelism([2, 2], None, None).reasons == ("TP=2: GPUs of each host", "PP=2: hosts")
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_reasons_say_what_is_bad_about_a_layout() -> None:
 )
 def test_what_does_not_fit_is_refused(nodes: list[int], tp: int | None, pp: int | None, text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        vllm.layout(nodes, tp, pp)
+        vllm.choose_parallelism(nodes, tp, pp)
 
 
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=16))
 def test_left_to_itself_it_uses_every_gpu_and_no_group_crosses_hosts(nodes: list[int]) -> None:
-    found = vllm.layout(nodes, None, None)
+    found = vllm.choose_parallelism(nodes, None, None)
     assert found.tp * found.pp == sum(nodes)
     assert all(count % found.tp == 0 for count in nodes)
 
@@ -193,4 +193,4 @@ def test_left_to_itself_it_uses_every_gpu_and_no_group_crosses_hosts(nodes: list
 )
 def test_it_says_which_gpus_stay_idle(nodes: list[int], tp: int, pp: int, idle: str) -> None:
     names = [f"gpu{number}" for number in range(1, len(nodes) + 1)]
-    assert idle in vllm.layout(nodes, tp, pp, names).reasons
+    assert idle in vllm.choose_parallelism(nodes, tp, pp, names).reasons

@@ -9,7 +9,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm_cluster.backends.nccl import NcclTransport
-from vllm_cluster.checks.allreduce import AllReduceTime, Pair, Trial, blamed, enough, rounds, slow, slowness, ways
+from vllm_cluster.checks.allreduce import (
+    AllReduceTime,
+    Pair,
+    Trial,
+    enough,
+    locate_fault,
+    rounds,
+    slow,
+    slow_link_finding,
+    transport_findings,
+)
 
 # On a machine that other work keeps busy no single case has a time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,13 +32,13 @@ def trial(*hosts: str, ok: bool = True, bus: float = 1.0) -> Trial:
     share = 2 * (len(hosts) - 1) / len(hosts)
     for rank in made.ranks:
         for step in ("started", "store", "joined"):
-            made.hear(rank, {"step": step})
+            made.update(rank, {"step": step})
         for size in SIZES if ok else SIZES[:1]:
             took = share * size / bus / 1e9
-            made.hear(rank, {"step": "size", "bytes": size, "seconds": took, "right": True})
+            made.update(rank, {"step": "size", "bytes": size, "seconds": took, "right": True})
         if ok:
-            made.hear(rank, {"step": "done"})
-            made.hear(rank, {"step": "ended", "code": 0})
+            made.update(rank, {"step": "done"})
+            made.update(rank, {"step": "ended", "code": 0})
     made.stopped = made.given_up = not ok
     return made
 
@@ -42,7 +52,7 @@ def test_a_trial_that_came_to_its_end_has_figures() -> None:
 
 def test_a_wrong_sum_is_no_success() -> None:
     done = trial("gpu1", "gpu2")
-    done.hear(1, {"step": "size", "bytes": 1 << 20, "seconds": 0.1, "right": False})
+    done.update(1, {"step": "size", "bytes": 1 << 20, "seconds": 0.1, "right": False})
     assert not done.ok
     assert done.why() == "the sum of 1 MiB is wrong on rank 1 (gpu2)"
 
@@ -59,12 +69,12 @@ def test_a_wrong_sum_is_no_success() -> None:
 def test_who_had_not_arrived_is_named_with_the_step(steps: list[str], why: str) -> None:
     hung = Trial({0: "gpu1", 1: "gpu2"}, SIZES)
     for step in ("started", "store", "joined"):
-        hung.hear(0, {"step": step})
-    hung.hear(0, {"step": "size", "bytes": 1 << 10, "seconds": 1.0, "right": True})
+        hung.update(0, {"step": step})
+    hung.update(0, {"step": "size", "bytes": 1 << 10, "seconds": 1.0, "right": True})
     for step in steps:
-        hung.hear(1, {"step": step})
+        hung.update(1, {"step": step})
     hung.stopped = hung.given_up = True
-    hung.hear(1, {"step": "ended", "code": -9})
+    hung.update(1, {"step": "ended", "code": -9})
     assert hung.why() == why
     assert not hung.ok
 
@@ -76,9 +86,9 @@ def test_all_stuck_at_one_size_are_told_together() -> None:
 def test_who_died_without_a_word_is_told_before_those_who_lost_it() -> None:
     failed = trial("gpu1", "gpu2", ok=False)
     failed.stopped = failed.given_up = False
-    failed.hear(0, {"step": "failed", "error": "Connection closed by peer"})
-    failed.hear(0, {"step": "ended", "code": 1})
-    failed.hear(1, {"step": "ended", "code": -11})
+    failed.update(0, {"step": "failed", "error": "Connection closed by peer"})
+    failed.update(0, {"step": "ended", "code": 1})
+    failed.update(1, {"step": "ended", "code": -11})
     assert failed.why() == "rank 1 (gpu2) failed: it died (exit code -11)"
 
 
@@ -94,8 +104,8 @@ def test_who_died_without_a_word_is_told_before_those_who_lost_it() -> None:
 )
 def test_what_no_rank_of_ours_would_say_is_not_heard(row: dict[str, object]) -> None:
     made = Trial({0: "gpu1"}, SIZES)
-    assert made.hear(0, row) is False
-    assert made.hear(9, {"step": "started"}) is False
+    assert made.update(0, row) is False
+    assert made.update(9, {"step": "started"}) is False
     assert (made.steps, made.seconds, made.log) == ({}, {}, {})
 
 
@@ -128,7 +138,7 @@ def test_a_host_that_works_with_nobody_is_named(count: int, data: st.DataObject)
     hosts = [f"gpu{n}" for n in range(count)]
     bad = data.draw(st.sampled_from(hosts))
     pairs = tried(hosts, bad_host=bad)
-    found = blamed(trial(*hosts, ok=False), {host: trial(host) for host in hosts}, pairs)
+    found = locate_fault(trial(*hosts, ok=False), {host: trial(host) for host in hosts}, pairs)
     assert [(each.code, each.host) for each in found] == [("collective-host", bad)]
     assert len(pairs) <= count // 2 * 3  # a few rounds, not all
 
@@ -138,19 +148,19 @@ def test_a_host_that_works_with_nobody_is_named(count: int, data: st.DataObject)
 def test_a_link_between_two_hosts_that_else_work_is_named(count: int, data: st.DataObject) -> None:
     hosts = [f"gpu{n}" for n in range(count)]
     bad = frozenset(data.draw(st.sampled_from(list(combinations(hosts, 2)))))
-    found = blamed(trial(*hosts, ok=False), {}, tried(hosts, bad_link=bad))
+    found = locate_fault(trial(*hosts, ok=False), {}, tried(hosts, bad_link=bad))
     assert [each.code for each in found] == ["collective-link"]
     assert all(host in found[0].text for host in bad)
 
 
 def test_a_host_whose_own_ranks_fail_is_named_before_any_pair() -> None:
-    found = blamed(trial("gpu1", "gpu2", ok=False), {"gpu1": trial("gpu1"), "gpu2": trial("gpu2", ok=False)}, {})
+    found = locate_fault(trial("gpu1", "gpu2", ok=False), {"gpu1": trial("gpu1"), "gpu2": trial("gpu2", ok=False)}, {})
     assert [(each.code, each.host) for each in found] == [("collective-host", "gpu2")]
 
 
 def test_where_every_pair_works_nobody_is_blamed() -> None:
     hosts = ["gpu1", "gpu2", "gpu3"]
-    (found,) = blamed(trial(*hosts, ok=False), {}, {pair: trial(*pair) for pair in combinations(hosts, 2)})
+    (found,) = locate_fault(trial(*hosts, ok=False), {}, {pair: trial(*pair) for pair in combinations(hosts, 2)})
     assert found.code == "collective-together"
     assert "3 tried in pairs work" in found.text
     assert "NCCL_P2P_DISABLE" in found.fix
@@ -164,18 +174,20 @@ def test_slow_is_less_than_half_of_the_link(bus: float, expected: float | None, 
 def test_a_slow_link_is_named_among_the_pairs() -> None:
     hosts = ["gpu1", "gpu2", "gpu3", "gpu4"]
     pairs = {pair: trial(*pair, bus=1.0 if pair == ("gpu1", "gpu3") else 40.0) for pair in combinations(hosts, 2)}
-    found = slowness(trial(*hosts, bus=1.0), 50.0, pairs)
+    found = slow_link_finding(trial(*hosts, bus=1.0), 50.0, pairs)
     assert (found.code, found.error) == ("collective-slow", False)
     assert "gpu1 ↔ gpu3" in found.text
 
 
 def test_tcp_beside_active_adapters_is_told() -> None:
     chosen = NcclTransport(("P2P/CUMEM", "NET/Socket"))
-    assert [f.code for f in ways("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": ["mlx5_0"]})] == ["collective-socket"]
-    assert ways("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": []}) == []
+    assert [f.code for f in transport_findings("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": ["mlx5_0"]})] == [
+        "collective-socket"
+    ]
+    assert transport_findings("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": []}) == []
 
 
 def test_adapters_without_gpu_direct_are_told() -> None:
-    (found,) = ways("gpu1", NcclTransport(("NET/IB",), indirect=("mlx5_0",)), {"gpu1": ["mlx5_0"]})
+    (found,) = transport_findings("gpu1", NcclTransport(("NET/IB",), indirect=("mlx5_0",)), {"gpu1": ["mlx5_0"]})
     assert found.code == "collective-gdr"
     assert "mlx5_0" in found.text

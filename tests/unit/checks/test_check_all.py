@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.checks.registry import examine, preflight, unseen
+from vllm_cluster.checks.registry import check_all, preflight, unseen
 from vllm_cluster.facts.details import Details, FileSystem, GpuHealth, GpuProcess, ImageDetails, NvLinks
 from vllm_cluster.facts.host_facts import Container, DockerFacts, Gid, Gpu, Hca, HostFacts, Image, Nic
 
@@ -45,10 +45,10 @@ def hosts(both: dict[str, Any] | None = None, **odd: Any) -> dict[str, HostFacts
 
 
 def test_hosts_that_are_well() -> None:
-    assert examine(world.inventory(), hosts()) == ()
+    assert check_all(world.inventory(), hosts()) == ()
     assert unseen(world.inventory(), hosts()) == ()
     rdma = {"hcas": (ROCE,), "rdma_devices": FILES, "gids": (GID,), "peermem": True, "acs": False}
-    assert examine(world.inventory(), hosts(rdma)) == ()
+    assert check_all(world.inventory(), hosts(rdma)) == ()
 
 
 def gpus(**changes: Any) -> tuple[Gpu, ...]:
@@ -83,7 +83,7 @@ def nic(**changes: Any) -> tuple[Nic, ...]:
 )  # fmt: skip
 def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
     facts = hosts(**odd)
-    for found in (preflight(world.inventory(), facts), examine(world.inventory(), facts)):
+    for found in (preflight(world.inventory(), facts), check_all(world.inventory(), facts)):
         assert [(one.code, one.host, one.error) for one in found] == [(code, "gpu2", error)]
         assert found[0].fix
 
@@ -122,7 +122,7 @@ def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
 )  # fmt: skip
 def test_only_a_longer_look_finds_it(odd: dict[str, Any], code: str, error: bool) -> None:
     facts = hosts(**odd)
-    assert [(one.code, one.host, one.error) for one in examine(world.inventory(), facts)] == [(code, "gpu2", error)]
+    assert [(one.code, one.host, one.error) for one in check_all(world.inventory(), facts)] == [(code, "gpu2", error)]
     assert preflight(world.inventory(), facts) == ()
 
 
@@ -147,20 +147,22 @@ RDMA = {"hcas": (ACTIVE,), "rdma_devices": FILES, "peermem": True, "acs": False}
     ],
 )  # fmt: skip
 def test_rdma(odd: dict[str, Any], codes: list[str]) -> None:
-    found = examine(world.inventory(), hosts(RDMA, **odd))
+    found = check_all(world.inventory(), hosts(RDMA, **odd))
     assert sorted((one.code, one.host) for one in found) == [(code, "gpu2") for code in codes]
 
 
 def test_a_folder_of_devices_is_no_adapter() -> None:
     """As on a host with an empty /sys/class/infiniband, whose /dev/infiniband holds something."""
     for devices in (FILES[:1], ("/dev/infiniband/umad0",)):
-        assert examine(world.inventory(), hosts({"rdma_devices": devices})) == ()
+        assert check_all(world.inventory(), hosts({"rdma_devices": devices})) == ()
 
 
 def test_who_holds_the_memory_is_named() -> None:
     process = GpuProcess(4242, "python", 60_000, "c0" * 32)
     busy: dict[str, Any] = {"gpus": gpus(used_mib=60_000), "health": (GpuHealth("a", processes=(process,)),)}
-    (found,) = examine(world.inventory(), hosts(**busy, strangers=(Container("c0" * 32, "train", "running", "x", {}),)))
+    (found,) = check_all(
+        world.inventory(), hosts(**busy, strangers=(Container("c0" * 32, "train", "running", "x", {}),))
+    )
     assert "60000 of 143771 MiB of GPU 0, by python (pid 4242, container train)" in found.text
 
 
@@ -180,7 +182,7 @@ def test_one_disk_on_two_hosts(boot: str, codes: list[str]) -> None:
     """Hosts that are containers of one machine share its file systems without harm."""
     disk = {"filesystems": (replace(CACHE, uuid="1234-5678"),)}
     facts = hosts({**disk, "boot_id": "same"}, boot_id=boot)
-    assert [one.code for one in examine(world.inventory(), facts)] == codes
+    assert [one.code for one in check_all(world.inventory(), facts)] == codes
 
 
 def test_an_interface_for_nccl_alone_needs_no_route_to_addresses() -> None:
@@ -189,12 +191,12 @@ def test_an_interface_for_nccl_alone_needs_no_route_to_addresses() -> None:
         name: replace(host, nics=(*host.nics, Nic("ib0", ("10.9.0.1/24",), 1500, "UP")))
         for name, host in hosts().items()
     }
-    assert examine(words, both) == ()
+    assert check_all(words, both) == ()
 
 
 def test_unified_memory_says_nothing_of_who_uses_it() -> None:
     facts = hosts(gpus=gpus(memory_mib=110_000, used_mib=50_000, unified=True))
-    assert examine(world.inventory(), facts) == ()
+    assert check_all(world.inventory(), facts) == ()
 
 
 def test_drivers_that_differ_name_the_odd_one() -> None:
@@ -202,7 +204,7 @@ def test_drivers_that_differ_name_the_odd_one() -> None:
         f"gpu{n}": replace(world.host(n), gpus=tuple(replace(gpu, driver=version) for gpu in world.host(n).gpus))
         for n, version in ((1, "580.1"), (2, "570.9"), (3, "580.1"))
     }
-    (found,) = examine(world.inventory(3), facts)
+    (found,) = check_all(world.inventory(3), facts)
     assert (found.code, found.host, "570.9" in found.text, "580.1" in found.fix) == (
         "driver-differs",
         "gpu2",
@@ -213,7 +215,7 @@ def test_drivers_that_differ_name_the_odd_one() -> None:
 
 def test_an_image_that_must_be_pulled() -> None:
     odd: dict[str, Any] = {"images": (Image("sha256:1", ("other:1",), (), {}),), "image": None}
-    found = examine(world.inventory(), hosts(**odd))
+    found = check_all(world.inventory(), hosts(**odd))
     assert [(one.code, one.error) for one in found] == [("image-absent", False)]
     assert [one.what for one in unseen(world.inventory(), hosts(**odd))] == ["the image's processor and CUDA"]
 
@@ -235,4 +237,4 @@ def test_what_was_not_seen_is_said(odd: dict[str, Any], what: str) -> None:
 def test_a_cpu_cluster_is_asked_nothing_about_gpus() -> None:
     facts = {name: replace(host, gpus=gpus(mig=True, used_mib=100_000), slots=2) for name, host in hosts().items()}
     facts["gpu1"] = replace(facts["gpu1"], gpus=())
-    assert examine(world.inventory(accelerator="cpu"), facts) == ()
+    assert check_all(world.inventory(accelerator="cpu"), facts) == ()

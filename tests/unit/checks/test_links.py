@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import world
-from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, links, ports_of, way
+from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, link_findings, parse_link_result, ports_of
 
 # On a machine that other work keeps busy no single case has a time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,11 +43,11 @@ def down(one: str, other: str) -> Mapping[str, Any]:
 
 
 def test_sound_links_have_no_findings() -> None:
-    assert links(seen(4, {}), PLACES) == []
+    assert link_findings(seen(4, {}), PLACES) == []
 
 
 def test_a_port_that_is_closed_one_way_is_told_with_its_direction() -> None:
-    (found,) = links(seen(2, {("gpu2", "gpu1"): {"bad": {GCS: "silent"}}}), PLACES)
+    (found,) = link_findings(seen(2, {("gpu2", "gpu1"): {"bad": {GCS: "silent"}}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-silent", "gpu1", True)
     assert found.text == "gpu2 → gpu1: port 6379 (gcs): no answer (a firewall drops it); gpu1 → gpu2: all answer"
     assert "on gpu1: sudo ufw allow from 10.0.0.0/24" in found.fix
@@ -64,7 +64,7 @@ def test_a_port_that_is_closed_one_way_is_told_with_its_direction() -> None:
     ],
 )
 def test_each_way_to_fail_has_its_code(word: str, code: str) -> None:
-    (found,) = links(seen(2, {("gpu1", "gpu2"): {"bad": {EPHEMERAL: word}}}), PLACES)
+    (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"bad": {EPHEMERAL: word}}}), PLACES)
     assert (found.code, found.host) == (code, "gpu2")
     assert "ports that the kernel chooses" in found.text
 
@@ -80,7 +80,7 @@ def test_each_way_to_fail_has_its_code(word: str, code: str) -> None:
     ],
 )
 def test_what_fails_alike_is_said_once(pairs: list[tuple[str, str]], host: str, text: str) -> None:
-    (found,) = links(seen(4, {pair: down(*pair) for pair in pairs}), PLACES)
+    (found,) = link_findings(seen(4, {pair: down(*pair) for pair in pairs}), PLACES)
     assert found.text.startswith(f"{text}")
     assert "every port" in found.text
     if text != "between all hosts":
@@ -88,24 +88,24 @@ def test_what_fails_alike_is_said_once(pairs: list[tuple[str, str]], host: str, 
 
 
 def test_large_packets_that_are_lost_are_told_from_a_closed_port() -> None:
-    (found,) = links(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "mtu": 9000, "passes": 1500}}), PLACES)
+    (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "mtu": 9000, "passes": 1500}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-mtu", "gpu1", True)
     assert "packets of 1500 bytes arrive, of 9000 do not" in found.text
     assert "ip link set dev eth1 mtu 1500" in found.fix
 
 
 def test_a_smaller_mtu_that_tcp_copes_with_is_a_warning() -> None:
-    (found,) = links(seen(2, {("gpu1", "gpu2"): {"mtu": 9000, "passes": 1500}}), PLACES)
+    (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"mtu": 9000, "passes": 1500}}), PLACES)
     assert (found.code, found.error) == ("link-mtu-differs", False)
 
 
 def test_a_network_without_udp_says_nothing_of_its_mtu() -> None:
-    assert links(seen(2, {("gpu1", "gpu2"): {"passes": None}}), PLACES) == []
+    assert link_findings(seen(2, {("gpu1", "gpu2"): {"passes": None}}), PLACES) == []
 
 
 def test_another_source_address_is_told_once_for_all_who_see_it() -> None:
     broken = {("gpu3", other): {"seen": "10.0.9.9"} for other in ("gpu1", "gpu2")}
-    (found,) = links(seen(3, broken), PLACES)
+    (found,) = link_findings(seen(3, broken), PLACES)
     assert (found.code, found.host, found.error) == ("link-source", "gpu3", False)
     assert "10.0.9.9, the inventory says 10.0.0.3" in found.text
 
@@ -122,7 +122,7 @@ hosts_and_faults = st.integers(2, 6).flatmap(
 def test_a_fault_is_never_lost_and_never_invented(drawn: tuple[int, set[tuple[str, str]]]) -> None:
     """However faults lie, every broken way is in some finding's words, and no finding is without one."""
     count, pairs = drawn
-    found = links(seen(count, {pair: down(*pair) for pair in pairs}), PLACES)
+    found = link_findings(seen(count, {pair: down(*pair) for pair in pairs}), PLACES)
     told: set[tuple[str, str]] = set()
     names = {f"gpu{n}" for n in range(1, count + 1)}
     for finding in found:
@@ -151,11 +151,11 @@ json_values = simple | st.lists(simple, max_size=3) | st.dictionaries(words, sim
 @given(st.dictionaries(st.sampled_from(["bad", "seen", "ms", "mtu", "passes", "block"]), json_values))
 def test_whatever_a_host_says_is_a_way_or_refused(row: dict[str, Any]) -> None:
     try:
-        found = way("gpu1", "gpu2", NAMES, row)
+        found = parse_link_result("gpu1", "gpu2", NAMES, row)
     except ValueError:
         return
     assert found.bad.keys() <= set(NAMES.values())
-    for finding in links([found], PLACES):
+    for finding in link_findings([found], PLACES):
         assert len(finding.text) < 400
 
 

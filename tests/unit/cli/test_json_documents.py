@@ -21,7 +21,7 @@ from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.actions.serve import Endpoint
 from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.allreduce import AllReduceTime
-from vllm_cluster.checks.registry import examine, unseen
+from vllm_cluster.checks.registry import check_all, unseen
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.check import report_document
 from vllm_cluster.cli.render.endpoint import show_endpoint
@@ -98,7 +98,7 @@ def test_what_goes_wrong(serving: tuple[World, Inventory], verb: lab.Verb, fault
 
 def test_the_error_of_several_hosts(capsys: Capture) -> None:
     broken = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": VclusterError("b: no")})
-    errors.show(broken.among(["a", "b", "c"]), as_json=True, color="never")
+    errors.show(broken.with_hosts(["a", "b", "c"]), as_json=True, color="never")
     validate(["up"], capsys.readouterr().out)
 
 
@@ -141,7 +141,7 @@ def test_facts_of_real_hosts(name: str) -> None:
     found = {"gpu1": facts("gpu1", text, deep=True), "gpu2": world.host(2)}
     validate(["facts"], json.dumps(facts_document(found)))
     inventory = world.inventory()
-    report = CheckReport(examine(inventory, found), unseen(inventory, found), tuple(found), 1.5)
+    report = CheckReport(check_all(inventory, found), unseen(inventory, found), tuple(found), 1.5)
     assert report.findings
     validate(["check"], json.dumps(report_document(report)))
 

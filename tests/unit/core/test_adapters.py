@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support import world
-from vllm_cluster.checks.registry import examine
+from vllm_cluster.checks.registry import check_all
 from vllm_cluster.core.desired import desired, hcas
 from vllm_cluster.facts.host_facts import Gid, Gpu, Hca, HostFacts
 
@@ -60,13 +60,13 @@ def test_the_kind_breaks_a_tie_of_rates() -> None:
 
 
 def test_what_is_left_out_is_named_with_why() -> None:
-    found = {one.code: one for one in examine(world.inventory(1), {"gpu1": FULL})}
+    found = {one.code: one for one in check_all(world.inventory(1), {"gpu1": FULL})}
     assert found["hca-left"].text.endswith(
         "mlx5_6 (25 Gb/s, slower); mlx5_4 (farther from the GPUs); mlx5_5 (200 Gb/s, slower)"
     )
     assert not found["hca-left"].error
     named = world.inventory(1, entries={"gpu1": {"hcas": ["mlx5_0"]}})
-    assert "hca-left" not in {one.code for one in examine(named, {"gpu1": FULL})}
+    assert "hca-left" not in {one.code for one in check_all(named, {"gpu1": FULL})}
 
 
 def _gid(n: int, index: int, *, kind: str = "RoCE v2", address: str = "0000:0000:0000:0000:0000:ffff:0a00:0001") -> Gid:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import world
-from vllm_cluster.checks.registry import examine, preflight
+from vllm_cluster.checks.registry import check_all, preflight
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.gpus import KIND, ways
 from vllm_cluster.docker.container_body import node_body
@@ -97,7 +97,7 @@ def test_a_way_that_an_engines_restart_breaks_is_named() -> None:
 def test_a_file_that_the_engine_ignores_is_named() -> None:
     facts = {"gpu1": replace(world.host(1), engine=engine("26.1.5+dfsg1", True, "whole"))}
     assert [found.code for found in preflight(world.inventory(1), facts)] == []
-    (found,) = examine(world.inventory(1), facts)
+    (found,) = check_all(world.inventory(1), facts)
     assert (found.code, found.error) == ("cdi-off", False)
     alone = {"gpu1": replace(world.host(1), engine=engine("26.1.5+dfsg1", True, "none"))}
     (error,) = preflight(world.inventory(1), alone)

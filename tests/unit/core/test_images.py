@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.core.images import canonical, engine_name, find
+from vllm_cluster.core.images import canonical, find_image, node_image_name
 from vllm_cluster.facts.host_facts import Image
 
 DIGEST = "sha256:" + "12" * 32
@@ -28,9 +28,9 @@ def test_canonical(written: str, listed: str) -> None:
 def test_an_image_is_found_by_tag_digest_or_id() -> None:
     image = Image("sha256:ab", ("vllm/vllm-openai:v1",), (f"vllm/vllm-openai@{DIGEST}",), {})
     for reference in ("docker.io/vllm/vllm-openai:v1", f"vllm/vllm-openai:v1@{DIGEST}", "sha256:ab"):
-        assert find(reference, [image]) is image
-    assert find("vllm/vllm-openai:v2", [image]) is None
+        assert find_image(reference, [image]) is image
+    assert find_image("vllm/vllm-openai:v2", [image]) is None
 
 
 def test_the_engine_image_is_named_by_base_and_ray() -> None:
-    assert engine_name("sha256:" + "ab" * 32, "2.56.1") == "vcluster-engine:abababababab-ray2.56.1"
+    assert node_image_name("sha256:" + "ab" * 32, "2.56.1") == "vcluster-engine:abababababab-ray2.56.1"

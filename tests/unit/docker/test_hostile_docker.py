@@ -47,9 +47,9 @@ def exec_(docker: DockerApi) -> object:
 
 USES: dict[str, Use] = {
     "containers": lambda docker: docker.containers("some"),
-    "container_named": lambda docker: docker.container_named("some"),
+    "container_named": lambda docker: docker.container_info("some"),
     "images": lambda docker: docker.images(),
-    "image_config": lambda docker: docker.image_config("some"),
+    "image_config": lambda docker: docker.image_info("some"),
     "pull": pull,
     "build": build,
     "create": lambda docker: docker.create("some", {}),
@@ -59,7 +59,7 @@ USES: dict[str, Use] = {
     "exec": exec_,
     "labelled": lambda docker: docker.volumes.labelled("some"),
     "create volume": lambda docker: docker.volumes.create("some", {"some": "label"}),
-    "remove_blank": lambda docker: docker.volumes.remove_blank("some", "some".__eq__),
+    "remove_blank": lambda docker: docker.volumes.remove_unlabelled("some", "some".__eq__),
 }
 
 

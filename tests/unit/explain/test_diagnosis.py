@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.logs import FOLDER, HEALTHY, explained
 from vllm_cluster.explain.benign import LOOKALIKES, OWN_START, OWN_STOP, BenignPattern
-from vllm_cluster.explain.diagnosis import verdict
-from vllm_cluster.explain.log_line import moment, said
+from vllm_cluster.explain.diagnosis import diagnose
+from vllm_cluster.explain.log_line import parse_line, parse_time
 from vllm_cluster.explain.scan import LogScan, LogSource, scan
 from vllm_cluster.remote.node.attempt import STARTS, STOPS
 
@@ -76,10 +76,10 @@ def test_the_rank_that_fell_silent_first_is_named() -> None:
         return scan(LogSource(f"gpu{name}:ray/worker-{name}.out", [(1, text.encode())], f"gpu{name}", 2026))
 
     stuck = scan(LogSource("gpu1:serve.log", [(1, (at(1, START) + STUCK).encode())], "gpu1", 2026))
-    found = verdict([stuck, worker("1", 9), worker("2", 4), worker("3", 9)])
+    found = diagnose([stuck, worker("1", 9), worker("2", 4), worker("3", 9)])
     assert found.silent
     assert (found.kind, found.silent.source) == ("symptom", "gpu2:ray/worker-2.out")
-    assert verdict([stuck, worker("1", 9), worker("2", 9)]).silent is None
+    assert diagnose([stuck, worker("1", 9), worker("2", 9)]).silent is None
 
 
 def test_the_last_run_counts_and_the_earlier_ones_are_named() -> None:
@@ -225,12 +225,12 @@ def test_repeated_lines_count_as_often_as_ray_says() -> None:
     ],
 )
 def test_a_line_is_taken_apart(line: str, time: float | None, who: str, words: str) -> None:
-    told = said(line.encode(), 2026)
+    told = parse_line(line.encode(), 2026)
     assert (told.time, told.who, told.words) == (time, who, words)
 
 
 def test_a_time_that_cannot_be_is_none() -> None:
-    assert moment("2026-02-31T00:00:00Z", 2026) is None
+    assert parse_time("2026-02-31T00:00:00Z", 2026) is None
 
 
 def test_lines_are_numbered_across_pieces() -> None:
@@ -238,7 +238,7 @@ def test_lines_are_numbered_across_pieces() -> None:
     seen = scan(LogSource("x", parts))
     assert {hit.first.number for hit in seen.hits.values()} == {4, 91}
     assert seen.lines == 91
-    assert verdict([seen]).size == sum(len(part) for _, part in parts)
+    assert diagnose([seen]).size == sum(len(part) for _, part in parts)
 
 
 def test_the_cause_is_found_under_all_noise_that_there_is() -> None:

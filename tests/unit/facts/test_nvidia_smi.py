@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.tree import FACTS, PROCESS, SMI
 from vllm_cluster.facts.details import GpuProcess, NvLinks
-from vllm_cluster.facts.nvidia_smi import NvidiaSmiReport, links, smi
+from vllm_cluster.facts.nvidia_smi import NvidiaSmiReport, parse_nvlinks, parse_smi
 from vllm_cluster.facts.parse import facts
 
 
@@ -18,7 +18,7 @@ def changed(path: str, before: str, after: str) -> str:
 
 
 def test_the_recorded_host_is_well() -> None:
-    found = smi(SMI, {})
+    found = parse_smi(SMI, {})
     assert [(gpu.mig, gpu.ecc, gpu.ecc_uncorrected, gpu.persistence) for gpu in found.gpus] == [
         ("Disabled", "Enabled", 0, "Enabled")
     ] * 2
@@ -35,7 +35,7 @@ def test_the_recorded_host_is_well() -> None:
     ],
 )
 def test_a_gpu_that_waits_for_a_repair(path: str, before: str, after: str, pending: tuple[str, ...]) -> None:
-    assert [gpu.repair_pending for gpu in smi(changed(path, before, after), {}).gpus] == [pending, ()]
+    assert [gpu.repair_pending for gpu in parse_smi(changed(path, before, after), {}).gpus] == [pending, ()]
 
 
 def test_errors_add_up() -> None:
@@ -44,7 +44,7 @@ def test_errors_add_up() -> None:
         "<sram_uncorrectable_parity>1</sram_uncorrectable_parity>",
         1,
     )
-    assert [gpu.ecc_uncorrected for gpu in smi(text, {}).gpus] == [3, 0]
+    assert [gpu.ecc_uncorrected for gpu in parse_smi(text, {}).gpus] == [3, 0]
 
 
 @pytest.mark.parametrize(
@@ -53,35 +53,35 @@ def test_errors_add_up() -> None:
 def test_a_process_is_led_back_to_its_container(cgroup: str) -> None:
     container = "ab" * 32
     text = SMI.replace("<processes>", f"<processes>{PROCESS}", 1)
-    (process,) = smi(text, {4242: cgroup.format(container, container)}).gpus[0].processes
+    (process,) = parse_smi(text, {4242: cgroup.format(container, container)}).gpus[0].processes
     assert (process.pid, process.used_mib, process.container) == (4242, 120_000, container)
 
 
 @pytest.mark.parametrize("text", ["", SMI[:9000], "<a>" * 100_000, SMI.replace("13.0", "&x;"), "<?xml version='9'?>"])
 def test_what_is_not_whole_says_nothing(text: str) -> None:
-    assert smi(text, {}) == NvidiaSmiReport()
+    assert parse_smi(text, {}) == NvidiaSmiReport()
 
 
 def test_entities_are_refused_and_the_recorded_doctype_is_not() -> None:
     assert "<!DOCTYPE" in SMI
     bomb = SMI.replace('SYSTEM "nvsmi_device_v13.dtd"', '[<!ENTITY a "13.0">]').replace("13.0<", "&a;<")
-    assert smi(bomb, {}) == NvidiaSmiReport()
+    assert parse_smi(bomb, {}) == NvidiaSmiReport()
 
 
 def test_the_recorded_host_with_a_process() -> None:
     busy = (FACTS / "h200-x2-busy.nvidia-smi-q.xml").read_text()
-    held = [gpu.processes for gpu in smi(busy, {553: "0::/somewhere"}).gpus]
+    held = [gpu.processes for gpu in parse_smi(busy, {553: "0::/somewhere"}).gpus]
     assert held == [(GpuProcess(553, "python3", 4706),), ()]
 
 
 def test_the_recorded_links() -> None:
     said = (FACTS / "h200-x2.nvidia-smi-nvlink.txt").read_text()
-    assert links(said) == (NvLinks(0, 18, 18), NvLinks(1, 18, 18))
-    assert links(said.replace("26.562 GB/s", "<inactive>", 1))[0] == NvLinks(0, 17, 18)
+    assert parse_nvlinks(said) == (NvLinks(0, 18, 18), NvLinks(1, 18, 18))
+    assert parse_nvlinks(said.replace("26.562 GB/s", "<inactive>", 1))[0] == NvLinks(0, 17, 18)
 
 
 def test_links_without_any() -> None:
-    assert links("GPU 0: NVIDIA L4 (UUID: x)\nUnable to retrieve NVLink information") == ()
+    assert parse_nvlinks("GPU 0: NVIDIA L4 (UUID: x)\nUnable to retrieve NVLink information") == ()
 
 
 def test_all_that_a_real_gpu_host_told() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support import world
-from vllm_cluster.checks.registry import engine_problem, examine
+from vllm_cluster.checks.registry import check_all, engine_problem
 from vllm_cluster.facts.parse import facts
 
 ANSWER = """
@@ -124,7 +124,7 @@ def test_garbage_in_one_section_is_no_fact_and_no_harm(section: str, said: str) 
     assert host.hostname == "node1"
     assert all(nic.interfaces() is not None for nic in host.nics)
     assert engine_problem(host) is None or section == "docker"
-    assert examine(world.inventory(1), {"gpu1": host})
+    assert check_all(world.inventory(1), {"gpu1": host})
 
 
 def _sections() -> list[str]:

@@ -7,8 +7,8 @@ import pytest
 from tests.support.models import checkpoints, configs
 from vllm_cluster.fit.config_values import size
 from vllm_cluster.fit.layouts import Model, Workload
-from vllm_cluster.fit.model_config import shape
-from vllm_cluster.fit.report import at_least, of_parameters, rule_of_thumb
+from vllm_cluster.fit.model_config import model_config
+from vllm_cluster.fit.report import min_gpus, of_parameters, rule_of_thumb
 from vllm_cluster.fit.weights import weigh
 
 GIB = 1 << 30
@@ -17,7 +17,7 @@ FIRST_405B = {**configs.LLAMA_405B, "num_key_value_heads": 16}
 
 def model(config: configs.Config) -> Model:
     """A Llama with the tensors that its config asks for."""
-    made = shape(config)
+    made = model_config(config)
     return Model("llama", weigh(checkpoints.sizes(checkpoints.llama(config)), made), made)
 
 
@@ -51,12 +51,12 @@ def test_a_request_of_128000_tokens(config: configs.Config, gib: float, gpus: in
     found, wish = model(config), Workload(128_000)
     assert found.request(128_000, 2) / GIB == pytest.approx(gib, abs=0.01)
     assert found.request(128_000, 1) / GIB == pytest.approx(gib / 2, abs=0.01)
-    assert at_least(found, 80 * 10**9, wish) == gpus
+    assert min_gpus(found, 80 * 10**9, wish) == gpus
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8, 16])
 def test_every_rank_holds_the_latent_whole(tp: int) -> None:
-    layers = shape(configs.DEEPSEEK_V3).layers
+    layers = model_config(configs.DEEPSEEK_V3).layers
     per_token = sum(layer.held(16, tp, 2) for layer in layers) / 16
     assert per_token == 61 * 576 * 2
     assert per_token / 1024 == pytest.approx(68.6, abs=0.05)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.models import checkpoints, configs
-from vllm_cluster.fit.layouts import UTILISATION, GpuPool, Model, Workload, judge, refusal, stage_bounds
-from vllm_cluster.fit.model_config import BLOCK, shape
-from vllm_cluster.fit.report import FitReport, at_least, verdict
+from vllm_cluster.fit.layouts import UTILISATION, GpuPool, Model, Workload, evaluate, split_problem, stage_bounds
+from vllm_cluster.fit.model_config import BLOCK, model_config
+from vllm_cluster.fit.report import FitReport, min_gpus, report
 from vllm_cluster.fit.weights import spread, weigh
 
 GB = 10**9
@@ -21,7 +21,7 @@ GB = 10**9
 def model(config: configs.Config, *, pipelines: bool | None = True, total: int = 0, **changes: Any) -> Model:
     """A model with its tensors, or with so many bytes of them."""
     words = {**config, **changes}
-    made = shape(words)
+    made = model_config(words)
     weights = spread(total, made) if total else weigh(checkpoints.sizes(checkpoints.llama(words)), made)
     return Model("model", weights, made, pipelines)
 
@@ -44,7 +44,7 @@ def splits(found: FitReport) -> list[tuple[int, int]]:
     ],
 )
 def test_what_vllm_would_refuse(config: configs.Config, tp: int, pp: int, said: str) -> None:
-    assert refusal(shape(config), tp, pp) == said
+    assert split_problem(model_config(config), tp, pp) == said
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_what_vllm_would_refuse(config: configs.Config, tp: int, pp: int, said: 
     ],
 )
 def test_blocks_of_quantised_weights_stay_whole(config: configs.Config, tp: int, said: str) -> None:
-    found = judge(model(config, total=16 * GB), GpuPool((64,), 80 * GB), Workload(1024), tp, 1)
+    found = evaluate(model(config, total=16 * GB), GpuPool((64,), 80 * GB), Workload(1024), tp, 1)
     assert found.problem.startswith(said) if said else not found.problem
     assert found.fits is not bool(said)
 
 
 def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> None:
     """Each is one that serve can make: nothing is said of several servers beside each other."""
-    found = verdict(model(configs.LLAMA_405B), GpuPool((8, 8), 141 * GB, rdma=False), Workload(32768))
+    found = report(model(configs.LLAMA_405B), GpuPool((8, 8), 141 * GB, rdma=False), Workload(32768))
     assert splits(found) == [(8, 1), (8, 2), (16, 1), (4, 4), (2, 8), (1, 16)]
     assert found.taken is found.layouts[0]
     assert all(layout.why for layout in found.layouts)
@@ -80,18 +80,18 @@ def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> No
 
 
 def test_where_one_gpu_suffices_it_is_named_first() -> None:
-    found = verdict(model(configs.LLAMA_8B), GpuPool((4, 4), 80 * GB), Workload())
+    found = report(model(configs.LLAMA_8B), GpuPool((4, 4), 80 * GB), Workload())
     assert splits(found)[:2] == [(1, 1), (4, 2)]
 
 
 def test_where_some_nodes_suffice_the_others_are_spared() -> None:
-    found = verdict(model(configs.LLAMA_405B), GpuPool((8,) * 5, 80 * GB), Workload(4096))
+    found = report(model(configs.LLAMA_405B), GpuPool((8,) * 5, 80 * GB), Workload(4096))
     assert splits(found)[0] == (8, 2)
     assert "2 of the 5 nodes suffice" in found.layouts[0].why
 
 
 def test_hosts_that_differ_are_laid_out_as_serve_does() -> None:
-    found = verdict(model(configs.LLAMA_70B), GpuPool((8, 4), 20 * GB), Workload(8192))
+    found = report(model(configs.LLAMA_70B), GpuPool((8, 4), 20 * GB), Workload(8192))
     assert splits(found)[0] == (4, 3)
     assert found.layouts[0].notes == ("stages of 26 and 27 layers",)
     # TP=12 and TP=6 do not divide 64 heads.
@@ -102,14 +102,14 @@ def test_hosts_that_differ_are_laid_out_as_serve_does() -> None:
 
 def test_the_next_best_is_taken_where_the_first_cannot_be() -> None:
     wide = model(configs.LLAMA_8B, num_attention_heads=20, num_key_value_heads=4, head_dim=128, hidden_size=2560)
-    found = verdict(wide, GpuPool((8,), 80 * GB), Workload(1024))
+    found = report(wide, GpuPool((8,), 80 * GB), Workload(1024))
     assert "20 attention heads" in found.layouts[1].problem
     assert found.taken
     assert (found.taken.tp, found.taken.pp) == (1, 1)
 
 
 def test_a_class_without_stages_is_not_split_into_them() -> None:
-    found = verdict(model(configs.LLAMA_70B, pipelines=False), GpuPool((2, 2), 80 * GB), Workload(8192))
+    found = report(model(configs.LLAMA_70B, pipelines=False), GpuPool((2, 2), 80 * GB), Workload(8192))
     assert any("SupportsPP" in layout.problem for layout in found.layouts)
     assert found.taken
     assert found.taken.pp == 1
@@ -125,7 +125,7 @@ def test_what_is_over_goes_to_the_later_stages_but_the_last() -> None:
 def test_the_smallest_stage_bounds_the_cache() -> None:
     """The head of a large vocabulary takes from the last stage what the first still has."""
     heavy = model(configs.LLAMA_8B, vocab_size=2_000_000)
-    layout = judge(heavy, GpuPool((2,), 40 * GB), Workload(8192), 1, 2)
+    layout = evaluate(heavy, GpuPool((2,), 40 * GB), Workload(8192), 1, 2)
     budget = int(UTILISATION * 40 * GB)
     assert layout.left < budget - layout.weights - layout.reserve + 1
     assert layout.left == min(
@@ -135,33 +135,33 @@ def test_the_smallest_stage_bounds_the_cache() -> None:
 
 def test_a_shorter_context_is_good_enough_when_nobody_asked_for_one() -> None:
     gpus = GpuPool((1,), 24 * GB)
-    found = verdict(model(configs.LLAMA_8B), gpus, Workload())
+    found = report(model(configs.LLAMA_8B), gpus, Workload())
     assert found.taken
     assert not found.taken.fits
     assert found.taken.context
     assert 10_000 < found.taken.context < 131_072
-    assert verdict(model(configs.LLAMA_8B), gpus, Workload(found.taken.context)).taken
-    longer = verdict(model(configs.LLAMA_8B), gpus, Workload(found.taken.context + BLOCK))
+    assert report(model(configs.LLAMA_8B), gpus, Workload(found.taken.context)).taken
+    longer = report(model(configs.LLAMA_8B), gpus, Workload(found.taken.context + BLOCK))
     assert longer.taken is None
 
 
 def test_the_nearest_changes_are_named_and_each_helps() -> None:
     gpus, wish = GpuPool((1,), 24 * GB), Workload(30_000, 2)
     llama = model(configs.LLAMA_8B)
-    found = verdict(llama, gpus, wish)
+    found = report(llama, gpus, wish)
     assert found.taken is None
     context, together, bits, more = found.changes
-    assert verdict(llama, gpus, replace(wish, context=int(context.split("=")[1].split()[0]))).taken
+    assert report(llama, gpus, replace(wish, context=int(context.split("=")[1].split()[0]))).taken
     assert together.startswith("1 request of")
-    assert verdict(llama, gpus, replace(wish, concurrency=1)).taken
+    assert report(llama, gpus, replace(wish, concurrency=1)).taken
     assert "fp8" in bits
-    assert verdict(llama, gpus, replace(wish, kv_dtype="fp8")).taken
+    assert report(llama, gpus, replace(wish, kv_dtype="fp8")).taken
     assert more == "1 node of 2 such GPUs"
-    assert verdict(llama, replace(gpus, nodes=(2,)), wish).taken
+    assert report(llama, replace(gpus, nodes=(2,)), wish).taken
 
 
 def test_what_no_number_of_gpus_holds() -> None:
-    found = verdict(model(configs.LLAMA_405B), GpuPool((1,), 2 * GB), Workload(1024))
+    found = report(model(configs.LLAMA_405B), GpuPool((1,), 2 * GB), Workload(1024))
     assert (found.taken, found.changes) == (None, ())
 
 
@@ -178,7 +178,7 @@ def test_what_is_said_to_fit_does(
 ) -> None:
     found = model(config, total=30 * GB)
     gpus, wish = GpuPool(tuple(nodes), memory * GB), Workload(context, concurrency)
-    for layout in verdict(found, gpus, wish).layouts:
+    for layout in report(found, gpus, wish).layouts:
         assert layout.tp * layout.pp <= sum(nodes)
         assert bool(layout.problem) <= (not layout.fits)
         if layout.fits:
@@ -188,6 +188,6 @@ def test_what_is_said_to_fit_does(
             assert layout.context >= min(context, 1)
             assert layout.tp * layout.pp * memory * GB >= found.weights.loaded
         if layout.context:
-            again = judge(found, gpus, Workload(layout.context, concurrency), layout.tp, layout.pp)
+            again = evaluate(found, gpus, Workload(layout.context, concurrency), layout.tp, layout.pp)
             assert again.fits
-    assert at_least(found, memory * GB, wish) >= 1
+    assert min_gpus(found, memory * GB, wish) >= 1

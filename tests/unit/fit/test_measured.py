@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.models import checkpoints, configs
-from vllm_cluster.fit.layouts import GpuPool, Model, Workload, judge
-from vllm_cluster.fit.model_config import shape
+from vllm_cluster.fit.layouts import GpuPool, Model, Workload, evaluate
+from vllm_cluster.fit.model_config import model_config
 from vllm_cluster.fit.weights import weigh
 
 GIB = 1 << 30
@@ -23,10 +23,10 @@ MET = 0.01
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['tp']}-{row['pp']}-{row['kv_cache_dtype']}")
 def test_fit_says_what_vllm_measured(row: dict[str, Any]) -> None:
     config, tp, pp = configs.MEASURED[row["model"]], row["tp"], row["pp"]
-    made = shape(config)
+    made = model_config(config)
     model = Model("llama", weigh(checkpoints.sizes(checkpoints.llama(config)), made), made)
     wish = Workload(row["context"], kv_dtype=row["kv_cache_dtype"])
-    found = judge(model, GpuPool((tp * pp,), row["memory_mib"] << 20), wish, tp, pp)
+    found = evaluate(model, GpuPool((tp * pp,), row["memory_mib"] << 20), wish, tp, pp)
     assert found.weights / GIB == pytest.approx(row["weights_gib"], rel=MET)
     assert found.left / GIB == pytest.approx(row["kv_gib"], rel=MET)
     assert found.tokens == pytest.approx(row["kv_tokens"], rel=MET)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.models import configs
 from vllm_cluster.fit.config_values import size
-from vllm_cluster.fit.model_config import Layer, shape
+from vllm_cluster.fit.model_config import Layer, model_config
 from vllm_cluster.fit.weights import WeightBytes, spread, tensors, weigh
 
 LLAMA = configs.LLAMA_8B
@@ -16,7 +16,7 @@ LLAMA = configs.LLAMA_8B
 
 def kinds(**changes: Any) -> str:
     """The layers of a Llama with other words in its config: f full, w window, s state, - nothing kept."""
-    found = shape({**LLAMA, "num_hidden_layers": 6, **changes})
+    found = model_config({**LLAMA, "num_hidden_layers": 6, **changes})
     marks = {(True, False): "f", (True, True): "w", (False, False): "-"}
     return "".join("s" if layer.state else marks[bool(layer.heads), bool(layer.window)] for layer in found.layers)
 
@@ -49,7 +49,7 @@ def test_each_family_says_it_its_way(changes: dict[str, Any], expected: str) -> 
 
 
 def test_a_window_stops_growing() -> None:
-    layers = shape(configs.GEMMA3_27B).layers
+    layers = model_config(configs.GEMMA3_27B).layers
     assert sum(layer.window is None for layer in layers) == 10
     short, long = (sum(layer.held(tokens, 1, 2) for layer in layers) for tokens in (4096, 131072))
     assert short == 62 * 4096 * 16 * 256 * 2
@@ -58,7 +58,7 @@ def test_a_window_stops_growing() -> None:
 
 
 def test_linear_attention_keeps_a_state() -> None:
-    layers = shape(configs.QWEN3_NEXT).layers
+    layers = model_config(configs.QWEN3_NEXT).layers
     assert sum(bool(layer.heads) for layer in layers) == 12
     (state,) = {layer for layer in layers if not layer.heads}
     assert state.held(16, 1, 2) == state.held(262144, 1, 2) == 32 * 128 * 128 * 4 + 8192 * 3 * 2
@@ -71,13 +71,13 @@ def test_kimi_counts_its_layers_from_one() -> None:
 
 
 def test_a_state_that_is_not_known_is_said() -> None:
-    found = shape({**LLAMA, "layer_types": ["conv"] * 16 + ["full_attention"] * 16})
+    found = model_config({**LLAMA, "layer_types": ["conv"] * 16 + ["full_attention"] * 16})
     assert any("16 layers" in note for note in found.notes)
 
 
 def test_sparse_attention_keeps_an_index_too() -> None:
     config = {**configs.DEEPSEEK_V3, "model_type": "deepseek_v32", "index_head_dim": 128, "index_topk": 2048}
-    assert shape(config).layers[0].held(16, 8, 2) == 16 * (576 * 2 + 132)
+    assert model_config(config).layers[0].held(16, 8, 2) == 16 * (576 * 2 + 132)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_sparse_attention_keeps_an_index_too() -> None:
     ],
 )
 def test_kv_heads_have_many_names(changes: dict[str, Any], heads: int) -> None:
-    assert shape({**LLAMA, **changes}).layers[0] == Layer(heads, 256)
+    assert model_config({**LLAMA, **changes}).layers[0] == Layer(heads, 256)
 
 
 def test_a_type_nobody_tried_is_said() -> None:
-    assert not shape(LLAMA).notes
-    assert "zebra" in shape({**LLAMA, "model_type": "zebra"}).notes[0]
+    assert not model_config(LLAMA).notes
+    assert "zebra" in model_config({**LLAMA, "model_type": "zebra"}).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_type_nobody_tried_is_said() -> None:
 )
 def test_what_a_config_cannot_say(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        shape({**LLAMA, **changes})
+        model_config({**LLAMA, **changes})
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_each_tensor_has_its_place() -> None:
             ("model.norm.weight", "BF16", 1),
             ("lm_head.weight", "BF16", 90),
         ],
-        shape(configs.DEEPSEEK_V3),
+        model_config(configs.DEEPSEEK_V3),
     )
     assert found.stored == {"BF16": 3198, "F8_E4M3": 40, "F32": 20}
     assert (found.first, found.last, found.unused) == (WeightBytes(100), WeightBytes(90), 3000)
@@ -161,14 +161,14 @@ def test_each_tensor_has_its_place() -> None:
 
 
 def test_a_tied_embedding_is_on_both_ends() -> None:
-    made = shape({**LLAMA, "num_hidden_layers": 2, "tie_word_embeddings": True})
+    made = model_config({**LLAMA, "num_hidden_layers": 2, "tie_word_embeddings": True})
     names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"]
     found = weigh([(name, "BF16", 100) for name in names], made)
     assert [found.on_stage(*stage, 1) for stage in ((0, 1), (1, 2), (0, 2))] == [200, 200, 300]
 
 
 def test_where_only_the_sum_is_known() -> None:
-    found = spread(16_060_522_496, shape(LLAMA))
+    found = spread(16_060_522_496, model_config(LLAMA))
     assert found.loaded == pytest.approx(16_060_522_496, rel=0.0001)
     assert found.first == found.last == WeightBytes(128256 * 4096 * 2)
 

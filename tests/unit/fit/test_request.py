@@ -92,7 +92,7 @@ def test_what_a_config_file_sets_is_refused_as_on_the_command_line(change: dict[
     (found,) = said(asked(), judged=replace(GOOD, given=(*change, "max_model_len")))
     assert text in found
     with pytest.raises(UsageError):
-        vllm.check(NAME, "llama", [text.split(maxsplit=1)[0]])
+        vllm.ensure_allowed(NAME, "llama", [text.split(maxsplit=1)[0]])
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_what_we_set_must_be_what_is_served(name: str, value: object, text: str)
 
 def test_agreement_is_no_reason() -> None:
     for flags in (["--distributed-executor-backend", "ray"], ["--distributed_executor_backend=ray"]):
-        vllm.check(NAME, "llama", flags)
+        vllm.ensure_allowed(NAME, "llama", flags)
     for flags in (["--distributed-executor-backend", "mp"], ["--distributed-executor-backend"]):
         with pytest.raises(UsageError):
-            vllm.check(NAME, "llama", flags)
+            vllm.ensure_allowed(NAME, "llama", flags)
 
 
 def test_vllm_s_own_words_are_passed_on() -> None:

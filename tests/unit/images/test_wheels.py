@@ -22,12 +22,12 @@ def inside(**have: str) -> ImageContents:
 
 @pytest.mark.parametrize(("ray", "will_do"), [("2.56.1", True), ("2.55.0", True), ("2.54.9", False), ("2.9", False)])
 def test_ray_must_be_able_to_ask_for_a_token(ray: str, will_do: bool) -> None:
-    assert inside(vllm="0.33.0", ray=ray).ray_will_do is will_do
+    assert inside(vllm="0.33.0", ray=ray).has_usable_ray is will_do
 
 
 def test_an_image_without_ray() -> None:
     found = inside(vllm="0.33.0")
-    assert (found.ray_will_do, found.version("ray"), found.version("vllm")) == (False, None, "0.33.0")
+    assert (found.has_usable_ray, found.version("ray"), found.version("vllm")) == (False, None, "0.33.0")
 
 
 def test_an_image_that_prints_something_else() -> None:

@@ -14,7 +14,7 @@ from tests.unit.run.ranks import Ranks, Stream
 from vllm_cluster.events import Event
 from vllm_cluster.facts.host_facts import Hca
 from vllm_cluster.run import allreduce as module
-from vllm_cluster.run.allreduce import AllReduceReport, collective
+from vllm_cluster.run.allreduce import AllReduceReport, run_allreduce
 from vllm_cluster.run.rank_driver import TrialLimits
 
 HCA = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)", ("/dev/infiniband/uverbs0",))
@@ -32,7 +32,7 @@ def run(ranks: Ranks, hosts: int, **facts: Any) -> tuple[AllReduceReport, list[E
     inventory, events = world.inventory(hosts), list[Event]()
     found = {name: replace(host, **facts) for name, host in world.hosts(hosts).items()}
     with ranks.fleet(inventory) as fleet:
-        report = collective(fleet, inventory, found, events.append)
+        report = run_allreduce(fleet, inventory, found, events.append)
     assert not any(ranks.running.values())
     assert sorted(ranks.removed) == sorted(ranks.bodies)
     return report, events

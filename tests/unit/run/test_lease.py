@@ -174,7 +174,7 @@ def test_what_was_opened_under_a_lost_lease_is_ended_before_the_next_one_has_it(
     assert "the lease was given up" in late.stderr_tail()
     with pytest.raises(LeaseLost, match="the lease is lost"):
         one.check()
-    assert not one.beat()
+    assert not one.send_heartbeat()
     with pytest.raises(LeaseLost, match=r"the lease is lost \(the host has given it up\)"):
         one.check()
     one.release()
@@ -256,7 +256,7 @@ def test_who_wakes_up_after_the_host_gave_up_has_lost_the_lease_and_no_connectio
     (hold,) = one._holds
     hold.stream.sendall(b"end\n")
     hold.stream = Woken(hold.stream)  # type: ignore[assignment]
-    assert not one.beat()
+    assert not one.send_heartbeat()
     with pytest.raises(LeaseLost, match=lease.GIVEN_UP):
         one.refuse_given_up()
     one.release()

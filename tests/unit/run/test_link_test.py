@@ -22,7 +22,7 @@ from vllm_cluster.events import Event
 from vllm_cluster.facts.host_facts import DockerFacts, HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.link_test import mesh
+from vllm_cluster.run.link_test import run_link_test
 
 PROGRAM = files("vllm_cluster.remote.host").joinpath("link_test.py").read_text()
 NO_DOCKER = DockerFacts(problem="docker: not found")
@@ -50,7 +50,7 @@ def visit(inventory: Inventory, facts: dict[str, HostFacts]) -> tuple[list[str],
     """The findings in short, and what was told meanwhile."""
     events: list[Event] = []
     with Fleet(inventory) as fleet:
-        found, unseen = mesh(fleet, inventory, facts, events.append)
+        found, unseen = run_link_test(fleet, inventory, facts, events.append)
     # On loopback the kernel sends from 127.0.0.1 whichever of its addresses is meant.
     told = [each for each in found if each.code != "link-source" or "127.0.0.1" not in each.text]
     blind = [f"unseen {each.host} {each.why}" for each in unseen]
@@ -148,7 +148,7 @@ class Probe:
         argv = [sys.executable, "-u", "-c", PROGRAM]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.say({"me": name, "address": address, "run": run, "ports": [], "more": 2})
-        self.ports = self.hear()
+        self.ports = self.update()
         self.address = address
 
     def say(self, row: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Probe:
         self.process.stdin.write(json.dumps(row) + "\n")
         self.process.stdin.flush()
 
-    def hear(self) -> Any:
+    def update(self) -> Any:
         """One line out."""
         assert self.process.stdout
         return json.loads(self.process.stdout.readline())
@@ -196,17 +196,17 @@ def test_a_probe_ends_with_its_input(two: tuple[Probe, Probe]) -> None:
 def test_another_program_is_not_taken_for_the_peer(two: tuple[Probe, Probe], says: bytes | None, word: str) -> None:
     with listener("127.0.0.9", 17777, says):
         two[0].say({"two": two[1].peer(open=[17777], chosen=[], taken=[], address="127.0.0.9")})
-        assert two[0].hear()["bad"] == {"17777": word}
+        assert two[0].update()["bad"] == {"17777": word}
 
 
 def test_a_peer_of_another_name_is_not_taken_for_the_right_one(two: tuple[Probe, Probe]) -> None:
     two[0].say({"three": two[1].peer()})
-    assert set(two[0].hear()["bad"].values()) == {"foreign"}
+    assert set(two[0].update()["bad"].values()) == {"foreign"}
 
 
 def test_a_closed_port_is_refused_and_the_open_one_seen(two: tuple[Probe, Probe]) -> None:
     two[0].say({"two": two[1].peer(open=[9])})
-    row = two[0].hear()
+    row = two[0].update()
     assert row["bad"] == {"9": "refused"}
     # An address of its own is not bound to: the kernel chooses where it comes from.
     assert (row["seen"], row["block"], row["passes"]) == ("127.0.0.1", "ok", row["mtu"])

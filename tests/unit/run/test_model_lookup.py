@@ -49,7 +49,7 @@ def test_the_image_says_whether_a_class_has_stages(
     monkeypatch.setattr(model_lookup, "run_once", lambda *_, **__: answer("beside it"))
     node = Container("id", "vcluster-lab", "running" if up else "exited", "image", {})
     facts = world.host(1, containers=(node,))
-    found = model_lookup.supports_stages(head(), facts, world.inventory(), "LlamaForCausalLM")
+    found = model_lookup.supports_pp(head(), facts, world.inventory(), "LlamaForCausalLM")
     assert (found, asked) == (expected, ["in the node" if up else "beside it"])
 
 
@@ -59,8 +59,8 @@ def test_nothing_is_run_for_a_name_that_is_none_or_without_the_image(monkeypatch
 
     monkeypatch.setattr(model_lookup, "run_once", run_once)
     link, words = head(), world.inventory()
-    assert model_lookup.supports_stages(link, world.host(1), words, "x'); import os; ('") is None
-    assert model_lookup.supports_stages(link, world.host(1, images=()), words, "LlamaForCausalLM") is None
+    assert model_lookup.supports_pp(link, world.host(1), words, "x'); import os; ('") is None
+    assert model_lookup.supports_pp(link, world.host(1, images=()), words, "LlamaForCausalLM") is None
 
 
 def test_an_image_that_cannot_be_run_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,4 +68,4 @@ def test_an_image_that_cannot_be_run_says_nothing(monkeypatch: pytest.MonkeyPatc
         raise CommandFailed("gpu1", "no space left", exit_code=1, stderr="")
 
     monkeypatch.setattr(model_lookup, "run_once", run_once)
-    assert model_lookup.supports_stages(head(), world.host(1), world.inventory(), "LlamaForCausalLM") is None
+    assert model_lookup.supports_pp(head(), world.host(1), world.inventory(), "LlamaForCausalLM") is None

@@ -14,18 +14,18 @@ from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired
 from vllm_cluster.errors import InventoryError
 from vllm_cluster.facts.host_facts import Hca
 from vllm_cluster.run.runtime import SYSTEM
-from vllm_cluster.run.secrets import UNREAD, Reading, Secrets, gather, identify
+from vllm_cluster.run.secrets import UNREAD, Reading, Secrets, collect_secrets, secret_id
 
 ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infiniband/uverbs0",))
 
 
 def test_an_id_is_stable_and_belongs_to_one_cluster_and_name() -> None:
-    same = identify("lab", "api-key", "secret")
-    assert same == identify("lab", "api-key", "secret")
+    same = secret_id("lab", "api-key", "secret")
+    assert same == secret_id("lab", "api-key", "secret")
     others = {
-        identify("lab", "api-key", "Secret"),
-        identify("prod", "api-key", "secret"),
-        identify("lab", "x", "secret"),
+        secret_id("lab", "api-key", "Secret"),
+        secret_id("prod", "api-key", "secret"),
+        secret_id("lab", "x", "secret"),
     }
     assert same not in others
     assert len(others) == 3
@@ -33,9 +33,9 @@ def test_an_id_is_stable_and_belongs_to_one_cluster_and_name() -> None:
 
 def test_what_nobody_gives_is_made_and_then_kept() -> None:
     words = world.inventory()
-    first = gather(words, {}, SYSTEM)
+    first = collect_secrets(words, {}, SYSTEM)
     assert first.ids.keys() == first.values.keys() == {"ray-token", "api-key"}
-    again = gather(words, first.ids, SYSTEM)
+    again = collect_secrets(words, first.ids, SYSTEM)
     assert again.ids == first.ids
     assert again.values == {}
 
@@ -45,10 +45,10 @@ def test_what_is_given_wins_over_what_was_kept(monkeypatch: pytest.MonkeyPatch, 
     token = tmp_path / "token"
     token.write_text("hf_x\n")
     words = world.inventory(api_key="env:KEY", hf_token=f"file:{token}")
-    found = gather(words, {"ray-token": "11", "api-key": "22"}, SYSTEM)
+    found = collect_secrets(words, {"ray-token": "11", "api-key": "22"}, SYSTEM)
     assert found.values == {"api-key": "given", "hf-token": "hf_x"}
     assert found.ids["ray-token"] == "11"
-    assert found.ids["api-key"] == identify("lab", "api-key", "given")
+    assert found.ids["api-key"] == secret_id("lab", "api-key", "given")
 
 
 def test_values_do_not_show() -> None:
@@ -64,23 +64,23 @@ KEPT = {"ray-token": "11", "api-key": "22", "hf-token": "33", "env-AWS_SECRET_AC
 
 def test_up_needs_every_reference() -> None:
     with pytest.raises(InventoryError, match="env:NOWHERE_HF"):
-        gather(world.inventory(**REFERENCES), KEPT, SYSTEM)
+        collect_secrets(world.inventory(**REFERENCES), KEPT, SYSTEM)
 
 
 def test_plan_takes_what_it_cannot_read_as_unchanged_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     words = world.inventory(**REFERENCES)
-    found = gather(words, KEPT, SYSTEM, Reading.WHAT_CAN_BE)
+    found = collect_secrets(words, KEPT, SYSTEM, Reading.WHAT_CAN_BE)
     assert (found.ids, found.values) == (KEPT, {})
     assert [problem.split(": ")[0] for problem in found.unread] == [
         "env:NOWHERE_HF",
         "cmd:sh -c 'echo ran >&2; exit 3'",
     ]
     assert "ran" in capfd.readouterr().err
-    assert gather(words, {}, SYSTEM, Reading.WHAT_CAN_BE).ids["hf-token"] == UNREAD
+    assert collect_secrets(words, {}, SYSTEM, Reading.WHAT_CAN_BE).ids["hf-token"] == UNREAD
 
 
 def test_serve_reads_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    found = gather(world.inventory(**REFERENCES), KEPT, SYSTEM, Reading.NONE)
+    found = collect_secrets(world.inventory(**REFERENCES), KEPT, SYSTEM, Reading.NONE)
     assert (found.ids, found.values, found.unread) == (KEPT, {}, ())
     assert capfd.readouterr().err == ""
 
@@ -88,7 +88,7 @@ def test_serve_reads_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 def test_secret_variables_are_on_every_node_as_files_and_nowhere_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S3", "canary-0123456789")
     words = world.inventory(secrets={"AWS_SECRET_ACCESS_KEY": "env:S3"})
-    found = gather(words, {}, SYSTEM)
+    found = collect_secrets(words, {}, SYSTEM)
     for spec in desired(words, world.hosts(), Inputs("program", found.ids)):
         identity = found.ids["env-AWS_SECRET_ACCESS_KEY"]
         file = f"env-AWS_SECRET_ACCESS_KEY-{identity}"

@@ -27,7 +27,7 @@ def run(command: command_line.Command, rest: bytes = b"", shell: str = "sh") -> 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_shell_gives_back_what_was_put_in(shell: str, words: list[str]) -> None:
     argv = ["printf", "%s\\0", "x", *words]
-    for command in (command_line.unbounded(argv), command_line.bounded(argv, 10)):
+    for command in (command_line.without_timeout(argv), command_line.with_timeout(argv, 10)):
         result = run(command, shell=shell)
         assert command.started(result)
         assert command.own(result).stdout.split(b"\0")[1:-1] == [word.encode() for word in words]
@@ -39,19 +39,19 @@ def test_no_shell_reads_anything_in_the_line_in_its_own_way() -> None:
 
 
 def test_what_travels_is_one_printable_line_without_the_mark() -> None:
-    command = command_line.bounded(["printf", "a\nb", "é'!\\"], 10)
+    command = command_line.with_timeout(["printf", "a\nb", "é'!\\"], 10)
     line, end, rest = command.first.partition(b"\n")
     assert (end, rest) == (b"\n", b"") and line.isascii() and line.decode().isprintable()
     assert command.mark not in command.first * 2, "a program that repeats its input would seem to have begun"
 
 
 def test_the_rest_of_the_input_is_the_command_s() -> None:
-    command, data = command_line.unbounded(["cat"]), bytes(range(256)) * 300
+    command, data = command_line.without_timeout(["cat"]), bytes(range(256)) * 300
     assert command.own(run(command, data)).stdout == data
 
 
 def test_a_line_that_breaks_off_starts_nothing() -> None:
-    command = command_line.unbounded(["echo", "ran"])
+    command = command_line.without_timeout(["echo", "ran"])
     for length in (*range(0, len(command.first), 9), len(command.first) - 1):
         cut = command_line.Command(command.first[:length], command.mark)
         assert run(cut) == Result(1, b"", b"")
@@ -59,14 +59,14 @@ def test_a_line_that_breaks_off_starts_nothing() -> None:
 
 def test_only_an_exit_code_255_is_sealed() -> None:
     for code in (0, 1, 254, 255):
-        command = command_line.bounded(["sh", "-c", f"echo e >&2; exit {code}"], 10)
+        command = command_line.with_timeout(["sh", "-c", f"echo e >&2; exit {code}"], 10)
         result = run(command)
         assert command.own_255(result) == (code == 255)
         assert command.own(result) == Result(code, b"", b"e\n")
 
 
 def test_what_a_login_shell_prints_is_not_the_command_s() -> None:
-    command = command_line.bounded(["sh", "-c", "echo out; echo err >&2"], 10)
+    command = command_line.with_timeout(["sh", "-c", "echo out; echo err >&2"], 10)
     result = run(command)
     greeted = Result(0, b"Welcome!\n" + result.stdout, b"stty: no\n" + result.stderr)
     assert command.own(greeted) == Result(0, b"out\n", b"err\n")
@@ -75,7 +75,11 @@ def test_what_a_login_shell_prints_is_not_the_command_s() -> None:
 
 @pytest.mark.parametrize("argv", [[], ["a\0"], ["\udfff"]])
 def test_what_no_shell_takes_is_refused(argv: list[str]) -> None:
-    for make in (command_line.unbounded, lambda argv: command_line.bounded(argv, 1), command_line.posix_line):
+    for make in (
+        command_line.without_timeout,
+        lambda argv: command_line.with_timeout(argv, 1),
+        command_line.posix_line,
+    ):
         with pytest.raises(UsageError):
             make(argv)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from vllm_cluster.transport.host_keys import (
     KeyStatus,
+    check_key,
     entry,
     fingerprint,
-    judge,
     known_types,
     lookup_name,
     matches,
@@ -34,10 +34,10 @@ def b64(data: bytes) -> str:
 @given(name=st.from_regex(r"[a-z0-9.:%-]{1,30}", fullmatch=True), port=st.integers(1, 65535), hashed=st.booleans())
 def test_what_is_noted_is_found(name: str, port: int, hashed: bool) -> None:
     keys = parse(entry(lookup_name(name, port), ED, hashed=hashed), "f")
-    assert judge(keys, name, port, None, ED).verdict is KeyStatus.OK
-    assert judge(keys, name, port, None, OTHER).verdict is KeyStatus.CHANGED
-    assert judge(keys, name, port % 65535 + 1, None, OTHER).verdict is KeyStatus.UNKNOWN
-    assert judge(keys, f"{name}x", port, None, ED).verdict is KeyStatus.UNKNOWN
+    assert check_key(keys, name, port, None, ED).verdict is KeyStatus.OK
+    assert check_key(keys, name, port, None, OTHER).verdict is KeyStatus.CHANGED
+    assert check_key(keys, name, port % 65535 + 1, None, OTHER).verdict is KeyStatus.UNKNOWN
+    assert check_key(keys, f"{name}x", port, None, ED).verdict is KeyStatus.UNKNOWN
 
 
 @given(st.text(max_size=300))
@@ -73,14 +73,14 @@ def test_names(names: str, host: str, hit: bool) -> None:
 
 def test_the_line_that_decided_is_told() -> None:
     keys = parse(f"# x\nh ssh-rsa {b64(RSA)}\nh ssh-ed25519 {b64(OTHER)}\n", "/f")
-    judgement = judge(keys, "h", 22, None, ED)
+    judgement = check_key(keys, "h", 22, None, ED)
     assert judgement.verdict is KeyStatus.CHANGED
     assert judgement.line is not None
     assert judgement.line.where == "/f:3"
 
 
 def test_an_authority_is_no_known_key_but_is_told() -> None:
-    judgement = judge(parse(f"@cert-authority h ssh-ed25519 {b64(OTHER)}\n", "f"), "h", 22, None, ED)
+    judgement = check_key(parse(f"@cert-authority h ssh-ed25519 {b64(OTHER)}\n", "f"), "h", 22, None, ED)
     assert judgement.verdict is KeyStatus.UNKNOWN
     assert judgement.authority
 

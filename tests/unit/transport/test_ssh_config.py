@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vllm_cluster.errors import UsageError
 from vllm_cluster.transport import connect_errors, locate
 from vllm_cluster.transport.base import Target
-from vllm_cluster.transport.ssh_config import check, expand, hosts_matching, resolve, ssh_options
+from vllm_cluster.transport.ssh_config import ensure_safe_names, expand, hosts_matching, resolve, ssh_options
 
 
 def words(**values: str) -> dict[str, list[str]]:
@@ -91,7 +91,7 @@ def test_a_bad_name_in_ssh_config_is_refused(bad: str) -> None:
 def test_no_name_that_passes_can_be_an_option_or_a_command(text: str) -> None:
     for target in (Target("n", text), Target("n", "h", user=text), Target("n", "h", jump=text)):
         try:
-            check(target)
+            ensure_safe_names(target)
         except UsageError:
             continue
         if target.jump in ("", "none"):

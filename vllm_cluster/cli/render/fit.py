@@ -8,8 +8,8 @@ from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.fit.layouts import UTILISATION, Layout
-from vllm_cluster.fit.report import FitReport, at_least, rule_of_thumb
-from vllm_cluster.text import things
+from vllm_cluster.fit.report import FitReport, min_gpus, rule_of_thumb
+from vllm_cluster.text import plural
 
 GIB = 1 << 30
 
@@ -39,7 +39,7 @@ def verdict_document(found: FitReport) -> dict[str, Any]:
         },
         "rule_of_thumb": rule_of_thumb(model.weights.loaded),
         "gpus": asdict(found.gpus) if found.gpus else None,
-        "gpus_at_least": at_least(model, found.gpus.memory, wish) if found.gpus else None,
+        "gpus_at_least": min_gpus(model, found.gpus.memory, wish) if found.gpus else None,
         "layouts": [asdict(layout) for layout in found.layouts],
         "fits": found.taken is not None if found.gpus else None,
         "taken": asdict(found.taken) if found.taken else None,
@@ -99,9 +99,9 @@ def _sizes(found: FitReport) -> list[tuple[str, str]]:
     text = f"{rule_of_thumb(weights.loaded) / 1e9:.0f} GB by P·4/(32/Q)·1.2, whatever the context"
     rows.append(("rule of thumb", text))
     if found.gpus:
-        count = at_least(model, found.gpus.memory, wish)
+        count = min_gpus(model, found.gpus.memory, wish)
         what = "weights and one such request" if shape else "weights"
-        rows.append(("at least", f"{count} such {things(count, 'GPU')}, by the plain sum of {what}"))
+        rows.append(("at least", f"{count} such {plural(count, 'GPU')}, by the plain sum of {what}"))
         nodes = " + ".join(map(str, found.gpus.nodes)) if len(set(found.gpus.nodes)) > 1 else ""
         nodes = nodes or f"{len(found.gpus.nodes)} × {found.gpus.nodes[0]}"
         text = f"{nodes} of {found.gpus.memory / GIB:.1f} GiB, of which vLLM takes {UTILISATION:.0%}"
@@ -133,7 +133,7 @@ def _conclusion(found: FitReport) -> list[str]:
         if taken.requests is None:
             return [f"The weights fit at {_name(taken)} and leave {taken.left / GIB:.1f} GiB a GPU for the KV cache."]
         count = taken.requests
-        what = f"{count} {things(count, 'request')} of {found.model.context(wish)} tokens at once"
+        what = f"{count} {plural(count, 'request')} of {found.model.context(wish)} tokens at once"
         return [f"It fits at {_name(taken)}, with room for {what}."]
     if taken:
         flag = f"-- --max-model-len={taken.context}"

@@ -41,7 +41,7 @@ class Document:
             loc = loc[:-1]
         return self.lines.get(loc, 1)
 
-    def blame(self, loc: Loc, text: str, line: int | None = None) -> None:
+    def add_problem(self, loc: Loc, text: str, line: int | None = None) -> None:
         """Note something wrong at a place."""
         self.problems.append(Problem(self.line(loc) if line is None else line, loc, text))
 
@@ -60,11 +60,11 @@ def parse(text: str) -> Document:
         _blame_syntax(document, error)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        document.blame((), "an unprintable character; remove it or write it as an escape in double quotes", line)
+        document.add_problem((), "an unprintable character; remove it or write it as an escape in double quotes", line)
     except RecursionError:
-        document.blame((), "nested too deep to be an inventory")
+        document.add_problem((), "nested too deep to be an inventory")
     except Exception as error:  # the YAML library answers some broken directives with bare Python errors
-        document.blame((), f"not YAML: {plain(str(error)) or type(error).__name__}")
+        document.add_problem((), f"not YAML: {plain(str(error)) or type(error).__name__}")
     return document
 
 
@@ -75,7 +75,7 @@ def _blame_syntax(document: Document, error: MarkedYAMLError) -> None:
     begun = error.context_mark
     if begun is not None and mark is not None and begun.line != mark.line:
         text += f" (in what begins on line {begun.line + 1})"
-    document.blame((), text, mark.line + 1 if mark is not None else 1)
+    document.add_problem((), text, mark.line + 1 if mark is not None else 1)
 
 
 class _YamlWalker:
@@ -111,7 +111,7 @@ class _YamlWalker:
 
     def refuse(self, node: Node, loc: Loc, text: str) -> object:
         """Note the problem; what stands there counts as nothing."""
-        self.document.blame(loc, text, node.start_mark.line + 1)
+        self.document.add_problem(loc, text, node.start_mark.line + 1)
         return None
 
     def scalar(self, node: ScalarNode, loc: Loc) -> object:
@@ -143,7 +143,7 @@ class _YamlWalker:
                 merged = {**self.merged(value, loc), **merged}
             elif not isinstance(key, ScalarNode) or key.tag != _TAG + "str":
                 shape = shown(str(key.value)) if isinstance(key, ScalarNode) else "this"
-                self.document.blame(loc, f"the key {shape} is no text; put it in quotes", line)
+                self.document.add_problem(loc, f"the key {shape} is no text; put it in quotes", line)
             elif key.value in own:
                 first = self.document.lines[(*loc, key.value)]
                 twice = f"written twice, first on line {first}; keep one"

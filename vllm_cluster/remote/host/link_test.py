@@ -38,7 +38,7 @@ HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 LATE = asyncio.TimeoutError  # before Python 3.11 it is no OSError
 
 
-def say(row: Mapping[str, Any]) -> None:
+def send(row: Mapping[str, Any]) -> None:
     """One JSON line."""
     sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()
@@ -115,7 +115,7 @@ class LinkTester:
         if good is not None:
             block = self._block(peer["address"], good)
             row["block"], (row["mtu"], row["passes"]) = await asyncio.gather(block, self._sizes(peer))
-        say(row)
+        send(row)
 
     async def _try(self, name: str, address: str, port: int, ours: bool) -> tuple[int, str, str, float]:
         """One port: what came of it, the address that the peer saw, and the milliseconds till it took the call."""
@@ -217,10 +217,10 @@ async def main() -> None:
     threading.Thread(target=listen, args=(asyncio.get_running_loop(), lines), daemon=True).start()
     order = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
     probe = LinkTester(order)
-    say(await probe.open(order["ports"], order["more"]))
+    send(await probe.open(order["ports"], order["more"]))
     peers = json.loads(await asyncio.wait_for(lines.get(), LIFE_SECONDS))
     await asyncio.gather(*(probe.visit(name, peer) for name, peer in peers.items()))
-    say({"done": len(peers)})
+    send({"done": len(peers)})
     await asyncio.sleep(LIFE_SECONDS)
 
 

@@ -36,7 +36,7 @@ TELLING = re.compile(r" via |NET/|GPU Direct|GDR|Using network|Bootstrap|NVLS|NC
 Send = Callable[..., None]
 
 
-def take_part(order: Mapping[str, Any], rank: int, tell: Send) -> None:
+def run_rank(order: Mapping[str, Any], rank: int, tell: Send) -> None:
     """One rank, from the rendezvous to the last size; every step is told once it is done."""
     import torch  # noqa: PLC0415 - the parent has it already; by hand it is imported here
     import torch.distributed as dist  # noqa: PLC0415
@@ -96,7 +96,7 @@ class RankProcesses:
         self._logs = tempfile.mkdtemp(prefix="vcluster-nccl-")
         self._running: dict[int, tuple[int, int]] = {}
 
-    def say(self, **row: Any) -> None:
+    def send(self, **row: Any) -> None:
         """One JSON line, short enough to stay whole between those of the ranks."""
         os.write(self._out, json.dumps(row).encode() + b"\n")
 
@@ -110,13 +110,13 @@ class RankProcesses:
 
     def _become(self, order: Mapping[str, Any], rank: int) -> None:
         def tell(**row: Any) -> None:
-            self.say(trial=order["trial"], rank=rank, **row)
+            self.send(trial=order["trial"], rank=rank, **row)
 
         os.environ.update(order["environment"])
         log_to(self._log(order["trial"], rank))
         code = 1
         try:
-            take_part(order, rank, tell)
+            run_rank(order, rank, tell)
             code = 0
         except Exception as error:
             tell(step="failed", error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
@@ -137,9 +137,9 @@ class RankProcesses:
             if not pid:
                 return
             trial, rank = self._running.pop(pid)
-            for line in telling(self._log(trial, rank)):
-                self.say(trial=trial, rank=rank, log=line)
-            self.say(trial=trial, rank=rank, step="ended", code=os.waitstatus_to_exitcode(status))
+            for line in transport_lines(self._log(trial, rank)):
+                self.send(trial=trial, rank=rank, log=line)
+            self.send(trial=trial, rank=rank, step="ended", code=os.waitstatus_to_exitcode(status))
 
     def _log(self, trial: int, rank: int) -> Path:
         return Path(self._logs) / f"{trial}-{rank}"
@@ -150,7 +150,7 @@ def log_to(path: Path) -> None:
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET,ENV", NCCL_DEBUG_FILE=str(path))
 
 
-def telling(log: Path) -> Sequence[str]:
+def transport_lines(log: Path) -> Sequence[str]:
     """The lines of NCCL's log that tell the transport, each once however many channels say it."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         text = file.read(MOST_LOG).decode("utf-8", "replace")
@@ -169,7 +169,7 @@ def speed() -> int | None:
     return None
 
 
-def obey() -> None:
+def serve_commands() -> None:
     """Take orders until the input ends, which kills every rank."""
     # What libraries print must not get between our lines.
     out = os.dup(1)
@@ -180,7 +180,7 @@ def obey() -> None:
 
     ranks, rest = RankProcesses(out), b""
     took = round(time.monotonic() - began, 1)
-    ranks.say(ready=True, torch=torch.__version__, seconds=took, speed=speed())
+    ranks.send(ready=True, torch=torch.__version__, seconds=took, speed=speed())
     try:
         while time.monotonic() - began < LIFE_SECONDS:
             if select.select([0], [], [], 0.05)[0]:
@@ -218,8 +218,8 @@ def by_hand(argv: Sequence[str]) -> None:
 
     with tempfile.NamedTemporaryFile(prefix="vcluster-nccl-") as log:
         log_to(Path(log.name))
-        take_part(order, given.rank, tell)
-        for line in telling(Path(log.name)):
+        run_rank(order, given.rank, tell)
+        for line in transport_lines(Path(log.name)):
             tell(step="log", line=line)
     # As above: who ends last must not wait for those who have gone.
     os._exit(0)
@@ -229,4 +229,4 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         by_hand(sys.argv[1:])
     else:
-        obey()
+        serve_commands()

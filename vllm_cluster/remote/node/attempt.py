@@ -29,7 +29,7 @@ STARTS = "vcluster starts vLLM"
 STOPS = "vcluster stops vLLM"
 
 
-def refusal(address: str, port: int) -> OSError | None:
+def connect_error(address: str, port: int) -> OSError | None:
     """Why a port accepts no connection; None when it does."""
     try:
         socket.create_connection((address, port), 2.0).close()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.process import say
+from vllm_cluster.remote.node.process import log_line
 
 # A full disk is told about once in a while, and not at each try: the container's log is on a disk, too.
 TELL_SECONDS = 60.0
@@ -36,7 +36,7 @@ def write_whole(path: Path, content: Mapping[str, Any], *, sync: bool = False) -
         now = time.monotonic()
         if now - _told.get(path, -TELL_SECONDS) >= TELL_SECONDS:
             _told[path] = now
-            say("node", f"cannot write {path}: {error}")
+            log_line("node", f"cannot write {path}: {error}")
         return False
     _told.pop(path, None)
     return True

@@ -22,7 +22,7 @@ HIDDEN_VARIABLES = "VCLUSTER_SECRET_ENVIRONMENT"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def say(name: str, line: str) -> None:
+def log_line(name: str, line: str) -> None:
     """Print one line to the container's log; in one write, because threads print too."""
     sys.stdout.write(f"[{name}] {line}\n")
     sys.stdout.flush()
@@ -163,5 +163,5 @@ class Child:
             line = line.replace(secret, "***")
         self.tail.append(line)
         if not self._quiet:
-            say(self.name, line)
+            log_line(self.name, line)
         self._see(line)

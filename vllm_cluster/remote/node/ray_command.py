@@ -11,7 +11,7 @@ def option(argv: Sequence[str], name: str) -> str | None:
     return next((word.partition("=")[2] for word in argv if word.startswith(f"{name}=")), None)
 
 
-def own(ray: Sequence[str], port: str) -> tuple[str, int] | None:
+def listen_address(ray: Sequence[str], port: str) -> tuple[str, int] | None:
     """Where Ray listens on this host, by the option that names the port."""
     address, number = option(ray, "--node-ip-address"), option(ray, port)
     return (address, int(number)) if address and number else None

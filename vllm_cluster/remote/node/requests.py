@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.remote.node.files import write_whole
-from vllm_cluster.remote.node.process import say
+from vllm_cluster.remote.node.process import log_line
 
 # What was ready, newest last, and what became of each request: read by `vcluster rollback` and `vcluster history`.
 READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
@@ -92,7 +92,7 @@ class Requests:
         back = bool(kept["back_to"] and kept["asked"].get("rollback", True))
         if back:
             kept["failed"] = {**what, **{key: kept["asked"][key] for key in ("generation", "model", "name")}}
-            say("node", f"serves {kept['back_to']['name']} again: {kept['asked']['name']} cannot be served")
+            log_line("node", f"serves {kept['back_to']['name']} again: {kept['asked']['name']} cannot be served")
         self._save()
         return back
 
@@ -130,7 +130,7 @@ class Requests:
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            say("node", f"cannot write {path}: {error}")
+            log_line("node", f"cannot write {path}: {error}")
 
 
 def _other(one: object, served: Serve) -> bool:

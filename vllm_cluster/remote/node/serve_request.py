@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.remote.node.files import sync_file, write_whole
-from vllm_cluster.remote.node.process import say
+from vllm_cluster.remote.node.process import log_line
 
 NOTHING = '{"v": 1, "serve": null}'
 
@@ -95,7 +95,7 @@ class Inbox:
         # One without an epoch was written before requests had one, or by an earlier version of vcluster.
         epoch, before = int(request.get("epoch", 0)), int(accepted.get("epoch", 0))
         if epoch <= before and before > 0:
-            say("node", f"refused request {epoch}: {before} was accepted before it")
+            log_line("node", f"refused request {epoch}: {before} was accepted before it")
             write_whole(self._wanted, accepted)
             return True
         sync_file(self._wanted)

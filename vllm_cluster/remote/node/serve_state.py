@@ -12,7 +12,7 @@ from vllm_cluster.remote.node.serve_request import ServeRequest
 from vllm_cluster.remote.node.timing import Timing
 
 
-def against(planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]]) -> tuple[float, list[str]]:
+def compare_gpus(planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]]) -> tuple[float, list[str]]:
     """How many planned GPUs Ray has, and what is not as planned. Ghosts at one address add up, and so are wrong."""
     alive: dict[str, float] = {}
     for node in nodes:
@@ -47,7 +47,7 @@ class ServeState:
     ready_at: float | None = None
     seconds_to_ready: float | None = None
 
-    def turn(self, phase: str, detail: str = "") -> None:
+    def set_phase(self, phase: str, detail: str = "") -> None:
         """Be in a phase; its beginning is kept while only the detail changes."""
         if phase != self.phase or not self.since:
             self.since = round(time.time(), 3)
@@ -69,11 +69,13 @@ class ServeState:
         # A clock that was put forward and back leaves starts in the future: they count, too.
         self.starts = [start for start in self.starts if now - start < pace.restarts_within]
         if len(self.starts) > pace.restarts:
-            self.turn("failed", f"started {len(self.starts)} times within {span(pace.restarts_within)}, and no more")
+            self.set_phase(
+                "failed", f"started {len(self.starts)} times within {span(pace.restarts_within)}, and no more"
+            )
             return
         pause = min(pace.serve_backoff_most, pace.serve_backoff * 2.0 ** min(self.failures - 1, 16))
         self.again_at = time.monotonic() + pause
-        self.turn("backoff", f"starts again {pause:g} s after: {self.what}")
+        self.set_phase("backoff", f"starts again {pause:g} s after: {self.what}")
 
     def memory(self) -> dict[str, Any]:
         """What must outlive the container."""
@@ -92,4 +94,4 @@ class ServeState:
         self.once_ready, self.first_failure = memory["once_ready"], memory["first_failure"]
         self.failure, self.starts = memory["failure"], list(memory.get("starts", ()))
         if memory["failed"]:
-            self.turn("failed", memory.get("detail") or self.what)
+            self.set_phase("failed", memory.get("detail") or self.what)

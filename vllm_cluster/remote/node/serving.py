@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.attempt import Attempt, refusal
+from vllm_cluster.remote.node.attempt import Attempt, connect_error
 from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.process import end
 from vllm_cluster.remote.node.requests import Requests
 from vllm_cluster.remote.node.serve_request import Inbox, ServeRequest
-from vllm_cluster.remote.node.serve_state import ServeState, against
+from vllm_cluster.remote.node.serve_state import ServeState, compare_gpus
 from vllm_cluster.remote.node.timing import Timing
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -51,11 +51,11 @@ class ServeController:
 
     def tick(self, nodes: Nodes | None) -> None:
         """Look at the request, at Ray's nodes (None when Ray does not answer) and at vLLM, and do what is due."""
-        self._hear()
+        self._read_request()
         if self.course is None:
             return
         self._members = self._read_members()
-        self.course.have, wrong = against(self._planned, nodes or ())
+        self.course.have, wrong = compare_gpus(self._planned, nodes or ())
         if nodes is None:
             wrong = ["Ray does not answer yet"]
         if self.attempt:
@@ -127,7 +127,7 @@ class ServeController:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return self._members  # perhaps half written: what was read before holds
 
-    def _hear(self) -> None:
+    def _read_request(self) -> None:
         """Take what is asked for; where a power cut broke that file, what was asked for before this program began."""
         if (request := self._inbox.news()) is not None:
             fresh = self._requests.accept(request)
@@ -152,7 +152,7 @@ class ServeController:
 
     def _remember(self, course: ServeState) -> ServeState:
         """What a container before this one has learned about the same request."""
-        course.turn("waiting")
+        course.set_phase("waiting")
         # A first start has no such file, and a disk may have lost it.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             course.remember(json.loads((self._state / "serve.json").read_text()))
@@ -173,8 +173,8 @@ class ServeController:
             wrong = self._held(course, nodes)
         wanted = course.wanted
         if wrong:
-            course.turn("waiting", f"GPUs {course.have:g}/{sum(self._planned.values())}: {'; '.join(wrong)}")
-        elif refusal(wanted.host, wanted.port) is None:
+            course.set_phase("waiting", f"GPUs {course.have:g}/{sum(self._planned.values())}: {'; '.join(wrong)}")
+        elif connect_error(wanted.host, wanted.port) is None:
             # Another program's server would answer our health check.
             what = f"port {wanted.port} of {wanted.host} is taken by another program"
             course.fail({"at": round(time.time(), 3), "what": what, "lines": []})
@@ -202,7 +202,7 @@ class ServeController:
         members = {node["address"]: node["id"] for node in nodes if node["alive"]}
         self.attempt = Attempt(course.wanted, members, self._environment, self._log, self._pace)
         self._left = self.attempt.child.alive
-        course.turn(*self.attempt.stage)
+        course.set_phase(*self.attempt.stage)
 
     def _follow(self, course: ServeState, attempt: Attempt, nodes: Nodes | None) -> None:
         code = attempt.child.code()
@@ -222,7 +222,7 @@ class ServeController:
             course.seconds_to_ready = round(time.time() - attempt.began_at, 3)
             self._save(course)
             self._requests.ready(course.seconds_to_ready)
-        course.turn(phase, detail)
+        course.set_phase(phase, detail)
 
     def _ended(self, course: ServeState, attempt: Attempt, what: str, *, lost: bool) -> None:
         self._stop(course, attempt, what)
@@ -235,9 +235,9 @@ class ServeController:
             course.wait(self._pace)
         elif judge:
             course.judge_until = time.monotonic() + self._pace.notice_loss
-            course.turn("backoff", f"was a node lost? {course.what}")
+            course.set_phase("backoff", f"was a node lost? {course.what}")
         else:
-            course.turn("failed", course.what)
+            course.set_phase("failed", course.what)
         self._save(course)
 
     def _judge(self, course: ServeState, wrong: list[str], *, late: bool) -> None:
@@ -247,13 +247,13 @@ class ServeController:
             if wrong:
                 course.wait(self._pace)
             else:
-                course.turn("failed", course.what)
+                course.set_phase("failed", course.what)
             self._save(course)
 
     def _stop(self, course: ServeState, attempt: Attempt, why: str) -> None:
         """End vLLM and all that it started; what it shares in memory is freed by a process of its that ends last."""
         attempt.over.set()
-        course.turn("stopping", why)
+        course.set_phase("stopping", why)
         self._publish()
         pace, hurry = self._pace, self._hurry
         end(attempt.child.alive, lambda: pace.serve_stop_hurry if hurry.is_set() else pace.serve_stop, self._reap)

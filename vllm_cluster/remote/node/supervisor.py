@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.attempt import refusal
+from vllm_cluster.remote.node.attempt import connect_error
 from vllm_cluster.remote.node.checker import Standby, check, serve_checks
 from vllm_cluster.remote.node.files import write_whole
-from vllm_cluster.remote.node.process import Child, descendants, end, missing_secrets, say, secret_environment
-from vllm_cluster.remote.node.ray_command import option, own, place, ray_version
+from vllm_cluster.remote.node.process import Child, descendants, end, log_line, missing_secrets, secret_environment
+from vllm_cluster.remote.node.ray_command import listen_address, option, place, ray_version
 from vllm_cluster.remote.node.ray_nodes import ray_nodes
 from vllm_cluster.remote.node.serving import ServeController
 from vllm_cluster.remote.node.timing import Timing
@@ -123,7 +123,7 @@ class Supervisor:
         now = time.monotonic()
         if now < self._due:
             return
-        if self._role == "worker" and self._head and (error := refusal(*self._head)):
+        if self._role == "worker" and self._head and (error := connect_error(*self._head)):
             self._ray_state = "waiting"
             self._ray_error = f"{self._head[0]}:{self._head[1]}: {error.strerror or error}"
             self._due = now + self._pace.ray_backoff
@@ -161,8 +161,11 @@ class Supervisor:
         Nor does it see that the head is another one. Only a refusal counts, for it says that nobody listens: a head
         that does not answer may come back, and Ray waits for it.
         """
-        for what, where in (("the head's Ray", self._head), ("the raylet", own(self._command, "--node-manager-port"))):
-            error = refusal(*where) if where else None
+        for what, where in (
+            ("the head's Ray", self._head),
+            ("the raylet", listen_address(self._command, "--node-manager-port")),
+        ):
+            error = connect_error(*where) if where else None
             refused = isinstance(error, ConnectionRefusedError)
             self._misses[what] = self._misses.get(what, 0) + 1 if refused else 0
             if where and self._misses[what] >= self._pace.misses:
@@ -175,7 +178,7 @@ class Supervisor:
 
     def _end_ray(self, ray: Child, trouble: str) -> None:
         """Clear all that this Ray has left: the next one refuses to start beside any of it."""
-        say("node", trouble)
+        log_line("node", trouble)
         ray.drain()
         self._ray_state = "down"
         self._ray_error = "\n".join([trouble, *list(ray.tail)[-ERROR_LINES:]])
@@ -188,7 +191,9 @@ class Supervisor:
         self._ray = self._watch = None
         self._restarts += 1
         # A worker whose head has gone has not failed: it waits for the head's port, not for longer and longer.
-        self._failures = 1 if self._role == "worker" and self._head and refusal(*self._head) else self._failures + 1
+        self._failures = (
+            1 if self._role == "worker" and self._head and connect_error(*self._head) else self._failures + 1
+        )
         pause = min(self._pace.ray_backoff_most, self._pace.ray_backoff * 2.0 ** min(self._failures - 1, 16))
         self._due = time.monotonic() + pause
 
@@ -211,7 +216,7 @@ class Supervisor:
         elif self._watch.code() is not None or now - self._nodes_at > self._pace.nodes_stale:
             end(self._watch.alive, lambda: 0.5, self._reap)
             self._watch.drain()
-            say("nodes", f"ended: {' | '.join(list(self._watch.tail)[-3:])[:2000]}")
+            log_line("nodes", f"ended: {' | '.join(list(self._watch.tail)[-3:])[:2000]}")
             self._watch.code()
             self._watch, self._nodes, self._watch_due = None, None, now + self._pace.ray_backoff
 
@@ -256,17 +261,17 @@ def main(argv: Sequence[str]) -> int:
     if given.command == "status":
         sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
         return 0
-    head = place(given.head) if given.command == "worker" else own(given.ray, "--port")
-    return keep(given.command, given.ray, head)
+    head = place(given.head) if given.command == "worker" else listen_address(given.ray, "--port")
+    return supervise(given.command, given.ray, head)
 
 
-def keep(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int:
+def supervise(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int:
     """Be the node until somebody says stop."""
     logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
     # Orphans of Ray and vLLM become our children: else nobody could find them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if gone := missing_secrets():
-        say("node", f"secret files are not there: {', '.join(gone)}; run vcluster up")
+        log_line("node", f"secret files are not there: {', '.join(gone)}; run vcluster up")
         return NO_SECRETS
     # Not in the container's own environment, which docker inspect shows.
     os.environ.update(secret_environment())
@@ -274,7 +279,7 @@ def keep(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int
     node = Supervisor(role, command, head, pace)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stopping.set())
-    say("node", f"{role}: {' '.join(command)}")
+    log_line("node", f"{role}: {' '.join(command)}")
     return node.run()
 
 

@@ -18,7 +18,7 @@ from vllm_cluster.transport.fabric.keepalive import BROKEN
 from vllm_cluster.transport.fabric.stream import ChannelStream, FabricConnection, collect
 from vllm_cluster.transport.forward import LoopbackForward
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import SshEndpoint, check
+from vllm_cluster.transport.ssh_config import SshEndpoint, ensure_safe_names
 
 _RETRY_SECONDS = 0.1
 
@@ -27,7 +27,7 @@ class FabricTransport:
     """One host over Fabric. Safe to use from several threads."""
 
     def __init__(self, target: Target, jumps: Jumps, endpoint: SshEndpoint | None = None) -> None:
-        check(target)
+        ensure_safe_names(target)
         self._target = target
         self._endpoint = endpoint
         self._jumps = jumps
@@ -63,7 +63,7 @@ class FabricTransport:
         link, doing = self._link(), f"`{command_line.shown(argv)}`"
         command_line.encoded(argv)
         with self._slot(self._commands, deadline, doing):
-            command = command_line.bounded(argv, deadline.left())
+            command = command_line.with_timeout(argv, deadline.left())
             result = self._talk(link, command_line.LINE, command.first + stdin, deadline, doing, mark=command.mark)
         if not command.started(result):
             raise self._refused(link, result.stdout, result.stderr)
@@ -72,7 +72,7 @@ class FabricTransport:
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
         link, doing = self._link(), f"`{command_line.shown(argv)}`"
-        command = command_line.unbounded(argv)
+        command = command_line.without_timeout(argv)
         self._take(self._streams, deadline, doing)
         try:
             channel = self._session(link, deadline, doing)

@@ -59,7 +59,9 @@ def open_hop(resolved: SshEndpoint, jumps: Jumps, deadline: Deadline) -> Hop:
     jump, through = resolved.jump, None
     if jump is not None:
         through = jumps.through(jump, lambda: open_hop(jump, jumps, deadline), deadline)
-    return connect_errors.patiently(lambda: _open(resolved, through, deadline.sooner(2 * STEP_SECONDS)), deadline)
+    return connect_errors.connect_with_retry(
+        lambda: _open(resolved, through, deadline.sooner(2 * STEP_SECONDS)), deadline
+    )
 
 
 def _open(resolved: SshEndpoint, through: Hop | None, deadline: Deadline) -> Hop:

@@ -105,7 +105,7 @@ class KeepaliveTransport(paramiko.Transport):
         super().__init__(sock, **options)  # type: ignore[arg-type]
         if key_types:
             self.get_security_options().key_types = key_types
-        sock.ask = self.ask_for_life
+        sock.ask = self.send_keepalive
         self._login_begun = False
         self._closed: set[bytes] = set()
 
@@ -138,7 +138,7 @@ class KeepaliveTransport(paramiko.Transport):
             self._login_begun = True
         super()._send_message(data)  # type: ignore[misc]
 
-    def ask_for_life(self) -> bool:
+    def send_keepalive(self) -> bool:
         """Send a request that every server answers; False when it cannot be sent now."""
         if not self.is_authenticated() or not self.clear_to_send.is_set():
             return False

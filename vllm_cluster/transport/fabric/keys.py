@@ -36,7 +36,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
             HostKeyRejected: the key is not known, or not this one.
         """
         at, blob = self._at, key.asbytes()
-        judgement = host_keys.judge(self._known, at.host, at.port, at.host_key_alias, blob)
+        judgement = host_keys.check_key(self._known, at.host, at.port, at.host_key_alias, blob)
         shown = f"{host_keys.key_type(blob)} {host_keys.fingerprint(blob)}"
         line = judgement.line.where if judgement.line else ""
         match judgement.verdict:
