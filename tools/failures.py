@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tests.support.corpus import CORPUS
 from tests.support.logs import PRODUCED, reported, row_of
-from vllm_cluster.checks.codes import HELD_OTHERWISE, REASONS
-from vllm_cluster.explain.catalogue import ROWS
+from vllm_cluster.checks.codes import CODES, PREVENTED_BY_DESIGN
+from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.failure import KnownFailure
 
 # Each row of these stands in the log of another one too.
@@ -41,10 +41,10 @@ This page is written by `make docs`.
 def checked() -> dict[str, str]:
     """What finds each row before anything runs: codes of findings, or why none is needed."""
     codes: dict[str, list[str]] = {}
-    for code, reason in REASONS.items():
+    for code, reason in CODES.items():
         for row in reason.rows:
             codes.setdefault(str(row), []).append(f"`{code}`")
-    held = {str(row): f"held otherwise: {why}" for row, why in HELD_OTHERWISE.items()}
+    held = {str(row): f"held otherwise: {why}" for row, why in PREVENTED_BY_DESIGN.items()}
     return {**held, **{row: ", ".join(names) for row, names in codes.items()}}
 
 
@@ -64,7 +64,7 @@ def page() -> str:
     """The whole page: a section for each row, so that it can be linked."""
     found, logs, heads = checked(), shown(), dict(SECTIONS)
     lines = [HEAD]
-    for number, row in ROWS.items():
+    for number, row in FAILURES.items():
         if number in heads:
             lines += [f"## {heads[number]}", ""]
         lines += section(row, found.get(number, ""), logs.get(number, ()))

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import typer
 
 from tests.support.json_schemas import schemas
-from vllm_cluster.checks.codes import HELD_OTHERWISE, REASONS
+from vllm_cluster.checks.codes import CODES, PREVENTED_BY_DESIGN
 from vllm_cluster.cli.app import NAME, app
 from vllm_cluster.cli.help import COMMON, option_row, shown_name, usage_lines
 from vllm_cluster.cli.program import Verb
@@ -139,9 +139,9 @@ def checks() -> str:
         "those of the [failures](../failures.md) that a check finds before anything is loaded.",
         "",
     ]
-    codes = ((f"`{code}`", one.why, ", ".join(map(_failure, one.rows))) for code, one in REASONS.items())
+    codes = ((f"`{code}`", one.why, ", ".join(map(_failure, one.rows))) for code, one in CODES.items())
     lines += [*_table("code | why it matters | failures", codes), "", "## What needs no check, or allows none", ""]
-    return _page([*lines, *_table("failure | why", ((_failure(row), why) for row, why in HELD_OTHERWISE.items()))])
+    return _page([*lines, *_table("failure | why", ((_failure(row), why) for row, why in PREVENTED_BY_DESIGN.items()))])
 
 
 def _failure(number: object) -> str:

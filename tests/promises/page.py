@@ -18,7 +18,7 @@ from tests.support.figures import FOLDER
 from tests.support.paths import ROOT
 from vllm_cluster import __version__
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.sandbox.names import ENGINE_IMAGE
+from vllm_cluster.sandbox.names import CPU_IMAGE
 
 PATH = ROOT / "docs" / "promises.md"
 PAGE = """# Promises
@@ -43,7 +43,7 @@ def versions() -> str:
     docker = subprocess.run(
         ["docker", "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    engine = ENGINE_IMAGE.rpartition(":")[2]
+    engine = CPU_IMAGE.rpartition(":")[2]
     return f"vcluster {__version__}, vLLM {engine}, Ray {ray}, Docker {docker}, Python {platform.python_version()}"
 
 

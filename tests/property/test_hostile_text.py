@@ -24,7 +24,7 @@ any_text = st.one_of(st.text(st.characters(), max_size=60), hostile, st.lists(at
 def test_no_text_from_elsewhere_steers_a_terminal() -> None:
     def tell(said: str) -> None:
         plain = text.plain(said)
-        assert harmless(plain) and max(map(len, plain.split("\n"))) <= text.LONGEST + 2
+        assert harmless(plain) and max(map(len, plain.split("\n"))) <= text.MAX_LINE + 2
         error = CommandFailed("gpu1", said, exit_code=1, stderr=said, hint=said)
         assert harmless(shown_by(lambda: errors.show(error, as_json=False, color="never")))
         assert harmless(shown_by(lambda: events.LineRenderer(1).show(Event("progress", said, "gpu1"))))
@@ -60,4 +60,4 @@ def test_no_text_from_elsewhere_steers_a_table() -> None:
 def test_plain_text_is_left_as_it_is_and_a_flood_is_cut() -> None:
     usual = "ValueError: can't load 'ü' [rank 0]: 100 %\n\tat line 3 — ☃"
     assert text.plain(usual) == usual
-    assert len(text.plain("x\n" * (50 << 20))) <= text.MOST + 10
+    assert len(text.plain("x\n" * (50 << 20))) <= text.MAX_TEXT + 10

@@ -15,7 +15,7 @@ from vllm_cluster.sandbox import names
 
 HOSTS = ("gpu1", "gpu2")
 LOCK = "/tmp/vcluster/lock"
-IMAGE = names.ENGINE_IMAGE
+IMAGE = names.CPU_IMAGE
 CLUSTER = "io.vcluster.cluster=sandbox"
 ID = "io.vcluster.id"
 

@@ -42,7 +42,7 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import read, references
 from vllm_cluster.text import REDACTED, count, looks_random, redact, redactor
 
-MOST_OF_A_FILE = 8 << 20
+MAX_FILE_BYTES = 8 << 20
 SSH_SECONDS = 5
 # Of this machine's own runs; the last one is this run.
 MAX_CALL_LOGS = 5
@@ -79,7 +79,7 @@ def bundle(
     without_secrets = redactor([*known, *_secret_variables(inventory)])
     rename = _renamer(inventory, hosts, runtime) if anonymous else lambda text: text
     files = {
-        rename(name): rename(without_secrets(text)[:MOST_OF_A_FILE]).encode()
+        rename(name): rename(without_secrets(text)[:MAX_FILE_BYTES]).encode()
         for name, text in chain(_files(inventory, hosts, failures), _calls(inventory))
     }
     files["contents.txt"] = "".join(f"{len(content):>10}  {name}\n" for name, content in files.items()).encode()

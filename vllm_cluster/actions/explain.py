@@ -39,9 +39,9 @@ from vllm_cluster.text import count, redact
 PART = 1 << 20
 LOOKED_AT = 64 << 10
 # What a file may grow to when it is unpacked.
-MOST = 64 << 30
-MOST_FILES = 1000
-TELL_EVERY = 1.0
+MAX_UNPACKED_BYTES = 64 << 30
+MAX_FILES = 1000
+PROGRESS_SECONDS = 1.0
 _OWN = "the error"
 # Of a host that does not answer nothing more is asked: it would be waited for once more.
 SILENT = (Unreachable, ConnectionLost, TimedOut)
@@ -61,8 +61,8 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
     Raises:
         UsageError: one of them cannot be read, or is no log.
     """
-    if len(paths) > MOST_FILES:
-        raise UsageError(f"{len(paths)} files are more than {MOST_FILES}", hint="give the logs of one failure")
+    if len(paths) > MAX_FILES:
+        raise UsageError(f"{len(paths)} files are more than {MAX_FILES}", hint="give the logs of one failure")
     opened = [_open(path) for path in paths]
     total = sum(path.stat().st_size for path in paths if path.is_file())
     done, told = 0, time.monotonic()
@@ -70,7 +70,7 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
     def tick(size: int) -> None:
         nonlocal done, told
         done += size
-        if time.monotonic() - told > TELL_EVERY:
+        if time.monotonic() - told > PROGRESS_SECONDS:
             told = time.monotonic()
             emit(Event("progress", f"read {done / 1e6:.0f} MB of {total / 1e6:.0f}", data={"bytes": done}))
 
@@ -213,8 +213,10 @@ def _parts(name: str, start: Callable[[], IO[bytes]]) -> Iterator[tuple[int, byt
                 if not size and (b"\0" in part[:LOOKED_AT] or part.startswith((b"\xff\xfe", b"\xfe\xff"))):
                     raise UsageError(f"{name} is no text", hint="a log is lines of text in UTF-8")
                 size += len(part)
-                if size > MOST:
-                    raise UsageError(f"{name} is more than {MOST >> 30} GiB", hint="give its end: tail -c 1G")
+                if size > MAX_UNPACKED_BYTES:
+                    raise UsageError(
+                        f"{name} is more than {MAX_UNPACKED_BYTES >> 30} GiB", hint="give its end: tail -c 1G"
+                    )
                 rest += part
                 cut = rest.rfind(b"\n") + 1
                 if cut or len(rest) >= PART:

@@ -18,7 +18,7 @@ from vllm_cluster.run.node_handle import NodeHandle
 
 POLL = 0.3
 # The node program looks at what is wanted several times a second; silence for this long means it does not.
-HEED_SECONDS = 30.0
+PICKUP_SECONDS = 30.0
 # A start that moves is followed for as long as it takes; these phases do not move by themselves.
 IDLE_PHASES = ("waiting", "backoff", "stopping", "hung", "unknown")
 IDLE_SECONDS = 300.0
@@ -49,7 +49,7 @@ class Follower:
         self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
         self._head, self._after = fleet.links[inventory.head_name], fleet.runtime.after
         self._node = NodeHandle(self._head, inventory.cluster)
-        self._heed, self._idle = self._after(HEED_SECONDS), self._after(IDLE_SECONDS)
+        self._heed, self._idle = self._after(PICKUP_SECONDS), self._after(IDLE_SECONDS)
         self._shown: tuple[str, str] | None = None
         self._beat = self._after(BEAT_SECONDS)
         self._error: VclusterError | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_cluster.errors import InventoryError, UsageError
 from vllm_cluster.inventory.find import INIT
-from vllm_cluster.inventory.grammar import UNKNOWN
+from vllm_cluster.inventory.grammar import PLACEHOLDER
 from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.template import HostSeed, render
 from vllm_cluster.laptop import meaning, naming
@@ -74,7 +74,7 @@ def _ensure_loadable(text: str) -> None:
         load_text(text.encode(), path=None, cwd=None)
     except InventoryError as error:
         # Where it stands in a file that was not written helps less than the key.
-        wrong = [re.sub(r"^<stdin>:\d+: ", "", line) for line in error.message.splitlines() if UNKNOWN not in line]
+        wrong = [re.sub(r"^<stdin>:\d+: ", "", line) for line in error.message.splitlines() if PLACEHOLDER not in line]
         if wrong:
             raise UsageError("\n".join(wrong), hint="correct --host NAME=ADDRESS, --cluster or --model-cache") from None
 

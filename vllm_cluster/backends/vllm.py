@@ -16,7 +16,7 @@ _GROUP = "vcluster starts the ranks through Ray"
 _ONE = "a cluster serves one engine over all its GPUs: use --tp and --pp"
 _TLS = "the endpoint speaks plain HTTP: use vcluster tunnel, or a proxy that ends TLS"
 # Each option that would undo what vcluster does, and what to use instead.
-_OURS = {
+_RESERVED = {
     "--model": "give the model before --",
     "--served-model-name": "use --name",
     "--tensor-parallel-size": "use --tp",
@@ -131,7 +131,7 @@ def ensure_allowed(model: str, name: str, extra: Sequence[str]) -> None:
 def instead(flag: str) -> str | None:
     """What to use in place of a flag that vcluster sets itself; None for all others."""
     ours = _reserved_option(flag)
-    return _OURS[ours] if ours else None
+    return _RESERVED[ours] if ours else None
 
 
 def environment() -> dict[str, str]:
@@ -159,7 +159,7 @@ def _check_flag(flag: str) -> None:
     if ours:
         word = flag.partition("=")[0]
         text = ours if word == ours else f"{word!r}, which is {ours} for vLLM,"
-        raise UsageError(f"{text} is set by vcluster", hint=_OURS[ours])
+        raise UsageError(f"{text} is set by vcluster", hint=_RESERVED[ours])
 
 
 def _agrees(flag: str, following: Sequence[str]) -> bool:
@@ -182,11 +182,13 @@ def undone(values: Mapping[str, Any], given: Sequence[str], argv: Sequence[str])
         expected = argv[2] if name == "model_tag" else own.get(option)
         got = value[-1] if isinstance(value, list) and value else value
         if expected is not None and str(got) != expected:
-            yield ("the model", _OURS["--model"]) if name == "model_tag" else (option, _OURS.get(option, _GROUP))
+            yield (
+                ("the model", _RESERVED["--model"]) if name == "model_tag" else (option, _RESERVED.get(option, _GROUP))
+            )
     for name in given:
         option = f"--{name.replace('_', '-')}"
-        if option in _OURS and option not in own and name != "model":
-            yield option, _OURS[option]
+        if option in _RESERVED and option not in own and name != "model":
+            yield option, _RESERVED[option]
 
 
 def options(words: Sequence[str]) -> Iterator[str]:
@@ -201,7 +203,7 @@ def _reserved_option(flag: str) -> str | None:
     name = flag.partition("=")[0].replace("_", "-")
     if name.startswith("--"):
         # Any beginning of an option stands for it, and none of vLLM's own options begins one of ours.
-        return next((option for option in _OURS if option.startswith(name)), None)
+        return next((option for option in _RESERVED if option.startswith(name)), None)
     # Of a short option of one letter, the rest of the word is the value.
     name = name[:2] if name[:2] in _SHORT else name
     return next((option for short, option in _SHORT.items() if len(name) > 1 and short.startswith(name)), None)

@@ -15,8 +15,8 @@ from vllm_cluster.text import plural
 _FIRST = ("started", "store", "joined")
 _DONE = 1 << 10
 # NCCL over a link reaches 80 to 95 % of it where all is well.
-GOOD_SHARE = 0.5
-_MOST_LOG = 400
+MIN_BANDWIDTH_SHARE = 0.5
+_MAX_LOG = 400
 _TRY = 'environment: {NCCL_P2P_DISABLE: "1"}, then {NCCL_NVLS_ENABLE: "0"}, then {NCCL_IB_DISABLE: "1"}'
 
 
@@ -57,7 +57,7 @@ class Trial:
         step, size, taken = row.get("step"), row.get("bytes"), row.get("seconds")
         if rank not in self.ranks:
             return False
-        if isinstance(row.get("log"), str) and len(self.log) < _MOST_LOG:
+        if isinstance(row.get("log"), str) and len(self.log) < _MAX_LOG:
             self.log[row["log"]] = None
         if step == "ended":
             self.ended.add(rank)
@@ -183,7 +183,7 @@ def _host(host: str, text: str) -> Finding:
 
 def slow(rows: Sequence[AllReduceTime], expected: float | None) -> bool:
     """Whether the largest size moved at less than half of what the link should give, in GB/s."""
-    return bool(rows and expected and max(row.bus for row in rows) < GOOD_SHARE * expected)
+    return bool(rows and expected and max(row.bus for row in rows) < MIN_BANDWIDTH_SHARE * expected)
 
 
 def slow_link_finding(whole: Trial, expected: float, pairs: Pairs) -> Finding:
@@ -192,7 +192,7 @@ def slow_link_finding(whole: Trial, expected: float, pairs: Pairs) -> Finding:
     text = f"all-reduce moves {best:.2f} GB/s, the link between the hosts should give {expected:.1f}"
     speed = {pair: max(row.bus for row in trial.rows()) for pair, trial in pairs.items() if trial.rows()}
     host = whole.hosts[0]
-    if len(speed) > 1 and min(speed.values()) < GOOD_SHARE * median(speed.values()):
+    if len(speed) > 1 and min(speed.values()) < MIN_BANDWIDTH_SHARE * median(speed.values()):
         slowest = min(speed, key=lambda pair: speed[pair])
         usual = median(speed.values())
         text += f"; {slowest[0]} ↔ {slowest[1]} {speed[slowest]:.2f}, pairs usually {usual:.2f}"

@@ -13,7 +13,7 @@ class Code(NamedTuple):
     rows: tuple[int, ...] = ()
 
 
-REASONS: Mapping[str, Code] = {
+CODES: Mapping[str, Code] = {
     "unreachable": Code("Nothing can be started there, and the links to it are not measured."),
     "no-shell": Code("Each look at a host and each change there is a command of its login shell."),
     # Docker
@@ -117,7 +117,7 @@ REASONS: Mapping[str, Code] = {
 }
 
 # Rows of stage P about one host, or about several, that need no check or allow none, and why.
-HELD_OTHERWISE: Mapping[int, str] = {
+PREVENTED_BY_DESIGN: Mapping[int, str] = {
     2: "the entrypoint is always ours",
     11: "every error names host, step, exit code and the last lines",
     12: "what `ssh -G` says is asked first; `ssh.transport: openssh` runs your own ssh",

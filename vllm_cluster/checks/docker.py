@@ -14,11 +14,11 @@ from vllm_cluster.core.spec import FORMAT, FORMAT_LABEL, VERSION, node_name
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
 
-OLDEST_DOCKER = "20.10"
+MIN_DOCKER = "20.10"
 # What no vLLM image fits into, unpacked, and what some need: the size is known only while it is pulled.
-LEAST_ROOM, GOOD_ROOM = 10e9, 40e9
+MIN_IMAGE_SPACE, GOOD_IMAGE_SPACE = 10e9, 40e9
 # With less a container cannot even be made; with little, logs and a Ray layer fill it soon.
-NO_ROOM, LITTLE_ROOM = 64e6, 2e9
+MIN_FREE_SPACE, GOOD_FREE_SPACE = 64e6, 2e9
 # What the fact script says where Docker refuses the user and answers to `sudo -n docker`.
 SUDO = "sudo docker answers"
 # What the fact script says where Docker has not answered it in time: it runs, and hangs.
@@ -26,7 +26,7 @@ FROZEN = "no answer within"
 # Before 1.18 a `systemctl daemon-reload` took the GPUs out of running containers.
 SAFE_TOOLKIT = (1, 18)
 # What other ways of starting vLLM and Ray over several hosts call their containers.
-OTHERS = re.compile(r"(node(-\d+)?|vllm_node|ray[-_](head|worker)([-_]\d+)?|sparkrun[-_][\w.-]*)")
+OTHER_LAUNCHERS = re.compile(r"(node(-\d+)?|vllm_node|ray[-_](head|worker)([-_]\d+)?|sparkrun[-_][\w.-]*)")
 
 
 def engine_problem(facts: HostFacts) -> Finding | None:
@@ -46,7 +46,7 @@ def engine_problem(facts: HostFacts) -> Finding | None:
         return Finding("docker-stopped", facts.host, f"Docker does not answer: {said.splitlines()[-1]}", fix)
     if tuple(int(part) for part in engine.api_version.split(".")) < (1, 41):
         text = f"Docker {engine.version} is too old"
-        return Finding("docker-old", facts.host, text, f"upgrade to {OLDEST_DOCKER} or newer")
+        return Finding("docker-old", facts.host, text, f"upgrade to {MIN_DOCKER} or newer")
     return None
 
 
@@ -83,7 +83,7 @@ def name_taken(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
 def other_containers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Containers that other ways of starting vLLM left."""
     for container in facts.strangers:
-        if OTHERS.fullmatch(container.name):
+        if OTHER_LAUNCHERS.fullmatch(container.name):
             text = f"a container {container.name} of {container.image} is {container.state}"
             text += ", as other ways of starting vLLM or Ray name theirs"
             fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}"
@@ -97,13 +97,13 @@ def disk_space(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
     fix = f"on {host.name}: docker system prune, or move Docker's data root to a larger disk"
     if free is None:
         return
-    if find_image(inventory.image, facts.images) is None and free < GOOD_ROOM:
+    if find_image(inventory.image, facts.images) is None and free < GOOD_IMAGE_SPACE:
         text = f"{inventory.image} must be pulled, and {facts.engine.root} has {free / 1e9:.1f} GB free"
-        yield Finding("room", host.name, text, fix, error=free < LEAST_ROOM)
-    elif free < LITTLE_ROOM:
+        yield Finding("room", host.name, text, fix, error=free < MIN_IMAGE_SPACE)
+    elif free < GOOD_FREE_SPACE:
         text = f"{facts.engine.root} has {free / 1e6:.0f} MB free"
         # Nothing may have to be made where the node runs.
-        full = free < NO_ROOM and not has_node(inventory, facts, "running")
+        full = free < MIN_FREE_SPACE and not has_node(inventory, facts, "running")
         yield Finding("disk-full", host.name, text, fix, error=full)
 
 

@@ -14,7 +14,7 @@ from vllm_cluster.text import plural
 
 # N/A on GPUs without NVSwitch.
 FABRIC_WELL = ("", "Completed", "Not Supported")
-MOST_NAMED = 4
+MAX_NAMED = 4
 
 
 @each_host
@@ -32,7 +32,7 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         lacking = [name for name in host.gpus if name not in have]
         if lacking or len(gpus.chosen(host, facts)) < len(host.gpus):
             what = ", ".join(map(str, lacking)) or "one GPU by index and by UUID"
-            there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus[:MOST_NAMED]) or "none"
+            there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus[:MAX_NAMED]) or "none"
             text = f"the inventory names GPU {what}, the host has {there}{said}"
             yield Finding("gpu-named", host.name, text, f"correct hosts.{host.name}.gpus: see nvidia-smi -L")
     elif host.gpu_number is not None and host.gpu_number > found:
@@ -52,7 +52,7 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     wanted = gpus.chosen(host, facts)
     busy = [gpu for gpu in wanted if gpus.busy(gpu)]
     if busy and not has_node(inventory, facts, "running"):
-        used = ", ".join(f"{gpu.used_mib} of {gpu.memory_mib} MiB of GPU {gpu.index}" for gpu in busy[:MOST_NAMED])
+        used = ", ".join(f"{gpu.used_mib} of {gpu.memory_mib} MiB of GPU {gpu.index}" for gpu in busy[:MAX_NAMED])
         yield Finding("gpu-busy", host.name, f"in use: {used}{_users(facts)}", _stop(host.name), error=False)
     if split := [gpu.index for gpu in wanted if gpu.mig]:
         text = f"MIG is on for GPU {_list(split)}: a process sees one slice of it at most"
@@ -60,7 +60,7 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         yield Finding("mig", host.name, text, fix, error=False)
     if wrong := {gpu.index: gpu.ecc_errors for gpu in wanted if gpu.ecc_errors}:
         text = "uncorrected memory errors since the driver was loaded: " + ", ".join(
-            f"{errors} on GPU {index}" for index, errors in list(wrong.items())[:MOST_NAMED]
+            f"{errors} on GPU {index}" for index, errors in list(wrong.items())[:MAX_NAMED]
         )
         yield Finding("gpu-ecc", host.name, text, _reset(host.name, list(wrong)), error=False)
 
@@ -84,7 +84,7 @@ def _users(facts: HostFacts) -> str:
     words = [
         f"{process.name} (pid {process.pid}"
         + (f", container {names.get(process.container, process.container[:12])})" if process.container else ")")
-        for process in held[:MOST_NAMED]
+        for process in held[:MAX_NAMED]
     ]
     return f", by {', '.join(words)}" if words else ""
 
@@ -106,7 +106,7 @@ def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
             yield Finding("gpu-repair", host.name, text, _reset(host.name, [index]), error=False)
     if dead := [f"{links.total - links.active} of {links.total} on GPU {links.gpu}" for links in details.links
                 if 0 < links.active < links.total]:  # fmt: skip
-        text = f"NVLinks are down: {', '.join(dead[:MOST_NAMED])}"
+        text = f"NVLinks are down: {', '.join(dead[:MAX_NAMED])}"
         yield Finding("nvlink", host.name, text, f"on {host.name}: nvidia-smi nvlink -s; reset or reboot", error=False)
 
 

@@ -10,7 +10,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
 
 OVER_THE_NETWORK = ("nfs", "nfs4", "lustre", "cifs", "smb3", "ceph", "beegfs", "gpfs", "9p", "virtiofs", "fuse.sshfs")
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 def filesystem(inventory: Inventory, facts: HostFacts) -> FileSystem | None:
@@ -53,7 +53,7 @@ def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterato
     models = sorted({model for revisions in held.values() for model in revisions})
     for name, revisions in held.items():
         if lacking := [model.replace("--", "/") for model in models if model not in revisions]:
-            text = f"not in its model cache, and on other hosts: {', '.join(lacking[:MOST_NAMED])}"
+            text = f"not in its model cache, and on other hosts: {', '.join(lacking[:MAX_NAMED])}"
             fix = f"on {name}: hf download {lacking[0]}, or every rank there downloads before it loads"
             yield Finding("model-absent", name, text, fix, error=False)
     for model in models:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from vllm_cluster.fit.layouts import GpuPool, Workload
 
 EXIT_NOTHING_FITS = 3
-LEAST_MEMORY = 10**9
-LEAST_PARAMETERS = 10**6
+MIN_GPU_MEMORY = 10**9
+MIN_PARAMETERS = 10**6
 
 
 Model = Annotated[
@@ -124,7 +124,7 @@ def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> GpuPool | 
             raise UsageError("--gpus and --nodes need --gpu-memory", hint="--gpus 8 --nodes 2 --gpu-memory 80GB")
         return None
     found = _size("--gpu-memory", memory)
-    if found < LEAST_MEMORY:
+    if found < MIN_GPU_MEMORY:
         raise UsageError(f"--gpu-memory {memory} is less than 1 GB", hint="say the unit: 80GB, or 79.6GiB")
     return GpuPool((gpus or 1,) * (nodes or 1), found)
 
@@ -132,7 +132,7 @@ def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> GpuPool | 
 def _parameters(text: str) -> int:
     """A bare number is refused: 70 would be 70 parameters, which fit everywhere."""
     found = _size("--params", text)
-    if found < LEAST_PARAMETERS:
+    if found < MIN_PARAMETERS:
         raise UsageError(f"--params {text} is fewer than a million parameters", hint=f"--params {text.rstrip('Bb')}B")
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vllm_cluster.facts.host_facts import Image
 
-ENGINE_REPOSITORY = "vcluster-engine"
+NODE_IMAGE_REPOSITORY = "vcluster-engine"
 
 
 def canonical(reference: str) -> str:
@@ -58,4 +58,4 @@ def node_image_tag(base_id: str, ray: str) -> str:
 
 def node_image_name(base_id: str, ray: str) -> str:
     """The full name of the engine image."""
-    return f"{ENGINE_REPOSITORY}:{node_image_tag(base_id, ray)}"
+    return f"{NODE_IMAGE_REPOSITORY}:{node_image_tag(base_id, ray)}"

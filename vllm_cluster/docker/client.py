@@ -19,13 +19,13 @@ from vllm_cluster.facts.host_facts import Container, Image
 from vllm_cluster.transport.base import Stream, Transport
 
 # The newest that these calls were tried with; Docker speaks older dialects down to its own minimum.
-NEWEST_API = (1, 47)
+MAX_API = (1, 47)
 
 # What is kept of text from a host: a log of one endless line must not fill our memory.
 MAX_LOG = 256 << 10
 MAX_OUTPUT = 4 << 20
 MAX_FILE = 4 << 20
-MOST_LINKS = 5
+MAX_SYMLINKS = 5
 # For a file of that size over a slow line.
 FILE_SECONDS = 120.0
 DIAL = ("docker", "system", "dial-stdio")
@@ -43,7 +43,7 @@ class DockerApi:
             return transport.open_stream(DIAL, self._calls.after(CALL_SECONDS))
 
         # A fixed version saves the round trip of asking for it.
-        spoken = min(tuple(int(part) for part in api_version.split(".")), NEWEST_API)
+        spoken = min(tuple(int(part) for part in api_version.split(".")), MAX_API)
         self._calls = Calls(transport.host, ".".join(map(str, spoken)), open_stream, guard, clock)
         self.volumes = Volumes(self._calls)
         # Whose the files are that are written: root's, unless the containers run as somebody else.
@@ -202,7 +202,7 @@ class DockerApi:
 
     def read_file(self, container: str, place: str, limit: int = MAX_FILE) -> bytes | None:
         """A file of a container, running or not; at most `limit` bytes, None where there is no such file."""
-        for _ in range(MOST_LINKS):
+        for _ in range(MAX_SYMLINKS):
             call = Call(f"read {place}", "GET", path("containers", container, "archive"), {"path": place})
             try:
                 with self._calls.stream(call, self._calls.after(FILE_SECONDS)) as reply:

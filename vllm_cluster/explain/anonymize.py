@@ -11,12 +11,12 @@ _ADDRESS = re.compile(
     r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)|(?<![\w.:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:]|\.\d)"
 )
 _MAC = re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b", re.IGNORECASE)
-_LEAST = 2
+_MIN_LENGTH = 2
 
 
 def anonymizer(names: Iterable[str]) -> Callable[[str], str]:
     """Replaces these names and every address that is not loopback or a wildcard."""
-    distinct = dict.fromkeys(name.lower() for name in names if len(name) >= _LEAST)
+    distinct = dict.fromkeys(name.lower() for name in names if len(name) >= _MIN_LENGTH)
     given = {form: f"name-{number}" for number, name in enumerate(distinct, 1) for form in _forms(name)}
     # The longest first: gpu10 is not gpu1 with a nought.
     words = "|".join(re.escape(name) for name in sorted(given, key=len, reverse=True))

@@ -15,7 +15,7 @@ class BenignPattern:
     row: str = ""
 
 
-LOOKALIKES = (
+BENIGN = (
     BenignPattern(
         "No available shared memory broadcast block found",
         "said whenever one piece of work takes long: loading, compiling, a first large prompt",

@@ -17,12 +17,12 @@ from vllm_cluster.explain import (
 from vllm_cluster.explain.failure import KnownFailure, SignKind
 
 _EVERY = (
-    *failures_host.ROWS,
-    *failures_network.ROWS,
-    *failures_ray.ROWS,
-    *failures_serve.ROWS,
-    *failures_model.ROWS,
-    *failures_start.ROWS,
+    *failures_host.FAILURES,
+    *failures_network.FAILURES,
+    *failures_ray.FAILURES,
+    *failures_serve.FAILURES,
+    *failures_model.FAILURES,
+    *failures_start.FAILURES,
 )
 
 
@@ -31,7 +31,7 @@ def _order(row: KnownFailure) -> tuple[int, str]:
     return int(digits), row.number
 
 
-ROWS = {row.number: row for row in sorted(_EVERY, key=_order)}
+FAILURES = {row.number: row for row in sorted(_EVERY, key=_order)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +57,10 @@ SIGNS = (
             sign.explains,
             row.host,
         )
-        for row in ROWS.values()
+        for row in FAILURES.values()
         for sign in row.signs
     ),
-    *(LogPattern(like.row, like.needle, None, SignKind.HARMLESS, why=like.why) for like in benign.LOOKALIKES),
+    *(LogPattern(like.row, like.needle, None, SignKind.HARMLESS, why=like.why) for like in benign.BENIGN),
 )
 
 # Pieces of words that many signs and most lines of trouble share, whole needles for the rest: see `candidate_lines`.

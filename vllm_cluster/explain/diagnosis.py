@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vllm_cluster.explain.catalogue import ROWS
+from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.failure import KnownFailure, SignKind
 from vllm_cluster.explain.scan import LogPosition, LogScan, SignMatch
 
@@ -16,12 +16,12 @@ from vllm_cluster.explain.scan import LogPosition, LogScan, SignMatch
 SLACK = 5.0
 # What a host suffers from can be why vLLM, started this long after it, fails.
 LASTING = 300.0
-MOST_OTHERS = 5
-MOST_LINES = 5
+MAX_OTHERS = 5
+MAX_LINES = 5
 
 # A rank is silent when the others went on for longer than this.
 SILENT = 20.0
-MOST_STRANGE = 3
+MAX_STRANGE = 3
 
 Kind = Literal["explained", "symptom", "unknown", "healed", "nothing"]
 
@@ -109,14 +109,14 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
         kind=kind,
         cause=None if symptom else first,
         symptom=symptom,
-        others=tuple(others[:MOST_OTHERS]),
+        others=tuple(others[:MAX_OTHERS]),
         notes=tuple(_findings(hit for hit in notes if first is None or hit.known.row != first.row.number)),
         followed=_once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=_when)),
         harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
         survived=tuple(survived),
         earlier=tuple(sorted(seen.earlier.items())),
-        trouble=tuple(seen.trouble[-MOST_LINES * 2 :]) if kind == "unknown" else (),
-        strange=tuple(seen.strange[:MOST_STRANGE]) if symptom else (),
+        trouble=tuple(seen.trouble[-MAX_LINES * 2 :]) if kind == "unknown" else (),
+        strange=tuple(seen.strange[:MAX_STRANGE]) if symptom else (),
         silent=_silent(logs) if symptom else None,
         logs=len(logs),
         lines=sum(log.lines for log in logs),
@@ -239,8 +239,8 @@ def _findings(hits: Iterable[SignMatch]) -> list[MatchedFailure]:
         by_row.setdefault(hit.known.row, []).append(hit)
     return [
         MatchedFailure(
-            ROWS[row],
-            _once(hit.first for hit in several)[:MOST_LINES],
+            FAILURES[row],
+            _once(hit.first for hit in several)[:MAX_LINES],
             several[0].more,
             sum(hit.count for hit in several),
         )

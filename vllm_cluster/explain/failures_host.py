@@ -6,7 +6,7 @@ from vllm_cluster.explain.failure import KnownFailure, cause, note
 
 CHECK = "vcluster check"
 
-ROWS = (
+FAILURES = (
     KnownFailure(
         "1",
         "`ray: not found` in a container of vLLM's image",

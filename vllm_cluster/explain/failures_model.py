@@ -7,7 +7,7 @@ from vllm_cluster.explain.failure import KnownFailure, cause, note
 CHECK = "vcluster check"
 FIT = "vcluster fit MODEL"
 
-ROWS = (
+FAILURES = (
     KnownFailure(
         "60",
         "`is not a local folder and is not a valid model identifier`, no cached snapshot",

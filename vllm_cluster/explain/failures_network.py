@@ -7,7 +7,7 @@ from vllm_cluster.explain.failure import KnownFailure, cause, note, symptom
 CHECK = "vcluster check"
 DEEP = "vcluster check --deep"
 
-ROWS = (
+FAILURES = (
     KnownFailure(
         "19",
         "`Gloo connectFullMesh failed`",

@@ -6,7 +6,7 @@ from vllm_cluster.explain.failure import KnownFailure, cause, note, symptom
 
 CHECK = "vcluster check"
 
-ROWS = (
+FAILURES = (
     KnownFailure(
         "35",
         "`No available node types can fulfill resource request`; the placement group never comes",

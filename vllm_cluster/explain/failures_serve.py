@@ -10,7 +10,7 @@ SERVE = "vcluster serve"
 DEEP = "vcluster check --deep"
 
 
-ROWS = (
+FAILURES = (
     KnownFailure(
         "44",
         "`World size (16) is larger than the number of available GPUs (8) in this node`",

@@ -8,7 +8,7 @@ CHECK = "vcluster check"
 SERVE = "vcluster serve"
 FIT = "vcluster fit MODEL"
 
-ROWS = (
+FAILURES = (
     KnownFailure(
         "74",
         "`vllm: error: unrecognized arguments: …`, `error: argument --x: invalid choice`",

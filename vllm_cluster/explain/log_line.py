@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-LONGEST = 4096
+MAX_LINE = 4096
 _HEAD = 400
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?")
 _WHO = re.compile(r"^\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
@@ -50,7 +50,7 @@ class LogLine:
 
 def parse_line(raw: bytes, year: int) -> LogLine:
     """Take a line apart; `year` is for the many formats that have none."""
-    text = raw[:LONGEST].decode("utf-8", "replace").rstrip("\r\n")
+    text = raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     time = parse_time(text, year)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from vllm_cluster.explain import benign
 from vllm_cluster.explain.catalogue import KEYS, SIGNS, LogPattern
 from vllm_cluster.explain.failure import SignKind
-from vllm_cluster.explain.log_line import LONGEST, LogLine, parse_line
+from vllm_cluster.explain.log_line import MAX_LINE, LogLine, parse_line
 from vllm_cluster.text import redact
 
 SHOWN = 400  # characters of a line that are kept
@@ -119,14 +119,14 @@ def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, byte
             end = part.find(b"\n", at)
             end = len(part) if end < 0 else end
             # Of an endless line, what is around the first key.
-            spans.setdefault(start, (max(start, min(at - LONGEST // 4, end - LONGEST)), end))
+            spans.setdefault(start, (max(start, min(at - MAX_LINE // 4, end - MAX_LINE)), end))
             at = part.find(key, end)
     before, line = 0, number
     for start in sorted(spans):
         line += part.count(b"\n", before, start)
         before = start
         begin, end = spans[start]
-        yield line, part[begin : min(end, begin + LONGEST)], part[end + 1 : end + 1 + SHOWN]
+        yield line, part[begin : min(end, begin + MAX_LINE)], part[end + 1 : end + 1 + SHOWN]
 
 
 class _State:
@@ -226,7 +226,7 @@ class _State:
         """A line of a piece; where it has no time, as old as the one above it that has."""
         start = part.rfind(b"\n", 0, at) + 1
         line = number + part.count(b"\n", 0, start)
-        told = parse_line(part[start : start + LONGEST].split(b"\n", 1)[0], self._source.year)
+        told = parse_line(part[start : start + MAX_LINE].split(b"\n", 1)[0], self._source.year)
         place = self._place(line, told)
         above = reversed(part[max(0, start - ABOVE) : start].split(b"\n"))
         times = (parse_line(raw, self._source.year).time for raw in above) if told.time is None else ()

@@ -12,8 +12,8 @@ from xml.etree.ElementTree import Element, ParseError, XMLParser
 from vllm_cluster.facts.details import GpuHealth, GpuProcess, NvLinks
 from vllm_cluster.facts.values import number
 
-MOST_XML = 2_000_000
-MOST_GPUS = 64
+MAX_XML_BYTES = 2_000_000
+MAX_GPUS = 64
 _CONTAINER = re.compile(r"\b[0-9a-f]{64}\b")
 _PENDING = {
     "ecc_errors/channel_repair_pending": "channel repair",
@@ -36,7 +36,7 @@ class NvidiaSmiReport:
 
 def parse_smi(text: str, cgroups: Mapping[int, str]) -> NvidiaSmiReport:
     """What `nvidia-smi -q -x` printed; nothing where it is not whole. `cgroups` tells of each process."""
-    if len(text) > MOST_XML or "<!ENTITY" in text:
+    if len(text) > MAX_XML_BYTES or "<!ENTITY" in text:
         return NvidiaSmiReport()
     parser = XMLParser()  # noqa: S314
     try:
@@ -44,7 +44,7 @@ def parse_smi(text: str, cgroups: Mapping[int, str]) -> NvidiaSmiReport:
         root = parser.close()
     except (ParseError, ValueError, LookupError):
         return NvidiaSmiReport()
-    gpus = root.findall("gpu")[:MOST_GPUS]
+    gpus = root.findall("gpu")[:MAX_GPUS]
     return NvidiaSmiReport(_text(root, "cuda_version"), tuple(_health(gpu, cgroups) for gpu in gpus))
 
 
@@ -73,7 +73,7 @@ def _health(gpu: Element, cgroups: Mapping[int, str]) -> GpuHealth:
 
 
 def _processes(gpu: Element, cgroups: Mapping[int, str]) -> Iterable[GpuProcess]:
-    for entry in gpu.findall("processes/process_info")[:MOST_GPUS]:
+    for entry in gpu.findall("processes/process_info")[:MAX_GPUS]:
         pid = number(_text(entry, "pid"))
         if pid is not None:
             container = _CONTAINER.search(cgroups.get(pid, ""))

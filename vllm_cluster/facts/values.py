@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-LONGEST = 1000
+MAX_LINE = 1000
 
 
 def number(text: object) -> int | None:
@@ -19,7 +19,7 @@ def number(text: object) -> int | None:
 def split_fields(text: str, least: int) -> Iterator[list[str]]:
     """The fields, divided by ``|``, of each line that has `least` of them; empty ones follow."""
     for line in text.splitlines():
-        fields = line[:LONGEST].split("|")
+        fields = line[:MAX_LINE].split("|")
         if len(fields) >= least:
             yield fields + [""] * 12
 

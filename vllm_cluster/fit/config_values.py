@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-MOST_LAYERS = 4096
-_LARGEST = 1 << 48
+MAX_LAYERS = 4096
+_MAX_VALUE = 1 << 48
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _BINARY = {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
 
@@ -24,7 +24,7 @@ def optional(config: Mapping[str, Any], *names: str) -> int:
             value = max((entry for entry in value if isinstance(entry, int)), default=None)
         if value is None or value is False or value == 0:
             continue
-        if not isinstance(value, int) or value is True or not 0 < value < _LARGEST:
+        if not isinstance(value, int) or value is True or not 0 < value < _MAX_VALUE:
             # GPTQ and others write -1 for "none".
             if value == -1:
                 continue
@@ -61,6 +61,6 @@ def size(text: str) -> int:
     if not match or (match[3] and match[2] in ("", "B")):
         raise ValueError(f"{text!r} is no size")
     found = float(match[1]) * (_BINARY[match[2] + "I"] if match[3] else _UNITS[match[2]])
-    if not 1 <= found < _LARGEST:
+    if not 1 <= found < _MAX_VALUE:
         raise ValueError(f"{text!r} is no size that can be")
     return round(found)

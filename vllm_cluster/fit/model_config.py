@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_cluster.fit.attention import kinds, state_bytes
-from vllm_cluster.fit.config_values import MOST_LAYERS, flag, number, optional
+from vllm_cluster.fit.config_values import MAX_LAYERS, flag, number, optional
 
 BLOCK = 16
 # What vLLM schedules at once by default on large GPUs; window layers keep that much beside their window.
@@ -72,7 +72,7 @@ def model_config(document: Mapping[str, Any]) -> ModelConfig:
     if flag(document, "is_encoder_decoder"):
         raise ValueError("an encoder with a decoder: only decoders can be reckoned with")
     count = number(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    if count > MOST_LAYERS:
+    if count > MAX_LAYERS:
         raise ValueError(f"it says {count} layers")
     heads = number(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
     hidden = number(config, "hidden_size", "n_embd", "d_model")

@@ -10,7 +10,7 @@ from vllm_cluster.fit.layouts import GpuPool, Layout, Model, Workload, evaluate
 from vllm_cluster.fit.weights import WeightBytes, Weights
 
 # Nobody is told to buy more nodes, or more GPUs in one, than this.
-MOST_NODES, MOST_IN_NODE = 64, 8
+MAX_NODES, MAX_GPUS_PER_NODE = 64, 8
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ def _changes(model: Model, gpus: GpuPool, wish: Workload, layouts: tuple[Layout,
     if wish.kv_bytes > 1 and any(layout.fits for layout in _layouts(model, gpus, smaller)):
         yield "a KV cache in 8 bits: -- --kv-cache-dtype=fp8"
     count, size = len(gpus.nodes), min(gpus.nodes)
-    more = [(size << n) for n in range(1, 4) if size << n <= MOST_IN_NODE]
+    more = [(size << n) for n in range(1, 4) if size << n <= MAX_GPUS_PER_NODE]
     bigger = [(in_node, (in_node,) * count) for in_node in more]
-    bigger += [(size, (size,) * n) for n in range(count + 1, MOST_NODES + 1)]
+    bigger += [(size, (size,) * n) for n in range(count + 1, MAX_NODES + 1)]
     for in_node, nodes in sorted(bigger, key=lambda pair: sum(pair[1])):
         if _simplest(model, replace(gpus, nodes=nodes), wish).fits:
             yield f"{len(nodes)} node{'s'[: len(nodes) > 1]} of {in_node} such GPUs"

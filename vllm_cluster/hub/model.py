@@ -18,7 +18,7 @@ READERS = 16
 CONFIG_BYTES, INDEX_BYTES = 4 << 20, 64 << 20
 # The format's own limit; the first read gets all of an ordinary header.
 HEADER_BYTES, FIRST_BYTES = 100_000_000, 1 << 17
-MOST_FILES = 4096
+MAX_FILES = 4096
 
 
 class _NoFile(VclusterError):
@@ -64,7 +64,7 @@ def _weights(files: ModelFiles, model: str, found: ModelConfig) -> Weights:
     metadata = index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     try:
-        if len(names) > MOST_FILES:
+        if len(names) > MAX_FILES:
             raise VclusterError(f"{model}: its index names {len(names)} files")
         # Not leaving the block early: what runs ends by the source's deadline.
         with ThreadPoolExecutor(READERS) as pool:

@@ -11,9 +11,9 @@ from typing import Any
 from vllm_cluster.checks.finding import Finding
 
 # The first Ray that authenticates nodes by token was 2.52; below 2.55 it has known holes (CVE-2026-41486).
-OLDEST_RAY = (2, 55)
+MIN_RAY = (2, 55)
 # Of the node program.
-OLDEST_PYTHON = (3, 10)
+MIN_PYTHON = (3, 10)
 # Options of vLLM that every request to serve has.
 OPTIONS = ("middleware", "distributed-executor-backend", "pipeline-parallel-size", "tensor-parallel-size")
 # What an image says ends in pip's command line and in a file in which a line may be an option.
@@ -45,7 +45,7 @@ class ImageContents:
     def ray_is_new(self) -> bool:
         """Whether the image brings a Ray that is new enough to be closed by a token."""
         ray = self.version("ray")
-        return ray is not None and _release(ray) >= OLDEST_RAY
+        return ray is not None and _release(ray) >= MIN_RAY
 
     @property
     def has_usable_ray(self) -> bool:
@@ -59,8 +59,8 @@ class ImageContents:
     @property
     def refusal(self) -> str:
         """Why no node can be made from it, empty where one can."""
-        if _release(self.python) < OLDEST_PYTHON:
-            return f"has Python {self.python}; the node program needs {'.'.join(map(str, OLDEST_PYTHON))}"
+        if _release(self.python) < MIN_PYTHON:
+            return f"has Python {self.python}; the node program needs {'.'.join(map(str, MIN_PYTHON))}"
         if self.version("vllm") is None:
             return "has no vLLM in it"
         if self.unknown:

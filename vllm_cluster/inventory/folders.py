@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from vllm_cluster.inventory.reserved import OUR_FOLDERS
+from vllm_cluster.inventory.reserved import RESERVED_FOLDERS
 from vllm_cluster.inventory.words import shown
 
 # Below these the kernel answers: nothing can be mounted there.
@@ -39,7 +39,7 @@ def mount_target(text: str) -> str:
     real = re.sub(r"^/var/run(?=/|$)", "/run", path)
     if _SYSTEM.fullmatch(real) or _within(real, _KERNEL_FOLDERS):
         raise ValueError(f"{shown(path)} belongs to the container's system: choose another folder, like /srv/models")
-    if _within(real, OUR_FOLDERS):
+    if _within(real, RESERVED_FOLDERS):
         raise ValueError(f"{shown(path)} is vcluster's own in the container: choose another folder, like /srv/models")
     return path
 

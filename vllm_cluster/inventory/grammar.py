@@ -20,7 +20,7 @@ VOLUME_PATTERN = r"^/[^:]*:/[^:]*(:(ro|rw))?$"
 MAX_GPUS = 64
 USER_PATTERN = r"^[0-9]{1,9}(:[0-9]{1,9})?$"
 # What `vcluster init` writes where only the user can know.
-UNKNOWN = "CHANGE_ME"
+PLACEHOLDER = "CHANGE_ME"
 
 _LABEL = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?)"
 # Without a dot or a port the first part is a folder of Docker Hub; Docker takes one with capitals for a registry.
@@ -63,9 +63,9 @@ def host_name(text: str) -> str:
 
 def address(text: str) -> str:
     """An IP address that other hosts of the cluster can reach, in its canonical form."""
-    if text == UNKNOWN:
+    if text == PLACEHOLDER:
         raise ValueError(
-            f"still {UNKNOWN}: write this host's IP address on the network between the hosts "
+            f"still {PLACEHOLDER}: write this host's IP address on the network between the hosts "
             "(`ip -brief address` on the host lists them)"
         )
     try:

@@ -13,7 +13,7 @@ from vllm_cluster.inventory.words import shown
 from vllm_cluster.text import printable, redact_value
 
 Loc = tuple[str | int, ...]
-MOST = 20
+MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ def key_of(loc: Loc) -> str:
 def as_error(problems: Iterable[Problem], file: str) -> InventoryError:
     """All problems as one error, in the file's order, one a line."""
     ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
-    lines = [_line(problem, file) for problem in ordered[:MOST]]
-    if ordered[MOST:]:
-        lines.append(f"{file}:{ordered[MOST].line}: {len(ordered) - MOST} more problems from here on")
+    lines = [_line(problem, file) for problem in ordered[:MAX_PROBLEMS]]
+    if ordered[MAX_PROBLEMS:]:
+        lines.append(f"{file}:{ordered[MAX_PROBLEMS].line}: {len(ordered) - MAX_PROBLEMS} more problems from here on")
     return InventoryError("\n".join(lines))
 
 

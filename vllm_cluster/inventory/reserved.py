@@ -16,9 +16,9 @@ _STEERED_BY = {
     "VLLM_PORT": "ports.api",
     "RAY_ADDRESS": "ports.gcs and head",
 }
-_OURS = ("RAY_AUTH_", "RAY_USAGE_STATS_ENABLED", "VCLUSTER_", "VLLM_CONFIG_ROOT")
+_SET_BY_VCLUSTER = ("RAY_AUTH_", "RAY_USAGE_STATS_ENABLED", "VCLUSTER_", "VLLM_CONFIG_ROOT")
 # Where every container has its program, its state and its secrets, and the logs of Ray, which the node program clears.
-OUR_FOLDERS = ("/opt/vcluster", "/var/lib/vcluster", "/run/secrets/vcluster", "/tmp/ray")  # noqa: S108 (in the container)
+RESERVED_FOLDERS = ("/opt/vcluster", "/var/lib/vcluster", "/run/secrets/vcluster", "/tmp/ray")  # noqa: S108 (in the container)
 # What vcluster sets besides, to values that are no concern of an inventory.
 _SET_ANYWAY = frozenset(
     (
@@ -32,7 +32,7 @@ def refuse(name: str) -> str:
     """Let a variable's name pass unless vcluster sets it on each host."""
     if name in _STEERED_BY:
         raise ValueError(f"is set by vcluster on each host: remove it here and use {_STEERED_BY[name]}")
-    if name.startswith(_OURS):
+    if name.startswith(_SET_BY_VCLUSTER):
         raise ValueError("is set by vcluster on each host: remove it here")
     return name
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vllm_cluster.inventory.grammar import UNKNOWN
+from vllm_cluster.inventory.grammar import PLACEHOLDER
 from vllm_cluster.inventory.model import Host, Inventory, Ports, Section, SshSettings
 
 SCHEMA_FILE = "inventory.schema.json"
@@ -68,7 +68,7 @@ def _host(host: HostSeed, *, explained: bool) -> Iterator[str]:
     elif explained:
         yield from _optional(Host, "ssh", indent="    ")
     if host.address is None:
-        yield f"    address: {UNKNOWN}  # {Host.model_fields['address'].description}"
+        yield f"    address: {PLACEHOLDER}  # {Host.model_fields['address'].description}"
     else:
         yield f"    address: {_text(host.address)}"
     if explained:

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from vllm_cluster.text import printable, redact_value
 
-_LONGEST = 60
+_MAX_LENGTH = 60
 
 
 def shown(value: object) -> str:
     """A value as a message may quote it."""
     text = printable(redact_value(str(value)))
-    if len(text) > _LONGEST:
-        text = text[: _LONGEST - 1] + "…"
+    if len(text) > _MAX_LENGTH:
+        text = text[: _MAX_LENGTH - 1] + "…"
     return f'"{text}"'
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.identity import Owner, owner_of
-from vllm_cluster.core.images import ENGINE_REPOSITORY, node_image_name, node_image_tag
+from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, node_image_name, node_image_tag
 from vllm_cluster.core.plan import (
     CreateNode,
     MoveHead,
@@ -162,7 +162,7 @@ class PlanExecution:
         inside = self._probe(engine, operation.image, base)
         if inside.has_usable_ray:
             self.emit(Event("note", f"{operation.image} brings Ray {inside.version('ray')}", link.name))
-            engine.tag(base, ENGINE_REPOSITORY, node_image_tag(base, operation.ray))
+            engine.tag(base, NODE_IMAGE_REPOSITORY, node_image_tag(base, operation.ray))
             return
         ray = inside.ray_to_add(operation.ray)
         self.emit(Event("note", f"{operation.image} has {_has(inside)}: adding ray[default]=={ray}", link.name))

@@ -10,7 +10,7 @@ from vllm_cluster.core.desired import CODE_FOLDER
 from vllm_cluster.run import node_program
 
 # Ray's executor fills gaps in a worker's environment from the head's. These are each node's own or nobody's.
-OWN_OF_A_NODE = (
+PER_NODE_VARIABLES = (
     "GLOO_SOCKET_IFNAME",
     "HF_TOKEN_PATH",
     "NCCL_IB_HCA",
@@ -23,7 +23,7 @@ OWN_OF_A_NODE = (
 
 def node_files() -> dict[str, bytes]:
     """Content by absolute path in the container."""
-    own = json.dumps(OWN_OF_A_NODE).encode()
+    own = json.dumps(PER_NODE_VARIABLES).encode()
     return {
         **{f"{CODE_FOLDER}/{path}": content for path, content in node_program.program().items()},
         f"{CODE_FOLDER}/config/ray_non_carry_over_env_vars.json": own,

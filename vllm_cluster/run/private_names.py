@@ -19,7 +19,7 @@ _PUBLIC = frozenset(("root", "ubuntu", "localhost", "local", "none", "nc", "ssh"
 _PUBLIC |= {"vllm", "vllm-openai", "vllm/vllm-openai", "docker.io", "ghcr.io", "nvcr.io", "quay.io"}
 _TAG = re.compile(r"v?\d[\w.+-]*|latest|stable|nightly[\w.-]*")
 # "connect" in a proxy command or "WARN" under environment are words of every log.
-_SAYS_MORE = re.compile(r"(?=.{6})(?=.*[^A-Za-z0-9_%:-])|(?=.{8})(?=.*[A-Za-z])(?=.*\d)")
+_DISTINCTIVE = re.compile(r"(?=.{6})(?=.*[^A-Za-z0-9_%:-])|(?=.{8})(?=.*[A-Za-z])(?=.*\d)")
 # What a driver or the system names by itself, and variables of programs that everybody has.
 _INTERFACE = re.compile(
     r"(?:lo|eth|en[opsx]|ib[ops]?|bond|br-?|docker|veth|tun|tap|wg|wl|rdma|mlx|usb|virbr)[0-9a-fnps]*"
@@ -74,7 +74,7 @@ def _of_the_inventory(inventory: Inventory) -> Iterator[str]:
     yield from (str(path) for path in (ssh.config, ssh.identity, expanded("~"), inventory.path) if path)
     yield from _of_image(inventory.image)
     yield from (inventory.model_cache, *(path for one in inventory.volumes for path in (one.source, one.target)))
-    yield from filter(_SAYS_MORE.match, inventory.environment.values())
+    yield from filter(_DISTINCTIVE.match, inventory.environment.values())
 
 
 def _of_entry(host: Host) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _of_way(end: SshEndpoint | None) -> Iterator[str]:
         yield from (*_of_name(end.host), *_of_name(end.destination), end.user, end.host_key_alias or "")
         if end.proxy_command:
             yield end.proxy_command
-            words = filter(_SAYS_MORE.match, end.proxy_command.split())
+            words = filter(_DISTINCTIVE.match, end.proxy_command.split())
             yield from (part for word in words for part in (word, word.rpartition(":")[0]))
         end = end.jump
 

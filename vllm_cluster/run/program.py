@@ -12,9 +12,9 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, HostError, TimedOut
 from vllm_cluster.transport.base import Stream
 
-LONGEST_LINE = 64 << 10
+MAX_LINE = 64 << 10
 # What a host may say in all: 256 hosts with every port of every other closed take less than a tenth of it.
-MOST = 4 << 20
+MAX_BYTES = 4 << 20
 
 
 class RunningProgram:
@@ -55,7 +55,7 @@ class RunningProgram:
             self._lines.extend(lines)
 
     def _more(self, deadline: Deadline) -> bytes:
-        if len(self._rest) > LONGEST_LINE or self._heard > MOST:
+        if len(self._rest) > MAX_LINE or self._heard > MAX_BYTES:
             raise HostError(self.host, "its program says more than we hear")
         if not (left := deadline.left()):
             raise TimedOut(self.host, "its program did not answer in time")

@@ -18,11 +18,11 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.program import RunningProgram
 
 # After the first rank has failed the others get this long to say what they saw.
-ECHO_SECONDS = 2.0
+PEER_ERROR_SECONDS = 2.0
 # A killed rank is told of, with its log, unless its host is gone.
 END_SECONDS = 4.0
 TICK = 0.1
-LONGEST = 600.0
+MAX_SILENCE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RankDriver:
     def _listen(self, lines: RunningProgram) -> None:
         try:
             while True:
-                self._heard.put((lines.host, lines.next(Deadline.after(LONGEST))))
+                self._heard.put((lines.host, lines.next(Deadline.after(MAX_SILENCE_SECONDS))))
         except VclusterError as error:
             self._heard.put((lines.host, error))
 
@@ -157,7 +157,7 @@ class RankDriver:
         if trial.over or (each.stopped is not None and now - each.stopped > END_SECONDS):
             return True
         late = now > each.end or now - each.moved > limits.still
-        if each.stopped is None and (late or (each.failed is not None and now - each.failed > ECHO_SECONDS)):
+        if each.stopped is None and (late or (each.failed is not None and now - each.failed > PEER_ERROR_SECONDS)):
             trial.stopped, trial.given_up = True, not trial.errors
             each.stopped = now
             for host in trial.hosts:

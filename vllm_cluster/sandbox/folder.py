@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.sandbox.hosts import LOOPBACK, SandboxHost
-from vllm_cluster.sandbox.names import ENGINE_IMAGE, USER
+from vllm_cluster.sandbox.names import CPU_IMAGE, USER
 
 _KEY = "id_ed25519"
 _INVENTORY = "inventory.yaml"
@@ -76,7 +76,7 @@ def remove_files(folder: Path) -> None:
 def inventory_text(hosts: Sequence[SandboxHost]) -> str:
     """A ready inventory."""
     lines = "\n".join(f"  {host.name}: {{address: {host.address}}}" for host in hosts)
-    return _TEMPLATE.format(image=ENGINE_IMAGE, hosts=lines)
+    return _TEMPLATE.format(image=CPU_IMAGE, hosts=lines)
 
 
 def known_hosts(hosts: Sequence[SandboxHost]) -> str:
@@ -113,7 +113,7 @@ def _hosts_in(inventory: Path) -> dict[str, str] | None:
     """The hosts and addresses that an inventory names; None where there is no such file, or another image's."""
     try:
         content = YAML(typ="safe").load(inventory.read_text(encoding="utf-8"))
-        if content["image"] != ENGINE_IMAGE:
+        if content["image"] != CPU_IMAGE:
             return None
         return {str(name): str(host["address"]) for name, host in content["hosts"].items()}
     except (OSError, YAMLError, KeyError, TypeError, AttributeError):

@@ -18,7 +18,7 @@ from vllm_cluster.images.recipes import recipe
 from vllm_cluster.sandbox.containers import create, remove, rights, wait_for_engine
 from vllm_cluster.sandbox.images import base_tag, ensure_base
 from vllm_cluster.sandbox.local_docker import File, Report, execute, put
-from vllm_cluster.sandbox.names import ENGINE_IMAGE, LABEL, MODEL, ROOT, VOLUME, files_below, recipe_key
+from vllm_cluster.sandbox.names import CPU_IMAGE, LABEL, MODEL, ROOT, VOLUME, files_below, recipe_key
 from vllm_cluster.sandbox.wheels import ensure_wheels
 
 _BUILD = f"{ROOT}/build"
@@ -27,7 +27,7 @@ _BUILD_S = 1800
 
 def golden_folder() -> str:
     """The golden data of this recipe, in the volume."""
-    return f"{ROOT}/golden/{recipe_key(recipe('cpu'), base_tag('cpu'), ENGINE_IMAGE, MODEL)}"
+    return f"{ROOT}/golden/{recipe_key(recipe('cpu'), base_tag('cpu'), CPU_IMAGE, MODEL)}"
 
 
 def ensure_golden(engine: DockerClient, image: str, report: Report) -> str:
@@ -119,7 +119,7 @@ def _build_engine(builder: Container, report: Report) -> None:
     _run(builder, f"docker commit install {installed}")
     _run(builder, "docker rm install")
     # From a file on stdin there is no context: nothing of the build folder is sent.
-    build = f"docker build --network none --build-arg BASE={installed} --tag {ENGINE_IMAGE} - < {_BUILD}/Dockerfile"
+    build = f"docker build --network none --build-arg BASE={installed} --tag {CPU_IMAGE} - < {_BUILD}/Dockerfile"
     execute(builder, ["sh", "-c", build], deadline=300, env={"DOCKER_BUILDKIT": "0"})
     # Hosts are to hold the engine image alone; what it stands on stays as its layers.
     _run(builder, f"docker image rm {installed} {base}")
@@ -127,5 +127,5 @@ def _build_engine(builder: Container, report: Report) -> None:
 
 def _make_model(builder: Container, making: str) -> None:
     mounts = f"--volume {_BUILD}/make_model.py:/make_model.py:ro --volume {making}/models:/models"
-    program = f"--entrypoint python3 {ENGINE_IMAGE} /make_model.py /models {MODEL}"
+    program = f"--entrypoint python3 {CPU_IMAGE} /make_model.py /models {MODEL}"
     _run(builder, f"docker run --rm --network none {mounts} {program}")

@@ -20,8 +20,8 @@ from vllm_cluster.sandbox.local_docker import Report, connect
 from vllm_cluster.sandbox.names import LABEL, LABEL_RECIPE, VOLUME, Sandbox, host_names
 from vllm_cluster.sandbox.wheels import cache_folder
 
-_MOST_HOSTS = 32
-_MOST_GPUS = 16
+_MAX_HOSTS = 32
+_MAX_GPUS = 16
 
 
 def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
@@ -29,8 +29,8 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
 
     Run again it builds nothing and leaves running hosts as they are.
     """
-    if not 1 <= hosts <= _MOST_HOSTS or not 1 <= gpus <= _MOST_GPUS:
-        raise UsageError(f"a sandbox has 1 to {_MOST_HOSTS} hosts of 1 to {_MOST_GPUS} GPUs, not {hosts} of {gpus}")
+    if not 1 <= hosts <= _MAX_HOSTS or not 1 <= gpus <= _MAX_GPUS:
+        raise UsageError(f"a sandbox has 1 to {_MAX_HOSTS} hosts of 1 to {_MAX_GPUS} GPUs, not {hosts} of {gpus}")
     with closing(connect()) as engine, _alone(), _docker_errors():
         folder.mkdir(parents=True, exist_ok=True)
         return _up(engine, Sandbox(folder), hosts, gpus, report)

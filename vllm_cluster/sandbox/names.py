@@ -16,7 +16,7 @@ LABEL_RECIPE = f"{LABEL}.recipe"
 # One volume for all sandboxes, mounted whole: hard links do not cross mounts.
 VOLUME = "vcluster-sandbox"
 ROOT = "/sandbox"
-ENGINE_IMAGE = f"vcluster-sandbox/vllm-cpu:{VLLM}"
+CPU_IMAGE = f"vcluster-sandbox/vllm-cpu:{VLLM}"
 MODEL = "sandbox/tiny-llama"
 USER = "vcluster"
 

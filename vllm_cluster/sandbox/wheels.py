@@ -18,7 +18,7 @@ from vllm_cluster.sandbox.names import recipe_key
 # The Python and the glibc of the image (Debian 12), whatever this machine runs.
 _PYTHON = "3.11"
 _GLIBC_MINOR = 36
-_OLDEST_MINOR = 5
+_MIN_MINOR = 5
 _DOWNLOAD_S = 3600
 # What pip says of a file that takes a while: "Downloading transformers-5.19.0-py3-none-any.whl (12.6 MB)".
 _LARGE = re.compile(r"Downloading (?P<name>[^-]+)-\S+ \((?P<megabytes>\d{2,}\.\d) MB\)")
@@ -32,7 +32,7 @@ def cache_folder() -> Path:
 
 def platform_tags() -> list[str]:
     """Every platform tag that the image can run; pip takes one for exactly itself, not for the older ones too."""
-    modern = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC_MINOR, _OLDEST_MINOR - 1, -1)]
+    modern = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC_MINOR, _MIN_MINOR - 1, -1)]
     return [*modern, "manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
 
 

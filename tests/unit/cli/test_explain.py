@@ -121,7 +121,7 @@ def test_what_cannot_be_read(
 
 
 def test_a_packed_file_that_grows_without_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(action, "MOST", 1 << 20)
+    monkeypatch.setattr(action, "MAX_UNPACKED_BYTES", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"\n" * (8 << 20)))
     assert stat.S_ISREG(path.stat().st_mode)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.corpus import CORPUS, FOLDER, Case, judged
 from tests.support.figures import record
 from tests.support.logs import explained
-from vllm_cluster.explain.catalogue import ROWS
+from vllm_cluster.explain.catalogue import FAILURES
 
 MIN_RIGHT = 95.0
 MAX_WRONG = 2.0
@@ -44,7 +44,7 @@ def test_each_log_has_an_answer_a_source_and_no_second_entry() -> None:
         assert case.source, case.log
         assert bool(case.rows) == (case.kind in ("cause", "symptom")), case.log
         # A cause is a row of a cause; what is called by two names may be either.
-        assert case.kind in {*(ROWS[row].kind for row in case.rows), "unknown", "healthy"}, case.log
+        assert case.kind in {*(FAILURES[row].kind for row in case.rows), "unknown", "healthy"}, case.log
 
 
 @pytest.mark.promise("P41")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.logs import FOLDER, HEALTHY, explained
-from vllm_cluster.explain.benign import LOOKALIKES, OWN_START, OWN_STOP, BenignPattern
+from vllm_cluster.explain.benign import BENIGN, OWN_START, OWN_STOP, BenignPattern
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.log_line import parse_line, parse_time
 from vllm_cluster.explain.scan import LogScan, LogSource, scan
@@ -254,7 +254,7 @@ def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
         assert all(other.row.kind == "cause" for other in found.others)
 
 
-@pytest.mark.parametrize("like", LOOKALIKES, ids=lambda like: like.needle[:40])
+@pytest.mark.parametrize("like", BENIGN, ids=lambda like: like.needle[:40])
 def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: BenignPattern) -> None:
     alone = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n")
     after = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n{READY}")

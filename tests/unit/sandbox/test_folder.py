@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.sandbox import folder as files
 from vllm_cluster.sandbox.hosts import SandboxHost
-from vllm_cluster.sandbox.names import ENGINE_IMAGE
+from vllm_cluster.sandbox.names import CPU_IMAGE
 
 HOSTS = [
     SandboxHost("gpu1", "10.1.2.11", 40001, "ssh-ed25519 AAAA"),
@@ -38,7 +38,7 @@ def test_broken_key_is_named(tmp_path: Path) -> None:
 def test_inventory_names_the_hosts(tmp_path: Path) -> None:
     content = YAML(typ="safe").load(files.write_files(tmp_path, HOSTS))
     assert content["hosts"] == {"gpu1": {"address": "10.1.2.11"}, "gpu2": {"address": "10.1.2.12"}}
-    assert content["image"] == ENGINE_IMAGE
+    assert content["image"] == CPU_IMAGE
     assert content["ssh"] == {"config": "ssh_config"}
     assert content["environment"] == {"HF_HUB_OFFLINE": "1"}
 

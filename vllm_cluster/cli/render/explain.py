@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.explain.catalogue import ROWS
+from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
 from vllm_cluster.explain.failure import KnownFailure
 from vllm_cluster.explain.scan import LogPosition
@@ -80,7 +80,7 @@ def _lines(found: Diagnosis) -> Iterable[str]:
     if found.kind != "healed":
         yield from (f"survived: {_named(other.row)}; the server answered after it" for other in found.survived)
     for row, times in found.earlier:
-        yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(ROWS[row])}"
+        yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(FAILURES[row])}"
     yield f"read:    {count(found.lines, 'line')} of {count(found.logs, 'log')}, {found.size / 1e6:.1f} MB"
 
 

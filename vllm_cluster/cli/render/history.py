@@ -10,7 +10,7 @@ from typing import Any
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.run.history import Entry
 
-_LONGEST = 160
+_MAX_ERROR = 160
 
 
 def history_document(cluster: str, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _what(entry: Entry) -> str:
 
 def _result(entry: Entry) -> str:
     seconds = "" if entry.seconds is None else f" after {entry.seconds:.0f} s"
-    failed = f"failed: {(entry.failure or '')[:_LONGEST]}"
+    failed = f"failed: {(entry.failure or '')[:_MAX_ERROR]}"
     return {
         "ready": f"ready{seconds}",
         "failed": failed,

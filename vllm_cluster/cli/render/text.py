@@ -10,15 +10,15 @@ import sys
 # Half characters (lone surrogates, which JSON can hold) go with them: no output can be encoded with one in it.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-LONGEST = 4000
-MOST = 1 << 20
+MAX_LINE = 4000
+MAX_TEXT = 1 << 20
 
 
 def plain(text: str) -> str:
-    """The text without anything that a terminal would obey: `LONGEST` characters a line, `MOST` in all."""
-    text = text if len(text) <= MOST else text[:MOST] + " …"
+    """The text without anything that a terminal would obey: `MAX_LINE` characters a line, `MAX_TEXT` in all."""
+    text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " …"
     clean = _CONTROL.sub("", _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
-    return "\n".join(line if len(line) <= LONGEST else line[:LONGEST] + " …" for line in clean.split("\n"))
+    return "\n".join(line if len(line) <= MAX_LINE else line[:MAX_LINE] + " …" for line in clean.split("\n"))
 
 
 def wants_color(setting: str, *, stdout: bool) -> bool:

@@ -16,7 +16,7 @@ from vllm_cluster.inventory.words import plain, shown
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_TAG + kind for kind in ("int", "float", "bool", "null")}
 # Aliases can make a small file stand for a huge one.
-_MOST_NODES = 100_000
+_MAX_NODES = 100_000
 _SYNTAX = {
     "found character '\\t' that cannot start any token": "a tab; YAML is indented with spaces",
     "mapping values are not allowed here": "a colon where no key can stand; check the indentation, "
@@ -95,7 +95,7 @@ class _YamlWalker:
         self.nodes += 1
         if id(node) in self.open:
             return self.refuse(node, loc, "an alias to something that it is itself part of")
-        if self.nodes > _MOST_NODES:
+        if self.nodes > _MAX_NODES:
             return self.refuse(node, (), "aliases make this file too large")
         self.open.add(id(node))
         try:

@@ -25,17 +25,17 @@ ANSWER_SECONDS = 6.0
 BLOCK_SECONDS = 4.0
 BLOCK = 128 << 10
 AT_ONCE = 512
-LONGEST_LINE = 256
+MAX_LINE = 256
 UDP_ROUNDS = (0.25, 0.5, 1.0)
 SMALL = 64
 # Sizes of whole packets that ways are known to be cut to: tunnels, clouds, Ethernet, jumbo frames.
-LADDER = (576, 1280, 1380, 1400, 1420, 1450, 1480, 1500, 4000, 8000, 8900, 9000)
+PACKET_SIZES = (576, 1280, 1380, 1400, 1420, 1450, 1480, 1500, 4000, 8000, 8900, 9000)
 # Linux' numbers; the socket module has no names for them. PROBE sets "don't fragment" and forgets what was learnt.
 MTU_DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socket.IPPROTO_IPV6, 23)}
 MTU = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.IPPROTO_IPV6, 24)}
 PROBE = 3
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
-LATE = asyncio.TimeoutError  # before Python 3.11 it is no OSError
+ASYNC_TIMEOUT = asyncio.TimeoutError  # before Python 3.11 it is no OSError
 
 
 def send(row: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ class LinkTester:
         for port in [*ports, *[0] * more]:
             try:
                 server = await asyncio.start_server(
-                    self._serve, self.address, port, limit=LONGEST_LINE, backlog=1024, family=self.family
+                    self._serve, self.address, port, limit=MAX_LINE, backlog=1024, family=self.family
                 )
                 opened.append(server.sockets[0].getsockname()[1])
             except OSError as error:
@@ -89,7 +89,7 @@ class LinkTester:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Tell who knows the run's word who we are, where it seems to come from, and when its block has come."""
-        with contextlib.suppress(OSError, ValueError, EOFError, LATE):
+        with contextlib.suppress(OSError, ValueError, EOFError, ASYNC_TIMEOUT):
             run, size = (await asyncio.wait_for(reader.readline(), ANSWER_SECONDS)).decode().split()
             if run == self.run:
                 seen = writer.get_extra_info("peername")[0]
@@ -123,7 +123,7 @@ class LinkTester:
             began = time.monotonic()
             try:
                 reader, writer = await asyncio.wait_for(asyncio.open_connection(address, port), CONNECT_SECONDS)
-            except (LATE, TimeoutError):
+            except (ASYNC_TIMEOUT, TimeoutError):
                 return port, "silent", "", 0.0
             except ConnectionRefusedError:
                 return port, "refused", "", 0.0
@@ -142,7 +142,7 @@ class LinkTester:
             writer.write(f"{self.run} 0\n".encode())
             said = await asyncio.wait_for(reader.readline(), ANSWER_SECONDS)
             run, who, seen = said.decode().split()
-        except (OSError, LATE):
+        except (OSError, ASYNC_TIMEOUT):
             return "mute", ""
         except ValueError:
             return "foreign" if said else "mute", ""
@@ -153,7 +153,7 @@ class LinkTester:
         answered = None
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_connection(address, port), CONNECT_SECONDS)
-        except (OSError, LATE):
+        except (OSError, ASYNC_TIMEOUT):
             return None
         try:
             writer.write(f"{self.run} {BLOCK}\n".encode())
@@ -163,7 +163,7 @@ class LinkTester:
                 writer.write(bytes(BLOCK))
                 if await asyncio.wait_for(reader.readline(), BLOCK_SECONDS) == b"all\n":
                     answered = "ok"
-        except (OSError, ValueError, LATE):
+        except (OSError, ValueError, ASYNC_TIMEOUT):
             pass
         finally:
             writer.transport.abort()
@@ -188,7 +188,7 @@ class LinkTester:
             loop.add_reader(udp.fileno(), hear)
             try:
                 for round_, seconds in enumerate(UDP_ROUNDS):
-                    for size in (SMALL, *(s for s in LADDER if s < mtu and round_), mtu):
+                    for size in (SMALL, *(s for s in PACKET_SIZES if s < mtu and round_), mtu):
                         with contextlib.suppress(OSError):
                             udp.send(self.run.encode().ljust(size - headers, b"."))
                     end = time.monotonic() + seconds

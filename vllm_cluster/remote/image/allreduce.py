@@ -26,12 +26,12 @@ from typing import Any
 LIFE_SECONDS = 150.0
 # Between ranks nothing waits longer; who gave the order gives up earlier.
 WAIT_SECONDS = 120.0
-LONGEST_ERROR = 600
-MOST_LINES = 64
-LONGEST_LINE = 300
-MOST_LOG = 4 << 20
+MAX_ERROR = 600
+MAX_LINES = 64
+MAX_LINE = 300
+MAX_LOG = 4 << 20
 # Lines of NCCL's log that say which way the bytes go, or why not.
-TELLING = re.compile(r" via |NET/|GPU Direct|GDR|Using network|Bootstrap|NVLS|NCCL WARN|NCCL version")
+TRANSPORT_LINES = re.compile(r" via |NET/|GPU Direct|GDR|Using network|Bootstrap|NVLS|NCCL WARN|NCCL version")
 
 Send = Callable[..., None]
 
@@ -119,7 +119,7 @@ class RankProcesses:
             run_rank(order, rank, tell)
             code = 0
         except Exception as error:
-            tell(step="failed", error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+            tell(step="failed", error=f"{type(error).__name__}: {error}"[:MAX_ERROR])
         finally:
             # Without the interpreter's end: destroying a communicator of which a rank is gone may hang.
             os._exit(code)
@@ -153,10 +153,10 @@ def log_to(path: Path) -> None:
 def transport_lines(log: Path) -> Sequence[str]:
     """The lines of NCCL's log that tell the transport, each once however many channels say it."""
     with contextlib.suppress(OSError), log.open("rb") as file:
-        text = file.read(MOST_LOG).decode("utf-8", "replace")
+        text = file.read(MAX_LOG).decode("utf-8", "replace")
         lines = (re.sub(r"^.*?NCCL (?=INFO|WARN)", "NCCL ", line) for line in text.splitlines())
-        kept = (re.sub(r"Channel \d+/\d+", "Channel", line) for line in lines if TELLING.search(line))
-        return list(dict.fromkeys(line[:LONGEST_LINE] for line in kept))[:MOST_LINES]
+        kept = (re.sub(r"Channel \d+/\d+", "Channel", line) for line in lines if TRANSPORT_LINES.search(line))
+        return list(dict.fromkeys(line[:MAX_LINE] for line in kept))[:MAX_LINES]
     return []
 
 

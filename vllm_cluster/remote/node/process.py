@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 KEPT_LINES = 40
-LONGEST_LINE = 16 * 1024
+MAX_LINE = 16 * 1024
 SECRET_FILES = ("RAY_AUTH_TOKEN_PATH", "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
 # JSON: the variables that only processes below this one get, and the file with the value of each.
 HIDDEN_VARIABLES = "VCLUSTER_SECRET_ENVIRONMENT"
@@ -33,15 +33,15 @@ def lines_of(pipe: int) -> Iterator[str]:
     rest = b""
     while data := os.read(pipe, 65536):
         *whole, rest = re.split(rb"[\r\n]", rest + data)
-        rest = rest[: LONGEST_LINE + 1]
+        rest = rest[: MAX_LINE + 1]
         yield from map(_clean, filter(None, whole))
     if rest:
         yield _clean(rest)
 
 
 def _clean(raw: bytes) -> str:
-    text = _COLOURS.sub("", raw[:LONGEST_LINE].decode("utf-8", "replace"))
-    return text if len(raw) <= LONGEST_LINE else f"{text} [cut]"
+    text = _COLOURS.sub("", raw[:MAX_LINE].decode("utf-8", "replace"))
+    return text if len(raw) <= MAX_LINE else f"{text} [cut]"
 
 
 def secret_files() -> dict[str, Path]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 # Ray keeps up to a thousand of them.
-DEAD_NODES_TOLD = 20
+MAX_DEAD_NODES = 20
 
 
 Table = Callable[[], list[dict[str, Any]]]
@@ -47,6 +47,6 @@ def ray_nodes(address: str, seconds: float) -> int:
             }
             for node in table()
         ]
-        dead = [node for node in every if not node["alive"]][-DEAD_NODES_TOLD:]
+        dead = [node for node in every if not node["alive"]][-MAX_DEAD_NODES:]
         print(json.dumps({"nodes": [node for node in every if node["alive"]] + dead}), flush=True)
         time.sleep(seconds)

@@ -17,7 +17,7 @@ from vllm_cluster.transport.fabric.keepalive import BROKEN, KeepaliveSocket, Kee
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
-_BREATH = 0.25
+_POLL_SECONDS = 0.25
 
 
 class FabricConnection:
@@ -71,7 +71,7 @@ class ChannelStream:
         rest, progress = memoryview(data), time.monotonic()
         while rest:
             limit = self._timeout
-            self._channel.settimeout(_BREATH if limit is None else max(min(limit, _BREATH), 0.001))
+            self._channel.settimeout(_POLL_SECONDS if limit is None else max(min(limit, _POLL_SECONDS), 0.001))
             try:
                 sent = self._channel.send(bytes(rest[:PACKET]))
             except TimeoutError:
