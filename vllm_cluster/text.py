@@ -144,22 +144,22 @@ def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
     return redact_all
 
 
-def count(number: int, thing: str) -> str:
+def count(number: int, noun: str) -> str:
     """A number of things: 1 host, 2 hosts."""
-    return f"{number} {plural(number, thing)}"
+    return f"{number} {plural(number, noun)}"
 
 
-def plural(number: int, thing: str) -> str:
+def plural(number: int, noun: str) -> str:
     """What a number of things are called: host, hosts."""
     if number == 1:
-        return thing
-    return f"{thing[:-1]}ies" if thing.endswith("y") and thing[-2] not in "aeiou" else f"{thing}s"
+        return noun
+    return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
 
 
-def by_hosts(said: Iterable[tuple[T, str]]) -> dict[T, str]:
+def by_hosts(texts: Iterable[tuple[T, str]]) -> dict[T, str]:
     """What is said of several hosts, once, with the names of all of them."""
     hosts: dict[T, list[str]] = {}
-    for what, host in said:
+    for what, host in texts:
         hosts.setdefault(what, []).append(host)
     return {what: ", ".join(names) for what, names in hosts.items()}
 

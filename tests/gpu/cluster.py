@@ -124,7 +124,7 @@ class Cluster:
 
     def on(self, host: str, *argv: str, seconds: float = 60.0) -> Result:
         """Run a command on a host."""
-        return self._fleet.links[host].transport.run(argv, Deadline.after(seconds))
+        return self._fleet.connections[host].transport.run(argv, Deadline.after(seconds))
 
     def inside(self, host: str, script: str, *argv: str, seconds: float = 60.0) -> Result:
         """Run a script of sh in a host's container."""

@@ -45,7 +45,7 @@ class Machine:
         self.file(f"/bin/{name}", f"#!/bin/sh\n{script}\n")
         (self.root / "bin" / name).chmod(0o755)
 
-    def link(self, *names: str) -> None:
+    def connection(self, *names: str) -> None:
         """Give the host tools of this machine."""
         (self.root / "bin").mkdir(exist_ok=True, parents=True)
         for name in names:
@@ -80,14 +80,14 @@ class Machine:
 def bare(root: Path) -> Machine:
     """A host without ip, nvidia-smi, Docker, /sys and /proc."""
     machine = Machine(root)
-    machine.link(*BARE)
+    machine.connection(*BARE)
     return machine
 
 
 def full(root: Path) -> Machine:
     """Two H200 with NVSwitch, an InfiniBand port that is ACTIVE, a RoCE one that is not, and all tools."""
     machine = bare(root)
-    machine.link("timeout", "find", "uniq")
+    machine.connection("timeout", "find", "uniq")
     for path, content in _PROC.items():
         machine.file(path, content)
     _adapter(machine, "mlx5_0", "ib0", state="4: ACTIVE", link_layer="InfiniBand", rate="400 Gb/sec (4X NDR)")

@@ -90,7 +90,7 @@ def facts_of(inventory: Inventory, fleet: Fleet, without: Collection[str] = ()) 
         PreflightFailed: a host's Docker cannot be used.
     """
     hosts = [name for name in fleet.names if name not in without]
-    facts = fleet.all(lambda link: observe(inventory, link), hosts)
+    facts = fleet.all(lambda connection: observe(inventory, connection), hosts)
     ensure_no_errors([finding for host in facts.values() if (finding := engine_problem(host))])
     return facts
 
@@ -162,8 +162,8 @@ def _specs(
 def ensure_no_errors(findings: list[Finding]) -> None:
     """Stop before anything is touched, naming every finding with its host and remedy."""
     if findings:
-        said = by_hosts((finding.text, finding.host) for finding in findings)
-        lines = [f"{hosts}: {text}" for text, hosts in said.items()]
+        grouped = by_hosts((finding.text, finding.host) for finding in findings)
+        lines = [f"{hosts}: {text}" for text, hosts in grouped.items()]
         # A command to paste stays one: what it names its host in is not prefixed with it.
         fixes = dict.fromkeys(
             finding.fix if finding.host in finding.fix else f"{finding.host}: {finding.fix}" for finding in findings

@@ -74,7 +74,7 @@ def bundle(
         raise UsageError(f"{path} is there already", hint="give another name with -o")
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting from {count(len(inventory.hosts), 'host')}"))
-        hosts, failures = fleet.each(lambda link: _look(inventory, link))
+        hosts, failures = fleet.each(lambda connection: _look(inventory, connection))
     known = [*_own_secrets(inventory), *(secret for host in hosts.values() for secret in host.secrets)]
     without_secrets = redactor([*known, *_secret_variables(inventory)])
     rename = _renamer(inventory, hosts, runtime) if anonymous else lambda text: text
@@ -87,22 +87,22 @@ def bundle(
     return path, {name: len(content) for name, content in files.items()}, failures
 
 
-def _look(inventory: Inventory, link: HostConnection) -> _Host:
-    link.connect()
-    facts = observe(inventory, link)
+def _look(inventory: Inventory, connection: HostConnection) -> _Host:
+    connection.connect()
+    facts = observe(inventory, connection)
     if engine_problem(facts):
         return _Host(facts, [], {}, [])
-    node = NodeHandle(link, inventory.cluster)
+    node = NodeHandle(connection, inventory.cluster)
     inspected = node.container()
     secrets: list[str] = []
     if inspected:
         for name, identity in kept_secrets(
-            inventory.model_copy(update={"head": link.name}), {link.name: facts}
+            inventory.model_copy(update={"head": connection.name}), {connection.name: facts}
         ).items():
             with suppress(VclusterError):
                 content = node.secret(name, identity)
                 secrets.append((content or b"").decode("utf-8", "replace").strip())
-    return _Host(facts, collect(link, inventory.cluster), _without_values(dict(inspected or {})), secrets)
+    return _Host(facts, collect(connection, inventory.cluster), _without_values(dict(inspected or {})), secrets)
 
 
 def _own_secrets(inventory: Inventory) -> Iterator[str]:
@@ -169,8 +169,8 @@ def _files(
     found = diagnose([scan(source) for source in sources(host.logs for host in hosts.values())])
     places = found.named.places if found.named else found.trouble
     failure = found.named.row.number if found.named else None
-    told = {"verdict": found.kind, "failure": failure, "lines": [asdict(place) for place in places]}
-    yield "explain.json", _json(told)
+    document = {"verdict": found.kind, "failure": failure, "lines": [asdict(place) for place in places]}
+    yield "explain.json", _json(document)
     for name, host in hosts.items():
         yield f"{name}/facts.json", _json(_facts(host.facts, inventory.image))
         yield f"{name}/inspect.json", _json(host.inspected)

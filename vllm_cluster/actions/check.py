@@ -59,7 +59,7 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
         fleet.without_lease()
         emit(Event("phase", "looking closely at the hosts"))
         there = [name for name in fleet.names if name not in failures]
-        facts = fleet.all(lambda link: observe(inventory, link, deep=True), there)
+        facts = fleet.all(lambda connection: observe(inventory, connection, deep=True), there)
         found, blind = [*_lost(failures), *check_all(inventory, facts)], list(unseen(inventory, facts))
         # What is known to be wrong with a host would only be told again, in Docker's words.
         known = {finding.host for finding in found if finding.error}
@@ -93,7 +93,7 @@ def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]
     if inventory.head_name not in facts:
         return []
     with suppress(VclusterError):
-        node = NodeHandle(fleet.links[inventory.head_name], inventory.cluster).state()
+        node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster).state()
         if node.status and (node.serving is None or node.serving.phase == "failed"):
             return list(endpoint(inventory, facts))
     return []
@@ -106,5 +106,5 @@ def _explained(tried: allreduce.AllReduceReport) -> list[Finding]:
     if named is None or not tried.findings:
         return list(tried.findings)
     first, *others = tried.findings
-    said = f"{first.text}; the ranks' words are those of failure {named.row.number}: {named.row.cause}"
-    return [replace(first, text=said), *others]
+    explained = f"{first.text}; the ranks' words are those of failure {named.row.number}: {named.row.cause}"
+    return [replace(first, text=explained), *others]

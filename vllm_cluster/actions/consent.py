@@ -162,7 +162,7 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet
     ]
     for host, labels in running:
         if labels.get(ROLE) == "head":
-            return served_on(NodeHandle(fleet.links[host], cluster))
+            return served_on(NodeHandle(fleet.connections[host], cluster))
     for _, labels in running:
         head = labels.get(HEAD_ADDRESS, "?")
         if fleet.addresses.get(head) not in containers:
@@ -191,7 +191,7 @@ def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, int | Non
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
     argv = ["timeout", str(LOAD_SECONDS), "python3", "-c", LOAD, address, str(serve.port), str(LOAD_SECONDS / 2)]
     try:
-        output = node.exec(argv, node.link.runtime.after(LOAD_SECONDS + 5)).output
+        output = node.exec(argv, node.connection.runtime.after(LOAD_SECONDS + 5)).output
         load = json.loads(output.strip().rpartition("\n")[2])
         return float(load["now"]), None if load["requests"] is None else int(load["requests"])
     except ConnectionLost:

@@ -37,7 +37,7 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"connecting to {count(len(inventory.hosts), 'host')}"))
         connected, failures = fleet.connect()
-        facts, more = fleet.each(lambda link: _observe(inventory, link), connected)
+        facts, more = fleet.each(lambda connection: _observe(inventory, connection), connected)
         failures = {**failures, **more}
         for name, error in failures.items():
             emit(Event("failed", error.message, name))
@@ -52,19 +52,19 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         facts, failures = {**facts, **left}, {**failures, **lost}
         for finding in name_taken(inventory, facts):
             emit(Event("warning", f"{finding.text}; it stays", finding.host))
-        ours = _ClusterObjects(inventory, identity, facts)
+        objects = _ClusterObjects(inventory, identity, facts)
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
         removed: dict[str, int] | None = None
         while facts and removed is None:
-            stops, lost = _stops(ours, fleet, facts)
+            stops, lost = _stops(objects, fleet, facts)
             if not lost:
                 consent.ask(stops)
                 with Lease(in_order(fleet, facts), inventory.cluster, "down") as lease:
                     lost = _try_all(lease, wait, emit)
                     if not lost:
-                        stops, lost = _stops(ours, fleet, facts)
+                        stops, lost = _stops(objects, fleet, facts)
                     if not lost and consent.covers(stops):
-                        removed, lost = _remove(ours, fleet, facts, emit)
+                        removed, lost = _remove(objects, fleet, facts, emit)
                     if lost:
                         lease.refuse_given_up()
             # A host that cannot be asked, leased or cleaned stays as it is; the others are cleaned.
@@ -89,11 +89,11 @@ def _try_all(lease: Lease, wait: float, emit: Emit) -> dict[str, VclusterError]:
     return {}
 
 
-def _observe(inventory: Inventory, link: HostConnection) -> HostFacts:
-    facts = observe(inventory, link)
+def _observe(inventory: Inventory, connection: HostConnection) -> HostFacts:
+    facts = observe(inventory, connection)
     problem = engine_problem(facts)
     if problem:
-        raise HostError(link.name, problem.text, hint=problem.fix)
+        raise HostError(connection.name, problem.text, hint=problem.fix)
     return facts
 
 
@@ -108,61 +108,63 @@ class _ClusterObjects:
 
     def __init__(self, inventory: Inventory, identity: str | None, facts: Mapping[str, HostFacts]) -> None:
         self.inventory, self.cluster, self._id = inventory, inventory.cluster, identity
-        self._not_ours = {container.id for seen in facts.values() for container in seen.strangers}
+        self._foreign = {container.id for seen in facts.values() for container in seen.strangers}
         self._label = f"{CLUSTER}={inventory.cluster}"
 
-    def containers(self, link: HostConnection) -> list[Container]:
+    def containers(self, connection: HostConnection) -> list[Container]:
         """Its node and its leftovers."""
-        return [container for container in link.engine.containers(self._label) if self._has(container)]
+        return [container for container in connection.engine.containers(self._label) if self._has(container)]
 
     def _has(self, container: Container) -> bool:
-        if container.id in self._not_ours:
+        if container.id in self._foreign:
             return False
         if container.name == node_name(self.cluster):
             return is_of_cluster(self.inventory, self._id, container.labels)
         return is_leftover(self.cluster, self._id, container)
 
-    def volumes(self, link: HostConnection) -> list[str]:
+    def volumes(self, connection: HostConnection) -> list[str]:
         """The names of its volumes; the state, which says whose the rest is, comes last."""
-        found = link.engine.volumes.labelled(self._label).items()
+        found = connection.engine.volumes.labelled(self._label).items()
         mine = (labels for labels in found if is_volume_name(self.cluster, labels[0]))
         return sorted(name for name, labels in mine if is_of_cluster(self.inventory, self._id, labels))
 
 
-def _stops(ours: _ClusterObjects, fleet: Fleet, hosts: Collection[str]) -> tuple[Stops, dict[str, VclusterError]]:
+def _stops(objects: _ClusterObjects, fleet: Fleet, hosts: Collection[str]) -> tuple[Stops, dict[str, VclusterError]]:
     """What is served now, and the hosts that do not answer any more; a worker does not know what its head serves."""
-    containers, lost = fleet.each(ours.containers, hosts)
+    containers, lost = fleet.each(objects.containers, hosts)
     try:
-        return served_by(ours.cluster, containers, fleet), lost
+        return served_by(objects.cluster, containers, fleet), lost
     except HostError as error:
         return Stops(), {**lost, error.host: error}
 
 
 def _remove(
-    ours: _ClusterObjects, fleet: Fleet, hosts: Collection[str], emit: Emit
+    objects: _ClusterObjects, fleet: Fleet, hosts: Collection[str], emit: Emit
 ) -> tuple[dict[str, int], dict[str, VclusterError]]:
     emit(Event("phase", "removing"))
     # Workers first: a head that goes first makes every worker log its loss.
-    workers = [name for name in hosts if name != ours.inventory.head_name]
-    removed, failed = fleet.each(lambda link: _remove_all(ours, link, emit), workers)
-    head, last = fleet.each(lambda link: _remove_all(ours, link, emit), set(hosts) - set(workers))
+    workers = [name for name in hosts if name != objects.inventory.head_name]
+    removed, failed = fleet.each(lambda connection: _remove_all(objects, connection, emit), workers)
+    head, last = fleet.each(lambda connection: _remove_all(objects, connection, emit), set(hosts) - set(workers))
     return {**removed, **head}, {**failed, **last}
 
 
-def _remove_all(ours: _ClusterObjects, link: HostConnection, emit: Emit) -> int:
-    engine, removed = link.engine, 0
-    for container in ours.containers(link):
-        emit(Event("start", f"removing {container.name}", link.name))
+def _remove_all(objects: _ClusterObjects, connection: HostConnection, emit: Emit) -> int:
+    engine, removed = connection.engine, 0
+    for container in objects.containers(connection):
+        emit(Event("start", f"removing {container.name}", connection.name))
         engine.remove(container.id)
         removed += 1
-    for volume in ours.volumes(link):
+    for volume in objects.volumes(connection):
         engine.volumes.remove(volume)
         removed += 1
-    removed += engine.volumes.remove_unlabelled(node_name(ours.cluster), partial(is_volume_name, ours.cluster))
-    left = [container.name for container in ours.containers(link)] + ours.volumes(link)
+    removed += engine.volumes.remove_unlabelled(node_name(objects.cluster), partial(is_volume_name, objects.cluster))
+    left = [container.name for container in objects.containers(connection)] + objects.volumes(connection)
     if left:
-        raise HostError(link.name, f"still there: {', '.join(left)}", hint="vcluster down")
-    emit(Event("done", f"{removed} removed, nothing of {ours.cluster} is left", link.name, {"removed": removed}))
+        raise HostError(connection.name, f"still there: {', '.join(left)}", hint="vcluster down")
+    emit(
+        Event("done", f"{removed} removed, nothing of {objects.cluster} is left", connection.name, {"removed": removed})
+    )
     return removed
 
 

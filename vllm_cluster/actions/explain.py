@@ -65,13 +65,13 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
         raise UsageError(f"{len(paths)} files are more than {MAX_FILES}", hint="give the logs of one failure")
     opened = [_open(path) for path in paths]
     total = sum(path.stat().st_size for path in paths if path.is_file())
-    done, told = 0, time.monotonic()
+    done, reported = 0, time.monotonic()
 
     def tick(size: int) -> None:
-        nonlocal done, told
+        nonlocal done, reported
         done += size
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - reported > PROGRESS_SECONDS:
+            reported = time.monotonic()
             emit(Event("progress", f"read {done / 1e6:.0f} MB of {total / 1e6:.0f}", data={"bytes": done}))
 
     return diagnose([scan(source, tick) for source in opened])
@@ -81,7 +81,9 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
     """The verdict on what the hosts of the cluster have written."""
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
-        logs, failures = fleet.each(lambda link: collect(connect_and_observe(inventory, link), inventory.cluster))
+        logs, failures = fleet.each(
+            lambda connection: collect(connect_and_observe(inventory, connection), inventory.cluster)
+        )
         head = _head(fleet, inventory) if inventory.head_name in logs else None
     if head and head.ray.ended:
         return Explanation(_of_ray(inventory.head_name, head), failures)
@@ -91,7 +93,7 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
 
 def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
     """The head's own status; None where its container does not run, or the status cannot be read."""
-    state = NodeHandle(fleet.links[inventory.head_name], inventory.cluster).state_if_running()
+    state = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster).state_if_running()
     return state.status if state else None
 
 
@@ -140,7 +142,7 @@ def add_cause(
     if not (otherwise or isinstance(error, NodesNotJoined)):
         return error
     cut_off = {host for host, failure in error.failures.items() if isinstance(failure, SILENT)}
-    logs, _ = fleet.each(lambda link: collect(link, inventory.cluster), set(inventory.hosts) - cut_off)
+    logs, _ = fleet.each(lambda connection: collect(connection, inventory.cluster), set(inventory.hosts) - cut_off)
     # vLLM's log is older than what `up` does: a model that could not be served explains nothing of it.
     asked = (own, *sources(logs.values(), of_vllm=bool(otherwise)))
     head = _head(fleet, inventory) if inventory.head_name in logs else None

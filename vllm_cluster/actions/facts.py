@@ -20,4 +20,4 @@ def facts(inventory: Inventory, names: Sequence[str], emit: Emit) -> dict[str, H
     require_name(inventory, list(names))
     with connect_all(inventory, emit, names or None) as fleet:
         emit(Event("phase", "looking closely at the hosts"))
-        return fleet.all(lambda link: observe(inventory, link, deep=True), names or None)
+        return fleet.all(lambda connection: observe(inventory, connection, deep=True), names or None)

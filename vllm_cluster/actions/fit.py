@@ -38,7 +38,7 @@ class _HostGpus:
     pipelines: bool | None
 
 
-def fit(name: str, wish: Workload, emit: Emit, *, gpus: GpuPool | None, load: Callable[[], Inventory]) -> FitReport:
+def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load: Callable[[], Inventory]) -> FitReport:
     """The verdict on a model of the hub or of a folder here; without `gpus` on those of the inventory's hosts.
 
     Raises:
@@ -59,7 +59,7 @@ def fit(name: str, wish: Workload, emit: Emit, *, gpus: GpuPool | None, load: Ca
         gpus, pipelines = found.gpus, found.pipelines
     if pipelines is None and shape.architecture in SPLIT_INTO_STAGES:
         pipelines = True
-    return report(Model(name, weights, shape, pipelines), gpus, wish)
+    return report(Model(name, weights, shape, pipelines), gpus, workload)
 
 
 def _token(inventory: Inventory | None) -> str | None:
@@ -81,7 +81,7 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:
     with connect_all(inventory, emit) as fleet:
         fleet.without_lease()
         emit(Event("phase", "looking at the hosts"))
-        facts = fleet.all(lambda link: observe(inventory, link))
+        facts = fleet.all(lambda connection: observe(inventory, connection))
         hosts = inventory.hosts
         nodes = tuple(gpu_count(host, facts[name], inventory.accelerator) for name, host in hosts.items())
         memory = min(gpu_memory(inventory, host, facts[name]) for name, host in hosts.items())
@@ -96,7 +96,7 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:
         if len(nodes) > 1 and not facts[inventory.head_name].engine.problem:
             emit(Event("phase", f"asking the image whether its vLLM can split {architecture} into stages"))
             head = inventory.head_name
-            pipelines = supports_pp(fleet.links[head], facts[head], inventory, architecture)
+            pipelines = supports_pp(fleet.connections[head], facts[head], inventory, architecture)
     return _HostGpus(GpuPool(nodes, memory, rdma), pipelines)
 
 

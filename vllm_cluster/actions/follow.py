@@ -47,9 +47,9 @@ class Follower:
 
     def __init__(self, fleet: Fleet, inventory: Inventory, number: int, emit: Emit, *, log: bool = False) -> None:
         self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
-        self._head, self._after = fleet.links[inventory.head_name], fleet.runtime.after
+        self._head, self._after = fleet.connections[inventory.head_name], fleet.runtime.after
         self._node = NodeHandle(self._head, inventory.cluster)
-        self._heed, self._idle = self._after(PICKUP_SECONDS), self._after(IDLE_SECONDS)
+        self._pickup, self._idle = self._after(PICKUP_SECONDS), self._after(IDLE_SECONDS)
         self._shown: tuple[str, str] | None = None
         self._beat = self._after(BEAT_SECONDS)
         self._error: VclusterError | None = None
@@ -77,7 +77,7 @@ class Follower:
 
     def _await_pickup(self) -> None:
         serve_request.refuse_replaced(self._node, self._number)
-        if not self._heed.left():
+        if not self._pickup.left():
             raise HostError(self._head.name, "the head does not take the request", hint="vcluster status\nvcluster up")
 
     def _see(self, serving: ServeStatus) -> bool:
@@ -122,10 +122,10 @@ class _Log:
     """The lines that vLLM prints on the head."""
 
     def __init__(self, node: NodeHandle, emit: Emit) -> None:
-        self._head, self._container, self._emit = node.link, node.name, emit
-        self._since = node.link.engine.now or 0.0
+        self._head, self._container, self._emit = node.connection, node.name, emit
+        self._since = node.connection.engine.now or 0.0
         self._last = ""
-        self._due = node.link.runtime.after(0)
+        self._due = node.connection.runtime.after(0)
 
     def show(self) -> None:
         """Pass on what is new, about once a second."""

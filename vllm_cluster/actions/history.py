@@ -25,7 +25,7 @@ def history(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> list[Entry]:
         _, failures = fleet.connect([inventory.head_name])
         for error in failures.values():
             raise error
-        head = fleet.links[inventory.head_name]
+        head = fleet.connections[inventory.head_name]
         facts = observe(inventory, head)
         ensure_no_errors(list(foreign(inventory, {head.name: facts})))
         if node_of(inventory.cluster, facts) is None:

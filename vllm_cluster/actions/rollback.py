@@ -37,7 +37,7 @@ def rollback(
     with connect_all(inventory, emit, runtime=runtime) as fleet:
         seen = assess(inventory, fleet, emit, reading=Reading.NONE)
         require_up(seen.plan)
-        head = fleet.links[inventory.head_name]
+        head = fleet.connections[inventory.head_name]
         wanted = _fitted(inventory, _before(inventory, head), seen.plan.gpus)
         name = str(wanted["name"])
         consent = Consent(confirm, inventory.cluster, then=f" and serve {name} again")

@@ -83,7 +83,7 @@ def serve(
         seen = assess(inventory, fleet, emit, reading=Reading.NONE)
         require_up(seen.plan)
         layout = _layout(inventory, seen.plan, tp, pp)
-        head = fleet.links[inventory.head_name]
+        head = fleet.connections[inventory.head_name]
         given = {"model": model, "nodes": seen.plan.gpus, "by_default": by_default, "rollback": rollback}
         wanted = _request(inventory, layout, given, served=served, expose=expose, extra=extra)
         endpoint = Endpoint(served, wanted["host"], head.name, wanted["port"])

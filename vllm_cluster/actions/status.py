@@ -97,7 +97,7 @@ def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Cl
     """Look at every host that answers; changes nothing."""
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"looking at {count(len(inventory.hosts), 'host')}"))
-        rows, failures = fleet.each(lambda link: _look(inventory, link))
+        rows, failures = fleet.each(lambda connection: _look(inventory, connection))
     rows |= {name: _failed(error) for name, error in failures.items()}
     facts = {name: row.facts for name, row in rows.items() if row.facts}
     for other in foreign(inventory, facts):
@@ -133,20 +133,20 @@ def ray_status(inventory: Inventory, emit: Emit) -> str:
         _, failures = fleet.connect([inventory.head_name])
         for error in failures.values():
             raise error
-        head = fleet.links[inventory.head_name]
+        head = fleet.connections[inventory.head_name]
         observe(inventory, head)
         argv = ["timeout", "30", "ray", "status"]
         return NodeHandle(head, inventory.cluster).exec(argv, head.runtime.after(40)).output
 
 
-def _look(inventory: Inventory, link: HostConnection) -> _HostState:
+def _look(inventory: Inventory, connection: HostConnection) -> _HostState:
     # Connected here and not all at first: a host that hangs at its login holds up no other.
     try:
-        link.connect()
-        facts = observe(inventory, link)
+        connection.connect()
+        facts = observe(inventory, connection)
     except ShellUnusable as error:
         return _HostState(SHELL_ERROR, problem=error.detail, fix=error.hint or "")
-    gpus = inventory.hosts[link.name].gpu_number or found_gpus(facts, inventory.accelerator)
+    gpus = inventory.hosts[connection.name].gpu_number or found_gpus(facts, inventory.accelerator)
     problem = engine_problem(facts)
     if problem:
         return _HostState(DOCKER_ERROR, gpus=gpus or None, problem=problem.text, fix=problem.fix)
@@ -157,10 +157,10 @@ def _look(inventory: Inventory, link: HostConnection) -> _HostState:
     row = _HostState(container.state, short, role, gpus, facts=facts)
     if container.state != RUNNING:
         state = container.state if container.state in ("paused", "restarting") else STOPPED
-        fix = f"on {link.name}: docker unpause {container.name}" if state == "paused" else "vcluster up"
+        fix = f"on {connection.name}: docker unpause {container.name}" if state == "paused" else "vcluster up"
         text = f"the node is {state}" + (f": {container.status}" if container.status else "")
         return replace(row, state=state, problem=text, fix=fix)
-    handle = NodeHandle(link, inventory.cluster)
+    handle = NodeHandle(connection, inventory.cluster)
     try:
         node = handle.state()
     except CommandFailed as error:  # it has ended since it was listed

@@ -35,7 +35,7 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
     """
     with connect_all(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
-        head = fleet.links[inventory.head_name]
+        head = fleet.connections[inventory.head_name]
         node = _head_container(inventory, observe(inventory, head))
         runs = node is not None and node.state == "running"
         serving = serving_on(head, inventory) if runs else None

@@ -141,7 +141,7 @@ def _head(inventory: Inventory, fleet: Fleet) -> HostConnection:
     _, failures = fleet.connect([inventory.head_name])
     for error in failures.values():
         raise error
-    return fleet.links[inventory.head_name]
+    return fleet.connections[inventory.head_name]
 
 
 def _key(inventory: Inventory, head: HostConnection) -> str:

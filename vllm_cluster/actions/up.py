@@ -126,7 +126,7 @@ def _change(
 ) -> Plan:
     emit(Event("note", _summary(seen.plan)))
     consent = Consent(confirm, inventory.cluster)
-    head = fleet.links[inventory.head_name]
+    head = fleet.connections[inventory.head_name]
     while True:
         # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
         consent.ask(stopped_by(seen.plan, seen.facts, fleet))
@@ -178,6 +178,6 @@ def _report(fleet: Fleet, done: Plan, emit: Emit) -> None:
     operations = sum(1 for _ in done.operations())
     text = f"{done.cluster} is up: {count(total, 'GPU')} on {count(len(done.gpus), 'host')}"
     text += "; nothing had to be done" if not operations else ""
-    trips = {name: link.round_trips for name, link in fleet.links.items()}
+    trips = {name: connection.round_trips for name, connection in fleet.connections.items()}
     data = {"gpus": total, "hosts": len(done.gpus), "operations": operations, "round_trips": trips}
     emit(Event("result", text, data=data))

@@ -130,8 +130,8 @@ def ensure_allowed(model: str, name: str, extra: Sequence[str]) -> None:
 
 def instead(flag: str) -> str | None:
     """What to use in place of a flag that vcluster sets itself; None for all others."""
-    ours = _reserved_option(flag)
-    return _RESERVED[ours] if ours else None
+    reserved = _reserved_option(flag)
+    return _RESERVED[reserved] if reserved else None
 
 
 def environment() -> dict[str, str]:
@@ -155,11 +155,11 @@ def _check_flag(flag: str) -> None:
         raise UsageError(f"{flag!r} holds a NUL, which no command line can carry")
     if flag == "--":
         raise UsageError("a second -- ends vLLM's flags before ours", hint="give only flags behind the first --")
-    ours = _reserved_option(flag)
-    if ours:
+    reserved = _reserved_option(flag)
+    if reserved:
         word = flag.partition("=")[0]
-        text = ours if word == ours else f"{word!r}, which is {ours} for vLLM,"
-        raise UsageError(f"{text} is set by vcluster", hint=_RESERVED[ours])
+        text = reserved if word == reserved else f"{word!r}, which is {reserved} for vLLM,"
+        raise UsageError(f"{text} is set by vcluster", hint=_RESERVED[reserved])
 
 
 def _agrees(flag: str, following: Sequence[str]) -> bool:

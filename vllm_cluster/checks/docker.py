@@ -31,19 +31,19 @@ OTHER_LAUNCHERS = re.compile(r"(node(-\d+)?|vllm_node|ray[-_](head|worker)([-_]\
 
 def engine_problem(facts: HostFacts) -> Finding | None:
     """Why the host's Docker cannot be used, None when it can."""
-    engine, said = facts.engine, facts.engine.problem
-    if "not found" in said or "No such file" in said:
+    engine, problem = facts.engine, facts.engine.problem
+    if "not found" in problem or "No such file" in problem:
         return Finding("docker-missing", facts.host, "Docker is not installed", "install it: docs.docker.com/engine")
-    if "permission denied" in said:
-        text = f"this user may {'use Docker only with sudo' if SUDO in said.splitlines() else 'not use Docker'}"
+    if "permission denied" in problem:
+        text = f"this user may {'use Docker only with sudo' if SUDO in problem.splitlines() else 'not use Docker'}"
         fix = f"on {facts.host}: sudo usermod -aG docker $USER, then log in again"
         return Finding("docker-forbidden", facts.host, text, fix)
-    if said.startswith(FROZEN):
+    if problem.startswith(FROZEN):
         fix = f"on {facts.host}: sudo systemctl restart docker"
-        return Finding("docker-stopped", facts.host, f"Docker does not answer: {said}", fix)
-    if said:
+        return Finding("docker-stopped", facts.host, f"Docker does not answer: {problem}", fix)
+    if problem:
         fix = f"on {facts.host}: sudo systemctl start docker"
-        return Finding("docker-stopped", facts.host, f"Docker does not answer: {said.splitlines()[-1]}", fix)
+        return Finding("docker-stopped", facts.host, f"Docker does not answer: {problem.splitlines()[-1]}", fix)
     if tuple(int(part) for part in engine.api_version.split(".")) < (1, 41):
         text = f"Docker {engine.version} is too old"
         return Finding("docker-old", facts.host, text, f"upgrade to {MIN_DOCKER} or newer")

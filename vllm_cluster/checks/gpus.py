@@ -26,21 +26,21 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     kind, source = (
         ("logical GPU", "from /etc/vcluster/slots") if inventory.accelerator == "cpu" else ("GPU", "by nvidia-smi")
     )
-    said = f": {facts.gpu_problem}" if facts.gpu_problem and inventory.accelerator == "nvidia" else ""
+    reason = f": {facts.gpu_problem}" if facts.gpu_problem and inventory.accelerator == "nvidia" else ""
     if isinstance(host.gpus, tuple) and inventory.accelerator == "nvidia":
         have = {*(gpu.index for gpu in facts.gpus), *(gpu.uuid for gpu in facts.gpus)}
         lacking = [name for name in host.gpus if name not in have]
         if lacking or len(gpus.chosen(host, facts)) < len(host.gpus):
             what = ", ".join(map(str, lacking)) or "one GPU by index and by UUID"
             there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus[:MAX_NAMED]) or "none"
-            text = f"the inventory names GPU {what}, the host has {there}{said}"
+            text = f"the inventory names GPU {what}, the host has {there}{reason}"
             yield Finding("gpu-named", host.name, text, f"correct hosts.{host.name}.gpus: see nvidia-smi -L")
     elif host.gpu_number is not None and host.gpu_number > found:
         wanted = f"{host.gpu_number} {plural(host.gpu_number, 'GPU')}"
-        text = f"the inventory says {wanted}, the host has {found} {plural(found, kind)} ({source}){said}"
+        text = f"the inventory says {wanted}, the host has {found} {plural(found, kind)} ({source}){reason}"
         yield Finding("gpus-fewer", host.name, text, f"set hosts.{host.name}.gpus to {found}, or mend the host")
     elif not found:
-        text = f"no {kind}s ({source}) found{said}"
+        text = f"no {kind}s ({source}) found{reason}"
         yield Finding("gpus-none", host.name, text, "install the NVIDIA driver, or take the host out of the inventory")
 
 
@@ -116,8 +116,8 @@ def _fabric(host: str, gpus: tuple[GpuHealth, ...], manager: str) -> Iterator[Fi
     failed = [index for index, gpu in enumerate(gpus) if gpu.fabric_status not in ("", "Success")]
     if waiting or failed:
         first = gpus[(waiting or failed)[0]]
-        said = f"{first.fabric_state}, {first.fabric_status}".strip(", ")
-        text = f"GPU {_list(waiting or failed)} is not part of the NVSwitch fabric: {said}"
+        reason = f"{first.fabric_state}, {first.fabric_status}".strip(", ")
+        text = f"GPU {_list(waiting or failed)} is not part of the NVSwitch fabric: {reason}"
         yield Finding("fabric", host, text, fix)
     elif manager == "failed":
         yield Finding("fabric", host, "nvidia-fabricmanager has failed", fix, error=False)

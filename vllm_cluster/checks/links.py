@@ -173,10 +173,10 @@ def _grouped(pairs: set[Pair], hosts: set[str]) -> Iterator[_Group]:
 def _closed(
     kind: str, ports: frozenset[str], group: _Group, known: Mapping[Pair, LinkResult], places: Mapping[str, HostAddress]
 ) -> Finding:
-    code, said = _FAILED[kind]
+    code, problem = _FAILED[kind]
     source, target = group.pairs[0]
     what = _listed(ports) if ports else "every port"
-    text = f"{group.where}: {what}: {said}"
+    text = f"{group.where}: {what}: {problem}"
     back = known.get((target, source))
     if len(group.pairs) == 1 and back and not back.bad:
         text += f"; {target} → {source}: all answer"
@@ -224,12 +224,12 @@ def _cut(
 
 
 def _sources(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> Iterator[Finding]:
-    told: set[Pair] = set()
+    reported: set[Pair] = set()
     for each in ways:
         planned = places[each.source].address
-        if each.seen is None or each.seen == str(ip_address(planned)) or (each.source, each.seen) in told:
+        if each.seen is None or each.seen == str(ip_address(planned)) or (each.source, each.seen) in reported:
             continue
-        told.add((each.source, each.seen))
+        reported.add((each.source, each.seen))
         text = f"{each.target} sees it come from {each.seen}, the inventory says {planned}: another interface, or NAT"
         fix = f"on {each.source}: ip route get {places[each.target].address}; one interface a network, and no NAT"
         yield Finding("link-source", each.source, text, fix, error=False)

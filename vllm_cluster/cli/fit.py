@@ -88,15 +88,15 @@ def fit(
 
         if (model is None) == (params is None):
             raise UsageError("give a model, or --params", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
-        wish, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
+        workload, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
         if params is not None:
             from vllm_cluster.fit.report import of_parameters, report
 
-            found = report(of_parameters(_parameters(params), bits), given, wish)
+            found = report(of_parameters(_parameters(params), bits), given, workload)
         else:
             from vllm_cluster.actions import fit as fit_action
 
-            found = fit_action.fit(str(model), wish, session.progress, gpus=given, load=session.load)
+            found = fit_action.fit(str(model), workload, session.progress, gpus=given, load=session.load)
         session.finish()
         if session.as_json:
             print(json.dumps(verdict_document(found)))

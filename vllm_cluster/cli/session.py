@@ -80,8 +80,8 @@ class Session:
 
             self._renderer, self._close = events.renderer(self.as_json, SETTINGS.verbosity, SETTINGS.color)
         # What to do stands in their texts too.
-        told = event.kind in ("warning", "note") and not self.as_json
-        self._renderer(replace(event, text=edge.with_inventory(event.text, self._path)) if told else event)
+        advises = event.kind in ("warning", "note") and not self.as_json
+        self._renderer(replace(event, text=edge.with_inventory(event.text, self._path)) if advises else event)
 
     def progress(self, event: Event) -> None:
         """For verbs that print one document: their events are for people alone."""

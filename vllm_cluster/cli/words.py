@@ -135,10 +135,10 @@ def misplaced(verb: str, given: Sorted, what: str) -> UsageError:
 
     remedies = {name: _INSTEAD_BY_NAME.get(name) or instead(name) for name in given.names}
     lines = [remedy for remedy in dict.fromkeys(remedies.values()) if remedy]
-    ours = {name for name, remedy in remedies.items() if remedy}
+    known = {name for name, remedy in remedies.items() if remedy}
     model = _argument(given)
-    rest = replace(given, arguments=[model], unknown=_without(given.unknown, {*ours, model}))
-    if ours != set(given.names):
+    rest = replace(given, arguments=[model], unknown=_without(given.unknown, {*known, model}))
+    if known != set(given.names):
         what += ": flags of vLLM come after --"
         lines.append(behind_dashes(verb, rest))
     return UsageError(what, hint="\n".join(lines).replace("MODEL", model))

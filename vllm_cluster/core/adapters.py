@@ -25,11 +25,11 @@ def used(host: Host, facts: HostFacts, gpus: Sequence[Gpu]) -> tuple[Hca, ...]:
 
 def left_out(host: Host, facts: HostFacts, gpus: Sequence[Gpu]) -> list[tuple[Hca, str]]:
     """The ACTIVE ports that are not used though no list names others, each with why."""
-    ours = used(host, facts, gpus)
-    if host.hcas is not None or not ours:
+    chosen = used(host, facts, gpus)
+    if host.hcas is not None or not chosen:
         return []
-    best = ours[0]
-    return [(port, _why(port, best)) for port in _active(facts) if port not in ours]
+    best = chosen[0]
+    return [(port, _why(port, best)) for port in _active(facts) if port not in chosen]
 
 
 def _why(port: Hca, best: Hca) -> str:

@@ -139,29 +139,29 @@ class _State:
 
     def take(self, seen: LogScan, number: int, raw: bytes, below: bytes) -> None:
         """Look at one line that may matter."""
-        told = parse_line(raw, self._source.year)
-        self._time = self._time if told.time is None else told.time
-        if benign.OWN_START in told.words or any(mark in told.words for mark in benign.START):
-            self._begin(seen, self._place(number, told))
-        elif benign.OWN_STOP in told.words:
-            seen.stopped = self._place(number, told)
-        elif any(mark in told.words for mark in benign.RAY_START):
+        parsed = parse_line(raw, self._source.year)
+        self._time = self._time if parsed.time is None else parsed.time
+        if benign.OWN_START in parsed.words or any(mark in parsed.words for mark in benign.START):
+            self._begin(seen, self._place(number, parsed))
+        elif benign.OWN_STOP in parsed.words:
+            seen.stopped = self._place(number, parsed)
+        elif any(mark in parsed.words for mark in benign.RAY_START):
             self._forget(seen, ray=True)
-        found, trouble = classify(told.words)
+        found, trouble = classify(parsed.words)
         if not (found or trouble):
             return
-        place = self._place(number, told)
+        place = self._place(number, parsed)
         for known in found:
-            self._add(seen, known, place, told.times, below)
-        if trouble and not told.calm and not any(known.weight is SignKind.HARMLESS for known in found):
+            self._add(seen, known, place, parsed.times, below)
+        if trouble and not parsed.calm and not any(known.weight is SignKind.HARMLESS for known in found):
             seen.trouble.append(place)
-            if not found and len(seen.strange) < FIRST_STRANGE and not told.words.startswith("Traceback"):
+            if not found and len(seen.strange) < FIRST_STRANGE and not parsed.words.startswith("Traceback"):
                 seen.strange.append(place)
 
-    def _place(self, number: int, told: LogLine) -> LogPosition:
-        text = redact(told.words)[:SHOWN]
-        time = self._time if told.time is None else told.time
-        return LogPosition(self._source.name, number, text, told.who[:WHO], self._source.host, time)
+    def _place(self, number: int, parsed: LogLine) -> LogPosition:
+        text = redact(parsed.words)[:SHOWN]
+        time = self._time if parsed.time is None else parsed.time
+        return LogPosition(self._source.name, number, text, parsed.who[:WHO], self._source.host, time)
 
     def _add(self, seen: LogScan, known: LogPattern, place: LogPosition, times: int, below: bytes) -> None:
         hit = seen.hits.get(known)
@@ -175,10 +175,10 @@ class _State:
         """The lines right below that go on with what a line says: a version mismatch says the versions there."""
         lines = []
         for raw in below.split(b"\n")[:MORE_LINES]:
-            told = parse_line(raw, self._source.year)
-            if not told.words or told.level or told.time or told.words.startswith(("File ", "Traceback", "^")):
+            parsed = parse_line(raw, self._source.year)
+            if not parsed.words or parsed.level or parsed.time or parsed.words.startswith(("File ", "Traceback", "^")):
                 break
-            lines.append(redact(told.words)[:SHOWN])
+            lines.append(redact(parsed.words)[:SHOWN])
         return tuple(lines)
 
     def _begin(self, seen: LogScan, place: LogPosition) -> None:
@@ -226,9 +226,9 @@ class _State:
         """A line of a piece; where it has no time, as old as the one above it that has."""
         start = part.rfind(b"\n", 0, at) + 1
         line = number + part.count(b"\n", 0, start)
-        told = parse_line(part[start : start + MAX_LINE].split(b"\n", 1)[0], self._source.year)
-        place = self._place(line, told)
+        parsed = parse_line(part[start : start + MAX_LINE].split(b"\n", 1)[0], self._source.year)
+        place = self._place(line, parsed)
         above = reversed(part[max(0, start - ABOVE) : start].split(b"\n"))
-        times = (parse_line(raw, self._source.year).time for raw in above) if told.time is None else ()
+        times = (parse_line(raw, self._source.year).time for raw in above) if parsed.time is None else ()
         time = next((time for time in times if time is not None), place.time)
         return replace(place, time=time)

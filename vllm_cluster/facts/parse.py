@@ -146,7 +146,7 @@ def _routes(lines: Iterable[str]) -> Iterable[tuple[str, str | None]]:
 
 def _engine(part: Mapping[str, str]) -> DockerFacts:
     server, info = mapping(part["docker"]), part["dockerinfo"]
-    said = mapping(next((line for line in info.splitlines() if line.startswith('{"Root"')), ""))
+    info_json = mapping(next((line for line in info.splitlines() if line.startswith('{"Root"')), ""))
     api = str(server.get("ApiVersion", ""))
     if not _VERSION.fullmatch(api):
         problem = "\n".join(line for line in info.splitlines() if not line.startswith("{")).strip()
@@ -158,12 +158,12 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
         version=str(server.get("Version", "")),
         api_version=api,
         architecture=str(server.get("Arch", "")),
-        runtimes=tuple(sorted(mapping(said.get("Runtimes")))),
+        runtimes=tuple(sorted(mapping(info_json.get("Runtimes")))),
         cdi_specs=tuple(sorted(set(filter(None, kinds)))),
-        root=str(said.get("Root") or ""),
-        cgroup_driver=str(said.get("CgroupDriver") or ""),
-        cgroup_version=str(said.get("CgroupVersion") or ""),
-        rootless="name=rootless" in map(str, items(said.get("SecurityOptions"))),
+        root=str(info_json.get("Root") or ""),
+        cgroup_driver=str(info_json.get("CgroupDriver") or ""),
+        cgroup_version=str(info_json.get("CgroupVersion") or ""),
+        rootless="name=rootless" in map(str, items(info_json.get("SecurityOptions"))),
         toolkit=toolkit[0] if toolkit else "",
         gpu_hook="hook" in part["toolkit"].split(),
         stale_cdi=tuple(part["cdistale"].splitlines()),
@@ -175,5 +175,5 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
 def _json_lists(text: str) -> Iterator[list[Any] | None]:
     """The lists in lines of JSON, None for a line that is not there; Docker writes null for an empty one."""
     for line in (*text.splitlines(), "", "")[:2]:
-        said = parse_json(line) if line else None
-        yield said if isinstance(said, list) else ([] if line == "null" else None)
+        info_json = parse_json(line) if line else None
+        yield info_json if isinstance(info_json, list) else ([] if line == "null" else None)

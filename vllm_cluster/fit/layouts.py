@@ -50,9 +50,9 @@ class Model:
     shape: ModelConfig | None
     pipelines: bool | None = None
 
-    def context(self, wish: Workload) -> int:
+    def context(self, workload: Workload) -> int:
         """The tokens that a request shall have, 0 where nobody says."""
-        return wish.context or (self.shape.context if self.shape else 0)
+        return workload.context or (self.shape.context if self.shape else 0)
 
     def request(self, tokens: int, kv_bytes: int) -> int:
         """Bytes of KV cache for one request, over all GPUs at TP=1."""
@@ -107,7 +107,7 @@ def split_problem(shape: ModelConfig, tp: int, pp: int) -> str:
     return ""
 
 
-def evaluate(model: Model, gpus: GpuPool, wish: Workload, tp: int, pp: int, *, why: str = "") -> Layout:
+def evaluate(model: Model, gpus: GpuPool, workload: Workload, tp: int, pp: int, *, why: str = "") -> Layout:
     """What a layout needs and gives."""
     problem, notes = _problem(model, tp, pp), tuple(_notes(model, gpus, tp, pp))
     stages = _stages(model, gpus, tp, pp) if not problem else ()
@@ -115,11 +115,11 @@ def evaluate(model: Model, gpus: GpuPool, wish: Workload, tp: int, pp: int, *, w
     context = requests = tokens = None
     fits = bool(stages) and min(stage.left for stage in stages) >= 0
     if stages and model.shape:
-        wished = model.context(wish)
-        requests = _requests(stages, tp, wish, wished)
-        tokens = _requests(stages, tp, wish, wished, unit=wished)
-        context = _longest(stages, tp, wish, max(wished, model.shape.context))
-        fits = requests >= wish.concurrency
+        limit = model.context(workload)
+        requests = _requests(stages, tp, workload, limit)
+        tokens = _requests(stages, tp, workload, limit, unit=limit)
+        context = _longest(stages, tp, workload, max(limit, model.shape.context))
+        fits = requests >= workload.concurrency
     left = min((stage.left for stage in stages), default=0)
     sizes = (fullest.weights, fullest.reserve, left)
     return Layout(tp, pp, why, problem, *sizes, context, requests, tokens, fits, notes)
@@ -183,20 +183,20 @@ def _activations(shape: ModelConfig, tp: int, *, last: bool) -> int:
     return max(step, SEQUENCES * shape.vocab * 6 if last else 0)
 
 
-def _requests(stages: tuple[PipelineStage, ...], tp: int, wish: Workload, context: int, unit: int = 1) -> int:
+def _requests(stages: tuple[PipelineStage, ...], tp: int, workload: Workload, context: int, unit: int = 1) -> int:
     """How many requests of that context fit beside each other, in units of a part of one."""
-    needs = [(stage.left, stage.request(context, tp, wish.kv_bytes)) for stage in stages]
+    needs = [(stage.left, stage.request(context, tp, workload.kv_bytes)) for stage in stages]
     return min((max(0, left) * unit // need for left, need in needs if need), default=0)
 
 
-def _longest(stages: tuple[PipelineStage, ...], tp: int, wish: Workload, limit: int) -> int:
+def _longest(stages: tuple[PipelineStage, ...], tp: int, workload: Workload, limit: int) -> int:
     """The longest context at which the wished number of requests fits, in whole blocks; 0 when none does."""
-    if _requests(stages, tp, wish, limit) >= wish.concurrency:
+    if _requests(stages, tp, workload, limit) >= workload.concurrency:
         return limit
     low, high = 0, limit // BLOCK + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if _requests(stages, tp, wish, middle * BLOCK) >= wish.concurrency:
+        if _requests(stages, tp, workload, middle * BLOCK) >= workload.concurrency:
             low = middle
         else:
             high = middle

@@ -116,10 +116,10 @@ def _language_part(document: Mapping[str, Any]) -> dict[str, Any]:
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     inner = config.get("attn_config")
     names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "num_attention_groups")
-    said = optional(config, *names) or (optional(inner, "kv_n_heads") if isinstance(inner, dict) else 0)
-    if said and not (flag(config, "multi_query") and config.get("model_type") == "falcon"):
-        return said
-    return 1 if flag(config, "multi_query") and not flag(config, "new_decoder_architecture") else said or heads
+    stated = optional(config, *names) or (optional(inner, "kv_n_heads") if isinstance(inner, dict) else 0)
+    if stated and not (flag(config, "multi_query") and config.get("model_type") == "falcon"):
+        return stated
+    return 1 if flag(config, "multi_query") and not flag(config, "new_decoder_architecture") else stated or heads
 
 
 def _layers(
@@ -156,10 +156,10 @@ def _layers(
 
 def _blocks(config: Mapping[str, Any], mlp: int, expert: int, attention: int) -> list[tuple[str, int, int]]:
     """What vLLM refuses when a GPU's share is no multiple of a quantisation block."""
-    said = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(said, dict):
+    stated = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(stated, dict):
         return []
-    square = said.get("weight_block_size")
+    square = stated.get("weight_block_size")
     block = max((n for n in square if isinstance(n, int)), default=0) if isinstance(square, Sequence) else 0
     sizes = [("the attention's output", attention)]
     if not expert or optional(config, "first_k_dense_replace") or config.get("mlp_only_layers"):
@@ -168,5 +168,5 @@ def _blocks(config: Mapping[str, Any], mlp: int, expert: int, attention: int) ->
         sizes += [("an expert", expert)] if expert else []
     else:
         # Groups run along the inputs; for experts vLLM takes smaller groups by itself.
-        block = optional(said, "group_size") if isinstance(said.get("group_size"), int) else 0
+        block = optional(stated, "group_size") if isinstance(stated.get("group_size"), int) else 0
     return [(name, size, block) for name, size in sizes] if block > 1 else []

@@ -107,9 +107,9 @@ class Hub:
     def _refuse(self, reply: requests.Response) -> None:
         code = reply.status_code
         if code in (401, 403):
-            said = "with the token that was given" if self._token else "without a token"
+            access = "with the token that was given" if self._token else "without a token"
             hint = f"accept its terms at {self._endpoint}/{self._model}; set HF_TOKEN, or hf_token in the inventory"
-            text = f"{self._model} is gated, private or not there: the hub answers {code} {said}"
+            text = f"{self._model} is gated, private or not there: the hub answers {code} {access}"
             raise VclusterError(text, hint=hint)
         if code == 404:
             raise UsageError(f"the hub at {self._name} has no {self._model}", hint="check the name: ORG/NAME")

@@ -87,19 +87,19 @@ def parse(output: str) -> tuple[ImageContents, Reach]:
     """
     for line in reversed(output.splitlines()):
         if line.startswith("{"):
-            said = json.loads(line)
-            python, machine, glibc = (str(said.get(key)) for key in ("python", "machine", "glibc"))
+            document = json.loads(line)
+            python, machine, glibc = (str(document.get(key)) for key in ("python", "machine", "glibc"))
             if _WORD.fullmatch(python) and _WORD.fullmatch(machine) and _VERSION.fullmatch(glibc):
-                return _inside(said, python, machine, glibc), _reach(said)
+                return _inside(document, python, machine, glibc), _reach(document)
     raise ValueError("the probe printed nothing")
 
 
-def _inside(said: dict[str, Any], python: str, machine: str, glibc: str) -> ImageContents:
-    have = said.get("have")
+def _inside(document: dict[str, Any], python: str, machine: str, glibc: str) -> ImageContents:
+    have = document.get("have")
     pairs = ((str(name), str(version)) for name, version in (have if isinstance(have, dict) else {}).items())
     sound = tuple(sorted(pair for pair in pairs if all(map(_WORD.fullmatch, pair))))
-    cuda = str(said.get("cuda") or "")
-    lacking, unknown = _words(said.get("lacking")), _words(said.get("unknown"))
+    cuda = str(document.get("cuda") or "")
+    lacking, unknown = _words(document.get("lacking")), _words(document.get("unknown"))
     return ImageContents(python, machine, glibc, sound, lacking, unknown, cuda if _VERSION.fullmatch(cuda) else "")
 
 
@@ -108,9 +108,9 @@ def _words(value: object) -> tuple[str, ...]:
     return tuple(entry for entry in found if _WORD.fullmatch(entry))
 
 
-def _reach(said: dict[str, Any]) -> Reach:
-    count = said.get("gpus")
-    texts = (str(said.get(key) or "")[:300] for key in ("problem", "driver", "unwritable"))
+def _reach(document: dict[str, Any]) -> Reach:
+    count = document.get("gpus")
+    texts = (str(document.get(key) or "")[:300] for key in ("problem", "driver", "unwritable"))
     return Reach(count if isinstance(count, int) else None, *texts)
 
 

@@ -74,28 +74,28 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
     made: dict[str, str] = {}
     opened: dict[str, RunningProgram] = {}
 
-    def start(link: HostConnection) -> dict[str, Any]:
+    def start(connection: HostConnection) -> dict[str, Any]:
         name, soon = temporary_name(inventory.cluster, "ranks"), deadline.sooner(START_SECONDS)
-        body = allreduce_body(specs[link.name], _image(specs[link.name], facts[link.name]), script)
-        made[link.name] = name
-        link.engine.create(name, body)
+        body = allreduce_body(specs[connection.name], _image(specs[connection.name], facts[connection.name]), script)
+        made[connection.name] = name
+        connection.engine.create(name, body)
         argv = ["docker", "start", "--attach", "--interactive", name]
-        opened[link.name] = RunningProgram(link.name, link.transport.open_stream(argv, soon))
-        return opened[link.name].next(soon)
+        opened[connection.name] = RunningProgram(connection.name, connection.transport.open_stream(argv, soon))
+        return opened[connection.name].next(soon)
 
     try:
-        said, failures = fleet.each(start, specs)
+        ready, failures = fleet.each(start, specs)
         if failures:
             return AllReduceReport(
                 tuple(_unseen(host, error) for host, error in failures.items()), seconds=_since(began)
             )
         stage = RankDriver(inventory.accelerator, specs, opened, emit)
-        return replace(_tried(stage, inventory, facts, said, deadline), seconds=_since(began))
+        return replace(_tried(stage, inventory, facts, ready, deadline), seconds=_since(began))
     finally:
         for lines in opened.values():
             lines.close()
         # Each goes with its connection; this waits until they have gone.
-        fleet.each(lambda link: link.engine.remove(made[link.name], grace=0), made)
+        fleet.each(lambda connection: connection.engine.remove(made[connection.name], grace=0), made)
 
 
 def _since(began: float) -> float:
@@ -126,11 +126,15 @@ def _unseen(host: str, error: VclusterError) -> Finding:
 
 
 def _tried(
-    stage: RankDriver, inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any], deadline: Deadline
+    stage: RankDriver,
+    inventory: Inventory,
+    facts: Mapping[str, HostFacts],
+    ready: Mapping[str, Any],
+    deadline: Deadline,
 ) -> AllReduceReport:
     kind, hosts = inventory.accelerator, list(stage.specs)
     (whole,) = stage.run([hosts], SIZES[kind], WHOLE[kind], deadline)
-    expected = _expected(inventory, facts, said) if kind == "nvidia" else None
+    expected = _expected(inventory, facts, ready) if kind == "nvidia" else None
     names = dict.fromkeys(value for spec in stage.specs.values() for key, value in spec.environment if key == _GLOO)
     chosen = transport(whole.log) if kind == "nvidia" else NcclTransport(("TCP",), interfaces=tuple(names))
     if not whole.ok:
@@ -146,7 +150,7 @@ def _tried(
             found = [allreduce.slow_link_finding(whole, expected, _pairs(stage, hosts, deadline, lambda _: False))]
         active = {name: [port.device for port in hcas(inventory.hosts[name], facts[name])] for name in hosts}
         found += allreduce.transport_findings(hosts[0], chosen, active)
-    torch = str(said[hosts[0]].get("torch", ""))[:40]
+    torch = str(ready[hosts[0]].get("torch", ""))[:40]
     words = () if whole.ok else (*whole.errors.values(), *whole.log)
     return AllReduceReport(
         tuple(found), whole.rows(), chosen, len(whole.ranks), torch=torch, expected=expected, words=words
@@ -197,12 +201,12 @@ def _try_switches(stage: RankDriver, finding: Finding, group: Sequence[str], dea
     return finding
 
 
-def _expected(inventory: Inventory, facts: Mapping[str, HostFacts], said: Mapping[str, Any]) -> float | None:
+def _expected(inventory: Inventory, facts: Mapping[str, HostFacts], ready: Mapping[str, Any]) -> float | None:
     """What the slowest host's link should give, in GB/s: its adapters, as many as GPUs, else its interface."""
     links = []
     for name, host in inventory.hosts.items():
         rates = sorted((gigabits(port.rate) for port in hcas(host, facts[name])), reverse=True)
-        speed = said[name].get("speed")
+        speed = ready[name].get("speed")
         whole = sum(rates[: gpu_count(host, facts[name], inventory.accelerator)])
         links.append((whole or (speed / 1000 if isinstance(speed, int) else 0.0)) / 8)
     return min(links) if len(links) > 1 and min(links) > 0 else None

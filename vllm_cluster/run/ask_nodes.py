@@ -28,8 +28,8 @@ def ask_nodes(fleet: Fleet, inventory: Inventory, question: Mapping[str, Any]) -
     head = inventory.head_name
     about_files = {"model": question["model"], "revision": question["revision"], "ask_hub": False}
 
-    def ask(link: HostConnection) -> tuple[Files, Judged]:
-        return _ask(link, inventory.cluster, question if link.name == head else about_files)
+    def ask(connection: HostConnection) -> tuple[Files, Judged]:
+        return _ask(connection, inventory.cluster, question if connection.name == head else about_files)
 
     answers, failures = fleet.each(ask, list(inventory.hosts))
     for error in failures.values():
@@ -37,10 +37,10 @@ def ask_nodes(fleet: Fleet, inventory: Inventory, question: Mapping[str, Any]) -
     return {host: files for host, (files, _) in answers.items()}, answers[head][1]
 
 
-def _ask(link: HostConnection, cluster: str, question: Mapping[str, Any]) -> tuple[Files, Judged]:
+def _ask(connection: HostConnection, cluster: str, question: Mapping[str, Any]) -> tuple[Files, Judged]:
     argv = ["timeout", f"{ASK_SECONDS:.0f}", "python3", f"{CODE_FOLDER}/node.py", "check", json.dumps(question)]
     try:
-        ended = NodeHandle(link, cluster).exec(argv, link.runtime.after(ASK_SECONDS + 10))
+        ended = NodeHandle(connection, cluster).exec(argv, connection.runtime.after(ASK_SECONDS + 10))
         lines = [line for line in ended.output.splitlines() if line.startswith('{"v": 1, "files"')]
         answer = json.loads(lines[-1])
         return _FILES.validate_python(answer["files"]), _JUDGED.validate_python(answer["vllm"])

@@ -26,10 +26,10 @@ def record(node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, requ
     """
     line = json.dumps(
         {
-            "at": round(node.link.runtime.clock.time(), 3),
+            "at": round(node.connection.runtime.clock.time(), 3),
             "who": whoami(),
             "version": __version__,
-            "run": node.link.runtime.run,
+            "run": node.connection.runtime.run,
             "verb": verb,
             "what": list(what),
             **({"request": request} if request else {}),
@@ -38,7 +38,7 @@ def record(node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, requ
     script = 'printf "%s\\n" "$1" >>"$2"'
     argv = ["timeout", "10", "sh", "-c", script, "audit", line, f"{STATE_FOLDER}/{AUDIT_FILE}"]
     try:
-        node.exec(argv, node.link.runtime.after(15), changes=True)
+        node.exec(argv, node.connection.runtime.after(15), changes=True)
     except HostError as error:
         emit(Event("warning", f"the history of {node.cluster} has no line for this {verb}: {error.detail}", node.host))
 
@@ -71,7 +71,7 @@ def last_change(node: NodeHandle) -> AuditEntry | None:
 def last_other(node: NodeHandle) -> str:
     """Who ran what and when, by the last line of the history; empty where that line is this run's own."""
     last = last_change(node)
-    if last is None or last.run == node.link.runtime.run:
+    if last is None or last.run == node.connection.runtime.run:
         return ""
     at = datetime.fromtimestamp(last.time).astimezone().isoformat(timespec="seconds")
     return f"{last.who} ran {last.what} at {at}"

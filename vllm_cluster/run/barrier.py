@@ -23,27 +23,27 @@ GONE_SECONDS = 40.0
 RAY_ATTEMPTS = 3
 
 
-def await_ray(link: HostConnection, plan: Plan, emit: Emit) -> None:
+def await_ray(connection: HostConnection, plan: Plan, emit: Emit) -> None:
     """Until Ray answers on the head.
 
     Raises:
         HostError: it will not, and why.
     """
-    deadline = link.runtime.after(JOIN_SECONDS)
+    deadline = connection.runtime.after(JOIN_SECONDS)
     before: dict[str, int] = {}
     shown = ""
     while True:
-        node = NodeHandle(link, plan.cluster).state()
-        refuse_failing(link.name, node, before)
+        node = NodeHandle(connection, plan.cluster).state()
+        refuse_failing(connection.name, node, before)
         if node.status and node.status.ray.state == "up":
             return
         if (text := _waiting_for_head(node)) != shown:
-            emit(Event("progress", text, link.name))
+            emit(Event("progress", text, connection.name))
             shown = text
         if deadline.left() <= 0:
             text = f"Ray did not answer on the head within {JOIN_SECONDS:.0f} s: {_waiting_for_head(node)}"
-            raise NodesNotJoined(link.name, text)
-        link.runtime.clock.sleep(POLL)
+            raise NodesNotJoined(connection.name, text)
+        connection.runtime.clock.sleep(POLL)
 
 
 def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECONDS) -> None:
@@ -56,7 +56,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
     started = clock.monotonic()
     shown, before = "", dict[str, int]()
     while True:
-        nodes = fleet.all(lambda link: NodeHandle(link, plan.cluster).state())
+        nodes = fleet.all(lambda connection: NodeHandle(connection, plan.cluster).state())
         found = count(plan, nodes[plan.head])
         if found.complete:
             emit(Event("progress", f"GPUs {found.have}/{found.want}", data={"gpus": [found.have, found.want]}))

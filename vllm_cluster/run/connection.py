@@ -119,7 +119,9 @@ class Fleet:
         self._jumps = Jumps()
         found = endpoints(inventory, runtime)
         _ensure_unique_hosts(inventory, found)
-        self.links = {name: self._link(inventory, host, found.get(name)) for name, host in inventory.hosts.items()}
+        self.connections = {
+            name: self._connection(inventory, host, found.get(name)) for name, host in inventory.hosts.items()
+        }
         self.names = tuple(inventory.hosts)
         self._apart: dict[str, VclusterError] = {}
         self._stopping = threading.Event()
@@ -130,13 +132,13 @@ class Fleet:
         Work goes there only where it is named.
         """
         names = {host.name: host for host in hosts}
-        fresh = [host for name, host in names.items() if name not in self.links]
+        fresh = [host for name, host in names.items() if name not in self.connections]
         for host in fresh:
-            self.links[host.name] = self._link(inventory, host, None)
+            self.connections[host.name] = self._connection(inventory, host, None)
         self._apart |= self.connect([host.name for host in fresh])[1] if fresh else {}
         return {name: error for name, error in self._apart.items() if name in names}
 
-    def _link(self, inventory: Inventory, host: Host, endpoint: SshEndpoint | None) -> HostConnection:
+    def _connection(self, inventory: Inventory, host: Host, endpoint: SshEndpoint | None) -> HostConnection:
         at, kind = ssh_target(inventory, host), _kind(inventory, host)
         ssh = "" if kind == "local" else shlex.join(["ssh", *ssh_options(at), at.destination])
         carrier = LoggedTransport(self.runtime.connect(at, kind, endpoint, self._jumps), kind, self.runtime.clock)
@@ -150,7 +152,7 @@ class Fleet:
         One host's failure stops no other host.
         """
         wanted = set(self.names if hosts is None else hosts)
-        names = [name for name in self.links if name in wanted]
+        names = [name for name in self.connections if name in wanted]
         pool = self.runtime.pool(min(WORKERS, max(1, len(names))))
         try:
             futures: Mapping[str, Future[T]] = {name: pool.submit(self._guarded, work, name) for name in names}
@@ -181,8 +183,8 @@ class Fleet:
 
     def without_lease(self) -> None:
         """Let temporary containers be made without the lease: they touch no node, and what runs goes on."""
-        for link in self.links.values():
-            link.may_change = True
+        for connection in self.connections.values():
+            connection.may_change = True
 
     def connect(self, hosts: Iterable[str] | None = None) -> tuple[dict[str, None], dict[str, VclusterError]]:
         """Connect to the hosts, as `each`."""
@@ -191,7 +193,7 @@ class Fleet:
     def _guarded(self, work: Callable[[HostConnection], T], name: str) -> T:
         if self._stopping.is_set():
             raise VclusterError(f"{name}: not started")
-        return work(self.links[name])
+        return work(self.connections[name])
 
     @property
     def stopping(self) -> bool:
@@ -206,15 +208,15 @@ class Fleet:
     def close(self) -> None:
         """End every connection, side by side: a dead host must not hold up the others."""
         links = queue.SimpleQueue[HostConnection]()
-        for link in self.links.values():
-            links.put(link)
+        for connection in self.connections.values():
+            links.put(connection)
 
         def close_some() -> None:
             with suppress(queue.Empty):
                 while True:
                     links.get_nowait().close()
 
-        closing = [self.runtime.background(close_some, "close") for _ in range(min(WORKERS, len(self.links)))]
+        closing = [self.runtime.background(close_some, "close") for _ in range(min(WORKERS, len(self.connections)))]
         deadline = self.runtime.after(CLOSE_SECONDS)
         for work in closing:
             work.join(deadline.left())

@@ -87,51 +87,51 @@ class PlanExecution:
         for operation in stage.operations:
             by_host.setdefault(operation.host, []).append(operation)
 
-        def work(link: HostConnection) -> None:
+        def work(connection: HostConnection) -> None:
             try:
-                for operation in by_host[link.name]:
-                    self._do(link, operation)
+                for operation in by_host[connection.name]:
+                    self._do(connection, operation)
             except VclusterError as error:
                 if not self.fleet.stopping:
-                    self.emit(Event("failed", error.message, link.name))
+                    self.emit(Event("failed", error.message, connection.name))
                 raise
 
         _, failures = self.fleet.each(work, by_host)
         if failures:
             raise combine(failures)
         if stage.title == "head":
-            await_ray(self.fleet.links[self.plan.head], self.plan, self.emit)
+            await_ray(self.fleet.connections[self.plan.head], self.plan, self.emit)
         elif stage.title == "workers":
             await_gpus(self.fleet, self.plan, self.emit)
 
-    def _do(self, link: HostConnection, operation: Operation) -> None:
+    def _do(self, connection: HostConnection, operation: Operation) -> None:
         self.lease.check()
         data = {"operation": operation.verb, "text": operation.text}
-        self.emit(Event("start", operation.text, link.name, data))
+        self.emit(Event("start", operation.text, connection.name, data))
         try:
-            self._carry_out(link, operation)
+            self._carry_out(connection, operation)
         except HostError as error:
             raise error.with_step(operation.verb) from error.__cause__
-        self.emit(Event("done", operation.past, link.name, data))
+        self.emit(Event("done", operation.past, connection.name, data))
 
-    def _carry_out(self, link: HostConnection, operation: Operation) -> None:
+    def _carry_out(self, connection: HostConnection, operation: Operation) -> None:
         match operation:
             case PrepareImage():
-                self._prepare_image(link, operation)
+                self._prepare_image(connection, operation)
             case RemoveContainer():
-                self._remove(link.engine, operation)
+                self._remove(connection.engine, operation)
             case CreateNode():
-                self._create(link.engine, operation.spec)
+                self._create(connection.engine, operation.spec)
             case StartNode():
-                link.engine.start(operation.id)
+                connection.engine.start(operation.id)
             case RestartNode():
-                link.engine.restart(operation.id)
+                connection.engine.restart(operation.id)
             case RemoveVolume():
-                link.engine.volumes.remove(operation.name)
+                connection.engine.volumes.remove(operation.name)
             case MoveHead():
-                self._move_head(link, operation)
+                self._move_head(connection, operation)
             case RecordMembers():
-                record_members(link, operation, self.emit)
+                record_members(connection, operation, self.emit)
 
     def _remove(self, engine: DockerApi, operation: RemoveContainer) -> None:
         engine.remove(operation.id)
@@ -140,37 +140,41 @@ class PlanExecution:
             # A run that broke off may have left the volume that it was writing; with a new node that is seen to there.
             remove_orphaned(engine, Owner(self.plan.cluster, self.plan.id))
 
-    def _move_head(self, link: HostConnection, operation: MoveHead) -> None:
+    def _move_head(self, connection: HostConnection, operation: MoveHead) -> None:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
         spec = next(op.spec for op in created if op.host == operation.host)
-        _, image = self._images(link.engine, spec)
-        move_head(self.fleet.links[operation.source].engine, link.engine, spec, image, operation.record)
+        _, image = self._images(connection.engine, spec)
+        move_head(self.fleet.connections[operation.source].engine, connection.engine, spec, image, operation.record)
 
-    def _prepare_image(self, link: HostConnection, operation: PrepareImage) -> None:
-        engine = link.engine
+    def _prepare_image(self, connection: HostConnection, operation: PrepareImage) -> None:
+        engine = connection.engine
         config = engine.image_info(operation.image)
         if config is None:
-            deadline = link.runtime.after(PULL_SECONDS)
-            pull(link, operation.image, deadline, lambda text: self.emit(Event("progress", text, link.name)))
+            deadline = connection.runtime.after(PULL_SECONDS)
+            pull(
+                connection, operation.image, deadline, lambda text: self.emit(Event("progress", text, connection.name))
+            )
             config = engine.image_info(operation.image)
         if config is None:
-            raise CommandFailed(link.name, f"{operation.image} was pulled and is not there", exit_code=1, stderr="")
+            raise CommandFailed(
+                connection.name, f"{operation.image} was pulled and is not there", exit_code=1, stderr=""
+            )
         base = str(config["Id"])
         name = node_image_name(base, operation.ray)
         if engine.image_info(name):
             return
         inside = self._probe(engine, operation.image, base)
         if inside.has_usable_ray:
-            self.emit(Event("note", f"{operation.image} brings Ray {inside.version('ray')}", link.name))
+            self.emit(Event("note", f"{operation.image} brings Ray {inside.version('ray')}", connection.name))
             engine.tag(base, NODE_IMAGE_REPOSITORY, node_image_tag(base, operation.ray))
             return
         ray = inside.ray_to_add(operation.ray)
-        self.emit(Event("note", f"{operation.image} has {_has(inside)}: adding ray[default]=={ray}", link.name))
-        self.emit(Event("progress", f"downloading ray[default]=={ray}", link.name))
+        self.emit(Event("note", f"{operation.image} has {_has(inside)}: adding ray[default]=={ray}", connection.name))
+        self.emit(Event("progress", f"downloading ray[default]=={ray}", connection.name))
         context = self._context(inside, ray)
         arguments = {"BASE": base, "RAY": ray}
-        deadline = link.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
-        sent = sending(link, len(context), name, self.emit)
+        deadline = connection.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
+        sent = sending(connection, len(context), name, self.emit)
         engine.build(context, name, arguments, {BASE_IMAGE: base}, deadline, sent=sent)
 
     def _probe(self, engine: DockerApi, image: str, base: str) -> ImageContents:
@@ -202,11 +206,11 @@ class PlanExecution:
         if image is None:
             return
 
-        def base(link: HostConnection) -> str | None:
-            if config := link.engine.image_info(image):
+        def base(connection: HostConnection) -> str | None:
+            if config := connection.engine.image_info(image):
                 return str(config["Id"])
             # Pruned away: the node that runs here knows what it was made from.
-            node = NodeHandle(link, self.plan.cluster).container()
+            node = NodeHandle(connection, self.plan.cluster).container()
             return node["Config"]["Labels"].get(BASE_IMAGE) if node else None
 
         ids = {host: image_id for host, image_id in self.fleet.all(base).items() if image_id}
@@ -220,12 +224,12 @@ class PlanExecution:
         """Before anything is removed: whatever happens then, what was generated is still on the head."""
         specs = {op.host: op.spec for op in self.plan.operations() if isinstance(op, CreateNode)}
 
-        def write(link: HostConnection) -> None:
+        def write(connection: HostConnection) -> None:
             self.lease.check()
-            spec = specs[link.name]
-            config = link.engine.image_info(spec.image)
+            spec = specs[connection.name]
+            config = connection.engine.image_info(spec.image)
             if config:
-                self._provide(link.engine, spec, node_image_name(str(config["Id"]), spec.ray))
+                self._provide(connection.engine, spec, node_image_name(str(config["Id"]), spec.ray))
 
         _, failures = self.fleet.each(write, specs)
         if failures:
@@ -259,9 +263,9 @@ class PlanExecution:
             engine.start(name)
             code = engine.wait(name, self.fleet.runtime.after(PROBE_SECONDS))
             if code:
-                said = engine.logs(name).strip()[-300:]
-                text = f"cannot give its state to {spec.user}: {said}"
-                raise CommandFailed(engine.host, text, exit_code=code, stderr=said)
+                output = engine.logs(name).strip()[-300:]
+                text = f"cannot give its state to {spec.user}: {output}"
+                raise CommandFailed(engine.host, text, exit_code=code, stderr=output)
 
     def _images(self, engine: DockerApi, spec: ContainerSpec) -> tuple[str, str]:
         """The id of the image that the inventory names, and the name of the one with Ray."""

@@ -34,10 +34,10 @@ def read_history(node: NodeHandle) -> list[Entry]:
         if isinstance(line.get("request"), int):
             ends.setdefault(line["request"], []).append(line)
     entries = [entry for line in _lines(node, AUDIT_FILE) if (entry := _entry(line))]
-    told = [_with_end(entry, ends.pop(entry.request, [])) if entry.request else entry for entry in entries]
+    history = [_with_end(entry, ends.pop(entry.request, [])) if entry.request else entry for entry in entries]
     # A laptop that lost its connection right after it wrote the request has left no line of its own.
-    told += [_with_end(_of_head(number, lines), lines) for number, lines in ends.items()]
-    return sorted(told, key=lambda entry: entry.at)
+    history += [_with_end(_of_head(number, lines), lines) for number, lines in ends.items()]
+    return sorted(history, key=lambda entry: entry.at)
 
 
 def ready_requests(node: NodeHandle) -> list[dict[str, Any]]:

@@ -42,13 +42,20 @@ def look_inside(
     if ready:
         emit(Event("progress", f"looking around in a container on {count(len(ready), 'host')}"))
 
-    def look(link: HostConnection) -> list[Finding]:
-        spec = _without_volumes(wanted[link.name], facts[link.name])
+    def look(connection: HostConnection) -> list[Finding]:
+        spec = _without_volumes(wanted[connection.name], facts[connection.name])
         try:
-            return _look(link, inventory, facts[link.name], spec)
+            return _look(connection, inventory, facts[connection.name], spec)
         except HostError as error:
             text = f"no container can be started: {error.detail}"
-            return [Finding("container", link.name, text, f"on {link.name}: docker run --rm {inventory.image} --help")]
+            return [
+                Finding(
+                    "container",
+                    connection.name,
+                    text,
+                    f"on {connection.name}: docker run --rm {inventory.image} --help",
+                )
+            ]
 
     answers, failures = fleet.each(look, ready)
     lost = [Finding("container", name, error.message, "vcluster check again") for name, error in failures.items()]
@@ -61,7 +68,7 @@ def _without_volumes(spec: ContainerSpec, facts: HostFacts) -> ContainerSpec:
     return replace(spec, mounts=tuple(there))
 
 
-def _look(link: HostConnection, inventory: Inventory, facts: HostFacts, spec: ContainerSpec) -> list[Finding]:
+def _look(connection: HostConnection, inventory: Inventory, facts: HostFacts, spec: ContainerSpec) -> list[Finding]:
     base = find_image(inventory.image, facts.images)
     if base is None:
         return []
@@ -69,15 +76,17 @@ def _look(link: HostConnection, inventory: Inventory, facts: HostFacts, spec: Co
     cache = inventory.model_cache
     folder = cache if any(mount.target == cache for mount in spec.mounts) else "/tmp"  # noqa: S108 (in the container)
     body = glance_body(spec, image.id, script(), [folder, *contents.OPTIONS])
-    with temporary_container(link.engine, inventory.cluster, "probe", body) as name:
-        link.engine.start(name)
-        code = link.engine.wait(name, link.runtime.after(SECONDS))
-        output = link.engine.logs(name)
+    with temporary_container(connection.engine, inventory.cluster, "probe", body) as name:
+        connection.engine.start(name)
+        code = connection.engine.wait(name, connection.runtime.after(SECONDS))
+        output = connection.engine.logs(name)
     try:
         found, reach = contents.parse(output)
     except ValueError:
         text = f"{inventory.image} does not run Python (exit {code}): {output.strip()[-300:]}"
-        return [Finding("image-unfit", link.name, text, "name an image of vLLM")]
+        return [Finding("image-unfit", connection.name, text, "name an image of vLLM")]
     given = spec.gpu_count if spec.gpus else 0
     offline = inventory.environment.get("HF_HUB_OFFLINE") == "1"
-    return list(contents.judged(inventory.image, link.name, found, reach, gpus=given, cache=cache, offline=offline))
+    return list(
+        contents.judged(inventory.image, connection.name, found, reach, gpus=given, cache=cache, offline=offline)
+    )

@@ -36,14 +36,14 @@ _PREFIX = "vcluster-lease "
 
 def in_order(fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[HostConnection]:
     """These hosts in the order in which everybody takes them, whatever an inventory calls them: by machine id."""
-    return [fleet.links[name] for name in sorted(facts, key=lambda name: (facts[name].machine_id, name))]
+    return [fleet.connections[name] for name in sorted(facts, key=lambda name: (facts[name].machine_id, name))]
 
 
 @dataclass
 class _Hold:
     """One host's lock in hand. `answered` is when the last beat was sent that the host has answered."""
 
-    link: HostConnection
+    connection: HostConnection
     stream: Stream
     folder: str
     answered: float
@@ -80,10 +80,10 @@ class Lease:
         """
         deadline = self._runtime.after(wait)
         while busy := self._take_all():
-            link, holder = busy
+            connection, holder = busy
             if not deadline.left():
                 raise Locked(
-                    f"{link.name} is being changed by {holder or 'somebody who gives no name'}",
+                    f"{connection.name} is being changed by {holder or 'somebody who gives no name'}",
                     hint="or wait until it has finished",
                     again=("--wait", "600"),
                 )
@@ -91,7 +91,7 @@ class Lease:
                 waiting(holder)
             self._runtime.clock.sleep(RETRY)
         for hold in self._holds:
-            hold.link.fence(self.check, self._stream_argv(hold))
+            hold.connection.fence(self.check, self._stream_argv(hold))
 
     def _take_all(self) -> tuple[HostConnection, str] | None:
         """None once every host is ours, else who is in the way where; then nothing is kept."""
@@ -121,25 +121,25 @@ class Lease:
             self._let_go(got[prefix:])
             if self._holds and self._beats is None:
                 self._beats = self._runtime.repeat(self.send_heartbeat, HEARTBEAT, "lease")
-            answers = {link.name: outcome for link, outcome in zip(asked, outcomes, strict=True)}
-            if failed := {name: said for name, said in answers.items() if isinstance(said, VclusterError)}:
+            answers = {connection.name: outcome for connection, outcome in zip(asked, outcomes, strict=True)}
+            if failed := {name: reply for name, reply in answers.items() if isinstance(reply, VclusterError)}:
                 raise combine(failed)
-            for link, outcome in zip(asked, outcomes, strict=True):
+            for connection, outcome in zip(asked, outcomes, strict=True):
                 if isinstance(outcome, str):
-                    return link, outcome
+                    return connection, outcome
         return None
 
-    def _try(self, link: HostConnection) -> _Hold | str | VclusterError:
+    def _try(self, connection: HostConnection) -> _Hold | str | VclusterError:
         """One attempt on one host: its lock, else who holds it, or what failed."""
         asked = self._runtime.clock.monotonic()
         script = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
         argv = ["sh", "-c", script, "lease", self._parent, self._token, self._who, str(TIME_TO_LIVE)]
         try:
-            stream = link.transport.open_stream(argv, self._runtime.after(OPEN_SECONDS))
+            stream = connection.transport.open_stream(argv, self._runtime.after(OPEN_SECONDS))
             try:
-                said, rest = _answer(stream)
-                if said == "held":
-                    return _Hold(link, stream, rest, asked)
+                reply, rest = _answer(stream)
+                if reply == "held":
+                    return _Hold(connection, stream, rest, asked)
                 problem = stream.stderr_tail()
                 stream.close()
             except BaseException:
@@ -148,12 +148,16 @@ class Lease:
         except VclusterError as error:
             return error
         except (OSError, EOFError) as error:
-            return ConnectionLost(link.name, f"cannot take the lease: {error}")
-        if said == "busy":
+            return ConnectionLost(connection.name, f"cannot take the lease: {error}")
+        if reply == "busy":
             return rest
         what, _, fix = (rest or problem or "no answer").partition("; do: ")
         return CommandFailed(
-            link.name, f"cannot take the lease: {what}", exit_code=1, stderr=problem, hint=f"on {link.name}: {fix}"
+            connection.name,
+            f"cannot take the lease: {what}",
+            exit_code=1,
+            stderr=problem,
+            hint=f"on {connection.name}: {fix}",
         )
 
     def _stream_argv(self, hold: _Hold) -> list[str]:
@@ -186,7 +190,7 @@ class Lease:
         now = self._runtime.clock.monotonic()
         for hold in self._holds:
             if why := hold.lost(now):
-                raise LeaseLost(hold.link.name, f"the lease is lost ({why}): run the command again")
+                raise LeaseLost(hold.connection.name, f"the lease is lost ({why}): run the command again")
         if len(self._holds) < len(self._links):
             raise LeaseLost(self._links[len(self._holds)].name, "the lease is not held: run the command again")
 
@@ -205,7 +209,7 @@ class Lease:
     def release(self) -> None:
         """Give the lease back on every host; no error where it is gone already."""
         for hold in self._holds:
-            hold.link.unfence()
+            hold.connection.unfence()
         beating = False
         if self._beats:
             self._beats.stop()
@@ -266,10 +270,10 @@ def _breaking(hold: _Hold) -> Iterator[None]:
 def _answer(stream: Stream) -> tuple[str, str]:
     """What the script answers: `held FOLDER`, `busy WHO` or `refused WHY`; whatever a login shell prints is skipped."""
     stream.settimeout(OPEN_SECONDS)
-    said = b""
-    while len(said) < MAX_ANSWER and (data := stream.recv(MAX_ANSWER)):
-        said += data
-        for line in said.decode("utf-8", "replace").splitlines(keepends=True):
+    reply = b""
+    while len(reply) < MAX_ANSWER and (data := stream.recv(MAX_ANSWER)):
+        reply += data
+        for line in reply.decode("utf-8", "replace").splitlines(keepends=True):
             if line.startswith(_PREFIX) and line.endswith("\n"):
                 word, _, rest = line.removeprefix(_PREFIX).strip().partition(" ")
                 return word, "".join(character for character in rest if character.isprintable())

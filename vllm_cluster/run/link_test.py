@@ -46,11 +46,12 @@ def run_link_test(
     probes: dict[str, RunningProgram] = {}
     identity = cluster_id(inventory, facts)
 
-    def start(link: HostConnection) -> dict[str, Any]:
-        probes[link.name] = RunningProgram(
-            link.name, link.transport.open_stream(_argv(inventory, facts[link.name], identity), _soon())
+    def start(connection: HostConnection) -> dict[str, Any]:
+        probes[connection.name] = RunningProgram(
+            connection.name,
+            connection.transport.open_stream(_argv(inventory, facts[connection.name], identity), _soon()),
         )
-        return _open(probes[link.name], inventory, run)
+        return _open(probes[connection.name], inventory, run)
 
     try:
         opened, failures = fleet.each(start, facts)
@@ -62,9 +63,11 @@ def run_link_test(
             name: {**ports_of(inventory, name), **dict.fromkeys(ports["chosen"], EPHEMERAL)}
             for name, ports in opened.items()
         }
-        ways, more = fleet.each(lambda link: _receive_results(probes[link.name], names), set(opened) - set(failures))
+        ways, more = fleet.each(
+            lambda connection: _receive_results(probes[connection.name], names), set(opened) - set(failures)
+        )
         gone = Deadline.after(GONE_SECONDS)
-        fleet.each(lambda link: probes[link.name].end(gone), ways)
+        fleet.each(lambda connection: probes[connection.name].end(gone), ways)
     finally:
         for probe in probes.values():
             probe.close()

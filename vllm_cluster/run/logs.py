@@ -45,26 +45,26 @@ def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list
     return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
 
 
-def connect_and_observe(inventory: Inventory, link: HostConnection) -> HostConnection:
+def connect_and_observe(inventory: Inventory, connection: HostConnection) -> HostConnection:
     """The host, connected, with its engine open.
 
     Raises:
         HostError: it does not answer, or its Docker does not.
     """
-    link.connect()
-    problem = engine_problem(observe(inventory, link))
+    connection.connect()
+    problem = engine_problem(observe(inventory, connection))
     if problem:
-        raise CommandFailed(link.name, problem.text, exit_code=1, stderr="", hint=problem.fix)
-    return link
+        raise CommandFailed(connection.name, problem.text, exit_code=1, stderr="", hint=problem.fix)
+    return connection
 
 
-def collect(link: HostConnection, cluster: str) -> list[Log]:
+def collect(connection: HostConnection, cluster: str) -> list[Log]:
     """The logs of one observed host; none where it has no node.
 
     Raises:
         HostError: it does not answer any more.
     """
-    node = NodeHandle(link, cluster)
+    node = NodeHandle(connection, cluster)
     there = node.container()
     if there is None:
         return []
@@ -73,23 +73,23 @@ def collect(link: HostConnection, cluster: str) -> list[Log]:
     times = ("StartedAt", "FinishedAt") if state["Status"] == "running" else ("FinishedAt", "StartedAt")
     shown = {key: state.get(key) for key in ("Status", "ExitCode", "OOMKilled", "Error", *times)}
     # Docker's own spelling, for the catalogue knows it so from `docker inspect`.
-    logs = [Log(link.name, "state.json", ((1, json.dumps(shown, separators=(",", ":")).encode() + b"\n"),))]
+    logs = [Log(connection.name, "state.json", ((1, json.dumps(shown, separators=(",", ":")).encode() + b"\n"),))]
     inside = _inside(node) if state["Status"] == "running" else _stopped(node)
     logs += inside
     # Without times a line could be of any attempt.
-    told = link.engine.logs(node.name, tail=TAIL, times=True).splitlines(keepends=True)
+    printed = connection.engine.logs(node.name, tail=TAIL, times=True).splitlines(keepends=True)
     # vLLM's own lines stand in serve.log too.
     twice = any(log.name == "serve.log" for log in inside)
-    lines = [line for line in told if not (twice and " [vllm] " in line[:50])]
-    logs.append(Log(link.name, "docker.log", ((1, "".join(lines).encode()),)))
-    logs.append(Log(link.name, "dmesg", ((1, _kernel(link, str(state.get("StartedAt", "")))),)))
+    lines = [line for line in printed if not (twice and " [vllm] " in line[:50])]
+    logs.append(Log(connection.name, "docker.log", ((1, "".join(lines).encode()),)))
+    logs.append(Log(connection.name, "dmesg", ((1, _kernel(connection, str(state.get("StartedAt", "")))),)))
     return logs
 
 
 def _inside(node: NodeHandle) -> list[Log]:
     """What the container's own Python picks out of its files."""
     script = files("vllm_cluster.remote.image").joinpath("log_excerpt.py").read_text()
-    deadline = node.link.runtime.after(EXCERPT_SECONDS)
+    deadline = node.connection.runtime.after(EXCERPT_SECONDS)
     argv = ["timeout", f"{EXCERPT_SECONDS - 5:.0f}", "python3", "-c", script]
     return by_file(node.host, node.exec(argv, deadline).output.splitlines())
 
@@ -114,8 +114,8 @@ def _stopped(node: NodeHandle) -> list[Log]:
     return [Log(node.host, name, ((1, content),)) for name, content in found.items() if content]
 
 
-def _kernel(link: HostConnection, started: str) -> bytes:
+def _kernel(connection: HostConnection, started: str) -> bytes:
     """The kernel's warnings since the container started: an older one explains nothing."""
     since = parse_time(started, 1970) or 0.0
-    told = link.transport.run(["sh", "-c", _KERNEL], link.runtime.after(KERNEL_SECONDS)).text
-    return "".join(f"{line}\n" for line in told.splitlines() if (parse_time(line, 1970) or 0.0) >= since).encode()
+    printed = connection.transport.run(["sh", "-c", _KERNEL], connection.runtime.after(KERNEL_SECONDS)).text
+    return "".join(f"{line}\n" for line in printed.splitlines() if (parse_time(line, 1970) or 0.0) >= since).encode()

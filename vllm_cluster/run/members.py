@@ -58,7 +58,7 @@ def membership(
     moved_from = source if source not in (None, inventory.head_name) else None
     followed = None
     if source and (changed or moved_from):
-        raw = fleet.links[source].engine.read_file(node_name(inventory.cluster), f"{STATE_FOLDER}/{request.FILE}")
+        raw = fleet.connections[source].engine.read_file(node_name(inventory.cluster), f"{STATE_FOLDER}/{request.FILE}")
         gpus = {spec.address: spec.gpu_count for spec in specs}
         followed = request.follow(raw, gpus, (inventory.hosts[source].address, specs[0].address))
     return Membership(
@@ -96,7 +96,9 @@ def look_at_former(
 ) -> tuple[dict[str, HostFacts], dict[str, VclusterError]]:
     """The facts of members that left, and why others cannot be reached."""
     lost = fleet.join(inventory, [member.as_host(name) for name, member in left.items()])
-    facts, failed = fleet.each(lambda link: _observe(inventory, link, left[link.name]), left.keys() - lost.keys())
+    facts, failed = fleet.each(
+        lambda connection: _observe(inventory, connection, left[connection.name]), left.keys() - lost.keys()
+    )
     return facts, {**lost, **failed}
 
 
@@ -105,17 +107,17 @@ def unreadable(problem: str) -> str:
     return f"{RECORD_FILE} cannot be read: {problem}; hosts that left the inventory may still hold a node"
 
 
-def _observe(inventory: Inventory, link: HostConnection, member: Member) -> HostFacts:
-    facts = observe(inventory, link, volumes=True)
+def _observe(inventory: Inventory, connection: HostConnection, member: Member) -> HostFacts:
+    facts = observe(inventory, connection, volumes=True)
     if facts.machine_id != member.machine_id:
         # An alias of another laptop, or an address that was given away: what is there is not the member.
         raise HostError(
-            link.name,
+            connection.name,
             f"another machine answers at {member.host}: its machine id is {facts.machine_id}, not {member.machine_id}",
         )
     problem = engine_problem(facts)
     if problem:
-        raise HostError(link.name, problem.text, hint=problem.fix)
+        raise HostError(connection.name, problem.text, hint=problem.fix)
     return facts
 
 
@@ -139,12 +141,12 @@ def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: 
         target.put_files(door, STATE_FOLDER, {name: (content, 0o600) for name, content in found.items()})
 
 
-def record_members(link: HostConnection, operation: RecordMembers, emit: Emit) -> None:
+def record_members(connection: HostConnection, operation: RecordMembers, emit: Emit) -> None:
     """Write what the head shall remember, and the request where it follows the change."""
     node, record = node_name(operation.record.cluster), operation.record
     if not operation.seen:
         # No head stood where this could be read before: members of then may be left somewhere.
-        old, _ = Record.read(link.engine.read_file(node, f"{STATE_FOLDER}/{RECORD_FILE}"))
+        old, _ = Record.read(connection.engine.read_file(node, f"{STATE_FOLDER}/{RECORD_FILE}"))
         kept = old.missing_from(record) if old and old.id == record.id else ()
         for member in kept:
             emit(Event("warning", f"{member.name} left the inventory; run vcluster up again to remove its node"))
@@ -152,4 +154,4 @@ def record_members(link: HostConnection, operation: RecordMembers, emit: Emit) -
     files = {RECORD_FILE: (record.document.encode(), 0o600)}
     if operation.request:
         files[request.FILE] = (operation.request.encode(), 0o600)
-    link.engine.put_files(node, STATE_FOLDER, files)
+    connection.engine.put_files(node, STATE_FOLDER, files)

@@ -41,5 +41,5 @@ def supports_pp(head: HostConnection, facts: HostFacts, inventory: Inventory, ar
         lines = [json.loads(line) for line in ended.output.splitlines() if line.startswith('{"supports_pp"')]
     except (CommandFailed, TimedOut, ValueError):
         return None
-    said = lines[-1]["supports_pp"] if lines else None
-    return said if isinstance(said, bool) else None
+    supported = lines[-1]["supports_pp"] if lines else None
+    return supported if isinstance(supported, bool) else None

@@ -42,12 +42,12 @@ class NodeState:
 class NodeHandle:
     """What can be asked of a node, and written to it, over the connection to its host."""
 
-    def __init__(self, link: HostConnection, cluster: str) -> None:
-        self.link, self.host, self.cluster, self.name = link, link.name, cluster, node_name(cluster)
+    def __init__(self, connection: HostConnection, cluster: str) -> None:
+        self.connection, self.host, self.cluster, self.name = connection, connection.name, cluster, node_name(cluster)
 
     def container(self) -> Mapping[str, Any] | None:
         """The container as `docker inspect` shows it; None where there is none."""
-        return self.link.engine.container_info(self.name)
+        return self.connection.engine.container_info(self.name)
 
     def state(self) -> NodeState:
         """The container that runs, and its status.
@@ -64,7 +64,7 @@ class NodeHandle:
         raw = self.read("status.json")
         status = parse_status(raw) if raw else None
         # The file outlives the container, and the node program may have stopped.
-        now = self.link.engine.now
+        now = self.connection.engine.now
         return NodeState(state, current(status, _timestamp(state["StartedAt"]), now) if status else None)
 
     def state_if_running(self) -> NodeState | None:
@@ -75,7 +75,7 @@ class NodeHandle:
 
     def exit_error(self, state: Mapping[str, Any]) -> CommandFailed:
         """A container that should run and does not, with what it printed last."""
-        tail = "\n".join(self.link.engine.logs(self.name, tail=LAST_LINES).strip().splitlines()[-LAST_LINES:])
+        tail = "\n".join(self.connection.engine.logs(self.name, tail=LAST_LINES).strip().splitlines()[-LAST_LINES:])
         memory = ", killed for lack of memory" if state.get("OOMKilled") else ""
         return CommandFailed(
             self.host,
@@ -87,20 +87,20 @@ class NodeHandle:
     def read(self, file: str, limit: int | None = None) -> bytes | None:
         """A file of the state volume; None where it is not there."""
         path = f"{STATE_FOLDER}/{file}"
-        engine = self.link.engine
+        engine = self.connection.engine
         return engine.read_file(self.name, path) if limit is None else engine.read_file(self.name, path, limit)
 
     def write(self, file: str, content: bytes) -> None:
         """Write a file of the state volume, for its owner alone; only under the lease."""
-        self.link.engine.put_files(self.name, STATE_FOLDER, {file: (content, 0o600)})
+        self.connection.engine.put_files(self.name, STATE_FOLDER, {file: (content, 0o600)})
 
     def secret(self, name: str, identity: str) -> bytes | None:
         """A secret by its name and the id of its value; None where it is not there."""
-        return self.link.engine.read_file(self.name, f"{SECRETS_FOLDER}/{name}-{identity}", MAX_SECRET)
+        return self.connection.engine.read_file(self.name, f"{SECRETS_FOLDER}/{name}-{identity}", MAX_SECRET)
 
     def exec(self, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> ExecResult:
         """Run a command in the container."""
-        return self.link.engine.exec(self.name, argv, deadline, changes=changes)
+        return self.connection.engine.exec(self.name, argv, deadline, changes=changes)
 
 
 def _timestamp(text: str) -> float:

@@ -23,7 +23,9 @@ OBSERVE_SECONDS = 60.0
 RECORD_FILE = "cluster.json"
 
 
-def observe(inventory: Inventory, link: HostConnection, *, deep: bool = False, volumes: bool = False) -> HostFacts:
+def observe(
+    inventory: Inventory, connection: HostConnection, *, deep: bool = False, volumes: bool = False
+) -> HostFacts:
     """The facts of one host; where its Docker cannot be used, the facts say why and list nothing.
 
     `volumes` lists those of the cluster also where its node is.
@@ -36,18 +38,19 @@ def observe(inventory: Inventory, link: HostConnection, *, deep: bool = False, v
     script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
     peers = ",".join(host.address for host in inventory.hosts.values())
     paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
-    asked = link.runtime.clock.monotonic()
-    result = link.transport.run(["sh", "-s", "--", peers, *paths], link.runtime.after(OBSERVE_SECONDS), stdin=script)
+    asked = connection.runtime.clock.monotonic()
+    result = connection.transport.run(
+        ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script
+    )
     try:
-        facts = replace(parse.facts(link.name, result.text, deep=deep), asked=asked)
+        facts = replace(parse.facts(connection.name, result.text, deep=deep), asked=asked)
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
-        raise CommandFailed(
-            link.name, f"cannot read its facts: {error}: {stderr[-300:]}", exit_code=result.returncode, stderr=stderr
-        ) from error
+        text = f"cannot read its facts: {error}: {stderr[-300:]}"
+        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr) from error
     if engine_problem(facts):
         return facts
-    engine = link.open_engine(facts.engine.api_version)
+    engine = connection.open_engine(facts.engine.api_version)
     engine.owner = user_numbers(inventory.user or "")
     # All of them: one that has the name that ours would get is in its way, whatever its labels.
     images = engine.images()

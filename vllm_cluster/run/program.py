@@ -25,7 +25,7 @@ class RunningProgram:
         self._stream = stream
         self._lines: deque[bytes] = deque()
         self._rest = b""
-        self._heard = 0
+        self._received = 0
 
     def send(self, row: Mapping[str, Any]) -> None:
         """Send one object.
@@ -55,7 +55,7 @@ class RunningProgram:
             self._lines.extend(lines)
 
     def _more(self, deadline: Deadline) -> bytes:
-        if len(self._rest) > MAX_LINE or self._heard > MAX_BYTES:
+        if len(self._rest) > MAX_LINE or self._received > MAX_BYTES:
             raise HostError(self.host, "its program says more than we hear")
         if not (left := deadline.left()):
             raise TimedOut(self.host, "its program did not answer in time")
@@ -68,12 +68,12 @@ class RunningProgram:
             raise ConnectionLost(self.host, f"the connection to its program broke: {error}") from error
         if not data:
             raise self._ended("it has ended")
-        self._heard += len(data)
+        self._received += len(data)
         return data
 
     def _ended(self, why: str) -> HostError:
-        said = self._stream.stderr_tail().strip()[-500:]
-        return HostError(self.host, f"its program does not run: {said or why}")
+        stderr = self._stream.stderr_tail().strip()[-500:]
+        return HostError(self.host, f"its program does not run: {stderr or why}")
 
     def end(self, deadline: Deadline) -> None:
         """End the program and wait until it has gone: `docker run --rm` goes after its container."""

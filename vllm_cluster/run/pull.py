@@ -18,46 +18,46 @@ PIECE = 32 << 10
 SHOW_SECONDS = 3.0
 
 
-def pull(link: HostConnection, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
+def pull(connection: HostConnection, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
     """Pull an image. Nothing of the laptop's logins takes part: a private image needs `docker login` on the host.
 
     Raises:
         CommandFailed: with what would help.
     """
-    told: list[str] = []
+    lines: list[str] = []
 
-    def tell(text: str) -> None:
-        told.append(text)
+    def report(text: str) -> None:
+        lines.append(text)
         progress(text)
 
     try:
-        link.engine.pull(image, deadline, tell)
+        connection.engine.pull(image, deadline, report)
     except CommandFailed as error:
         # What broke off in the middle is not a matter of logins, and would break off there again.
-        if told:
+        if lines:
             raise
-        _pull_on_host(link, image, deadline, progress, error)
+        _pull_on_host(connection, image, deadline, progress, error)
 
 
 def _pull_on_host(
-    link: HostConnection, image: str, deadline: Deadline, progress: Callable[[str], None], refusal: CommandFailed
+    connection: HostConnection, image: str, deadline: Deadline, progress: Callable[[str], None], refusal: CommandFailed
 ) -> None:
     """Docker's API knows no login of the host; its docker command does, and its credential helpers."""
-    stream = link.open_changing(["docker", "pull", image], deadline)
+    stream = connection.open_changing(["docker", "pull", image], deadline)
     try:
         _follow(stream, image, deadline, progress)
     except TimeoutError as error:
-        raise TimedOut(link.name, f"pull {image}: docker pull did not end in time") from error
+        raise TimedOut(connection.name, f"pull {image}: docker pull did not end in time") from error
     finally:
         stream.close()
-    if link.engine.image_info(image) is None:
+    if connection.engine.image_info(image) is None:
         reason = stream.stderr_tail().strip().rpartition("\n")[2] or refusal.stderr
         where = registry(image)
         login = f"docker login {where}" if where else "docker login"
-        hint = f"Check the name. If the image is private, run on {link.name}: {login}"
-        if link.ssh:
-            hint += f"\nOr copy it there: docker save {image} | {link.ssh} docker load"
-        raise CommandFailed(link.name, f"cannot pull {image}: {reason}", exit_code=1, stderr=reason, hint=hint)
+        hint = f"Check the name. If the image is private, run on {connection.name}: {login}"
+        if connection.ssh:
+            hint += f"\nOr copy it there: docker save {image} | {connection.ssh} docker load"
+        raise CommandFailed(connection.name, f"cannot pull {image}: {reason}", exit_code=1, stderr=reason, hint=hint)
 
 
 def _follow(stream: Stream, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
@@ -91,16 +91,16 @@ def _lines(stream: Stream, deadline: Deadline) -> Iterator[str]:
             return
 
 
-def sending(link: HostConnection, size: int, name: str, emit: Emit) -> Callable[[int], None]:
+def sending(connection: HostConnection, size: int, name: str, emit: Emit) -> Callable[[int], None]:
     """Shows how much of the wheels for an image has been sent to a host, every few seconds."""
-    due = link.runtime.after(0)
+    due = connection.runtime.after(0)
 
     def show(sent: int) -> None:
         nonlocal due
         if sent == size:
-            emit(Event("progress", f"sent {size / 1e6:.0f} MB of wheels, building {name}", link.name))
+            emit(Event("progress", f"sent {size / 1e6:.0f} MB of wheels, building {name}", connection.name))
         elif due.left() <= 0:
-            due = link.runtime.after(SHOW_SECONDS)
-            emit(Event("progress", f"sending wheels: {sent / 1e6:.0f} of {size / 1e6:.0f} MB", link.name))
+            due = connection.runtime.after(SHOW_SECONDS)
+            emit(Event("progress", f"sending wheels: {sent / 1e6:.0f} of {size / 1e6:.0f} MB", connection.name))
 
     return show

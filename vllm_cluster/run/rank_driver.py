@@ -54,7 +54,7 @@ class RankDriver:
     specs: Mapping[str, ContainerSpec]
     lines: Mapping[str, RunningProgram]
     emit: Emit
-    _heard: queue.SimpleQueue[tuple[str, dict[str, Any] | VclusterError]] = field(default_factory=queue.SimpleQueue)
+    _messages: queue.SimpleQueue[tuple[str, dict[str, Any] | VclusterError]] = field(default_factory=queue.SimpleQueue)
     _count: int = 0
     _gone: dict[str, str] = field(default_factory=dict)
 
@@ -65,9 +65,9 @@ class RankDriver:
     def _listen(self, lines: RunningProgram) -> None:
         try:
             while True:
-                self._heard.put((lines.host, lines.next(Deadline.after(MAX_SILENCE_SECONDS))))
+                self._messages.put((lines.host, lines.next(Deadline.after(MAX_SILENCE_SECONDS))))
         except VclusterError as error:
-            self._heard.put((lines.host, error))
+            self._messages.put((lines.host, error))
 
     def run(
         self,
@@ -117,7 +117,7 @@ class RankDriver:
     def _take(self, running: Mapping[int, _RunningTrial], limits: TrialLimits) -> None:
         """Hear what the next host says, if any says something in a moment."""
         try:
-            host, row = self._heard.get(timeout=TICK)
+            host, row = self._messages.get(timeout=TICK)
         except queue.Empty:
             return
         if isinstance(row, VclusterError):

@@ -46,16 +46,16 @@ def remove_unused(engine: DockerApi, spec: ContainerSpec) -> None:
     """Remove what earlier nodes of this cluster were given, where no container uses it, and what Docker half made."""
     engine.volumes.remove_unlabelled(node_name(spec.cluster), partial(is_volume_name, spec.cluster))
     for name, labels in engine.volumes.labelled(f"{CLUSTER}={spec.cluster}").items():
-        ours = is_volume_name(spec.cluster, name) and labels.get(ID, spec.cluster_id) == spec.cluster_id
-        if ours and name not in (spec.state_volume, spec.secrets_volume):
+        own = is_volume_name(spec.cluster, name) and labels.get(ID, spec.cluster_id) == spec.cluster_id
+        if own and name not in (spec.state_volume, spec.secrets_volume):
             _in_use(engine, name)
 
 
 def remove_orphaned(engine: DockerApi, owner: Owner) -> None:
     """Remove the volumes of secrets that no container uses, where the node has its own."""
     for name, labels in engine.volumes.labelled(f"{CLUSTER}={owner.cluster}").items():
-        ours = is_volume_name(owner.cluster, name) and labels.get(ID) == owner.id
-        if ours and name != state_volume(owner.cluster):
+        own = is_volume_name(owner.cluster, name) and labels.get(ID) == owner.id
+        if own and name != state_volume(owner.cluster):
             _in_use(engine, name)
 
 
@@ -66,7 +66,7 @@ def read_kept(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet
         wanted = {name: holder.ids[name] for name in GENERATED if name in holder.ids and name not in found}
         if wanted:
             images = [image.id for image in facts[holder.host].images]
-            read = _read(fleet.links[holder.host].engine, inventory.cluster, holder, wanted, images)
+            read = _read(fleet.connections[holder.host].engine, inventory.cluster, holder, wanted, images)
             # A file that was cut off while it was written is not what its name says.
             identify = fleet.runtime.secret_id
             found |= {

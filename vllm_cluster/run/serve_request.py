@@ -46,7 +46,7 @@ def refuse_replaced(node: NodeHandle, number: int) -> None:
     for _ in range(AUDIT_LOOKS):
         if other:
             break
-        node.link.runtime.clock.sleep(AUDIT_POLL)
+        node.connection.runtime.clock.sleep(AUDIT_POLL)
         other = last_other(node)
     raise Replaced(
         f"{node.host}: serve: another request took its place: {other or 'the history does not say whose'}",

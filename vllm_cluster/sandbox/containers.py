@@ -131,8 +131,8 @@ def wait_for_engine(host: Container) -> None:
 
 def _last_words(host: Container) -> str:
     """What a host that doesn't come up has said."""
-    said = host.logs(tail=8).decode(errors="replace").strip()
+    printed = host.logs(tail=8).decode(errors="replace").strip()
     try:
-        return f"{said}\n{execute(host, ['tail', '-n', '8', '/var/log/dockerd.log'], deadline=10)}".strip()
+        return f"{printed}\n{execute(host, ['tail', '-n', '8', '/var/log/dockerd.log'], deadline=10)}".strip()
     except (VclusterError, APIError):
-        return said
+        return printed

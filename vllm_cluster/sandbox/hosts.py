@@ -36,8 +36,8 @@ class SandboxHost:
 
 def found(engine: DockerClient, sandbox: Sandbox) -> dict[str, Container]:
     """The sandbox's hosts by name, running or not."""
-    ours = engine.containers.list(all=True, filters={"label": f"{LABEL}={sandbox.id}"})
-    return {container.labels[LABEL_HOST]: container for container in ours}
+    found = engine.containers.list(all=True, filters={"label": f"{LABEL}={sandbox.id}"})
+    return {container.labels[LABEL_HOST]: container for container in found}
 
 
 def ensure_network(engine: DockerClient, sandbox: Sandbox) -> ipaddress.IPv4Network:

@@ -115,7 +115,7 @@ class ProxySocket:
 
 def proxy_socket(command: str) -> ProxySocket:
     """Start a ProxyCommand, as ssh does, and speak through it."""
-    ours, theirs = socket.socketpair()
+    own, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             ["sh", "-c", f"exec {command}"],
@@ -124,7 +124,7 @@ def proxy_socket(command: str) -> ProxySocket:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-    return ProxySocket(ours, process)
+    return ProxySocket(own, process)
 
 
 class ProcessStream:

@@ -60,12 +60,12 @@ class MarkedStream:
 
     def stderr_tail(self) -> str:
         """The last lines that the command wrote to standard error."""
-        said, mark = self._stream.stderr_tail(), self._command.mark.decode().strip()
-        greeting, found, own = said.partition(mark)
+        shown, mark = self._stream.stderr_tail(), self._command.mark.decode().strip()
+        greeting, found, own = shown.partition(mark)
         if found:
             return own.strip()
         # Either a long error has pushed the mark out, or nothing but the greeting has come yet.
-        return greeting if len(said) > MAX_TAIL // 2 or not self._begun else ""
+        return greeting if len(shown) > MAX_TAIL // 2 or not self._begun else ""
 
     def close(self) -> None:
         """End the stream; may be called twice."""
@@ -86,14 +86,14 @@ class MarkedStream:
 
 def refusal(target: Target, where: str, out: bytes, err: bytes, ask: Callable[[], Result | None]) -> ShellUnusable:
     """Why no command began at USER@HOST:PORT, from what was printed instead; `ask` runs `ASK` there."""
-    said = _shown(err + b"\n" + out)
-    printed = f": it printed {said!r}" if said else ""
+    shown = _shown(err + b"\n" + out)
+    printed = f": it printed {shown!r}" if shown else ""
     by_hand = shlex.join(["ssh", *ssh_options(target), target.destination, "echo ok"])
     user = shlex.quote(where.rpartition("@")[0])
     other = f"set hosts.{target.name}.ssh.user to one who runs commands, or on the host: sudo chsh -s /bin/bash {user}"
-    if _RESTRICTED.search(said):
+    if _RESTRICTED.search(shown):
         return ShellUnusable(target.name, f"login shell: it is restricted{printed}", hint=other)
-    if _NO_LOGIN.search(said):
+    if _NO_LOGIN.search(shown):
         return ShellUnusable(target.name, f"login shell: this account runs no commands{printed}", hint=other)
     if shell := _name_of_shell(ask):
         return ShellUnusable(
@@ -135,7 +135,7 @@ def _name_of_shell(ask: Callable[[], Result | None]) -> str:
     return ""
 
 
-def _shown(said: bytes) -> str:
+def _shown(shown: bytes) -> str:
     """The first lines of an answer, in short; what is no text is left out."""
-    text = " / ".join(line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip())
+    text = " / ".join(line.strip() for line in shown.decode("utf-8", "replace").splitlines() if line.strip())
     return "".join(char for char in text if char.isprintable())[:200]

@@ -47,39 +47,39 @@ def no_session(log: str) -> bool:
 
 def explain(log: str, at: SshEndpoint, seconds: float) -> Unreachable:
     """The reason why ssh could not connect, from the log of a run with LogLevel DEBUG1."""
-    said = "\n".join(words(log))
+    text = "\n".join(words(log))
     return (
-        _key_rejected(log, said, at)
-        or _login_refused(log, said, at)
-        or _not_reached(said, at, seconds)
-        or connect_errors.not_ssh(at, _last_line(said) or "ssh ended without a word")
+        _key_rejected(log, text, at)
+        or _login_refused(log, text, at)
+        or _not_reached(text, at, seconds)
+        or connect_errors.not_ssh(at, _last_line(text) or "ssh ended without a word")
     )
 
 
-def _key_rejected(log: str, said: str, at: SshEndpoint) -> Unreachable | None:
+def _key_rejected(log: str, text: str, at: SshEndpoint) -> Unreachable | None:
     keys = _SERVER_KEY.findall(log)
     shown = keys[-1] if keys else "one that ssh does not show"
-    if found := _REVOKED.search(said):
+    if found := _REVOKED.search(text):
         return connect_errors.revoked_key(_named(at, found[1] or found[3]), shown, found[2] or "known_hosts")
-    if "IDENTIFICATION HAS CHANGED" in said:
-        line, name = _OFFENDING.search(said), _CHANGED.search(said)
+    if "IDENTIFICATION HAS CHANGED" in text:
+        line, name = _OFFENDING.search(text), _CHANGED.search(text)
         return connect_errors.changed_key(
             _named(at, name[1] if name else ""), shown, line[1] if line else "known_hosts"
         )
-    if found := _UNKNOWN.search(said):
+    if found := _UNKNOWN.search(text):
         return connect_errors.unknown_key(_named(at, found[1]), shown)
     return None
 
 
-def _login_refused(log: str, said: str, at: SshEndpoint) -> Unreachable | None:
+def _login_refused(log: str, text: str, at: SshEndpoint) -> Unreachable | None:
     offered = [found.strip() for found in _OFFERED.findall(log)]
-    skipped = [f"{found[1]} ({found[2]})" for found in _PASSPHRASE.finditer(said) if found[1]]
-    if "Too many authentication failures" in said:
+    skipped = [f"{found[1]} ({found[2]})" for found in _PASSPHRASE.finditer(text) if found[1]]
+    if "Too many authentication failures" in text:
         return connect_errors.too_many_keys(at, offered, skipped)
-    if found := _DENIED.search(said):
+    if found := _DENIED.search(text):
         user, _, host = found[1].rpartition("@")
         refused = next((hop for hop in _chain(at) if hop.user == user and hop.host == host), at)
-        if "with partial success" in said:
+        if "with partial success" in text:
             return connect_errors.second_factor(refused, found[2].replace(",", ", "), offered, skipped)
         if "publickey" not in found[2]:
             return connect_errors.no_keys(refused, found[2].replace(",", ", "))
@@ -87,20 +87,20 @@ def _login_refused(log: str, said: str, at: SshEndpoint) -> Unreachable | None:
     return None
 
 
-def _not_reached(said: str, at: SshEndpoint, seconds: float) -> Unreachable | None:
-    if found := _NO_NAME.search(said):
+def _not_reached(text: str, at: SshEndpoint, seconds: float) -> Unreachable | None:
+    if found := _NO_NAME.search(text):
         return connect_errors.no_name(next((hop for hop in _chain(at) if hop.host == found[1]), at), found[2].strip())
-    if found := _CONNECT.search(said):
+    if found := _CONNECT.search(text):
         where = [hop for hop in _chain(at) if hop.host == found[1] and str(hop.port) == found[2]]
         return _no_connection(where[0] if where else at, found[3], seconds)
     proxy = at.jump.where if at.jump else at.proxy_command
-    if proxy and ((found := _PROXY.search(said)) or "UNKNOWN port" in said or "Connection closed by remote" in said):
+    if proxy and ((found := _PROXY.search(text)) or "UNKNOWN port" in text or "Connection closed by remote" in text):
         return connect_errors.proxy_failed(at, proxy, found[1] if found else "it closed the connection")
-    if found := _NO_COMMON.search(said):
+    if found := _NO_COMMON.search(text):
         return connect_errors.not_ssh(at, found[0])
-    if "timed out" in said or not said:
+    if "timed out" in text or not text:
         return connect_errors.no_answer(at, seconds)
-    if "Connection closed by" in said or "Connection reset" in said:
+    if "Connection closed by" in text or "Connection reset" in text:
         return connect_errors.closed_early(at)
     return None
 

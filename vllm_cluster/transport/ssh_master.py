@@ -108,8 +108,8 @@ class SshMaster:
 
     def last_words(self) -> str:
         """What ssh said at the end."""
-        said = ssh_log.words(self._read_log())
-        return said[-1] if said else "ssh ended"
+        words = ssh_log.words(self._read_log())
+        return words[-1] if words else "ssh ended"
 
     def close(self) -> None:
         """End it; may be called twice."""
@@ -168,8 +168,8 @@ class SshMaster:
         if ssh_log.let_in(log) and ssh_log.no_session(log):
             return connect_errors.no_session(self.resolved.name, self.resolved.where)
         if ssh_log.let_in(log):
-            said = "\n".join(ssh_log.words(log)).encode("utf-8", "replace")
-            return shell.refusal(self._target, self.resolved.where, greeting, said, self._ask)
+            words = "\n".join(ssh_log.words(log)).encode("utf-8", "replace")
+            return shell.refusal(self._target, self.resolved.where, greeting, words, self._ask)
         return ssh_log.explain(log, self.resolved, seconds)
 
     def _another_ends(self) -> bool:

@@ -269,11 +269,11 @@ def _get_archive(engine: FakeEngine, request: Request, reference: str) -> Answer
             tar.addfile(folder)
         for file, data in (below or {}).items() if content is None else [("", content)]:
             entry = tarfile.TarInfo(f"{name}/{file}".rstrip("/"))
-            entry.mode, entry.linkname = (data.mode, data.link) if isinstance(data, File) else (0o644, "")
+            entry.mode, entry.linkname = (data.mode, data.connection) if isinstance(data, File) else (0o644, "")
             entry.type = tarfile.SYMTYPE if entry.linkname else tarfile.REGTYPE
             entry.size = 0 if entry.linkname else len(data)
             tar.addfile(entry, io.BytesIO(data))
-    link = content.link if isinstance(content, File) else ""
+    link = content.connection if isinstance(content, File) else ""
     said = {"name": name, "size": len(content or b""), "mode": 0o600, "linkTarget": link}
     stat = base64.b64encode(json.dumps(said).encode()).decode()
     return Answer(200, archive.getvalue(), {"X-Docker-Container-Path-Stat": stat, "Content-Type": "application/x-tar"})
@@ -292,7 +292,7 @@ def _put_archive(engine: FakeEngine, request: Request, reference: str) -> Answer
         for member in tar:
             content = tar.extractfile(member) if member.isfile() else None
             file = File(content.read() if content else b"")
-            file.mode, file.link = member.mode, member.linkname
+            file.mode, file.connection = member.mode, member.linkname
             files, inside, _ = engine.machine.place(box, f"{folder}/{member.name.lstrip('/')}")
             files[inside] = file
     return Answer(200)

@@ -177,72 +177,77 @@ def _wish(machine: Machine, box: Box) -> dict[str, Any] | None:
 
 
 def _serve(world: World, machine: Machine, box: Box) -> None:
-    wish = _wish(machine, box)
+    workload = _wish(machine, box)
     course = box.life.get("serve")
-    if wish is None:
+    if workload is None:
         box.life["serve"] = None
         return
     asked = {
-        "generation": wish["generation"],
+        "generation": workload["generation"],
         "request": json.loads(machine.read(box, WANTED) or b"{}").get("epoch", 0),
     }
-    if course and course["generation"] == wish["generation"] and course["phase"] != "failed":
+    if course and course["generation"] == workload["generation"] and course["phase"] != "failed":
         course.update(asked)
     elif course is None or {key: course[key] for key in asked} != asked:
         box.life["serve"] = course = {**asked, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "waiting":
-        if box.life["state"] == "up" and members(box) == planned(machine, box, wish):
+        if box.life["state"] == "up" and members(box) == planned(machine, box, workload):
             course.update(phase="importing", since=world.clock.now)
         return
     for (phase, seconds), following in zip(PHASES, ("loading", "probing", "ready"), strict=True):
         if course["phase"] == phase and world.clock.now - course["since"] >= seconds:
-            refused = phase == "loading" and wish["model"].startswith("no/")
+            refused = phase == "loading" and workload["model"].startswith("no/")
             course.update(phase="failed" if refused else following, since=world.clock.now)
-            _remember(world, machine, box, wish)
+            _remember(world, machine, box, workload)
             return
 
 
-def _remember(world: World, machine: Machine, box: Box, wish: dict[str, Any]) -> None:
+def _remember(world: World, machine: Machine, box: Box, workload: dict[str, Any]) -> None:
     """What the node program keeps of a request that was ready, or failed."""
     course = box.life["serve"]
     if course["phase"] not in ("ready", "failed"):
         return
     files, ready, _ = machine.place(box, f"{STATE}/ready.json")
     _, results, _ = machine.place(box, f"{STATE}/results.jsonl")
-    words = {"generation": wish["generation"], "model": wish["model"], "name": wish["name"], "who": "ada@laptop"}
+    words = {
+        "generation": workload["generation"],
+        "model": workload["model"],
+        "name": workload["name"],
+        "who": "ada@laptop",
+    }
     end = {"at": world.host_time(machine), "request": course["request"], "result": course["phase"], "seconds": 0.9}
     line = {**words, **end, "what": "no such model" if course["phase"] == "failed" else ""}
     files[results] = files.get(results, b"") + json.dumps(line).encode() + b"\n"
     if course["phase"] == "ready":
         kept = json.loads(files.get(ready, b'{"requests": []}'))["requests"]
-        kept = [one for one in kept if one["generation"] != wish["generation"]]
-        files[ready] = json.dumps({"v": 1, "requests": [*kept, wish]}).encode()
+        kept = [one for one in kept if one["generation"] != workload["generation"]]
+        files[ready] = json.dumps({"v": 1, "requests": [*kept, workload]}).encode()
 
 
-def planned(machine: Machine, box: Box, wish: dict[str, Any]) -> dict[str, int]:
+def planned(machine: Machine, box: Box, workload: dict[str, Any]) -> dict[str, int]:
     """The GPUs that must be there: those of the members that the head remembers, else those of the request."""
     raw = machine.read(box, f"{STATE}/cluster.json")
     rows = json.loads(raw)["members"] if raw else []
-    return {row["address"]: row["gpus"] for row in rows if not row["leaving"]} or wish["nodes"]
+    return {row["address"]: row["gpus"] for row in rows if not row["leaving"]} or workload["nodes"]
 
 
 def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | None:
     course = box.life.get("serve")
     raw = machine.read(box, f"{STATE}/wanted.json")
-    wish = json.loads(raw)["serve"] if raw else None
-    if not course or not wish:
+    workload = json.loads(raw)["serve"] if raw else None
+    if not course or not workload:
         return None
     failure = {"at": 1.0, "what": "no such model", "lines": ["OSError: no such model"]}
     return {
-        **{key: wish[key] for key in ("model", "name", "host", "port")},
+        **{key: workload[key] for key in ("model", "name", "host", "port")},
         "generation": course["generation"],
         "request": course["request"],
         "phase": course["phase"],
-        "detail": _detail(machine, box, wish) if course["phase"] == "waiting" else "",
+        "detail": _detail(machine, box, workload) if course["phase"] == "waiting" else "",
         "progress": None,
         "since": world.host_time(machine) - world.clock.now + course["since"],
         "attempt": 1,
-        "gpus": [sum(members(box).values()), sum(planned(machine, box, wish).values())],
+        "gpus": [sum(members(box).values()), sum(planned(machine, box, workload).values())],
         "first_failure": failure if course["phase"] == "failed" else None,
         "failure": None,
         "ready_at": None,
@@ -250,8 +255,8 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
     }
 
 
-def _detail(machine: Machine, box: Box, wish: dict[str, Any]) -> str:
-    return f"GPUs {sum(members(box).values())}/{sum(planned(machine, box, wish).values())}"
+def _detail(machine: Machine, box: Box, workload: dict[str, Any]) -> str:
+    return f"GPUs {sum(members(box).values())}/{sum(planned(machine, box, workload).values())}"
 
 
 # ---- status.json

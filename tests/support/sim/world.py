@@ -21,7 +21,7 @@ class File(bytes):
     """A file that came in an archive: its mode, and where it points to if it is a link."""
 
     mode = 0o644
-    link = ""
+    connection = ""
 
 
 def identity(*words: object) -> str:

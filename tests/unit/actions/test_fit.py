@@ -32,16 +32,16 @@ def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: An
 
     @contextmanager
     def connected(*_: object) -> Iterator[SimpleNamespace]:
-        links = {name: SimpleNamespace(name=name) for name in facts}
+        connections = {name: SimpleNamespace(name=name) for name in facts}
 
         def every(work: Callable[[SimpleNamespace], HostFacts]) -> dict[str, HostFacts]:
-            return {name: work(link) for name, link in links.items()}
+            return {name: work(connection) for name, connection in connections.items()}
 
-        yield SimpleNamespace(all=every, links=links, without_lease=lambda: None)
+        yield SimpleNamespace(all=every, connections=connections, without_lease=lambda: None)
 
     made = model_config(configs.LLAMA_8B)
     monkeypatch.setattr(action, "connect_all", connected)
-    monkeypatch.setattr(action, "observe", lambda _, link: facts[link.name])
+    monkeypatch.setattr(action, "observe", lambda _, connection: facts[connection.name])
     monkeypatch.setattr(action, "supports_pp", lambda *_: True)
     monkeypatch.setattr(action, "read", lambda *_: (made, spread(16_060_522_496, made)))
     events: list[Event] = []

@@ -48,10 +48,10 @@ def test_parameters_at_16_bits(params: str, gigabytes: int, thumb: float) -> Non
     ],
 )
 def test_a_request_of_128000_tokens(config: configs.Config, gib: float, gpus: int) -> None:
-    found, wish = model(config), Workload(128_000)
+    found, workload = model(config), Workload(128_000)
     assert found.request(128_000, 2) / GIB == pytest.approx(gib, abs=0.01)
     assert found.request(128_000, 1) / GIB == pytest.approx(gib / 2, abs=0.01)
-    assert min_gpus(found, 80 * 10**9, wish) == gpus
+    assert min_gpus(found, 80 * 10**9, workload) == gpus
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8, 16])

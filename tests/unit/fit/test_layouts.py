@@ -146,18 +146,18 @@ def test_a_shorter_context_is_good_enough_when_nobody_asked_for_one() -> None:
 
 
 def test_the_nearest_changes_are_named_and_each_helps() -> None:
-    gpus, wish = GpuPool((1,), 24 * GB), Workload(30_000, 2)
+    gpus, workload = GpuPool((1,), 24 * GB), Workload(30_000, 2)
     llama = model(configs.LLAMA_8B)
-    found = report(llama, gpus, wish)
+    found = report(llama, gpus, workload)
     assert found.taken is None
     context, together, bits, more = found.changes
-    assert report(llama, gpus, replace(wish, context=int(context.split("=")[1].split()[0]))).taken
+    assert report(llama, gpus, replace(workload, context=int(context.split("=")[1].split()[0]))).taken
     assert together.startswith("1 request of")
-    assert report(llama, gpus, replace(wish, concurrency=1)).taken
+    assert report(llama, gpus, replace(workload, concurrency=1)).taken
     assert "fp8" in bits
-    assert report(llama, gpus, replace(wish, kv_dtype="fp8")).taken
+    assert report(llama, gpus, replace(workload, kv_dtype="fp8")).taken
     assert more == "1 node of 2 such GPUs"
-    assert report(llama, replace(gpus, nodes=(2,)), wish).taken
+    assert report(llama, replace(gpus, nodes=(2,)), workload).taken
 
 
 def test_what_no_number_of_gpus_holds() -> None:
@@ -177,8 +177,8 @@ def test_what_is_said_to_fit_does(
     config: configs.Config, nodes: list[int], memory: int, context: int, concurrency: int
 ) -> None:
     found = model(config, total=30 * GB)
-    gpus, wish = GpuPool(tuple(nodes), memory * GB), Workload(context, concurrency)
-    for layout in report(found, gpus, wish).layouts:
+    gpus, workload = GpuPool(tuple(nodes), memory * GB), Workload(context, concurrency)
+    for layout in report(found, gpus, workload).layouts:
         assert layout.tp * layout.pp <= sum(nodes)
         assert bool(layout.problem) <= (not layout.fits)
         if layout.fits:
@@ -190,4 +190,4 @@ def test_what_is_said_to_fit_does(
         if layout.context:
             again = evaluate(found, gpus, Workload(layout.context, concurrency), layout.tp, layout.pp)
             assert again.fits
-    assert min_gpus(found, memory * GB, wish) >= 1
+    assert min_gpus(found, memory * GB, workload) >= 1

@@ -25,8 +25,8 @@ def test_fit_says_what_vllm_measured(row: dict[str, Any]) -> None:
     config, tp, pp = configs.MEASURED[row["model"]], row["tp"], row["pp"]
     made = model_config(config)
     model = Model("llama", weigh(checkpoints.sizes(checkpoints.llama(config)), made), made)
-    wish = Workload(row["context"], kv_dtype=row["kv_cache_dtype"])
-    found = evaluate(model, GpuPool((tp * pp,), row["memory_mib"] << 20), wish, tp, pp)
+    workload = Workload(row["context"], kv_dtype=row["kv_cache_dtype"])
+    found = evaluate(model, GpuPool((tp * pp,), row["memory_mib"] << 20), workload, tp, pp)
     assert found.weights / GIB == pytest.approx(row["weights_gib"], rel=MET)
     assert found.left / GIB == pytest.approx(row["kv_gib"], rel=MET)
     assert found.tokens == pytest.approx(row["kv_tokens"], rel=MET)

@@ -77,8 +77,8 @@ class Ranks:
         fleet = Fleet(inventory)
         for name in inventory.hosts:
             host = _Host(name, self)
-            fleet.links[name] = HostConnection(name, cast(Transport, host))
-            fleet.links[name]._engine = cast(DockerApi, host)
+            fleet.connections[name] = HostConnection(name, cast(Transport, host))
+            fleet.connections[name]._engine = cast(DockerApi, host)
         return fleet
 
 

@@ -100,7 +100,7 @@ LOST = "Unable to determine the device handle for GPU1: 0000:07:00.0: GPU is los
 )
 def test_a_driver_that_says_why(tmp_path: Path, script: str, count: int, said: str) -> None:
     machine = tree.full(tmp_path)
-    machine.link("sleep")
+    machine.connection("sleep")
     machine.tool("nvidia-smi", f'case "$*" in *query*) {script} ;; *) : >{tmp_path}/asked ;; esac')
     host = machine.facts()
     assert (len(host.gpus), host.gpu_problem) == (count, said)
@@ -135,7 +135,7 @@ def test_a_file_made_at_start_outranks_one_that_is_stale(tmp_path: Path) -> None
 
 def test_a_flood_in_the_kernel_log_is_cut(tmp_path: Path) -> None:
     machine = tree.full(tmp_path)
-    machine.link("yes")
+    machine.connection("yes")
     machine.tool("dmesg", "yes 'NVRM: Xid (PCI:0000:06:00): 79, pid=1' | head -c 100000000")
     printed = machine.run()
     assert len(printed) < 200_000
@@ -164,7 +164,7 @@ def test_a_log_that_is_forbidden_is_unknown_not_clean(tmp_path: Path) -> None:
 )
 def test_an_answer_that_is_not_whole_tells_nothing_of_health(tmp_path: Path, answer: str) -> None:
     machine = tree.full(tmp_path)
-    machine.link("sleep")
+    machine.connection("sleep")
     machine.tool("nvidia-smi", f'case "$*" in *-x*) {answer.replace("ROOT", str(tmp_path))} ;; esac')
     began = time.monotonic()
     details = machine.facts().details

@@ -59,8 +59,8 @@ def looked(facts: dict[str, HostFacts], *, leave: tuple[str, ...] = (), **docker
     fleet = Fleet(words)
     engines = {"gpu1": Docker("gpu1", prints=json.dumps({**WELL, "gpus": 2})), "gpu2": Docker("gpu2", **docker)}
     for name, engine in engines.items():
-        fleet.links[name] = HostConnection(name, cast(Transport, None))
-        fleet.links[name]._engine = cast(DockerApi, engine)
+        fleet.connections[name] = HostConnection(name, cast(Transport, None))
+        fleet.connections[name]._engine = cast(DockerApi, engine)
     return look_inside(fleet, words, facts, lambda _: None, leave=leave), engines["gpu2"]
 
 

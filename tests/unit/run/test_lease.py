@@ -161,7 +161,7 @@ def way(link: HostConnection, held: Lease) -> Stream:
 def test_what_was_opened_under_a_lost_lease_is_ended_before_the_next_one_has_it(parent: Path) -> None:
     one, other = taker(parent), taker(parent)
     one.acquire()
-    link = one._holds[0].link
+    link = one._holds[0].connection
     stream = way(link, one)
     stream.settimeout(10)
     stream.sendall(b"1\n")
@@ -185,7 +185,7 @@ def test_what_was_opened_under_a_lost_lease_is_ended_before_the_next_one_has_it(
 def test_what_was_opened_goes_on_where_the_lease_was_given_back(parent: Path) -> None:
     one = taker(parent)
     one.acquire()
-    stream = way(one._holds[0].link, one)
+    stream = way(one._holds[0].connection, one)
     stream.settimeout(10)
     stream.sendall(b"1\n")
     assert stream.recv(10) == b"1\n"

@@ -33,8 +33,8 @@ def _collective_document(tried: allreduce.AllReduceReport | None) -> dict[str, A
     if tried is None or not tried.world:
         return None
     document = asdict(tried)
-    for told in ("findings", "words"):  # they stand among the others
-        del document[told]
+    for key in ("findings", "words"):  # they stand among the others
+        del document[key]
     return document
 
 

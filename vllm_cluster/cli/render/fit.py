@@ -16,8 +16,8 @@ GIB = 1 << 30
 
 def verdict_document(found: FitReport) -> dict[str, Any]:
     """The verdict as JSON would have it; sizes in bytes, null where they are not known."""
-    model, shape, wish = found.model, found.model.shape, found.wish
-    context = model.context(wish)
+    model, shape, workload = found.model, found.model.shape, found.workload
+    context = model.context(workload)
     return {
         "v": 1,
         "model": model.name,
@@ -31,15 +31,15 @@ def verdict_document(found: FitReport) -> dict[str, Any]:
             "estimated": model.weights.estimated,
         },
         "context": context or None,
-        "concurrency": wish.concurrency,
+        "concurrency": workload.concurrency,
         "kv_cache": {
-            "dtype": wish.kv_dtype,
+            "dtype": workload.kv_dtype,
             "bytes_per_token": _per_token(found) if shape else None,
-            "bytes_per_request": model.request(context, wish.kv_bytes) if shape else None,
+            "bytes_per_request": model.request(context, workload.kv_bytes) if shape else None,
         },
         "rule_of_thumb": rule_of_thumb(model.weights.loaded),
         "gpus": asdict(found.gpus) if found.gpus else None,
-        "gpus_at_least": min_gpus(model, found.gpus.memory, wish) if found.gpus else None,
+        "gpus_at_least": min_gpus(model, found.gpus.memory, workload) if found.gpus else None,
         "layouts": [asdict(layout) for layout in found.layouts],
         "fits": found.taken is not None if found.gpus else None,
         "taken": asdict(found.taken) if found.taken else None,
@@ -50,7 +50,7 @@ def verdict_document(found: FitReport) -> dict[str, Any]:
 
 def _per_token(found: FitReport) -> int:
     """What one more token takes, while no window is full."""
-    model, kv_bytes = found.model, found.wish.kv_bytes
+    model, kv_bytes = found.model, found.workload.kv_bytes
     return (model.request(32, kv_bytes) - model.request(16, kv_bytes)) // 16
 
 
@@ -78,8 +78,8 @@ _TITLES = ["layout", "weights", "computing", "for KV", "context", "at once", "to
 
 
 def _sizes(found: FitReport) -> list[tuple[str, str]]:
-    model, shape, wish = found.model, found.model.shape, found.wish
-    context, weights = model.context(wish), model.weights
+    model, shape, workload = found.model, found.model.shape, found.workload
+    context, weights = model.context(workload), model.weights
     stored = ", ".join(f"{dtype} {size / 1e9:.1f} GB" for dtype, size in sorted(weights.stored.items()))
     rows = [("model", model.name)]
     if shape:
@@ -91,15 +91,15 @@ def _sizes(found: FitReport) -> list[tuple[str, str]]:
     text += "; by the config or the index, as no headers of weights could be read" if weights.estimated else ""
     rows.append(("weights", text))
     if shape:
-        request = model.request(context, wish.kv_bytes)
-        text = f"{_per_token(found) / 1024:.1f} KiB a token ({wish.kv_dtype})"
+        request = model.request(context, workload.kv_bytes)
+        text = f"{_per_token(found) / 1024:.1f} KiB a token ({workload.kv_dtype})"
         rows.append(("KV cache", f"{text}; {context} tokens: {request / GIB:.2f} GiB"))
     else:
         rows.append(("KV cache", "not known from the number of parameters; name a model for it"))
     text = f"{rule_of_thumb(weights.loaded) / 1e9:.0f} GB by P·4/(32/Q)·1.2, whatever the context"
     rows.append(("rule of thumb", text))
     if found.gpus:
-        count = min_gpus(model, found.gpus.memory, wish)
+        count = min_gpus(model, found.gpus.memory, workload)
         what = "weights and one such request" if shape else "weights"
         rows.append(("at least", f"{count} such {plural(count, 'GPU')}, by the plain sum of {what}"))
         nodes = " + ".join(map(str, found.gpus.nodes)) if len(set(found.gpus.nodes)) > 1 else ""
@@ -126,14 +126,14 @@ def _cells(layout: Layout) -> list[str]:
 
 
 def _conclusion(found: FitReport) -> list[str]:
-    taken, wish = found.taken, found.wish
+    taken, workload = found.taken, found.workload
     if not found.gpus:
         return []
     if taken and taken.fits:
         if taken.requests is None:
             return [f"The weights fit at {_name(taken)} and leave {taken.left / GIB:.1f} GiB a GPU for the KV cache."]
         count = taken.requests
-        what = f"{count} {plural(count, 'request')} of {found.model.context(wish)} tokens at once"
+        what = f"{count} {plural(count, 'request')} of {found.model.context(workload)} tokens at once"
         return [f"It fits at {_name(taken)}, with room for {what}."]
     if taken:
         flag = f"-- --max-model-len={taken.context}"

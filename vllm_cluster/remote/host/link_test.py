@@ -105,9 +105,9 @@ class LinkTester:
 
     async def visit(self, name: str, peer: Mapping[str, Any]) -> None:
         """Try every port of another host, then large packets, and say what came of it."""
-        ours = [*peer["chosen"], *peer["open"]]
-        ports = [*ours, *peer["taken"]]
-        tried = await asyncio.gather(*(self._try(name, peer["address"], port, port in ours) for port in ports))
+        own = [*peer["chosen"], *peer["open"]]
+        ports = [*own, *peer["taken"]]
+        tried = await asyncio.gather(*(self._try(name, peer["address"], port, port in own) for port in ports))
         row: dict[str, Any] = {"to": name, "bad": {port: word for port, word, _, _ in tried if word != "ok"}}
         row["ms"] = min((ms for _, word, _, ms in tried if word == "ok"), default=None)
         row["seen"] = next((seen for _, word, seen, _ in tried if word == "ok" and seen), None)
@@ -117,7 +117,7 @@ class LinkTester:
             row["block"], (row["mtu"], row["passes"]) = await asyncio.gather(block, self._sizes(peer))
         send(row)
 
-    async def _try(self, name: str, address: str, port: int, ours: bool) -> tuple[int, str, str, float]:
+    async def _try(self, name: str, address: str, port: int, own: bool) -> tuple[int, str, str, float]:
         """One port: what came of it, the address that the peer saw, and the milliseconds till it took the call."""
         async with self.turn:
             began = time.monotonic()
@@ -131,21 +131,21 @@ class LinkTester:
                 return port, "unreachable", "", 0.0
             took = (time.monotonic() - began) * 1000
             try:
-                word, seen = await self._greet(reader, writer, name) if ours else ("ok", "")
+                word, seen = await self._greet(reader, writer, name) if own else ("ok", "")
                 return port, word, seen, round(took, 3)
             finally:
                 writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> tuple[str, str]:
-        said = b""
+        reply = b""
         try:
             writer.write(f"{self.run} 0\n".encode())
-            said = await asyncio.wait_for(reader.readline(), ANSWER_SECONDS)
-            run, who, seen = said.decode().split()
+            reply = await asyncio.wait_for(reader.readline(), ANSWER_SECONDS)
+            run, who, seen = reply.decode().split()
         except (OSError, ASYNC_TIMEOUT):
             return "mute", ""
         except ValueError:
-            return "foreign" if said else "mute", ""
+            return "foreign" if reply else "mute", ""
         return ("ok", seen) if (run, who) == (self.run, name) else ("foreign", "")
 
     async def _block(self, address: str, port: int) -> str | None:
@@ -180,12 +180,12 @@ class LinkTester:
             except OSError:
                 return None, None
 
-            def hear() -> None:
+            def receive() -> None:
                 with contextlib.suppress(OSError, ValueError):
                     run, size = udp.recv(128).decode().split()
                     arrived.add(int(size) + headers if run == self.run else 0)
 
-            loop.add_reader(udp.fileno(), hear)
+            loop.add_reader(udp.fileno(), receive)
             try:
                 for round_, seconds in enumerate(UDP_ROUNDS):
                     for size in (SMALL, *(s for s in PACKET_SIZES if s < mtu and round_), mtu):

@@ -36,16 +36,16 @@ TRANSPORT_LINES = re.compile(r" via |NET/|GPU Direct|GDR|Using network|Bootstrap
 Send = Callable[..., None]
 
 
-def run_rank(order: Mapping[str, Any], rank: int, tell: Send) -> None:
+def run_rank(order: Mapping[str, Any], rank: int, send: Send) -> None:
     """One rank, from the rendezvous to the last size; every step is told once it is done."""
     import torch  # noqa: PLC0415 - the parent has it already; by hand it is imported here
     import torch.distributed as dist  # noqa: PLC0415
 
-    tell(step="started")
+    send(step="started")
     address, _, port = order["master"].rpartition(":")
     wait = datetime.timedelta(seconds=WAIT_SECONDS)
     store = dist.TCPStore(address.strip("[]"), int(port), order["world"], rank == 0, wait, wait_for_workers=False)
-    tell(step="store", port=store.port)
+    send(step="store", port=store.port)
     cuda = order["device"] == "cuda"
     device = torch.device("cuda", int(order["ranks"][str(rank)])) if cuda else torch.device("cpu")
     if cuda:
@@ -55,13 +55,13 @@ def run_rank(order: Mapping[str, Any], rank: int, tell: Send) -> None:
     known = {"store": store, "rank": rank, "world_size": order["world"], "timeout": wait}
     # With its device NCCL connects at once, instead of in the first all-reduce.
     dist.init_process_group("nccl" if cuda else "gloo", **known, **({"device_id": device} if cuda else {}))
-    tell(step="joined")
-    measure(order, device, tell)
+    send(step="joined")
+    measure(order, device, send)
     dist.barrier()
-    tell(step="done")
+    send(step="done")
 
 
-def measure(order: Mapping[str, Any], device: Any, tell: Send) -> None:
+def measure(order: Mapping[str, Any], device: Any, send: Send) -> None:
     """Each size in turn: is the sum right, and how long does one all-reduce take on the slowest rank?"""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
@@ -81,7 +81,7 @@ def measure(order: Mapping[str, Any], device: Any, tell: Send) -> None:
         sync()
         taken = torch.tensor([(time.monotonic() - began) / again], dtype=torch.float64, device=device)
         dist.all_reduce(taken, dist.ReduceOp.MAX)
-        tell(step="size", bytes=size, seconds=float(taken), right=right)
+        send(step="size", bytes=size, seconds=float(taken), right=right)
         # All ranks see the same time, so all of them stop here, or none.
         spent += float(taken) * (again + 1)
         if spent + float(taken) * 16 * (again + 1) > order["seconds"]:
@@ -109,17 +109,17 @@ class RankProcesses:
             self._running[pid] = (order["trial"], rank)
 
     def _become(self, order: Mapping[str, Any], rank: int) -> None:
-        def tell(**row: Any) -> None:
+        def send(**row: Any) -> None:
             self.send(trial=order["trial"], rank=rank, **row)
 
         os.environ.update(order["environment"])
         log_to(self._log(order["trial"], rank))
         code = 1
         try:
-            run_rank(order, rank, tell)
+            run_rank(order, rank, send)
             code = 0
         except Exception as error:
-            tell(step="failed", error=f"{type(error).__name__}: {error}"[:MAX_ERROR])
+            send(step="failed", error=f"{type(error).__name__}: {error}"[:MAX_ERROR])
         finally:
             # Without the interpreter's end: destroying a communicator of which a rank is gone may hang.
             os._exit(code)
@@ -210,7 +210,7 @@ def by_hand(argv: Sequence[str]) -> None:
     order = {**vars(given), "sizes": [int(size) for size in given.sizes.split(",")]}
     order["ranks"] = {str(given.rank): given.rank if given.index is None else given.index}
 
-    def tell(**row: Any) -> None:
+    def send(**row: Any) -> None:
         if row["step"] == "size" and given.world > 1:
             row["GB/s"] = round(2 * (given.world - 1) / given.world * row["bytes"] / row["seconds"] / 1e9, 3)
         sys.stdout.write(json.dumps({"rank": given.rank, **row}) + "\n")
@@ -218,9 +218,9 @@ def by_hand(argv: Sequence[str]) -> None:
 
     with tempfile.NamedTemporaryFile(prefix="vcluster-nccl-") as log:
         log_to(Path(log.name))
-        run_rank(order, given.rank, tell)
+        run_rank(order, given.rank, send)
         for line in transport_lines(Path(log.name)):
-            tell(step="log", line=line)
+            send(step="log", line=line)
     # As above: who ends last must not wait for those who have gone.
     os._exit(0)
 

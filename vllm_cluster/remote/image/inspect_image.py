@@ -53,8 +53,8 @@ def cuda() -> str:
     if found is None or not found.submodule_search_locations:
         return ""
     path = Path(next(iter(found.submodule_search_locations))) / "version.py"
-    said = re.search(r"^cuda\b.*=\s*'([\d.]+)'", path.read_text() if path.is_file() else "", re.MULTILINE)
-    return said[1] if said else ""
+    stated = re.search(r"^cuda\b.*=\s*'([\d.]+)'", path.read_text() if path.is_file() else "", re.MULTILINE)
+    return stated[1] if stated else ""
 
 
 def gpus() -> dict[str, object]:

@@ -98,8 +98,8 @@ class Attempt:
         """How it ended, the likeliest cause first."""
         self.child.drain()
         cause = " ".join(_WHO.sub("", line).strip() for line in self._cause)
-        told = f"{what}: {cause[:500]}" if cause else what
-        return {"at": round(time.time(), 3), "what": told, "lines": [*self._cause, *self.child.tail]}
+        reported = f"{what}: {cause[:500]}" if cause else what
+        return {"at": round(time.time(), 3), "what": reported, "lines": [*self._cause, *self.child.tail]}
 
     def _see(self, line: str) -> None:
         self._log.handle(logging.makeLogRecord({"msg": line}))

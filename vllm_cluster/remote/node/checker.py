@@ -81,15 +81,15 @@ def _answer(client: socket.socket, parser: Any, trouble: str) -> None:
 def judged(parser: Any, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """First what the parser takes the flags for, then what vLLM says of the model with them."""
     top, command, sub = parser
-    heard = io.StringIO()
+    reply = io.StringIO()
     try:
-        with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(heard):
+        with contextlib.redirect_stderr(reply), contextlib.redirect_stdout(reply):
             arguments = top.parse_args(list(question["argv"]))
             arguments.model = arguments.model_tag or arguments.model
             command.validate(arguments)
     except SystemExit:
-        said = heard.getvalue().rpartition("error: ")[2].strip()
-        yield {"flags": "refused", "problem": said[-1000:]}
+        refusal = reply.getvalue().rpartition("error: ")[2].strip()
+        yield {"flags": "refused", "problem": refusal[-1000:]}
         return
     except Exception as error:
         yield {"flags": "refused", "problem": str(error)[:1000] or type(error).__name__}

@@ -60,14 +60,14 @@ class Inbox:
     def __init__(self, state: Path) -> None:
         self.error: str | None = None
         self._wanted, self._accepted = state / "wanted.json", state / "accepted.json"
-        self._heard: str | None = None
+        self._read_before: str | None = None
 
     def news(self) -> dict[str, Any] | None:
         """A request that has come since the last look; one that cannot be read changes nothing, and is an `error`."""
         # Read whole each time: its time stamp comes from the sender's archive, and may not differ from the last one's.
         try:
             text = self._wanted.read_text() if self._wanted.exists() else NOTHING
-            if text == self._heard:
+            if text == self._read_before:
                 self.error = None
                 return None
             ServeRequest.read(text)
@@ -78,7 +78,7 @@ class Inbox:
             # Perhaps half written: what was wanted before holds, and the next look decides.
             self.error = f"wanted.json cannot be read: {error!r}"
             return None
-        self._heard, self.error = text, None
+        self._read_before, self.error = text, None
         return request
 
     def _outdated(self, request: Mapping[str, Any]) -> bool:

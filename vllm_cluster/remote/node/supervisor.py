@@ -62,8 +62,8 @@ class Supervisor:
         self._nodes: list[dict[str, Any]] | None = None
         self._nodes_at = 0.0
         self._version = ray_version()
-        self._told: dict[str, Any] = {}
-        self._told_at = 0.0
+        self._written: dict[str, Any] = {}
+        self._written_at = 0.0
         self._serving = (
             ServeController(state_folder(), pace, self.stopping, self.publish, self._reap) if role == "head" else None
         )
@@ -101,15 +101,15 @@ class Supervisor:
         }
         serving = self._serving
         serve, error = (serving.status(), serving.error) if serving else (None, None)
-        told = {"v": 1, "role": self._role, "beat": self._pace.beat, "ray": ray, "serve": serve, "error": error}
-        content = json.loads(json.dumps(told))  # a copy, of what can change under it
+        status = {"v": 1, "role": self._role, "beat": self._pace.beat, "ray": ray, "serve": serve, "error": error}
+        content = json.loads(json.dumps(status))  # a copy, of what can change under it
         now = time.monotonic()
-        if content == self._told and now - self._told_at < self._pace.beat:
+        if content == self._written and now - self._written_at < self._pace.beat:
             return
-        self._told, self._told_at = content, now
+        self._written, self._written_at = content, now
         beat = {"serve": {**serve, **serving.beat()}} if serving and serve else {}
         if not write_whole(state_folder() / "status.json", {**content, **beat, "updated": time.time()}):
-            self._told_at = now - self._pace.beat + UNWRITTEN_SECONDS
+            self._written_at = now - self._pace.beat + UNWRITTEN_SECONDS
 
     # ---- Ray
 

@@ -42,7 +42,7 @@ class KeepaliveSocket:
 
     def __init__(self, sock: Socket) -> None:
         self._sock = sock
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         self._doubt: float | None = None
         self._closed = False  # paramiko reads this name
         self.received = 0
@@ -55,7 +55,7 @@ class KeepaliveSocket:
             data = self._sock.recv(size)
         except TimeoutError as error:
             self._judge(error)
-            if self._doubt is None and time.monotonic() - self._heard > KEEPALIVE_SECONDS and self.ask():
+            if self._doubt is None and time.monotonic() - self._received_at > KEEPALIVE_SECONDS and self.ask():
                 self._doubt = time.monotonic()
             raise
         except OSError as error:
@@ -63,7 +63,7 @@ class KeepaliveSocket:
             raise
         if not data:
             self.failure = self.failure or "the other side closed it"
-        self._heard, self._doubt = time.monotonic(), None
+        self._received_at, self._doubt = time.monotonic(), None
         self.received += len(data)
         return data
 
