@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,40 @@ from tests.support.paths import ROOT
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 50
 _WAYS_OUT = {"os", "io", "socket", "subprocess", "pathlib", "time", "random", "requests", "urllib", "tempfile"}
+PURE = ("backends", "checks", "core", "facts", "fit")
+# What every room may use; its modules use each other alone.
+GROUND = "the ground"
+GROUND_MODULES = {"__version__", *(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__main__")}
+_JUDGEMENT = frozenset({"inventory", "facts", "backends", "core"})
+_BELOW = _JUDGEMENT | {"fit", "explain", "images", "transport", "checks", "docker"}
+# What each room may import in addition to the ground.
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("inventory", "facts", "fit", "explain", "images", "transport"), frozenset()),
+    "backends": frozenset({"inventory", "images"}),
+    "hub": frozenset({"fit"}),
+    "sandbox": frozenset({"images"}),
+    "core": frozenset({"inventory", "facts", "backends"}),
+    "checks": _JUDGEMENT,
+    "docker": frozenset({"core", "facts", "transport"}),
+    "run": _BELOW,
+    "actions": _BELOW - {"transport"} | {"run", "hub"},
+    "cli": frozenset({"actions", "core", "checks", "fit", "explain", "facts", "inventory", "sandbox"}),
+    "remote": frozenset(),
+}
+# The files that import from another room yet; none is added.
+EXCEPTIONS: dict[str, set[str]] = {
+    "actions/init.py": {"transport"},
+    "cli/paste.py": {"run", "transport"},
+    "cli/render/check.py": {"run"},
+    "cli/render/history.py": {"run"},
+    "cli/render/plan.py": {"docker"},
+    "cli/serve.py": {"transport"},
+    "cli/words.py": {"backends"},
+    "core/node_status.py": {"explain"},
+    "fit/report.py": {"backends"},
+    "fit/request.py": {"backends"},
+    "images/contents.py": {"checks"},
+}
 
 
 def importers(*names: str) -> Iterator[str]:
@@ -25,17 +60,36 @@ def importers(*names: str) -> Iterator[str]:
             yield room(path)
 
 
-def test_the_core_knows_no_way_out() -> None:
-    rooms = ("transport", "run", "cli", "actions", "docker", "sandbox", "hub")
-    outside = importers(*(f"vllm_cluster.{name}" for name in rooms))
-    assert [path for path in outside if path.split("/")[0] in ("core", "engine", "explain", "inventory", "fit")] == []
+def rooms(path: Path) -> set[str]:
+    """The other rooms that a file imports from; the ground is one room."""
+    names = {name.split(".")[1] for name in imported(path) if name.startswith("vllm_cluster.")}
+    return {GROUND if name in GROUND_MODULES else name for name in names} - {own(path)}
 
 
-def test_what_fits_is_reckoned_without_looking() -> None:
-    """No file, no socket, no clock, and nothing of hosts or inventories."""
-    names = {name for path in PACKAGE.glob("fit/*.py") for name in imported(path)}
-    outside = {name for name in names if name.startswith("vllm_cluster.")} | (names & _WAYS_OUT)
-    assert {name for name in outside if not name.startswith(("vllm_cluster.fit", "vllm_cluster.backends"))} == set()
+def own(path: Path) -> str:
+    """The room that a file is in."""
+    first = room(path).split("/")[0].removesuffix(".py")
+    return GROUND if first in GROUND_MODULES else first
+
+
+def test_no_import_goes_up() -> None:
+    """A room imports those of its row and the ground, and no other; what still does is listed, and goes."""
+    found: dict[str, set[str]] = {}
+    for path in MODULES:
+        up = rooms(path) - {GROUND} - MAY_IMPORT.get(own(path), frozenset())
+        if up and own(path) in (*MAY_IMPORT, GROUND):
+            found[room(path)] = up
+    assert found == EXCEPTIONS
+
+
+def test_every_room_has_a_row() -> None:
+    assert {own(path) for path in MODULES} - {"__main__", GROUND} == set(MAY_IMPORT)
+
+
+def test_the_pure_rooms_open_nothing() -> None:
+    """No file, no socket, no clock, no random; explain and images unpack and download what is given to them."""
+    found = {room(path): imported(path) & _WAYS_OUT for path in MODULES if own(path) in PURE}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(
@@ -56,12 +110,19 @@ def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> Non
     assert [path for path in importers(*libraries) if not path.startswith(allowed)] == []
 
 
-def test_the_node_needs_the_standard_library_alone() -> None:
-    names = {(path.name, name) for path in PACKAGE.glob("node/*.py") for name in imported(path)}
+def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
+    remote = [path for path in MODULES if own(path) == "remote"]
+    names = {(room(path), name) for path in remote for name in imported(path)}
     outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
-    # The collective is there to try the torch of the image.
-    torch = {("collective.py", "torch"), ("collective.py", "torch.distributed")}
-    assert {row for row in outside - torch if not row[1].startswith("vllm_cluster.run.node_program")} == set()
+    # The all-reduce is there to try the torch of the image.
+    torch = {("remote/image/allreduce.py", "torch"), ("remote/image/allreduce.py", "torch.distributed")}
+    theirs = "vllm_cluster.remote.node"
+    node = {row for row in outside if row[0].startswith("remote/node/") and row[1].startswith(theirs)}
+    assert outside - torch - node == set()
+
+
+def test_what_runs_elsewhere_is_read_and_never_imported() -> None:
+    assert [path for path in importers("vllm_cluster.remote") if not path.startswith("remote/node/")] == []
 
 
 def folder(module: str) -> str:

@@ -1,0 +1,208 @@
+"""Plain English of the field: the names in the package, its texts and its pages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.modules import MODULES, room
+from tests.support.paths import ROOT
+
+# Hosts, files and programs do none of these, and people are named by what they do.
+BANNED = frozenset(
+    [
+        "tell",
+        "tells",
+        "told",
+        "telling",
+        "say",
+        "says",
+        "said",
+        "saying",
+        "stand",
+        "stands",
+        "stood",
+        "standing",
+        "mend",
+        "mends",
+        "mended",
+        "mending",
+        "heed",
+        "heeds",
+        "reckon",
+        "reckons",
+        "reckoned",
+        "anew",
+        "nobody",
+        "somebody",
+        "besides",
+        "wish",
+        "wishes",
+        "wished",
+        "hear",
+        "hears",
+        "heard",
+        "obey",
+        "ours",
+        "thing",
+        "things",
+        "whatever",
+    ]
+)
+PHRASES = re.compile(
+    r"(?<!there )\b(?:is|are) no (?!longer\b)\w+|\bfor ever\b|\bof ours\b|\bas told\b|\bthere already\b|\bin words\b"
+    r"|\bgo(?:es|ing)? on\b",
+    re.IGNORECASE,
+)
+WORD = re.compile(rf"\b(?:{'|'.join(sorted(BANNED))})\b", re.IGNORECASE)
+# A limit is MAX_ or MIN_ and what is limited.
+SUPERLATIVE = re.compile(r"_?(?:MOST|LEAST|LONGEST|LARGEST|SMALLEST|OLDEST|NEWEST)(?:_|$)")
+PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# How many texts of each room still hold such a word or phrase: a number here may only fall, and the aim is 0.
+CEILINGS = {
+    "actions": 42,
+    "backends": 13,
+    "checks": 47,
+    "cli": 21,
+    "core": 22,
+    "debug_log": 3,
+    "docker": 24,
+    "docs": 145,
+    "errors": 9,
+    "events": 1,
+    "explain": 45,
+    "facts": 11,
+    "fit": 19,
+    "hub": 8,
+    "images": 3,
+    "inventory": 43,
+    "laptop": 2,
+    "remote": 37,
+    "run": 40,
+    "sandbox": 13,
+    "text": 6,
+    "transport": 38,
+}
+
+
+def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every name that a file gives, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.lineno, node.asname
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Every text of a file and its line, docstrings too; not the patterns that match what other programs print."""
+    tree = ast.parse(source)
+    patterns = {
+        id(part)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("re.")
+        for part in ast.walk(call)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in patterns:
+            yield node.lineno, node.value
+
+
+def prose(page: str) -> Iterator[tuple[int, str]]:
+    """The lines of a page that are no code."""
+    code = False
+    for number, line in enumerate(page.splitlines(), 1):
+        code ^= line.lstrip().startswith("```")
+        if not code:
+            yield number, re.sub(r"`[^`]*`", "", line)
+
+
+def wrong(text: str) -> str | None:
+    """The first banned word or phrase of a text."""
+    found = WORD.search(text) or PHRASES.search(text)
+    return found[0] if found else None
+
+
+def over() -> dict[str, list[str]]:
+    """Every text that is still to be written in plain English, by the room that it is in."""
+    found: dict[str, list[str]] = {name: [] for name in CEILINGS}
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    places = [(path, room(path).split("/")[0].removesuffix(".py"), texts(path.read_text())) for path in MODULES]
+    places += [(path, "docs", prose(path.read_text())) for path in pages]
+    for path, where, lines in places:
+        for number, text in lines:
+            if word := wrong(text):
+                line = f"{path.relative_to(ROOT)}:{number}: {word!r} in {' '.join(text.split())[:100]!r}"
+                found.setdefault(where, []).append(line)
+    return found
+
+
+OVER = over()
+
+
+@pytest.mark.parametrize("where", sorted(OVER))
+def test_no_text_is_added_that_is_not_plain_english(where: str) -> None:
+    """To see them all: `python -m tests.unit.test_language`."""
+    found, most = OVER[where], CEILINGS.get(where, 0)
+    assert len(found) <= most, f"{len(found)} texts of {where}, {most} at most:\n" + "\n".join(found)
+
+
+def test_every_name_is_of_plain_words() -> None:
+    found = [
+        f"{room(path)}:{line}: {name}"
+        for path in MODULES
+        for line, name in names(ast.parse(path.read_text()))
+        if BANNED & {part.lower() for part in PARTS.findall(name)} or SUPERLATIVE.match(name)
+    ]
+    assert found == []
+
+
+def test_a_class_is_named_once_in_the_package() -> None:
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{room(path)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_no_module_hides_behind_an_underscore() -> None:
+    """All modules are internal."""
+    assert [room(path) for path in MODULES if re.match(r"_[a-z]", path.name)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("The host tells its name.", "tells"),
+        ("gpu1 is no host", "is no host"),
+        ("there is no host", None),
+        ("it is no longer there", None),
+        ("The run goes on.", "goes on"),
+        ("foretelling", None),
+    ],
+)
+def test_a_banned_word_is_found(text: str, word: str | None) -> None:
+    assert wrong(text) == word
+
+
+def ceilings() -> str:
+    """The table above, as the package is now."""
+    return "".join(f'    "{where}": {len(found)},\n' for where, found in sorted(OVER.items()) if found)
+
+
+if __name__ == "__main__":
+    for where, lines in OVER.items():
+        print(where, len(lines), *lines, sep="\n  ")
+    print(ceilings() if Path(__file__).exists() else "")
