@@ -58,7 +58,7 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
     gpus = {spec.address: spec.gpu_count for spec in specs}
     lost = members.lost if members else {}
     filled = tuple(stage for stage in stages if stage.operations)
-    return Plan(head.cluster, head.cluster_id, filled, gpus, head.host, lost)
+    return Plan(head.cluster, head.cluster_id, filled, gpus, head.host, lost, head.head_address)
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,7 @@ class Plan:
     head: str
     # Members that left the inventory and cannot be reached, address → name.
     lost: Mapping[str, str] = field(default_factory=dict)
+    head_address: str = ""
 
     @property
     def empty(self) -> bool:

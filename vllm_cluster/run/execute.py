@@ -179,7 +179,8 @@ class PlanExecution:
 
     def _probe(self, engine: DockerApi, image: str, base: str) -> ImageContents:
         deadline = self.fleet.runtime.after(PROBE_SECONDS)
-        owner = Owner(self.plan.cluster, self.plan.id)
+        # With the head's address: where a run breaks off before there is a node, the next one finds the id by it.
+        owner = Owner(self.plan.cluster, self.plan.id, self.plan.head_address)
         ended = run_once(engine, owner, "probe", base, script=script(), words=["", *OPTIONS], deadline=deadline)
         try:
             inside, _ = parse(ended.output)
