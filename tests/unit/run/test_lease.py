@@ -104,6 +104,15 @@ def test_a_folder_that_others_can_enter_is_refused(parent: Path, mode: int) -> N
     assert error.value.hint == f"on gpu1: sudo rm -r {folder(parent)}"
 
 
+def test_a_lock_that_cannot_be_opened_is_named(parent: Path) -> None:
+    (folder(parent) / "lock").mkdir(parents=True)
+    folder(parent).chmod(0o700)
+    with pytest.raises(
+        CommandFailed, match=r"lock is not of those who may use Docker: it is a directory of \S+, mode 7"
+    ):
+        taker(parent).acquire()
+
+
 def test_a_link_in_the_place_of_the_folder_is_refused(parent: Path) -> None:
     (parent / "elsewhere").mkdir(mode=0o700)
     folder(parent).symlink_to(parent / "elsewhere")

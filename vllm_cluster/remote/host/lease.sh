@@ -54,7 +54,12 @@ while :; do
     [ $((tries += 1)) -le 100 ] || refuse "$folder/lock vanishes again and again" "look at: ls -l $folder; df $folder"
     prepare
     # Whoever lets go removes lock and folder, maybe just now. Without `command` a failed redirection ends the shell.
-    { command exec 9>>"$folder/lock"; } 2>/dev/null || continue
+    if ! { command exec 9>>"$folder/lock"; } 2>/dev/null; then
+        whose=$(stat -c '%F of %U:%G, mode %a' "$folder/lock" 2>/dev/null) || continue
+        [ -f "$folder/lock" ] && [ -w "$folder/lock" ] ||
+            refuse "$folder/lock is not of those who may use Docker: it is a $whose" "sudo rm -r $folder"
+        continue
+    fi
     flock -n 9
     case $? in
     0) ;;
