@@ -96,7 +96,7 @@ case "$*" in *version*) echo "{\\"Version\\":\\"19.03.8\\",\\"ApiVersion\\":\\"1
         ("gpasswd -d vcluster docker", "gpasswd -a vcluster docker", "this user may not use Docker"),
         ("mv /run/docker.sock /run/away.sock", "mv /run/away.sock /run/docker.sock", "Docker does not answer"),
         (OLD, "rm /usr/local/bin/docker", "Docker 19.03.8 is too old"),
-        (LISTEN.format(6380), HANG_UP, "port 6380 is taken"),
+        (LISTEN.format(6380), HANG_UP, "port 6380 is already in use"),
     ],
 )
 def test_a_host_that_will_not_do(cluster: Sandbox, script: str, undo: str, message: str) -> None:
@@ -193,7 +193,7 @@ def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
         taken = cluster.vcluster("serve", "sandbox/tiny-llama")
         checked = cluster.vcluster("check", "--json").ok().json()
     assert [(one["host"], one["text"]) for one in checked["findings"] if one["code"] == "port"] == [
-        ("gpu1", "port 8000 is taken (ports.api)")
+        ("gpu1", "port 8000 is already in use (ports.api)")
     ]
     assert (taken.code, "gpu1: port 8000 is taken" in taken.err) == (3, True)
 

@@ -113,7 +113,7 @@ def test_a_kernel_that_sends_from_another_address_is_a_warning(cluster: Sandbox)
     finally:
         cluster.on("gpu2", "sh", "-c", f"ip route del {gpu1} && ip addr del {other}/16 dev eth0", root=True)
     assert (one["code"], one["host"], one["error"]) == ("link-source", "gpu2", False)
-    assert f"gpu1 sees it come from {other}" in one["text"]
+    assert f"gpu1 sees source address {other}" in one["text"]
 
 
 @pytest.mark.cluster("empty")

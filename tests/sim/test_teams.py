@@ -141,7 +141,9 @@ def test_a_copy_of_a_node_under_the_node_s_own_name() -> None:
         for verb in (lab.do_plan, lab.do_up, lab.do_serve):
             outcome = lab.run(world, words, verb)
             assert (code(outcome), outcome.script.changing) == (3, []), outcome.story()
-            assert re.search(r"gpu2: a container vcluster-lab of \S+ is running, and is not ours", str(outcome.error))
+            assert re.search(
+                r"gpu2: container vcluster-lab \(\S+, running\) does not belong to this cluster", str(outcome.error)
+            )
         done = lab.run(world, words, lab.do_down)
         assert done.error is None, done.story()
         assert any(event.kind == "warning" and "is not ours" in event.text for event in done.events)

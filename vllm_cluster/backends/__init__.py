@@ -1,1 +1,1 @@
-"""What Ray and vLLM are told, and how they answer: builders and parsers only."""
+"""Command lines for Ray and vLLM, and parsers of their output; no I/O."""

@@ -1,4 +1,4 @@
-"""What NCCL says of itself: the way that the bytes take."""
+"""The transport that NCCL chose, parsed from its log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NcclTransport:
 
 
 def transport(lines: Iterable[str]) -> NcclTransport:
-    """What the log lines of any number of ranks tell."""
+    """The transport named by the log lines of any number of ranks."""
     kinds, adapters, interfaces, indirect, warnings = (dict[str, None]() for _ in range(5))
     version = ""
     for line in lines:

@@ -1,4 +1,4 @@
-"""What Ray is told: the command line and the environment of one node."""
+"""The command line and the environment of Ray on one node."""
 
 from __future__ import annotations
 

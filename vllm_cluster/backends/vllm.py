@@ -1,4 +1,4 @@
-"""What vLLM is told: its command line, its environment, and how a model is laid over the GPUs."""
+"""vLLM's command line, its environment, and the parallelism of a model over the GPUs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def instead(flag: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """What vLLM's processes get besides the container's own environment."""
+    """The environment of vLLM's processes, added to the container's own."""
     return {
         # Its 600 s end the load of a large model when there are several API servers: the node program has the limits.
         "VLLM_ENGINE_READY_TIMEOUT_S": "604800",
@@ -154,7 +154,10 @@ def _check_flag(flag: str) -> None:
     if "\0" in flag:
         raise UsageError(f"{flag!r} holds a NUL, which no command line can carry")
     if flag == "--":
-        raise UsageError("a second -- ends vLLM's flags before ours", hint="give only flags behind the first --")
+        raise UsageError(
+            "a second -- would end vLLM's flags before those that vcluster adds",
+            hint="give only flags behind the first --",
+        )
     reserved = _reserved_option(flag)
     if reserved:
         word = flag.partition("=")[0]
@@ -163,7 +166,7 @@ def _check_flag(flag: str) -> None:
 
 
 def _agrees(flag: str, following: Sequence[str]) -> bool:
-    """Whether a flag says what we say too: guides begin with it."""
+    """Whether a flag repeats what vcluster sets anyway: many guides start with it."""
     name, _, value = flag.replace("_", "-").partition("=")
     return name == "--distributed-executor-backend" and (value or "".join(following)) == "ray"
 
@@ -199,7 +202,7 @@ def options(words: Sequence[str]) -> Iterator[str]:
 
 
 def _reserved_option(flag: str) -> str | None:
-    """The option of ours that vLLM's parser would take this word for."""
+    """The option set by vcluster that vLLM's parser would take this word for."""
     name = flag.partition("=")[0].replace("_", "-")
     if name.startswith("--"):
         # Any beginning of an option stands for it, and none of vLLM's own options begins one of ours.
@@ -210,12 +213,12 @@ def _reserved_option(flag: str) -> str | None:
 
 
 def choose_parallelism(nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = ()) -> Parallelism:
-    """TP = GPUs of a host and PP = hosts, unless told otherwise. `nodes` are the GPUs of each host, the head first.
+    """TP = GPUs of a host and PP = hosts, unless given. `nodes` are the GPUs of each host, the head first.
 
-    `names` are those of the hosts, to say which of them idle.
+    `names` are those of the hosts, to name those that idle.
 
     Raises:
-        UsageError: it cannot be laid out so, with what can.
+        UsageError: the GPUs cannot be split so; names a split that works.
     """
     total = sum(nodes)
     if not nodes or min(nodes) < 1:
@@ -230,7 +233,7 @@ def choose_parallelism(nodes: Sequence[int], tp: int | None, pp: int | None, nam
     if tp * pp < total:
         reasons.append(_idle(nodes, tp * pp, names))
     if len(nodes) > 1 and any(count % tp for count in nodes):
-        reasons.append(f"TP={tp} crosses hosts: every layer waits for the network, which only RDMA makes bearable")
+        reasons.append(f"TP={tp} spans hosts: each layer runs an all-reduce over the network; needs RDMA")
     return Parallelism(tp, pp, tuple(reasons))
 
 
@@ -251,13 +254,13 @@ def _idle(nodes: Sequence[int], used: int, names: Sequence[str]) -> str:
 def _sizes(nodes: Sequence[int], tp: int | None, pp: int | None) -> tuple[int, int, list[str]]:
     total = sum(nodes)
     if tp is not None and pp is not None:
-        return tp, pp, [f"TP={tp} and PP={pp} as told"]
+        return tp, pp, [f"TP={tp}, PP={pp} (from the command line)"]
     if tp is not None:
         pp = _other("--tp", tp, total)
-        return tp, pp, [f"TP={tp} as told, PP={pp}: {total} GPUs in groups of {tp}"]
+        return tp, pp, [f"TP={tp} (from the command line), PP={pp}: {total} GPUs in groups of {tp}"]
     if pp is not None:
         tp = _other("--pp", pp, total)
-        return tp, pp, [f"PP={pp} as told, TP={tp}: {total} GPUs over {count(pp, 'stage')}"]
+        return tp, pp, [f"PP={pp} (from the command line), TP={tp}: {total} GPUs over {count(pp, 'pipeline stage')}"]
     return _by_itself(nodes)
 
 

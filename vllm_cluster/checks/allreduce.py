@@ -1,4 +1,4 @@
-"""What the ranks told of a trial, and which host or link that blames."""
+"""The results of all-reduce trials, and the host or link at fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRY = 'environment: {NCCL_P2P_DISABLE: "1"}, then {NCCL_NVLS_ENABLE: "0"}, then
 
 @dataclass(frozen=True)
 class AllReduceTime:
-    """One size: the time of an all-reduce on the slowest rank, and the bus bandwidth that it means, in GB/s."""
+    """One size: the time of an all-reduce on the slowest rank, and the bus bandwidth that follows, in GB/s."""
 
     bytes: int
     seconds: float
@@ -31,7 +31,7 @@ class AllReduceTime:
 
 @dataclass
 class Trial:
-    """One all-reduce among some hosts: `ranks` says which rank is on which host."""
+    """One all-reduce among some hosts; `ranks` maps each rank to its host."""
 
     ranks: Mapping[int, str]
     sizes: Sequence[int]
@@ -41,7 +41,7 @@ class Trial:
     wrong: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     log: dict[str, None] = field(default_factory=dict)
-    # Ranks that ended without a word: who told of an error mostly tells of them.
+    # Ranks that exited without an error: the errors of other ranks are mostly caused by these.
     died: list[int] = field(default_factory=list)
     # The rest was stopped by us; `given_up` where nothing had failed, and they hung.
     stopped: bool = False
@@ -53,7 +53,7 @@ class Trial:
         return tuple(dict.fromkeys(self.ranks.values()))
 
     def update(self, rank: int, row: Mapping[str, Any]) -> bool:
-        """Take in what a rank says; whether it is a step further now. What nobody can say is not heard."""
+        """Apply a rank's message; return whether the rank advanced. Malformed messages are ignored."""
         step, size, taken = row.get("step"), row.get("bytes"), row.get("seconds")
         if rank not in self.ranks:
             return False
@@ -123,7 +123,7 @@ class Trial:
 
 
 def binary(size: int) -> str:
-    """Bytes as people say them: 64 KiB."""
+    """Bytes in binary units: 64 KiB."""
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
@@ -146,25 +146,25 @@ def rounds(hosts: Sequence[str]) -> Iterator[list[Pair]]:
 
 
 def enough(pairs: Pairs) -> bool:
-    """Whether something fails, and each host in it was tried with two others: then it is the host, or the link."""
+    """Whether something fails, and each failing host was tried with two others, which separates host from link."""
     suspects = {host for pair, trial in pairs.items() if not trial.ok for host in pair}
     return bool(suspects) and all(sum(host in pair for pair in pairs) > 1 for host in suspects)
 
 
 def locate_fault(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list[Finding]:
-    """Whom the failure of all ranks together blames: hosts, links, or none of them."""
+    """The hosts or links that make all ranks together fail, or none of them."""
     guilty = [host for host, trial in alone.items() if not trial.ok]
-    found = [_host(host, f"its own ranks cannot reduce among themselves: {alone[host].why()}") for host in guilty]
+    found = [_host(host, f"all-reduce among its own ranks fails: {alone[host].why()}") for host in guilty]
     failed = {pair: trial for pair, trial in pairs.items() if not trial.ok and not set(pair) & set(guilty)}
     for host in dict.fromkeys(name for pair in failed for name in pair):
         tried = [pair for pair in pairs if host in pair and not set(pair) & set(guilty)]
         others = [pair for pair in pairs if host not in pair]
         if len(tried) > 1 and all(pair in failed for pair in tried) and any(pairs[pair].ok for pair in others):
-            found.append(_host(host, f"it works with none of {len(tried)} hosts: {failed[tried[0]].why()}"))
+            found.append(_host(host, f"all-reduce fails with each of {len(tried)} hosts: {failed[tried[0]].why()}"))
             guilty.append(host)
     for (one, other), trial in failed.items():
         if not {one, other} & set(guilty):
-            fix = f"vcluster check shows ports and MTU; then look at what lies between {one} and {other}"
+            fix = f"vcluster check tests ports and MTU; then check the network between {one} and {other}"
             alike = "; each alone works" if {one, other} <= alone.keys() else ""
             found.append(Finding("collective-link", other, f"{one} ↔ {other}: {trial.why()}{alike}", fix))
     if not found:
@@ -187,9 +187,9 @@ def slow(rows: Sequence[AllReduceTime], expected: float | None) -> bool:
 
 
 def slow_link_finding(whole: Trial, expected: float, pairs: Pairs) -> Finding:
-    """A finding that names the slow link, where pairs were tried and one stands out."""
+    """A finding that names the slow link, where pairs were tried and one is much slower."""
     best = max(row.bus for row in whole.rows())
-    text = f"all-reduce moves {best:.2f} GB/s, the link between the hosts should give {expected:.1f}"
+    text = f"all-reduce reaches {best:.2f} GB/s, the link between the hosts should reach {expected:.1f}"
     speed = {pair: max(row.bus for row in trial.rows()) for pair, trial in pairs.items() if trial.rows()}
     host = whole.hosts[0]
     if len(speed) > 1 and min(speed.values()) < MIN_BANDWIDTH_SHARE * median(speed.values()):
@@ -197,16 +197,16 @@ def slow_link_finding(whole: Trial, expected: float, pairs: Pairs) -> Finding:
         usual = median(speed.values())
         text += f"; {slowest[0]} ↔ {slowest[1]} {speed[slowest]:.2f}, pairs usually {usual:.2f}"
         host = slowest[1]
-    fix = "look at the transport that NCCL chose, the interface's speed (ethtool) and ACTIVE adapters (ibstat)"
+    fix = "check the transport that NCCL chose, the interface's speed (ethtool) and ACTIVE HCAs (ibstat)"
     return Finding("collective-slow", host, text, fix, error=False)
 
 
 def transport_findings(head: str, chosen: NcclTransport, active: Mapping[str, Sequence[str]]) -> list[Finding]:
-    """What is wrong with the way that NCCL chose; `active` are the adapters that each host could use."""
+    """Problems of the transport that NCCL chose; `active` are the HCAs that each host could use."""
     found = []
     if chosen.socket and all(active.values()) and active:
         devices = ", ".join(next(iter(active.values())))
-        text = f"NCCL goes by TCP (NET/Socket), though there are ACTIVE adapters ({devices})"
+        text = f"NCCL uses TCP (NET/Socket) although HCAs are ACTIVE ({devices})"
         fix = 'environment: {NCCL_NET: "IB"} makes it fail with the reason; see hcas in docs/inventory.md'
         found.append(Finding("collective-socket", head, text, fix, error=False))
     if chosen.indirect:

@@ -71,22 +71,22 @@ def _newer(label: str | None) -> bool:
 
 @each_host
 def name_taken(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """A container that has the name that ours would get."""
+    """A container of another owner with the name of this cluster's node."""
     for container in facts.strangers:
         if container.name == node_name(inventory.cluster):
-            text = f"a container {container.name} of {container.image} is {container.state}, and is not ours"
-            fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}; or name the cluster otherwise"
+            text = f"container {container.name} ({container.image}, {container.state}) does not belong to this cluster"
+            fix = f"on {host.name}, if it is unused: docker rm -f {container.name}; or set another name in cluster"
             yield Finding("name-taken", host.name, text, fix)
 
 
 @each_host
 def other_containers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """Containers that other ways of starting vLLM left."""
+    """Leftover containers of other vLLM launchers."""
     for container in facts.strangers:
         if OTHER_LAUNCHERS.fullmatch(container.name):
-            text = f"a container {container.name} of {container.image} is {container.state}"
-            text += ", as other ways of starting vLLM or Ray name theirs"
-            fix = f"on {host.name}, if nobody needs it: docker rm -f {container.name}"
+            text = f"container {container.name} ({container.image}, {container.state})"
+            text += " looks like a leftover of another launcher"
+            fix = f"on {host.name}, if it is unused: docker rm -f {container.name}"
             yield Finding("stale-container", host.name, text, fix, error=False)
 
 
@@ -109,7 +109,7 @@ def disk_space(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
 
 @each_host
 def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """Whether Docker can hand out GPUs, and will go on doing so."""
+    """Whether Docker can give GPUs to containers, also after a restart."""
     engine = facts.engine
     if inventory.accelerator != "nvidia" or not found_gpus(facts, "nvidia"):
         return
@@ -117,16 +117,16 @@ def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
     if not known:
         ignored = KIND in engine.cdi_specs
         cdi = "its CDI is off, so that the CDI file on the host is ignored" if ignored else "no CDI device"
-        text = f"Docker knows no way to hand out GPUs: no runtime called nvidia, no hook, {cdi}"
+        text = f"Docker cannot give GPUs to containers: no container runtime nvidia, no hook, {cdi}"
         fix = f"on {host.name}: install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure "
         yield Finding("gpu-runtime", host.name, text, f"{fix}&& sudo systemctl restart docker")
     if known[:1] == ("cdi",) and not survives_restart(engine):
-        text = f"Docker {engine.version} does not start containers with CDI devices when it starts itself"
+        text = f"Docker {engine.version} does not restart containers with CDI devices after a restart of its own"
         fix = f"on {host.name}: upgrade Docker to 28.2, or sudo nvidia-ctk runtime configure && sudo systemctl restart"
         yield Finding("cdi-restart", host.name, f"{text}: after a reboot the node stays down until vcluster up",
                       f"{fix} docker", error=False)  # fmt: skip
     if known[:1] == ("cdi",) and engine.stale_cdi:
-        text = f"the CDI file names {', '.join(engine.stale_cdi)}, which is not there"
+        text = f"the CDI file names {', '.join(engine.stale_cdi)}, which does not exist"
         fix = f"on {host.name}: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
         # Libraries carry the driver's version and go into every container; a device may be of a GPU not asked for.
         yield Finding("cdi-stale", host.name, text, fix, error=any(".so" in path for path in engine.stale_cdi))

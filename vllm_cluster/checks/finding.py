@@ -1,4 +1,4 @@
-"""One thing that is wrong, and what a check that finds such things looks like."""
+"""A finding, and the type of the checks that report findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_cluster.inventory.model import Host, Inventory
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, on which host, and what to do; only errors keep `up` from starting."""
+    """A problem on one host, with its fix; only errors keep `up` from starting."""
 
     code: str
     host: str

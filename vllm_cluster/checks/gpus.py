@@ -19,10 +19,10 @@ MAX_NAMED = 4
 
 @each_host
 def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """As many as the inventory says, and one at least."""
+    """At least as many GPUs as the inventory expects, and at least one."""
     found = found_gpus(facts, inventory.accelerator)
     if inventory.accelerator == "cpu" and host.gpu_number is not None and facts.slots is None:
-        found = host.gpu_number  # a CPU host that says nothing offers what the inventory asks
+        found = host.gpu_number  # a CPU host without a declared number offers what the inventory asks for
     kind, source = (
         ("logical GPU", "from /etc/vcluster/slots") if inventory.accelerator == "cpu" else ("GPU", "by nvidia-smi")
     )
@@ -36,9 +36,8 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
             text = f"the inventory names GPU {what}, the host has {there}{reason}"
             yield Finding("gpu-named", host.name, text, f"correct hosts.{host.name}.gpus: see nvidia-smi -L")
     elif host.gpu_number is not None and host.gpu_number > found:
-        wanted = f"{host.gpu_number} {plural(host.gpu_number, 'GPU')}"
-        text = f"the inventory says {wanted}, the host has {found} {plural(found, kind)} ({source}){reason}"
-        yield Finding("gpus-fewer", host.name, text, f"set hosts.{host.name}.gpus to {found}, or mend the host")
+        text = f"{found} {plural(found, kind)} found, inventory expects {host.gpu_number} ({source}){reason}"
+        yield Finding("gpus-fewer", host.name, text, f"set hosts.{host.name}.gpus to {found}, or repair the host")
     elif not found:
         text = f"no {kind}s ({source}) found{reason}"
         yield Finding("gpus-none", host.name, text, "install the NVIDIA driver, or take the host out of the inventory")
@@ -46,7 +45,7 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
 
 @each_host
 def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """What the driver's short answer tells: memory in use, MIG, errors of memory."""
+    """Problems in `nvidia-smi --query-gpu`: memory in use, MIG, memory errors."""
     if inventory.accelerator != "nvidia":
         return
     wanted = gpus.chosen(host, facts)
@@ -55,7 +54,7 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         used = ", ".join(f"{gpu.used_mib} of {gpu.memory_mib} MiB of GPU {gpu.index}" for gpu in busy[:MAX_NAMED])
         yield Finding("gpu-busy", host.name, f"in use: {used}{_users(facts)}", _stop(host.name), error=False)
     if split := [gpu.index for gpu in wanted if gpu.mig]:
-        text = f"MIG is on for GPU {_list(split)}: a process sees one slice of it at most"
+        text = f"MIG is on for GPU {_list(split)}: a process sees at most one slice"
         fix = f"on {host.name}: sudo nvidia-smi -i {_list(split)} -mig 0"
         yield Finding("mig", host.name, text, fix, error=False)
     if wrong := {gpu.index: gpu.ecc_errors for gpu in wanted if gpu.ecc_errors}:
@@ -91,7 +90,7 @@ def _users(facts: HostFacts) -> str:
 
 @each_host
 def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """What the driver's long answer and the kernel's log tell."""
+    """Problems in `nvidia-smi -q` and the kernel log."""
     details = facts.details
     if inventory.accelerator != "nvidia" or details is None:
         return
@@ -102,7 +101,7 @@ def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
         yield Finding("xid", host.name, text, fix, error=False)
     for index, gpu in enumerate(details.health):
         if what := [*gpu.repair_pending, *([f"action: {gpu.recovery}"] if gpu.recovery else [])]:
-            text = f"GPU {index} waits for a repair: {', '.join(what)}"
+            text = f"GPU {index} needs a repair: {', '.join(what)}"
             yield Finding("gpu-repair", host.name, text, _reset(host.name, [index]), error=False)
     if dead := [f"{links.total - links.active} of {links.total} on GPU {links.gpu}" for links in details.links
                 if 0 < links.active < links.total]:  # fmt: skip

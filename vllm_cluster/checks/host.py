@@ -25,7 +25,7 @@ def paths(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
             text = f"{volume.source}, a volume of the inventory, does not exist"
             yield Finding("volume", host.name, text, f"on {host.name}: mkdir -p {volume.source}, or correct volumes")
     if inventory.model_cache in facts.missing_paths:
-        text = f"the model cache {inventory.model_cache} does not exist and will be made"
+        text = f"model cache {inventory.model_cache} does not exist; vcluster up creates it"
         yield Finding("model-cache", host.name, text, "correct model_cache if models are elsewhere", error=False)
 
 
@@ -71,7 +71,7 @@ def hostnames(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]
     for name, host in facts.items():
         first = seen.setdefault(host.hostname, name) if host.hostname else name
         if first != name:
-            text = f"its hostname {host.hostname} is that of {first}: logs cannot be told apart"
+            text = f"hostname {host.hostname} is also that of {first}: logs show both under one name"
             yield Finding("same-hostname", name, text, f"on {name}: sudo hostnamectl set-hostname {name}", error=False)
 
 

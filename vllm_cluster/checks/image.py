@@ -42,12 +42,13 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
         return
     base = find_image(inventory.image, facts.images)
     if base is None:
-        text = f"{inventory.image} is not here: up pulls it"
-        fix = f"to have it beforehand: docker pull {inventory.image}"
+        text = f"image {inventory.image} is not on the host: vcluster up pulls it"
+        fix = f"to pull it now: docker pull {inventory.image}"
         yield Finding("image-absent", host.name, text, fix, error=False)
     elif find_image(node_image_name(base.id, inventory.ray), facts.images) is None:
         text = (
-            f"up has not looked into {inventory.image} yet: unless it brings a Ray that fits, it adds {inventory.ray}"
+            f"vcluster up has not inspected {inventory.image} yet; "
+            f"it adds Ray {inventory.ray} unless the image has one that fits"
         )
-        fix = "none needed: this machine downloads the wheels, so pip here must reach an index"
+        fix = "none needed; this machine downloads the wheels, so pip here must reach a package index"
         yield Finding("ray-layer", host.name, text, fix, error=False)

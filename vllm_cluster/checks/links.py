@@ -1,4 +1,4 @@
-"""What the hosts saw of each other, and what is wrong with the links between them."""
+"""The results of the link test, and the problems of the links between hosts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _EVERYWHERE = (
 )
 _ON_THE_HEAD = ("gcs", "client_server")
 
-# How a port failed: the finding's code, and what is said of it.
+# How a port failed: the finding's code and message.
 _FAILED = {
     "silent": ("link-silent", "no answer (a firewall drops it)"),
     "refused": ("link-refused", "refused (a firewall rejects it, or another machine has this address)"),
-    "unreachable": ("link-unreachable", "the network says that it cannot be reached"),
-    "mute": ("link-foreign", "it connects and nobody answers (a proxy, NAT or another machine)"),
-    "foreign": ("link-foreign", "something else answers (a proxy, NAT or another machine with this address)"),
+    "unreachable": ("link-unreachable", "unreachable (the network reports no route)"),
+    "mute": ("link-foreign", "connected, but no reply (proxy, NAT or another machine)"),
+    "foreign": ("link-foreign", "another program replied (proxy, NAT or another machine with this address)"),
 }
 
 
@@ -46,10 +46,10 @@ class HostAddress:
 
 @dataclass(frozen=True)
 class LinkResult:
-    """What one host saw of another; `bad` maps a port's name to how it failed.
+    """The result of testing one link; `bad` maps a port's name to how it failed.
 
     `mtu` is the largest packet that the source would send, `passes` the largest that arrived; None: not known.
-    `block` says whether a large block arrives over TCP ("ok", "hangs"), None where nothing could be tried.
+    `block` is whether a large block arrives over TCP ("ok", "hangs"), None if it was not tried.
     """
 
     source: str
@@ -74,10 +74,10 @@ def _shown(key: str) -> str:
 
 
 def parse_link_result(source: str, target: str, names: Mapping[int, str], row: Mapping[str, Any]) -> LinkResult:
-    """One line of a probe as what it says; it comes from a host, so nothing is taken as it is.
+    """Parse one line of a link test; it comes from a host, so every field is validated.
 
     Raises:
-        ValueError: no such line.
+        ValueError: not a line of a link test.
     """
     bad = row.get("bad")
     if not isinstance(bad, dict):
@@ -86,7 +86,7 @@ def parse_link_result(source: str, target: str, names: Mapping[int, str], row: M
     for port, word in bad.items():
         name = names.get(int(port)) if str(port).isdecimal() else None
         if name is None or word not in _FAILED:
-            raise ValueError("a line with a port that nobody asked about")
+            raise ValueError("a line with a port that was not tested")
         failed[name] = word
     seen, ms, block = row.get("seen"), row.get("ms"), row.get("block")
     return LinkResult(
@@ -117,14 +117,14 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Group:
-    """Pairs that fail alike, and the words for where that is."""
+    """Pairs that fail alike, and the text for where that is."""
 
     where: str
     pairs: tuple[Pair, ...]
 
 
 def link_findings(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> list[Finding]:
-    """What is wrong, each said once: for a pair, for a host that fails with all others, or for all hosts."""
+    """All problems, each reported once: for a pair, for a host that fails with all others, or for all hosts."""
     known = {(each.source, each.target): each for each in ways}
     hosts = {host for pair in known for host in pair}
     closed: dict[tuple[str, frozenset[str]], set[Pair]] = {}
@@ -183,9 +183,9 @@ def _closed(
     # A host that reaches nobody is where to look; else the one that does not answer.
     host = source if len(group.pairs) > 1 and {one for one, _ in group.pairs} == {source} else target
     if code == "link-foreign":
-        fix = f"on {source}: ip neigh show {places[target].address}; the way there must have no NAT and no proxy"
+        fix = f"on {source}: ip neigh show {places[target].address}; remove NAT and proxies from this path"
     elif code == "link-unreachable":
-        fix = f"on {source}: ip route get {places[target].address}; then look at the firewall of {target}"
+        fix = f"on {source}: ip route get {places[target].address}; then check the firewall of {target}"
     else:
         several = len({one for _, one in group.pairs}) > 1 and host == target
         fix = _open(
@@ -219,7 +219,7 @@ def _cut(
     fix += f"on {source}: sudo ip link set dev {places[source].interface} mtu {less or 1400}"
     if block == "hangs":
         return Finding("link-mtu", source, f"{group.where}: small messages pass, large ones hang: {size}", fix)
-    text = f"{group.where}: {size}; TCP copes with that, RDMA does not"
+    text = f"{group.where}: {size}; TCP tolerates this, RDMA does not"
     return Finding("link-mtu-differs", source, text, fix, error=False)
 
 
@@ -230,6 +230,6 @@ def _sources(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> I
         if each.seen is None or each.seen == str(ip_address(planned)) or (each.source, each.seen) in reported:
             continue
         reported.add((each.source, each.seen))
-        text = f"{each.target} sees it come from {each.seen}, the inventory says {planned}: another interface, or NAT"
+        text = f"{each.target} sees source address {each.seen}, inventory expects {planned}: another interface, or NAT"
         fix = f"on {each.source}: ip route get {places[each.target].address}; one interface a network, and no NAT"
         yield Finding("link-source", each.source, text, fix, error=False)

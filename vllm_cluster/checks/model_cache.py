@@ -38,17 +38,17 @@ def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
 def incomplete_files(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Files that are not whole."""
     if facts.details and facts.details.incomplete:
-        text = f"downloads broke off, or are under way: {facts.details.incomplete[0]}"
-        fix = f"on {host.name}: hf download MODEL goes on with it; it fetches only what is missing"
+        text = f"incomplete downloads (interrupted or running): {facts.details.incomplete[0]}"
+        fix = f"on {host.name}: hf download MODEL (resumes, fetches only what is missing)"
         yield Finding("cache-incomplete", host.name, text, fix, error=False)
     if facts.details and facts.details.dangling:
-        text = f"links of the cache lead nowhere: {facts.details.dangling[0]}"
-        fix = "copy models with what links lead to (rsync --copy-unsafe-links), or download them there"
+        text = f"broken symlinks in the model cache: {facts.details.dangling[0]}"
+        fix = "copy models with the files behind symlinks (rsync --copy-unsafe-links), or download them there"
         yield Finding("cache-links", host.name, text, fix, error=False)
 
 
 def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """Models that lie on some hosts alone, or in another revision."""
+    """Models that only some hosts have, or that differ in revision."""
     held = {name: host.details.revisions for name, host in facts.items() if host.details}
     models = sorted({model for revisions in held.values() for model in revisions})
     for name, revisions in held.items():
@@ -60,7 +60,7 @@ def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterato
         commits = {name: revisions[model] for name, revisions in held.items() if model in revisions}
         for name, commit, common in outliers(commits):
             text = f"{model.replace('--', '/')} is at {commit[:12]}, on other hosts at {common[:12]}"
-            fix = f"serve with --revision={common}, or download it anew on {name}"
+            fix = f"serve with --revision={common}, or download that revision on {name}"
             yield Finding("revision-differs", name, text, fix, error=False)
 
 

@@ -27,7 +27,7 @@ def _nic(host: Host, facts: HostFacts) -> Nic | None:
 def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """The host's address on one of its interfaces, and a way to each other host."""
     if not facts.nics:
-        text = "`ip -j addr` tells nothing: its interfaces, addresses and routes are not known"
+        text = "`ip -j addr` prints nothing: interfaces, addresses and routes are unknown"
         yield Finding("ip-missing", host.name, text, f"on {host.name}: install iproute2 (busybox' ip has no -j)")
         return
     if facts.interface_of(host.address) is None:
@@ -49,19 +49,19 @@ def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
 
 @each_host
 def kinds(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """An interface that is no way for tensors."""
+    """An interface that is unfit for NCCL traffic."""
     nic = _nic(host, facts)
     if nic is None or len(inventory.hosts) == 1:
         return
     if _inner(nic):
-        text = f"{nic.name}, which tensors would take, is a tunnel or a bridge for containers ({nic.kind or 'by name'})"
+        text = f"{nic.name} carries NCCL traffic and is a tunnel or a container bridge ({nic.kind or 'by name'})"
         others = (
             f"{other.addresses[0]} ({other.name})" for other in facts.nics if other.addresses and not _inner(other)
         )
         fix = f"set hosts.{host.name}.address to that of a network card; it has {', '.join(others) or 'none'}"
         yield Finding("tunnel", host.name, text, fix, error=False)
     if nic.state in ("DOWN", "LOWERLAYERDOWN"):
-        text = f"{nic.name}, which tensors would take, is {nic.state}"
+        text = f"{nic.name} carries NCCL traffic and is {nic.state}"
         fix = f"on {host.name}: cable it, or ip link set {quote(nic.name)} up"
         yield Finding("nic-down", host.name, text, fix, error=False)
 
@@ -112,16 +112,16 @@ def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> It
 
 @each_host
 def hostname(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
-    """A host whose own name leads to itself alone, or nowhere."""
+    """A host whose own name resolves to a loopback address, or not at all."""
     resolves = facts.details.resolves if facts.details else None
     if resolves is None:
         return
     fix = f"in /etc/hosts of {host.name}, give its own name the address {host.address}"
     if local := [address for address in resolves if _loopback(address)]:
-        text = f"its hostname {facts.hostname} means {', '.join(local)}"
+        text = f"hostname {facts.hostname} resolves to {', '.join(local)}"
         yield Finding("hostname-loopback", host.name, text, fix, error=False)
     elif not resolves:
-        text = f"its hostname {facts.hostname} means no address"
+        text = f"hostname {facts.hostname} does not resolve"
         fix = f"on {host.name}: echo {quote(f'{host.address} {facts.hostname}')} | sudo tee -a /etc/hosts"
         yield Finding("hostname-unknown", host.name, text, fix, error=False)
 
@@ -137,7 +137,7 @@ def _loopback(address: str) -> bool:
 def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Ports that something else listens on."""
     if has_node(inventory, facts, "running", "paused"):
-        return  # what listens is ours; a paused one goes on listening
+        return  # the node itself listens; a paused one keeps its ports
     wanted = ["node_manager", "object_manager", "dashboard_agent", "runtime_env_agent"]
     wanted += ["gcs", "dashboard", "client_server", "api"] if host.name == inventory.head_name else []
     for key in wanted:
@@ -145,7 +145,7 @@ def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
 
 
 def endpoint(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """The endpoint's port, where nodes run and nothing is served: then it is not ours that listens."""
+    """The endpoint's port, where nodes run and no model is served: another program listens then."""
     head = inventory.head_name
     if head in facts and has_node(inventory, facts[head], "running", "paused"):
         yield from _taken(inventory, head, facts[head], "api")
@@ -154,7 +154,7 @@ def endpoint(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[F
 def _taken(inventory: Inventory, host: str, facts: HostFacts, key: str) -> Iterator[Finding]:
     port = getattr(inventory.ports, key)
     if port in facts.listening:
-        text = f"port {port} is taken (ports.{key})"
-        fix = f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.{key}"
+        text = f"port {port} is already in use (ports.{key})"
+        fix = f"on {host}: ss -ltnp 'sport = :{port}', then stop that process, or set ports.{key}"
         # Only `serve` needs the endpoint's, and on one address.
         yield Finding("port", host, text, fix, error=key != "api")

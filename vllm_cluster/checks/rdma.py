@@ -32,7 +32,7 @@ def devices(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     wanted = {"/dev/infiniband/rdma_cm", *(device for hca in used for device in hca.uverbs)}
     lacking = sorted(wanted - set(facts.rdma_devices))
     if used and lacking:
-        text = f"{used[0].device} is ACTIVE, and {', '.join(lacking)} is not there"
+        text = f"{used[0].device} is ACTIVE, but {', '.join(lacking)} does not exist"
         fix = f"on {host.name}: sudo modprobe -a rdma_ucm ib_uverbs, or set hosts.{host.name}.hcas to []"
         yield Finding("rdma-device", host.name, text, fix)
 
@@ -42,7 +42,7 @@ def idle(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding
     """Adapters that are there and carry nothing."""
     if facts.hcas and host.hcas is None and len(inventory.hosts) > 1 and not hcas(host, facts):
         states = ", ".join(f"{hca.device} port {hca.port} is {hca.state}" for hca in facts.hcas[:4])
-        text = f"no adapter is ACTIVE, so NCCL takes TCP: {states}"
+        text = f"no HCA is ACTIVE, so NCCL uses TCP: {states}"
         fix = f"on {host.name}: cable it; InfiniBand needs a subnet manager: ibstat"
         yield Finding("hca-idle", host.name, text, fix, error=False)
 
@@ -52,7 +52,7 @@ def unused(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Adapters that carry traffic and are left to others: storage has its own."""
     if rest := left_out(host, facts, gpus.chosen(host, facts)):
         names = "; ".join(f"{port.device} ({why})" for port, why in rest)
-        text = f"NCCL does not get every ACTIVE adapter: {names}"
+        text = f"NCCL does not use every ACTIVE HCA: {names}"
         fix = f"none needed; to choose otherwise, name the devices in hosts.{host.name}.hcas"
         yield Finding("hca-left", host.name, text, fix, error=False)
 
@@ -65,7 +65,7 @@ def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Find
         words = sorted({f"{hca.link_layer} at {hca.rate}" for hca in used})
         kinds[name] = f"{len(used)} ({', '.join(words)})" if used else "none"
     for name, kind, common in outliers(kinds):
-        text = f"its ACTIVE adapters: {kind}; those of other hosts: {common}"
+        text = f"ACTIVE HCAs: {kind}; on other hosts: {common}"
         fix = f"on {name}: ibstat; or name the same kind everywhere with hosts.{name}.hcas"
         yield Finding("hcas-differ", name, text, fix, error=False)
 
@@ -77,14 +77,14 @@ def direct(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
     if details is None or inventory.accelerator != "nvidia" or not (facts.gpus and hcas(host, facts)):
         return
     if not details.peermem and not details.open_driver:
-        text = "nvidia_peermem is not loaded, and the driver is not the open one, which would do without (DMA-BUF)"
+        text = "nvidia_peermem is not loaded, and the driver is not the open one, which needs no module (DMA-BUF)"
         yield Finding("peermem", host.name, text, f"on {host.name}: sudo modprobe nvidia_peermem", error=False)
     if details.iommu.startswith("DMA"):
         text = f"the IOMMU translates every access ({details.iommu})"
         fix = f"on {host.name}: add iommu=pt to the kernel's command line and reboot"
         yield Finding("iommu", host.name, text, fix, error=False)
     if details.acs:
-        text = "PCI ACS sends traffic between GPU and adapter through the processor"
+        text = "PCI ACS sends traffic between GPU and HCA through the CPU"
         fix = f"on {host.name}: turn ACS off in the firmware, or with setpci on each bridge at boot"
         yield Finding("acs", host.name, text, fix, error=False)
 

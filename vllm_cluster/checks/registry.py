@@ -1,4 +1,4 @@
-"""All checks in order: those that `up` makes by itself, and those that a longer look allows."""
+"""All checks in order: those that `up` runs, and those that need details."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_cluster.inventory.model import Inventory
 
 __all__ = ["Finding", "check_all", "engine_problem", "preflight", "unseen"]
 
-# Cheap, and worth interrupting somebody who wants the cluster up.
+# Cheap, and worth interrupting `up` for.
 _ALWAYS: Sequence[Check] = (
     gpus.count,
     gpus.state,
@@ -34,7 +34,7 @@ _ALWAYS: Sequence[Check] = (
     network.mtu,
     image.one,
 )
-# What needs the longer look, and what a cluster can live with.
+# What needs details, and what a cluster can live with.
 _ON_DEMAND: Sequence[Check] = (
     docker.other_containers,
     members.left,
@@ -79,7 +79,7 @@ def preflight(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Fin
 
 
 def check_all(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Finding, ...]:
-    """As `preflight`, with everything that the details tell, and with hosts whose Docker cannot be used."""
+    """As `preflight`, plus the checks that need details, plus hosts whose Docker cannot be used."""
     engines = (finding for entry in facts.values() if (finding := engine_problem(entry)))
     checks = (finding for check in (*_ALWAYS, *_ON_DEMAND) for finding in check(inventory, facts))
     return _ordered((*engines, *checks))
@@ -94,7 +94,7 @@ def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def unseen(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[NotChecked, ...]:
-    """What the hosts did not tell, so that silence is not taken for health."""
+    """What could not be checked, so that missing facts do not pass for health."""
     return tuple(
         NotChecked(name, what, why) for name, entry in facts.items() for what, why in _unseen(inventory, name, entry)
     )
@@ -103,18 +103,18 @@ def unseen(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[NotChe
 def _unseen(inventory: Inventory, name: str, facts: HostFacts) -> Iterator[tuple[str, str]]:
     details = facts.details
     if facts.engine.problem:
-        yield "its containers, images and room for them", "Docker does not answer"
+        yield "containers, images and their disk space", "Docker does not answer"
     if details is None:
         return
     if inventory.accelerator == "nvidia" and facts.gpus:
         if details.xids is None:
             yield "Xid errors", "its kernel log is for root: sudo sysctl kernel.dmesg_restrict=0"
         if not details.health:
-            yield "the GPUs' health", "`nvidia-smi -q -x` gave nothing whole within 20 s"
+            yield "the GPUs' health", "`nvidia-smi -q -x` gave no complete output within 20 s"
     if hcas(inventory.hosts[name], facts) and details.acs is None:
-        yield "PCI ACS", "lspci is not there, or shows it to root alone"
+        yield "PCI ACS", "lspci is missing, or shows it only to root"
     if details.resolves is None:
-        yield "what its hostname means", "getent is not there, or no name server answers"
+        yield "its hostname's addresses", "getent is missing, or no name server answers"
     if details.image is None and not facts.engine.problem:
         yield "the image's processor and CUDA", f"{inventory.image} is not on the host yet"
     if not facts.memory:

@@ -1,4 +1,4 @@
-"""What a longer look at a host tells beside its facts; None and empty mean that it could not be known."""
+"""The details of a host, which take longer than its facts; None and empty mean unknown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """What `nvidia-smi -q` says of one GPU beyond its size; the words are the driver's own."""
+    """Output of `nvidia-smi -q` for one GPU beyond its size; the values are the driver's own texts."""
 
     uuid: str
     bus: str = ""

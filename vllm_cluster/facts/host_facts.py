@@ -13,7 +13,7 @@ from vllm_cluster.facts.details import Details
 class Nic:
     """A network interface; addresses are written as ``10.0.0.1/24``, `kind` is what `ip -d` calls it: tun, bond, …
 
-    `speed` is in Mbit/s, 0 where the driver does not say; `leased` is true where an address came with a lifetime.
+    `speed` is in Mbit/s, 0 where unknown; `leased` is true where an address came with a lifetime.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Hca:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where it does not say.
+    """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where unknown.
 
     `unified` is one that has no memory of its own: `memory_mib` is then the host's, less what that needs itself.
     `path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
@@ -92,10 +92,10 @@ class Gid:
 
 @dataclass(frozen=True)
 class DockerFacts:
-    """The Docker engine of a host; `problem` says why it does not answer, in the client's own words.
+    """The Docker daemon of a host; `problem` is the client's error if it does not answer.
 
-    `cdi_specs` are the kinds of device that CDI files on the host describe. Whether the engine reads such files is
-    `cdi`, None where its client does not say, and `cdi_devices` are those that it found in them, where it tells.
+    `cdi_specs` are the kinds of device that CDI files on the host describe. Whether Docker reads such files is
+    `cdi`, None where unknown, and `cdi_devices` are those that Docker lists, where it does.
     """
 
     version: str = ""
@@ -140,16 +140,16 @@ class Image:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """Everything that one look at a host tells; sizes in bytes, the clock in seconds since 1970.
+    """Everything observed on one host; sizes in bytes, the clock in seconds since 1970.
 
-    `asked` is when it was asked, on a clock of ours: of many hosts, some are asked later than others.
-    `slots` is the number of logical GPUs that a CPU host offers, None where it says nothing.
-    `routes` maps each address that was asked for to the interface that leads there, None for none.
+    `asked` is when it was asked, on the local clock: of many hosts, some are asked later than others.
+    `slots` is the number of logical GPUs that a CPU host offers, None where undeclared.
+    `routes` maps each address that was asked for to its outgoing interface, None without a route.
     `volumes` are the labels by name of the volumes of a cluster of this name, asked for where no node has an id.
     `record` is what a head remembers of its members.
     `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
-    /dev/infiniband; `gpu_problem` what nvidia-smi said in the place of a row. `details`, and `strangers`, the
-    containers that are no cluster's of ours, are there only where they were asked for.
+    /dev/infiniband; `gpu_problem` what nvidia-smi printed in place of GPUs. `details`, and `strangers`, the
+    containers of other owners, are set only where they were asked for.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""What `nvidia-smi` says of the GPUs' health, out of its XML and of its table of links."""
+"""GPU health and NVLinks, parsed from the output of `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NvidiaSmiReport:
 
 
 def parse_smi(text: str, cgroups: Mapping[int, str]) -> NvidiaSmiReport:
-    """What `nvidia-smi -q -x` printed; nothing where it is not whole. `cgroups` tells of each process."""
+    """Parse `nvidia-smi -q -x`; empty if the XML is incomplete. `cgroups` are those of the processes."""
     if len(text) > MAX_XML_BYTES or "<!ENTITY" in text:
         return NvidiaSmiReport()
     parser = XMLParser()  # noqa: S314
@@ -49,7 +49,7 @@ def parse_smi(text: str, cgroups: Mapping[int, str]) -> NvidiaSmiReport:
 
 
 def _text(element: Element, path: str) -> str:
-    """The words at a path, empty where nothing or nothing to the point stands."""
+    """The text at a path, empty where there is none or it is a placeholder."""
     words = (element.findtext(path) or "").strip()[:200]
     return "" if words in ("N/A", "None", "[N/A]") else words
 

@@ -21,7 +21,7 @@ _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})+")
 
 
 class _Sections(dict[str, str]):
-    """The text of each section; one that is not there says nothing."""
+    """The text of each section; a missing one is empty."""
 
     def __missing__(self, name: str) -> str:
         return ""

@@ -10,7 +10,7 @@ MAX_LINE = 1000
 
 
 def number(text: object) -> int | None:
-    """A whole number that is not negative, None for whatever else stands there (``N/A``, nothing, a word)."""
+    """A non-negative integer, None for any other value (``N/A``, nothing, a word)."""
     words = str(text).split()
     digits = words[0] if words else ""
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None

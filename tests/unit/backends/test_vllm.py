@@ -150,8 +150,8 @@ def test_layouts(nodes: list[int], tp: int | None, pp: int | None, expected: tup
 
 
 def test_reasons_say_what_is_bad_about_a_layout() -> None:
-    assert any("crosses hosts" in reason for reason in vllm.choose_parallelism([2, 2], 4, None).reasons)
-    assert any("crosses hosts" in reason for reason in vllm.choose_parallelism([3, 3], 2, None).reasons)
+    assert any("spans hosts" in reason for reason in vllm.choose_parallelism([2, 2], 4, None).reasons)
+    assert any("spans hosts" in reason for reason in vllm.choose_parallelism([3, 3], 2, None).reasons)
     assert any("2 of the 4 GPUs stay idle" in reason for reason in vllm.choose_parallelism([2, 2], 1, 2).reasons)
     assert vllm.choose_parallelism([2, 2], None, None).reasons == ("TP=2: GPUs of each host", "PP=2: hosts")
 

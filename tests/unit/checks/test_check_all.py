@@ -225,9 +225,9 @@ def test_an_image_that_must_be_pulled() -> None:
     [
         ({"xids": None}, "Xid errors"),
         ({"health": ()}, "the GPUs' health"),
-        ({"resolves": None}, "what its hostname means"),
+        ({"resolves": None}, "its hostname's addresses"),
         ({"memory": 0}, "its memory"),
-        ({"engine": DockerFacts(problem="no answer")}, "its containers, images and room for them"),
+        ({"engine": DockerFacts(problem="no answer")}, "containers, images and their disk space"),
     ],
 )
 def test_what_was_not_seen_is_said(odd: dict[str, Any], what: str) -> None:

@@ -107,7 +107,7 @@ def test_another_source_address_is_told_once_for_all_who_see_it() -> None:
     broken = {("gpu3", other): {"seen": "10.0.9.9"} for other in ("gpu1", "gpu2")}
     (found,) = link_findings(seen(3, broken), PLACES)
     assert (found.code, found.host, found.error) == ("link-source", "gpu3", False)
-    assert "10.0.9.9, the inventory says 10.0.0.3" in found.text
+    assert "10.0.9.9, inventory expects 10.0.0.3" in found.text
 
 
 hosts_and_faults = st.integers(2, 6).flatmap(

@@ -72,7 +72,7 @@ def test_the_port_of_the_endpoint_is_looked_at_while_nodes_run_and_serve_nothing
         "port",
         "gpu1",
         False,
-        "port 8000 is taken (ports.api)",
+        "port 8000 is already in use (ports.api)",
     )
     # Where no node runs, the check of all ports has it.
     assert list(endpoint(world.inventory(), world.hosts(gpu1={"listening": frozenset({8000})}))) == []

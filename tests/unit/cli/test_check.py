@@ -31,7 +31,7 @@ def test_what_is_true_of_several_hosts_is_said_once(capsys: pytest.CaptureFixtur
         "  why: Ray, or the endpoint, could not listen.",
         "  do:  end it",
         "warning clock  gpu1, gpu2: it is late",
-        "  why: Tokens and TLS fail, and logs cannot be put in order.",
+        "  why: Tokens and TLS fail, and log lines of several hosts cannot be ordered.",
         "  do:  set it",
         "",
         "not checked on gpu1, gpu2: Xid errors (forbidden)",

@@ -181,11 +181,11 @@ WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"]}
             ["ssh -t -F 'a b' -p 22 me@10.0.0.1 'sudo usermod -aG docker $USER'", "then log in again"],
         ),
         (
-            "on gpu1, if nobody needs it: docker rm -f ray_head; or name the cluster otherwise",
+            "on gpu1, if it is unused: docker rm -f ray_head; or set another name in cluster",
             [
-                "on gpu1, if nobody needs it:",
+                "on gpu1, if it is unused:",
                 "ssh -F 'a b' -p 22 me@10.0.0.1 'docker rm -f ray_head'",
-                "or name the cluster otherwise",
+                "or set another name in cluster",
             ],
         ),
         ("on gpu1: install iproute2", ["on gpu1: install iproute2"]),
