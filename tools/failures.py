@@ -20,6 +20,7 @@ SECTIONS = (
     ("60", "Model and tokens"),
     ("71", "More of vLLM"),
     ("74", "Starts that fail at once, and what many causes share"),
+    ("87", "Drivers, downloads, images, and models that vLLM does not know"),
 )
 HEAD = """# Failures
 

@@ -70,7 +70,7 @@ CEILINGS = {
     "core": 22,
     "debug_log": 3,
     "docker": 24,
-    "docs": 145,
+    "docs": 136,
     "errors": 9,
     "events": 1,
     "explain": 45,

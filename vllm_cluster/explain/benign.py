@@ -58,6 +58,14 @@ PROGRESS = (
     "vLLM is using nccl",
 )
 STRONG = re.compile(rb'Application startup complete|"POST /[^"\n]{1,300}" 200')
+# These only announce a traceback, whose last line tells what happened.
+ANNOUNCED = (
+    "Traceback",
+    "Error in chat completion",
+    "Error in completion",
+    "Exception in worker",
+    "Exception in ASGI application",
+)
 # A new start of vLLM: what was said before it belongs to an earlier run.
 START = ("vLLM API server version", "non-default args:")
 # The node program's own word for it, in the log that holds all attempts.
@@ -73,5 +81,5 @@ POSSIBLE = re.compile(r"Possible reasons include|There are some potential root c
 TROUBLE = re.compile(
     r"^(?:Traceback \(|[\w.]{0,120}(?:Error|Exception|Exit)\b:?)"
     r"|\b(?:ERROR|CRITICAL|FATAL)\b|\b[Ee]rror:|: error\b|panic:|Segmentation fault|core dumped|^Killed\b|^Aborted\b"
-    r"|^\[[\d\- :,.]{19,27} [EFC] |^\[[EF]\d{3,4} \d\d:"
+    r"|^\[[\d\- :,.]{19,27} [EFC] |^\[[EF]\d{3,4} \d\d:|\bNCCL WARN\b"
 )

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from vllm_cluster.explain import (
     benign,
     failures_host,
+    failures_image,
     failures_model,
+    failures_more,
     failures_network,
     failures_ray,
     failures_serve,
@@ -23,6 +25,8 @@ _EVERY = (
     *failures_serve.FAILURES,
     *failures_model.FAILURES,
     *failures_start.FAILURES,
+    *failures_image.FAILURES,
+    *failures_more.FAILURES,
 )
 
 
@@ -64,7 +68,11 @@ SIGNS = (
 )
 
 # Pieces of words that many signs and most lines of trouble share, whole needles for the rest: see `candidate_lines`.
-_SHARED = ("rror", "not ", "ailed", "nable", "emory", "annot", "imed out", "NCCL", "ibv_", "xception", "ERROR")
+_SHARED = (
+    *("rror", "not ", "ailed", "nable", "emory", "annot", "imed out", "NCCL", "ibv_", "xception", "ERROR"),
+    *("nvalid", "onnect", " than ", "must ", " module", "availabl", "ied ", "river", "manifest", "_STATUS_", "space"),
+    *("ound", "ther ", "has ", "unre", " should ", "GPU ", "ted:", "ute ", "ded with", " fatal", "atch"),
+)
 _TROUBLE = ("CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "core dumped", "Killed", "Aborted")
 _WHOLE = dict.fromkeys(
     (*(known.needle for known in SIGNS), *benign.START, benign.OWN_START, benign.OWN_STOP, *benign.RAY_START, *_TROUBLE)

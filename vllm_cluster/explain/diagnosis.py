@@ -115,7 +115,7 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
         harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
         survived=tuple(survived),
         earlier=tuple(sorted(seen.earlier.items())),
-        trouble=tuple(seen.trouble[-MAX_LINES * 2 :]) if kind == "unknown" else (),
+        trouble=_ends(seen) if kind == "unknown" else (),
         strange=tuple(seen.strange[:MAX_STRANGE]) if symptom else (),
         silent=_silent(logs) if symptom else None,
         logs=len(logs),
@@ -151,13 +151,13 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
 
 
 def _foremost(seen: _Evidence) -> list[SignMatch]:
-    """The hits that say most: causes, else what a host suffered before, else symptoms, else work that stopped.
+    """The hits that say most: causes, else what a host suffered before, else broad causes, symptoms, work that stopped.
 
     That something has failed is the least: where a line of trouble is there that no row knows, that line is nearer.
     """
     of = {weight: [hit for hit in seen.failing if hit.known.weight is weight] for weight in SignKind}
     ends = [] if seen.strange else of[SignKind.CONSEQUENCE]
-    return of[SignKind.CAUSE] or seen.before or of[SignKind.SYMPTOM] or seen.stuck or ends
+    return of[SignKind.CAUSE] or seen.before or of[SignKind.BROAD] or of[SignKind.SYMPTOM] or seen.stuck or ends
 
 
 def _within(place: LogPosition, since: Mapping[str, float] | None) -> bool:
@@ -246,6 +246,11 @@ def _findings(hits: Iterable[SignMatch]) -> list[MatchedFailure]:
         )
         for row, several in by_row.items()
     ]
+
+
+def _ends(seen: _Evidence) -> tuple[LogPosition, ...]:
+    """The first lines of trouble, and the last: what comes last often shows only that something has failed."""
+    return _once(sorted((*seen.strange[:MAX_STRANGE], *seen.trouble[-MAX_LINES * 2 :]), key=_when))
 
 
 def _once(places: Iterable[LogPosition]) -> tuple[LogPosition, ...]:

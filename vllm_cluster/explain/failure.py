@@ -14,13 +14,15 @@ class SignKind(IntEnum):
     """What a line says about the failure; the lowest outranks the rest."""
 
     CAUSE = 0
+    # The line states what is wrong and has no sign of its own: every cause that has one outranks it.
+    BROAD = 1
     # What the failure of one rank looks like from another, or from outside.
-    SYMPTOM = 1
-    CONSEQUENCE = 2
+    SYMPTOM = 2
+    CONSEQUENCE = 3
     # It works, but not as it should.
-    NOTE = 3
+    NOTE = 4
     # Looks like a failure and is none, where work goes on after it.
-    HARMLESS = 4
+    HARMLESS = 5
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Sign:
 def cause(needle: str, pattern: str = "") -> Sign:
     """A line that names the cause."""
     return Sign(needle, pattern)
+
+
+def broad(needle: str, pattern: str = "") -> Sign:
+    """A line whose own words are the cause, on any subject."""
+    return Sign(needle, pattern, SignKind.BROAD)
 
 
 def symptom(needle: str, pattern: str = "") -> Sign:

@@ -41,6 +41,8 @@ FAILURES = (
             cause("could not select device driver", r'could not select device driver "(?:nvidia)?" with cap'),
             cause("unknown or invalid runtime name: nvidia"),
             cause("Unknown runtime specified nvidia"),
+            cause("no known GPU vendor found"),
+            cause("nvidia-container-runtime", r"nvidia-container-runtime.{0,60}(?:executable file )?not found"),
         ),
         host=True,
     ),
@@ -78,6 +80,7 @@ FAILURES = (
         CHECK,
         (
             cause("permission denied while trying to connect to the"),
+            cause("Cannot connect to the Docker daemon"),
             cause("docker.sock", r"(?i)permission denied.{0,200}docker\.sock|docker\.sock.{0,80}permission denied"),
         ),
         host=True,
@@ -116,7 +119,10 @@ FAILURES = (
         "something else holds memory of the GPU: a leftover process, or another user's",
         "nvidia-smi names the processes: end them; or serve MODEL -- --gpu-memory-utilization 0.8",
         CHECK,
-        (cause("on startup is less than desired GPU memory utilization"),),
+        (
+            cause("on startup is less than desired GPU memory utilization"),
+            cause("Error in memory profiling"),
+        ),
     ),
     KnownFailure(
         "10",
@@ -193,17 +199,22 @@ FAILURES = (
             # Shared memory that is full is row 28's.
             cause("o space left on device", r"^(?!.*(?:shm|posix_fallocate)).*[Nn]o space left on device"),
             cause("Not enough free disk space"),
+            cause("isk quota exceeded"),
             note("is over 95% full", r"file_system_monitor|/tmp/ray"),
         ),
         host=True,
     ),
     KnownFailure(
         "18",
-        "`exec format error`",
-        "the image is for another processor (amd64 on an arm64 host, or the reverse)",
+        "`exec format error`, `Illegal instruction`",
+        "the image is for another processor: amd64 on an arm64 host, the reverse, or one with more instructions",
         "an image for the host's uname -m: vllm/vllm-openai:vX-aarch64 or -x86_64",
         CHECK,
-        (cause("xec format error"),),
+        (
+            cause("xec format error"),
+            cause("llegal instruction"),
+            cause("SIGILL"),
+        ),
         host=True,
     ),
 )

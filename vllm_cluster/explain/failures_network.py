@@ -6,6 +6,9 @@ from vllm_cluster.explain.failure import KnownFailure, cause, note, symptom
 
 CHECK = "vcluster check"
 DEEP = "vcluster check --deep"
+# NCCL tries again for a while, and says so as information.
+_PEER = r"(?i)^(?!.*nccl info)(?!.*https?://).*(?:nccl|gloo|c10d|nvshmem|ucx|nixl|tcpstore|socket|raylet|gcs|grpc|zmq)"
+_UNREACHED = ("onnection timed out", "onnection refused", "o route to host", "etwork is unreachable")
 
 FAILURES = (
     KnownFailure(
@@ -38,6 +41,8 @@ FAILURES = (
         (
             cause("no socket interface found"),
             cause("Unable to find address for:"),
+            # What an interface that is not there leaves as an address.
+            cause("is neither AF_INET", r"with family \d+ is neither AF_INET"),
             cause("Unable to find interface for:"),
             cause("unable to find interface", r"(?i)gloo|unable to find interface [\w.-]+"),
         ),
@@ -126,6 +131,9 @@ FAILURES = (
             cause("o space left on device", r"(?i)(?:/dev/shm|shm_?open|shared memory|psm_).{0,200}no space left"),
             cause("o space left on device", r"(?i)no space left on device.{0,120}(?:/dev/shm|/psm_|/torch_)"),
             cause("SHM", r"(?i)open shm in SHMManager failed|shmem.{0,40}fail.{0,40}size"),
+            cause("out of shared memory"),
+            cause("unable to allocate shared memory"),
+            cause("unable to write to file </torch"),
             cause("Bus error"),
             cause("SIGBUS received"),
         ),
@@ -142,8 +150,10 @@ FAILURES = (
             symptom("ncclSystemError"),
             symptom("unhandled system error", r"(?i)nccl"),
             symptom("NCCL error", r"NCCL error(?:: (?!remote process)| in: )"),
+            symptom("Cuda failure", r"NCCL WARN.{0,40}Cuda failure (?!(?:2 )?'out of memory)"),
             symptom("ncclInternalError"),
             symptom("ncclInvalidUsage"),
+            symptom("Test NCCL failure", r"Test NCCL failure.{0,120}'(?:internal|unhandled)"),
         ),
         kind="symptom",
     ),
@@ -163,6 +173,11 @@ FAILURES = (
             symptom("Unable to connect to GCS"),
             symptom("failed to connect to all addresses", r"(?i)failed to connect to all addresses.{0,300}:\d+"),
             symptom("no connection to the head"),
+            symptom("cannot be retrieved (gai error"),
+            symptom("Network is unreachable", r"^OSError: \[Errno 101\]"),
+            symptom("wait timeout after", r"wait timeout after \d+ms"),
+            symptom("retrieving ncclUniqueId"),
+            *(symptom(words, _PEER) for words in _UNREACHED),
             symptom("GCS", r"Failed to get cluster ID from GCS|GCS.{0,80}(?:is unreachable|may be dead|timed out)"),
         ),
         host=True,

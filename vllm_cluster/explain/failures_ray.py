@@ -16,7 +16,11 @@ FAILURES = (
         (
             symptom("No available node types can fulfill resource request"),
             symptom("Current node has no GPU available"),
+            symptom("lacement group creation timed out"),
+            symptom("cannot be scheduled right now"),
             symptom("Cannot provide a placement group"),
+            symptom("does not allocate any GPUs on the driver node"),
+            symptom("exceeds available GPUs", r"[Pp]arallel size \(?\d+\)? exceeds available GPUs"),
             symptom(
                 "exceeds the total number of available", r"number of required \w+ exceeds the total number of available"
             ),
@@ -74,7 +78,13 @@ FAILURES = (
             symptom("SIGSEGV received"),
             symptom("Raylet is terminated"),
             symptom('"ExitCode":137', r'"OOMKilled":false'),
-            symptom("was marked dead", r"node with (?:node )?id.{0,200}was marked dead|marked dead because"),
+            symptom("marked dead"),
+            symptom("marked as dead", r"(?<!can be )marked as dead"),
+            symptom("died", r"(?i)\b(?:process|proc|worker|engine|loop|executor|actor)\b.{0,120}\bdied\b"),
+            symptom("already dead", r"(?i)engine is already dead"),
+            symptom("code 137", r"\b(?:exit|exited with) code 137\b"),
+            symptom("Exit Code:", r"Exit Code:\s{1,8}137\b"),
+            symptom("Killed", r"^Killed(?:\s|$)|:\s{1,8}\d{0,9} Killed\s"),
         ),
         host=True,
         kind="symptom",

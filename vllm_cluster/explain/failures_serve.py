@@ -17,7 +17,12 @@ FAILURES = (
         "vLLM was told neither that Ray places the ranks nor how many nodes there are",
         "vcluster serve says it by itself; by hand: --distributed-executor-backend ray",
         SERVE,
-        (cause("World size (", r"World size \(\d+\) is larger than the number of available"),),
+        (
+            cause("World size (", r"World size \(\d+\) is larger than the number of available"),
+            cause(
+                "arger than the number of available", r"(?i)size \(?\d+\)? .{0,40}larger than the number of available"
+            ),
+        ),
     ),
     KnownFailure(
         "44a",
@@ -49,6 +54,7 @@ FAILURES = (
             cause("annot assign requested address"),
             cause("of 127.0.0.1 is taken by another program"),
             cause("is taken by another program", r"port \d+ of "),
+            cause("port is already allocated"),
         ),
     ),
     KnownFailure(
@@ -70,8 +76,8 @@ FAILURES = (
         FIT,
         (
             cause("must be divisible by tensor parallel size"),
-            cause("exceeds available GPUs", r"[Tt]ensor parallel size \(?\d+\)? exceeds"),
-            cause("is not divisible by", r"\d+ is not divisible by \d+"),
+            cause("is not divisible by", r"\b\d{1,12} is not divisible by \d"),
+            cause("must be divisible by", r"\b\d{1,12}\)? must be divisible by (?:\w{1,40} ?=? ?)?\(?\d"),
             cause("is not a multiple of the number of attention heads"),
         ),
     ),
@@ -125,12 +131,13 @@ FAILURES = (
         "-- --gpu-memory-utilization 0.85 --max-model-len N; vcluster fit MODEL; nvidia-smi shows who else is there",
         FIT,
         (
-            cause("CUDA out of memory"),
             cause("torch.OutOfMemoryError"),
             cause("torch.cuda.OutOfMemoryError"),
-            cause("CUDA error: out of memory"),
-            cause("Cuda failure", r"Cuda failure (?:2 )?'out of memory'"),
+            cause("CUDA_ERROR_OUT_OF_MEMORY"),
+            cause("cudaErrorMemoryAllocation"),
             cause("No available memory for the cache blocks"),
+            cause("ut of memory", r"(?i)\b(?:cuda|hip|npu|xpu|gpu|cublas|cudnn|triton)\b.{0,80}\bout of memory"),
+            cause("CUBLAS_STATUS_ALLOC_FAILED"),
         ),
     ),
     KnownFailure(
@@ -145,6 +152,7 @@ FAILURES = (
             cause("Memory cgroup out of memory"),
             cause("invoked oom-killer"),
             cause('"OOMKilled":true'),
+            cause("OOMKilled", r"(?i)reason\W{1,12}OOMKilled"),
             cause("killed for lack of memory"),
             cause("node running low on memory", r"(?:killed|Task was killed).{0,80}node running low on memory"),
             cause("ray.exceptions.OutOfMemoryError"),
@@ -226,6 +234,8 @@ FAILURES = (
             after("WorkerProc failed to start"),
             after("WorkerProc initialization failed"),
             after("RayActorError"),
+            after("RayChannelError"),
+            after("Engine loop has died"),
             after("ActorDiedError"),
             after("ActorUnavailableError"),
             after("vLLM ended with exit code"),

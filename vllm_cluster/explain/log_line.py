@@ -11,10 +11,17 @@ _HEAD = 400
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?")
 _WHO = re.compile(r"^\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^)]{0,400}\))?")
-_LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[[^\]]{1,120}\] ?")
+# Before 0.8 vLLM opened no bracket before the file.
+_LEVEL = re.compile(
+    r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? )?\[?[^\[\] ]{1,120}:\d{1,6}\] ?"
+)
 # Ray's own lines: Python's with a tab, C++'s with a letter, and dumps of its state, full of words like "failed: 0".
 _RAY_LEVEL = re.compile(r"^[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |^\[[\d-]{10} [\d:,]{12} ([A-Z]) |^\[(state-dump)\]")
-_DOCKER = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
+# What Docker, its compose, and a build service put before a line.
+_DOCKER = re.compile(
+    r"^(?:[\w.-]{1,60} {1,40}\| )?(?:E   )?"
+    r"(?:\[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]? )?(?:E   )?"
+)
 _NCCL_HOST = re.compile(r"^([\w.-]{1,80}):\d{1,9}:\d{1,9} \[\d{1,3}\] ")
 _SYSLOG = re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,80}) ")
 _IP = re.compile(r"\bip=([0-9a-fA-F.:]{3,45})")

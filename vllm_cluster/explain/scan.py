@@ -90,7 +90,9 @@ def classify(words: str) -> tuple[tuple[LogPattern, ...], bool]:
     found = tuple(
         known for known in SIGNS if known.needle in words and (known.matches is None or known.matches.search(words))
     )
-    return found, bool(benign.TROUBLE.search(words))
+    # What is harmless in any case may quote the failure that it warns of: a limit of files, and `Too many open files`.
+    calm = tuple(known for known in found if known.weight is SignKind.HARMLESS and not known.row)
+    return calm or found, bool(benign.TROUBLE.search(words))
 
 
 def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> LogScan:
@@ -147,7 +149,8 @@ class _State:
             seen.stopped = self._place(number, parsed)
         elif any(mark in parsed.words for mark in benign.RAY_START):
             self._forget(seen, ray=True)
-        found, trouble = classify(parsed.words)
+        # What is tried and given up on the way is written for those who look for more.
+        found, trouble = classify(parsed.words) if parsed.level != "DEBUG" else ((), False)
         if not (found or trouble):
             return
         place = self._place(number, parsed)
@@ -155,7 +158,7 @@ class _State:
             self._add(seen, known, place, parsed.times, below)
         if trouble and not parsed.calm and not any(known.weight is SignKind.HARMLESS for known in found):
             seen.trouble.append(place)
-            if not found and len(seen.strange) < FIRST_STRANGE and not parsed.words.startswith("Traceback"):
+            if not found and len(seen.strange) < FIRST_STRANGE and not parsed.words.startswith(benign.ANNOUNCED):
                 seen.strange.append(place)
 
     def _place(self, number: int, parsed: LogLine) -> LogPosition:

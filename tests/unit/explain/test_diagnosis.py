@@ -180,6 +180,10 @@ def test_what_is_not_known_is_called_unknown_with_the_last_lines() -> None:
     found = explained(at(1, START) + "Traceback (most recent call last):\nFrobnicationError: the frob is out\n")
     assert (found.kind, found.cause) == ("unknown", None)
     assert found.trouble[-1].text == "FrobnicationError: the frob is out"
+    # However many lines after it show only that something has failed.
+    ends = "".join(f"RuntimeError: Engine core initialization failed. ({n})\n" for n in range(30))
+    found = explained(at(1, START) + "FrobnicationError: the frob is out\n" + ends)
+    assert (found.kind, found.trouble[0].text) == ("unknown", "FrobnicationError: the frob is out")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "all is well\n", FILLER, "[state-dump] - num failed / plasma error: 0\n"])

@@ -90,7 +90,7 @@ def _answer(found: Diagnosis) -> Iterable[str]:
     elif found.symptom:
         yield from _symptom(found.symptom, found)
     elif found.kind == "unknown":
-        yield "Something failed, and it is not a known failure. The last lines of trouble:"
+        yield "Something failed, and it is not a known failure. Its first and last error lines:"
         yield from (_line(place) for place in found.trouble or found.followed)
         yield "do:      vcluster bundle packs what a report needs, without secrets"
     elif found.kind == "healed":
