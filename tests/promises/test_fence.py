@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,14 @@ def whole(sandbox: Sandbox) -> None:
     assert sandbox.vcluster("status", "--json").json()["up"]
 
 
+def held_by(sandbox: Sandbox, verb: str) -> None:
+    """Wait, on the host itself, until a run of this verb holds its lease."""
+    holder = LOCK.replace("lock", "holder")
+    script = f"until grep -qs 'vcluster {verb}' {holder}; do sleep 0.01; done"
+    argv = ["docker", "exec", sandbox.container("gpu1"), "timeout", "60", "sh", "-c", script]
+    subprocess.run(argv, check=True, timeout=90)
+
+
 @pytest.mark.cluster("empty")
 def test_inventories_with_different_heads(sandbox: Sandbox) -> None:
     here, there = head_on(sandbox, "gpu1"), head_on(sandbox, "gpu2")
@@ -118,7 +127,7 @@ def test_the_one_with_another_head_may_wait(sandbox: Sandbox) -> None:
     here, there = head_on(sandbox, "gpu1"), head_on(sandbox, "gpu2")
     with attack("P34", "the second of two up with different heads says --wait 120") as measured:
         with heads_of(sandbox) as heads:
-            runs = race(here, "--wait", "120", other=there)
+            runs = race(here, "--wait", "120", other=there, until=partial(held_by, sandbox, "up"))
         assert [run.process.returncode for run in runs] == [0, 0], [run.events[-1] for run in runs]
         assert any(event["text"].startswith("waiting for ") for event in runs[1].events)
         # It waited, looked again, and moved the head that it then found.
@@ -135,7 +144,7 @@ def test_clusters_of_different_names(sandbox: Sandbox, wait: tuple[str, ...]) ->
     other = sandbox.by(sandbox.rewrite(Path("other-name.yaml"), replace=words, add="head: gpu2\n"))
     what = f"two up 100 ms apart for clusters of different names on the same hosts{', the second waits' * bool(wait)}"
     with attack("P34", what) as measured:
-        runs = race(sandbox, *wait, other=other)
+        runs = race(sandbox, *wait, other=other, until=partial(held_by, sandbox, "up") if wait else None)
         if wait:
             assert [run.process.returncode for run in runs] == [0, 3], [run.events[-1] for run in runs]
             assert "belongs to another cluster, sandbox" in runs[1].error()["message"]
@@ -151,14 +160,6 @@ def test_clusters_of_different_names(sandbox: Sandbox, wait: tuple[str, ...]) ->
 
 
 # ---- a laptop that stands still
-
-
-def held_by(sandbox: Sandbox, verb: str) -> None:
-    """Wait, on the host itself, until a run of this verb holds its lease."""
-    holder = LOCK.replace("lock", "holder")
-    script = f"until grep -qs 'vcluster {verb}' {holder}; do sleep 0.01; done"
-    argv = ["docker", "exec", sandbox.container("gpu1"), "timeout", "60", "sh", "-c", script]
-    subprocess.run(argv, check=True, timeout=90)
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """Keep in which state a test has left the hosts."""
     keeper = item.stash.get(KEEPER, None)
     if keeper:
-        keeper.state = "own"
+        keeper.state, keeper.failed = "own", True
     yield
     if keeper:
-        keeper.state = need(item).leaves
+        keeper.state, keeper.failed = need(item).leaves, False
 
 
 @pytest.fixture

@@ -106,11 +106,19 @@ def moment(event: Event | None) -> str:
     return f"{event['event']} {where}{text}"[:60].strip()
 
 
-def race(sandbox: Sandbox, *more: str, other: Sandbox | None = None) -> tuple[Controller, Controller]:
-    """Two `up` that begin 100 ms apart, run to their ends; the second with more options, and its own inventory."""
+def race(
+    sandbox: Sandbox, *more: str, other: Sandbox | None = None, until: Callable[[], None] | None = None
+) -> tuple[Controller, Controller]:
+    """Two `up`, run to their ends; the second with more options, and its own inventory.
+
+    It begins 100 ms after the first, or where it must come second when `until` has returned.
+    """
     with ExitStack() as stack:
         one = stack.enter_context(controller(sandbox, "up", "--yes"))
-        time.sleep(APART)  # the attack itself: this far apart
+        if until:
+            until()
+        else:
+            time.sleep(APART)  # the attack itself: this far apart
         two = stack.enter_context(controller(other or sandbox, "up", "--yes", *more))
         for run in (one, two):
             run.end()

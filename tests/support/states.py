@@ -29,6 +29,7 @@ SERVE = (*PLAIN, "--", "--dtype", "float32")
 # In this order, where nothing speaks for another.
 STATES = ("none", "fresh", "empty", "up", "serving", "plain", "served", "own")
 LEFT = (*STATES, "changed")
+HOSTS = ("gpu1", "gpu2")
 T = TypeVar("T")
 Argv = tuple[str, ...]
 
@@ -84,12 +85,22 @@ class Keeper:
     """Knows in which state the hosts are, and brings them to another."""
 
     def __init__(self, sandbox: Sandbox, state: str) -> None:
-        self.sandbox, self.state = sandbox, state
+        self.sandbox, self.state, self.failed = sandbox, state, False
 
     def bring(self, wanted: str) -> None:
         """Bring the cluster to a state."""
+        if self.failed:
+            self.wipe()
         for argv in steps(self.state, wanted):
             self.sandbox.vcluster(*argv).ok()
             self.state = "changed"
         if not fits(self.state, wanted):
             self.state = "plain" if wanted == "served" else wanted
+
+    def wipe(self) -> None:
+        """Remove every cluster after a test that failed, another team's too: what it left must fail no other test."""
+        for host in HOSTS:
+            for kind, remove in (("ps -aq --filter name=^vcluster-", "rm -f -v"), ("volume ls -q", "volume rm -f")):
+                script = f"for it in $(docker {kind}); do docker {remove} $it; done"
+                self.sandbox.on(host, "sh", "-c", script, root=True)
+        self.state, self.failed = "empty", False

@@ -20,6 +20,7 @@ from paramiko.common import (
 
 KEEPALIVE_SECONDS = 5.0
 SILENCE_SECONDS = 15.0
+MAX_REASON = 200
 _OF_A_CHANNEL = (cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF, cMSG_CHANNEL_REQUEST)
 # What paramiko raises when a connection breaks.
 BROKEN = (OSError, EOFError, paramiko.SSHException)
@@ -105,6 +106,7 @@ class KeepaliveTransport(paramiko.Transport):
         super().__init__(sock, **options)  # type: ignore[arg-type]
         if key_types:
             self.get_security_options().key_types = key_types
+        self._socket = sock
         sock.ask = self.send_keepalive
         self._login_begun = False
         self._closed: set[bytes] = set()
@@ -137,6 +139,11 @@ class KeepaliveTransport(paramiko.Transport):
                 return
             self._login_begun = True
         super()._send_message(data)  # type: ignore[misc]
+
+    def _parse_disconnect(self, message: paramiko.Message) -> None:
+        # paramiko reads the reason and keeps it to itself.
+        message.get_int()
+        self._socket.failure = self._socket.failure or f"sshd ended it: {message.get_text()[:MAX_REASON]}"
 
     def send_keepalive(self) -> bool:
         """Send a request that every server answers; False when it cannot be sent now."""
