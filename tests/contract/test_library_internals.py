@@ -31,12 +31,14 @@ from vllm_cluster.versions import RAY
 
 # Where each is, with the parameters that it takes; None where it is not called.
 PRIVATE = {
+    "paramiko.Transport._parse_disconnect": "self, m",
     "paramiko.Transport._preferred_keys": None,
     "paramiko.Transport._send_message": "self, data",
     "paramiko.Transport._send_user_message": "self, data",
     "paramiko.agent.AgentSSH._close": "self",
     "paramiko.agent.AgentSSH._connect": "self, conn",
     "paramiko.auth_handler.AuthHandler._parse_service_accept": "self, m",
+    "paramiko.buffered_pipe.BufferedPipe.set_event": "self, event",
     "paramiko.packet.Packetizer.complete_handshake": "self",
     "typer._click.core.Command": None,
     "typer._click.core.Context": None,

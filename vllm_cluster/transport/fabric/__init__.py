@@ -149,9 +149,12 @@ class FabricTransport:
                     raise connect_errors.no_session(self.host, link.where) from None
                 time.sleep(_RETRY_SECONDS)
             except BROKEN as error:
-                if link.alive:
+                if not link.alive:
+                    raise Unreachable(self.host, link.lost(doing).detail) from error
+                # Of two sessions that are refused at one moment, paramiko keeps the reason for one alone.
+                if not limit.left():
                     raise TimedOut(self.host, f"sshd at {link.where} gave no session in time for {doing}") from error
-                raise Unreachable(self.host, link.lost(doing).detail) from error
+                time.sleep(_RETRY_SECONDS)
             else:
                 with self._counting:
                     self._round_trips += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -140,6 +141,16 @@ class KeepaliveTransport(paramiko.Transport):
             self._login_begun = True
         super()._send_message(data)  # type: ignore[misc]
 
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        if threading.current_thread() is self and not self.clear_to_send.is_set():
+            # Only this thread can finish the key exchange that paramiko would wait for here, as it answers a close.
+            threading.Thread(target=self._send_when_clear, args=(data,), daemon=True).start()
+        else:
+            self._send_when_clear(data)
+
+    def _send_when_clear(self, data: paramiko.Message) -> None:
+        super()._send_user_message(data)  # type: ignore[misc]
+
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         # paramiko reads the reason and keeps it to itself.
         message.get_int()
@@ -171,4 +182,4 @@ class KeepaliveTransport(paramiko.Transport):
         message.add_boolean(True)
         message.add_string(command)
         channel.event.clear()
-        self._send_user_message(message)  # type: ignore[attr-defined]
+        self._send_user_message(message)

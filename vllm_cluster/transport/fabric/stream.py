@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +43,31 @@ class FabricConnection:
         )
 
 
+class _Arrival:
+    """Set by paramiko's thread when bytes of a channel, or its end, are there.
+
+    Not the channel's `fileno`: that pipe is closed with the channel while paramiko's thread may be writing to it.
+    Whole connections ended by it ("Bad file descriptor"); it could have written into another file of that number.
+    """
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._event = threading.Event()
+        self.set = self._event.set
+        for buffer in (channel.in_buffer, channel.in_stderr_buffer):
+            buffer.set_event(self)  # type: ignore[arg-type]  # as any event: it is set, and cleared
+
+    def clear(self) -> None:
+        """Nothing: paramiko clears where one buffer is empty, and the other may have bytes."""
+
+    def expect(self) -> None:
+        """Begin to wait; called before looking at what is there."""
+        self._event.clear()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether something came since `expect`."""
+        return self._event.wait(seconds)
+
+
 class ChannelStream:
     """Both directions of a channel; its standard error is kept short and never blocks the command."""
 
@@ -59,8 +83,7 @@ class ChannelStream:
         self._tail_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._closed = False
-        self._poll = select.poll()
-        self._poll.register(channel.fileno(), select.POLLIN)
+        self._arrival = _Arrival(channel)
 
     def settimeout(self, seconds: float | None, /) -> None:
         """How long recv and sendall may see no progress."""
@@ -89,6 +112,7 @@ class ChannelStream:
         """At most `size` bytes; empty when the command has ended its output."""
         limit = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
+            self._arrival.expect()
             # Asked before the buffer is: what came before the end is in the buffer by then.
             ended, closed = bool(self._channel.eof_received), self._channel.closed
             self._drain()
@@ -103,7 +127,7 @@ class ChannelStream:
             left = None if limit is None else limit - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"{self._link.host}: no bytes from {self._doing} within {self._timeout} s")
-            self._poll.poll(None if left is None else left * 1000)
+            self._arrival.wait(left)
 
     def shutdown_write(self) -> None:
         """Tell the command that no more input comes."""
@@ -146,9 +170,9 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: by
     """
     _feed(channel, stdin, deadline)
     err = bytearray()
-    poll = select.poll()
-    poll.register(channel.fileno(), select.POLLIN)
+    arrival = _Arrival(channel)
     while True:
+        arrival.expect()
         ended = bool(channel.eof_received) or channel.closed
         while channel.recv_ready():
             _keep(out, channel.recv(PACKET))
@@ -156,7 +180,7 @@ def collect(channel: paramiko.Channel, stdin: bytes, deadline: Deadline, out: by
             _keep(err, channel.recv_stderr(PACKET))
         if ended:
             break
-        if not poll.poll(deadline.left() * 1000) and not deadline.left():
+        if not arrival.wait(deadline.left()) and not deadline.left():
             return None
     if not channel.status_event.wait(deadline.left()):
         return None

@@ -1,0 +1,85 @@
+"""Many short commands side by side on one connection, ended from either side: each one works, and so does the next."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.carriers import REMOTE, Client, make
+from tests.support.sshd import Sshd, keygen
+from vllm_cluster.clock import Deadline
+from vllm_cluster.transport import Kind
+from vllm_cluster.transport.base import Transport
+
+THREADS, ROUNDS = 8, 60
+MIB = b"x" * (1 << 20)
+
+
+def soon() -> Deadline:
+    return Deadline.after(30)
+
+
+def prints(host: Transport) -> None:
+    assert len(host.run(["head", "-c", "300000", "/dev/zero"], soon()).stdout) == 300_000
+
+
+def reads(host: Transport) -> None:
+    assert host.run(["wc", "-c"], soon(), stdin=MIB).text.strip() == str(len(MIB))
+
+
+def leaves_early(host: Transport) -> None:
+    stream = host.open_stream(["cat"], soon())
+    stream.settimeout(20)
+    stream.sendall(MIB[:100_000])
+    stream.recv(1)
+    stream.close()
+
+
+def is_left(host: Transport) -> None:
+    stream = host.open_stream(["sh", "-c", "echo done; exec >&-"], soon())
+    stream.settimeout(20)
+    assert stream.recv(5) == b"done\n"
+    stream.shutdown_write()
+    stream.close()
+
+
+USES: tuple[Callable[[Transport], None], ...] = (prints, reads, leaves_early, is_left)
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+@pytest.mark.parametrize("options", [(), ("RekeyLimit 2M",)], ids=["", "with new keys every 2 MB"])
+def test_many_sessions_that_end_at_any_moment_break_no_connection(
+    tmp_path: Path, kind: Kind, options: tuple[str, ...]
+) -> None:
+    for name in ("server", "client"):
+        (tmp_path / name).mkdir()
+    key = keygen(tmp_path / "key")
+    server = Sshd(tmp_path / "server", key, options=options).start()
+    client = Client(tmp_path / "client", key)
+    client.add("gpu1", server)
+    host = make(client.target("gpu1"), kind)
+    errors: list[BaseException] = []
+
+    def use(seed: int) -> None:
+        choose = random.Random(seed)
+        try:
+            for _ in range(ROUNDS):
+                choose.choice(USES)(host)
+        except BaseException as error:
+            errors.append(error)
+
+    try:
+        host.connect(soon())
+        threads = [threading.Thread(target=use, args=(number,)) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+    finally:
+        host.close()
+        server.stop()
