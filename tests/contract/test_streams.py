@@ -184,6 +184,6 @@ def test_what_is_sent_behind_the_end_of_a_command_ends_no_connection(
             message.add_int(channel.remote_chanid)
             if kind == cMSG_CHANNEL_DATA:
                 message.add_string(b"late")
-            link.session._send_user_message(message)  # type: ignore[attr-defined]
+            link.session._send_user_message(message)
         assert host.run(["echo", "x"], soon()).stdout == b"x\n"
     assert len({number for number, _ in late}) < len(late), "the server gave no number twice"
