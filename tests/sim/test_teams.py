@@ -146,7 +146,7 @@ def test_a_copy_of_a_node_under_the_node_s_own_name() -> None:
             )
         done = lab.run(world, words, lab.do_down)
         assert done.error is None, done.story()
-        assert any(event.kind == "warning" and "is not ours" in event.text for event in done.events)
+        assert any(event.kind == "warning" and "does not belong to this cluster" in event.text for event in done.events)
         assert {m.name: [box.id for box in m.boxes.values()] for m in world.machines.values()} == {
             "gpu1": [],
             "gpu2": [copy.id],
