@@ -58,6 +58,9 @@ print(len(found))
 """
 
 
+KILLED = 137
+
+
 class Failed(Exception):
     """A step could not be done; the text goes into the report."""
 
@@ -134,6 +137,8 @@ class Cluster:
         """Send a signal to the processes of a host's container whose command line fits; how many there are. 0 asks."""
         argv = ["docker", "exec", self.node, "python3", "-c", KILL, pattern, str(signal), str(most)]
         said = self.on(host, *argv)
+        if said.returncode == KILLED and signal:
+            return 1  # the container has ended, and with it the command that did it
         if said.returncode or not said.text.strip().isdecimal():
             raise Failed(f"{host}: looking for {pattern}: {said.stderr.decode(errors='replace').strip()[-300:]}")
         return int(said.text)

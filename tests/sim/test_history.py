@@ -138,6 +138,7 @@ def test_the_history_says_who_did_what_with_which_result(world: World, capsys: p
     shown = capsys.readouterr().out
     assert "serve org/a" in shown
     assert "failed: no such model" in shown
+    assert len(shown.splitlines()) == len(found)
 
 
 def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World) -> None:

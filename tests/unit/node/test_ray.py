@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.node.world import HEAD, World, eventually, free_port, lives
+from vllm_cluster.remote.node import supervisor
 
 
 def starts(world: World) -> list[str]:
@@ -163,3 +164,11 @@ def test_a_killed_node_starts_anew(world: World) -> None:
     (world.state / "status.json").unlink()
     world.start()
     world.ray("up")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(1, ""), (139, " (SIGSEGV)"), (-9, " (SIGKILL)"), (128, ""), (255, "")],
+)
+def test_an_exit_code_names_its_signal(code: int, words: str) -> None:
+    assert supervisor.signal_words(code) == words

@@ -1,4 +1,4 @@
-"""The history of a cluster, as a table for people and as a document for programs."""
+"""The history of a cluster, a line an entry for people and as a document for programs."""
 
 from __future__ import annotations
 
@@ -20,26 +20,17 @@ def history_document(cluster: str, entries: Sequence[Entry]) -> dict[str, Any]:
 
 def show_history(cluster: str, entries: Sequence[Entry], *, color: str) -> None:
     """Write the history on standard output, the newest entry last."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(no_color=not wants_color(color, stdout=True), highlight=False)
+    yellow, end = ("\x1b[33m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     if not entries:
-        console.print(Text(f"the history of {cluster} has no entries"))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("when", "who", "what", "result"):
-        table.add_column(title, overflow="fold")
+        print(plain(f"the history of {cluster} has no entries"))
     for entry in entries:
-        cells = (_when(entry.at), entry.who, _what(entry), _result(entry))
-        table.add_row(*(Text(plain(cell)) for cell in cells), style="yellow" if entry.failure else "")
-    console.print(table)
+        line = "  ".join(filter(None, (_when(entry.at), entry.who, _what(entry), _result(entry))))
+        print(f"{yellow if entry.failure else ''}{plain(line)}{end if entry.failure else ''}")
 
 
 def _when(at: float) -> str:
     try:
-        return datetime.fromtimestamp(at).astimezone().isoformat(sep=" ", timespec="seconds")
+        return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OSError, OverflowError):
         return "?"
 

@@ -143,7 +143,7 @@ class Supervisor:
         """What is wrong with Ray, if anything."""
         now, lasted = time.monotonic(), time.monotonic() - ray.began
         if (code := ray.code()) is not None:
-            return f"ray start ended with exit code {code}"
+            return f"ray start ended with exit code {code}{signal_words(code)}"
         if not self._running:
             return f"ray start has not come up in {lasted:.0f} s" if lasted > self._pace.ray_start else None
         if self._ray_state != "up":
@@ -236,6 +236,12 @@ class Supervisor:
                 os.waitpid(found.si_pid, 0)
         except ChildProcessError:
             return
+
+
+def signal_words(code: int) -> str:
+    """The signal that an exit code stands for: a crash in native code may have printed nothing else."""
+    number = -code if code < 0 else code - 128
+    return f" ({signal.Signals(number).name})" if number in {one.value for one in signal.Signals} else ""
 
 
 def main(argv: Sequence[str]) -> int:
