@@ -1,4 +1,4 @@
-"""Other names for what tells whose machines these are: the same name for the same thing, wherever it stands."""
+"""Replace what identifies hosts and users: one value gets the same new name wherever it occurs."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ FAILURES = {row.number: row for row in sorted(_EVERY, key=_order)}
 
 @dataclass(frozen=True, eq=False)
 class LogPattern:
-    """One thing to look for: of a row, or a look-alike with the reason why it is harmless."""
+    """One sign to look for: of a failure, or of a harmless line with the reason why it is harmless."""
 
     row: str
     needle: str

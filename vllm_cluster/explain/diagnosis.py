@@ -151,9 +151,9 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
 
 
 def _foremost(seen: _Evidence) -> list[SignMatch]:
-    """The hits that say most: causes, else what a host suffered before, else broad causes, symptoms, work that stopped.
+    """The matches nearest to the cause: causes, else a host's earlier ones, else broad causes, symptoms, stopped work.
 
-    That something has failed is the least: where a line of trouble is there that no row knows, that line is nearer.
+    A line that only reports a failure ranks last: an error line that no sign matches is nearer to the cause.
     """
     of = {weight: [hit for hit in seen.failing if hit.known.weight is weight] for weight in SignKind}
     ends = [] if seen.strange else of[SignKind.CONSEQUENCE]
@@ -201,7 +201,7 @@ def _precedes(place: LogPosition, other: LogPosition) -> bool:
 
 
 def _of_last_run(logs: Sequence[LogScan], since: Mapping[str, float] | None) -> tuple[list[SignMatch], Counter[str]]:
-    """The hits since vLLM last started, wherever they stand, and the rows that were hit before."""
+    """The matches in all logs since vLLM last started, and the failures that matched before."""
     started = max((log.started.time for log in logs if log.started and log.started.time is not None), default=None)
     hits: list[SignMatch] = []
     earlier: Counter[str] = Counter()
@@ -226,7 +226,7 @@ def _first(
     if not found:
         return None, []
     first = found[0]
-    # A note can be why: Gloo fell back to loopback, and then nobody could connect.
+    # A note can be why: Gloo fell back to loopback, and then no rank could connect.
     reasons = [hit for hit in notes if first.row.number in hit.known.explains]
     if reasons:
         return _findings(reasons)[0], found

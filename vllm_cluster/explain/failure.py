@@ -11,7 +11,7 @@ FailureKind = Literal["cause", "symptom"]
 
 
 class SignKind(IntEnum):
-    """What a line says about the failure; the lowest outranks the rest."""
+    """What a line shows about the failure; the lowest outranks the rest."""
 
     CAUSE = 0
     # The line states what is wrong and has no sign of its own: every cause that has one outranks it.
@@ -27,7 +27,7 @@ class SignKind(IntEnum):
 
 @dataclass(frozen=True)
 class Sign:
-    """Words that a line holds: `needle` as it stands, and `pattern` where the words alone could mean something else.
+    """Words that a line holds: `needle` literally, and `pattern` where the words alone are ambiguous.
 
     A note can be why a failure came about that alone looks like another: `explains` are the rows of such failures.
     """
@@ -59,13 +59,13 @@ def after(needle: str, pattern: str = "") -> Sign:
 
 
 def note(needle: str, pattern: str = "", explains: tuple[str, ...] = ()) -> Sign:
-    """A line that tells of something slow or doubtful, not of a failure."""
+    """A line that shows something slow or doubtful, not a failure."""
     return Sign(needle, pattern, SignKind.NOTE, explains)
 
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """One way to fail. `before` is the command that would have found it; `silent` says why no log tells of it.
+    """One way to fail. `before` is the command that would have found it; `silent` is the reason why no log shows it.
 
     `host` rows are about the host or Ray: they can precede the start of vLLM that they make fail.
     Of a symptom, `cause` is what it means and `fix` where its cause is written.

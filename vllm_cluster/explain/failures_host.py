@@ -76,7 +76,7 @@ FAILURES = (
         "6",
         "`permission denied … /var/run/docker.sock`",
         "the user is not in the docker group, or has not logged in again since",
-        'sudo usermod -aG docker "$USER", then connect anew (ssh -O exit HOST ends a shared connection)',
+        'sudo usermod -aG docker "$USER" on that host, then log in again (ssh -O exit HOST ends a shared connection)',
         CHECK,
         (
             cause("permission denied while trying to connect to the"),
@@ -104,7 +104,7 @@ FAILURES = (
         "take the host out of the inventory; nvidia-smi -q -d ECC,ROW_REMAPPER; reset or replace the GPU",
         CHECK,
         (
-            # 13, 31, 43 and 45 come of the program that computes, not of the card.
+            # 13, 31, 43 and 45 are caused by the program that computes, not by the card.
             cause("NVRM: Xid", r"NVRM: Xid [^:]*(?::[^:]*){0,4}: (?:48|62|63|64|74|79|92|94|95|119|120|140),"),
             cause("fallen off the bus"),
             cause("uncorrectable ECC error"),
@@ -128,14 +128,14 @@ FAILURES = (
         "10",
         '`Conflict. The container name "/node" is already in use`',
         "a container of an earlier start is still there",
-        "docker rm -f NAME on that host, if nobody needs it; vcluster up replaces its own by itself",
+        "docker rm -f NAME on that host, if it is not in use; vcluster up replaces its own containers",
         CHECK,
         (cause("is already in use by container", r"container name .{1,200} is already in use"),),
         host=True,
     ),
     KnownFailure(
         "11",
-        "an exit code and no words",
+        "an exit code and no output",
         "a script hid what the command printed",
         "vcluster keeps command, host, exit code and the last lines of both streams",
         silent="there is no line to find; vcluster never hides one",
@@ -146,7 +146,7 @@ FAILURES = (
         "the SSH library knows less than OpenSSH",
         "ssh: {transport: openssh} in the inventory",
         "",
-        silent="told when vcluster connects, not in a log",
+        silent="vcluster reports it when it connects; no log holds it",
     ),
     KnownFailure(
         "13",
@@ -154,7 +154,7 @@ FAILURES = (
         "the address for SSH is not the one between the hosts",
         "address: in the inventory is the one on the private network, ssh: the one from here",
         CHECK,
-        silent="its log lines are those of row 30",
+        silent="its log lines are those of failure 30",
     ),
     KnownFailure(
         "14",

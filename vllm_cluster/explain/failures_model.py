@@ -68,9 +68,9 @@ FAILURES = (
     KnownFailure(
         "63",
         "every host downloads the same model",
-        "nothing tells it that the model is there",
+        "no setting stops it from downloading a model that is present",
         'environment: {HF_HUB_OFFLINE: "1"} once the model is on every host',
-        silent="a download is no failure",
+        silent="a download is not a failure",
     ),
     KnownFailure(
         "64",
@@ -143,9 +143,9 @@ FAILURES = (
     ),
     KnownFailure(
         "70",
-        "a token stands in ps, docker inspect or a log",
+        "a token is visible in ps, docker inspect or a log",
         "it was given as an argument or in the environment",
         "hf_token: and api_key: of the inventory travel as files",
-        silent="vcluster bundle takes out what looks like one; nothing fails by it",
+        silent="nothing fails; vcluster bundle redacts what looks like a token",
     ),
 )

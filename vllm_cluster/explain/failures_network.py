@@ -6,7 +6,7 @@ from vllm_cluster.explain.failure import KnownFailure, cause, note, symptom
 
 CHECK = "vcluster check"
 DEEP = "vcluster check --deep"
-# NCCL tries again for a while, and says so as information.
+# NCCL retries for a while and logs it at level INFO.
 _PEER = r"(?i)^(?!.*nccl info)(?!.*https?://).*(?:nccl|gloo|c10d|nvshmem|ucx|nixl|tcpstore|socket|raylet|gcs|grpc|zmq)"
 _UNREACHED = ("onnection timed out", "onnection refused", "o route to host", "etwork is unreachable")
 
@@ -53,7 +53,7 @@ FAILURES = (
         "Ray's executor copies the head's environment to workers that have none",
         "ray_non_carry_over_env_vars.json in vLLM's config folder (vcluster puts it there), and per-host values",
         CHECK,
-        silent="its log lines are those of row 21, said by a worker",
+        silent="its log lines are those of failure 21, written by a worker",
     ),
     KnownFailure(
         "23",
@@ -87,10 +87,10 @@ FAILURES = (
     KnownFailure(
         "25",
         "`GPU Direct RDMA Disabled for HCA`",
-        "nvidia_peermem is not loaded and DMA-BUF is not there, or IOMMU/ACS stands between",
+        "nvidia_peermem is not loaded and DMA-BUF is not available, or IOMMU/ACS blocks peer access",
         "modprobe nvidia_peermem; iommu=pt on the kernel's command line; ACS off on the PCIe switches",
         DEEP,
-        # NCCL says the same of every Ethernet interface, where nobody would expect it.
+        # NCCL writes the same about every Ethernet interface, where it is normal.
         (note("GPU Direct RDMA Disabled for HCA", r"NET/IB\b.{0,40}GPU Direct RDMA Disabled"),),
     ),
     KnownFailure(
@@ -189,7 +189,7 @@ FAILURES = (
         "two interfaces in one subnet",
         "one interface a subnet, or source routing",
         CHECK,
-        silent="packets go astray without a word",
+        silent="packets are lost and nothing logs it",
     ),
     KnownFailure(
         "32",
@@ -197,7 +197,7 @@ FAILURES = (
         "the path takes smaller packets than the interfaces believe (MTU, jumbo frames)",
         "one MTU on hosts and switches; ping -M do -s 8972 PEER",
         CHECK,
-        silent="it hangs; what is logged later is row 23",
+        silent="it hangs; what is logged later is failure 23",
     ),
     KnownFailure(
         "33",
@@ -205,7 +205,7 @@ FAILURES = (
         "its addresses were added by hand",
         "netplan or NetworkManager",
         "",
-        silent="what is logged is row 21 or 30",
+        silent="what is logged is failure 21 or 30",
     ),
     KnownFailure(
         "34",

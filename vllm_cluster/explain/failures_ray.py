@@ -101,11 +101,11 @@ FAILURES = (
         "GPUs stay taken in Ray after vLLM was killed",
         "its placement group has outlived it",
         "vcluster down && vcluster up: a fresh Ray",
-        silent="what is logged is row 35",
+        silent="what is logged is failure 35",
     ),
     KnownFailure(
         "43",
-        "somebody else's jobs run in the cluster",
+        "jobs of unknown users run in the cluster",
         "Ray's dashboard was open to the network",
         "vcluster binds it to loopback and demands a token on every node",
         CHECK,

@@ -14,8 +14,8 @@ FAILURES = (
     KnownFailure(
         "44",
         "`World size (16) is larger than the number of available GPUs (8) in this node`",
-        "vLLM was told neither that Ray places the ranks nor how many nodes there are",
-        "vcluster serve says it by itself; by hand: --distributed-executor-backend ray",
+        "vLLM got neither --distributed-executor-backend ray nor --nnodes, so it places all ranks on this host",
+        "vcluster serve passes the flag; by hand: vllm serve MODEL --distributed-executor-backend ray",
         SERVE,
         (
             cause("World size (", r"World size \(\d+\) is larger than the number of available"),
@@ -27,7 +27,7 @@ FAILURES = (
     KnownFailure(
         "44a",
         "`--nnodes N must evenly divide the total world size`",
-        "TP × PP × DP is no multiple of the number of nodes",
+        "TP × PP × DP is not a multiple of the number of nodes",
         "--tp and --pp whose product is the number of GPUs",
         SERVE,
         (
@@ -84,7 +84,7 @@ FAILURES = (
     KnownFailure(
         "49",
         "`is not divisible by weight quantization block_n = 128`",
-        "a GPU's share of a layer is no multiple of the block in which the weights are quantised",
+        "a GPU's share of a layer is not a multiple of the block size of the quantised weights",
         "a smaller --tp and more --pp; vcluster fit MODEL shows which",
         FIT,
         (
@@ -101,9 +101,9 @@ FAILURES = (
         "50",
         "ready, and the first request hangs",
         "a stage waits for another that never answers",
-        "vcluster serve asks for two completions before it says ready; -- --enforce-eager to try without graphs",
+        "use vcluster serve, which requests two completions before ready; try -- --enforce-eager to run without graphs",
         SERVE,
-        silent="it hangs; what is logged later is row 39, 51 or 55",
+        silent="it hangs; what is logged later is failure 39, 51 or 55",
         kind="symptom",
     ),
     KnownFailure(
@@ -112,7 +112,7 @@ FAILURES = (
         "a rank does not take its work: dead, stopped, or waiting for another that is",
         "the log of the rank that fell silent first; nvidia-smi on every host: the one with 0 % use is it",
         DEEP,
-        silent="harmless by itself: long work says the same; a failure only where no work goes on after it",
+        silent="harmless alone: long work logs the same line; it is a failure only if no work follows",
         kind="symptom",
     ),
     KnownFailure(
@@ -121,7 +121,7 @@ FAILURES = (
         "a collective was lost between them",
         "vcluster check --deep; another version of the image",
         DEEP,
-        silent="it hangs; what is logged later is row 51, 23 or 55",
+        silent="it hangs; what is logged later is failure 51, 23 or 55",
         kind="symptom",
     ),
     KnownFailure(
@@ -142,7 +142,7 @@ FAILURES = (
     ),
     KnownFailure(
         "54",
-        "killed without a word; exit code 137",
+        "killed without a message; exit code 137",
         "the host ran out of memory: page cache and pinned buffers count, on unified memory also the GPU's share",
         "free -g; a smaller shm_size: in the inventory; drop caches; fewer processes beside it",
         CHECK,
@@ -164,8 +164,8 @@ FAILURES = (
     ),
     KnownFailure(
         "55",
-        "/health says 200 and nothing answers; `RPC call to execute_model timed out`",
-        "a rank on another host is dead or stuck, and nobody watches it",
+        "/health returns 200 and no request is answered; `RPC call to execute_model timed out`",
+        "a rank on another host is dead or stuck, and vLLM does not detect it",
         "vcluster status; the log of the rank that fell silent first, and its host's dmesg",
         "",
         (
@@ -178,17 +178,17 @@ FAILURES = (
     ),
     KnownFailure(
         "56",
-        "headless ranks log errors for ever after the head is gone",
+        "headless ranks keep logging errors after the head is gone",
         "a headless rank does not end with its head",
         "stop them too (vcluster stop, vcluster down)",
-        silent="what it logs is another row's; vcluster starts no headless ranks",
+        silent="it logs another failure's lines; vcluster does not start headless ranks",
     ),
     KnownFailure(
         "57",
         "one rank comes back after a restart and never joins",
         "a restart policy for one container, where only the whole group can start",
         "start the whole group again; vcluster's node program does",
-        silent="its log lines are those of row 30",
+        silent="its log lines are those of failure 30",
     ),
     KnownFailure(
         "58",
@@ -203,13 +203,13 @@ FAILURES = (
         "ranks run with different flags",
         "commands written by hand for each host",
         "vcluster serve: one source for all ranks",
-        silent="what it leads to is another row",
+        silent="it leads to another failure",
     ),
     KnownFailure(
         "71",
         "`To serve at least one request with the model's max seq len …`",
         "the context does not fit beside the weights",
-        "-- --max-model-len N (vcluster fit MODEL says how long), more GPUs, or -- --kv-cache-dtype fp8",
+        "vcluster serve MODEL -- --max-model-len N (vcluster fit MODEL prints N), add GPUs, or -- --kv-cache-dtype fp8",
         FIT,
         (
             cause("To serve at least one request with the model"),

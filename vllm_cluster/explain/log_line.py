@@ -1,4 +1,4 @@
-"""A line of a log, taken apart: when it was said, by whom, and what."""
+"""A line of a log, parsed into time, source, level and text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TIMES = tuple(
 
 @dataclass(frozen=True)
 class LogLine:
-    """What a line says. `time` is in seconds since 1970 as if every clock were UTC, None where the line has none."""
+    """The parts of a line. `time` is in seconds since 1970 as if every clock were UTC, None where the line has none."""
 
     time: float | None
     who: str
@@ -51,7 +51,7 @@ class LogLine:
 
     @property
     def calm(self) -> bool:
-        """Whether the one who said it thought nothing of it."""
+        """Whether its level is below error."""
         return self.level in ("DEBUG", "INFO", "WARNING", "D", "I", "W", "state-dump")
 
 
@@ -79,7 +79,7 @@ def parse_line(raw: bytes, year: int) -> LogLine:
 
 
 def parse_time(text: str, year: int) -> float | None:
-    """The first time that stands at the head of a line."""
+    """The first time in the first 400 characters of a line."""
     head = text[:_HEAD]
     for pattern in _TIMES:
         found = pattern.search(head)

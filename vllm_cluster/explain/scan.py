@@ -16,7 +16,7 @@ from vllm_cluster.text import redact
 SHOWN = 400  # characters of a line that are kept
 WHO = 120
 MORE_LINES = 3
-BANNER = 40  # lines of one start that all say so
+BANNER = 40  # lines of one start that all announce it
 LAST_TROUBLE = 12
 FIRST_STRANGE = 3
 ABOVE = 8192  # characters above a line that are looked through for its time
@@ -36,7 +36,7 @@ class LogSource:
 
 @dataclass(frozen=True)
 class LogPosition:
-    """A line, where it stands and who said it; secrets taken out."""
+    """A line, its position in the log and its source; secrets are redacted."""
 
     source: str
     number: int
@@ -81,7 +81,7 @@ class LogScan:
 
 @lru_cache(_CACHE)
 def classify(words: str) -> tuple[tuple[LogPattern, ...], bool]:
-    """The signs that a line holds, and whether it tells of trouble at all."""
+    """The signs that a line holds, and whether it reports a failure at all."""
     # A traceback quotes the statement above the message that it raised: `raise NoSpace("no space left")`.
     if words.startswith("raise "):
         return (), False
@@ -96,7 +96,7 @@ def classify(words: str) -> tuple[tuple[LogPattern, ...], bool]:
 
 
 def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> LogScan:
-    """Read a log to its end; `tick` is told the bytes of each piece."""
+    """Read a log to its end; `tick` gets the bytes of each piece."""
     seen, state = LogScan(source.name), _State(source)
     for number, part in source.parts:
         for at, line, below in candidate_lines(number, part):
@@ -109,7 +109,7 @@ def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> Log
 
 
 def candidate_lines(number: int, part: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """The lines that hold one of the keys: number, text, and what stands below.
+    """The lines that hold one of the keys: number, text, and what follows.
 
     A search for a few short keys through a whole piece is ten times as fast as looking at line after line.
     """
@@ -149,7 +149,7 @@ class _State:
             seen.stopped = self._place(number, parsed)
         elif any(mark in parsed.words for mark in benign.RAY_START):
             self._forget(seen, ray=True)
-        # What is tried and given up on the way is written for those who look for more.
+        # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
         found, trouble = classify(parsed.words) if parsed.level != "DEBUG" else ((), False)
         if not (found or trouble):
             return
@@ -175,7 +175,7 @@ class _State:
             self._open.append(hit)
 
     def _continued(self, below: bytes) -> tuple[str, ...]:
-        """The lines right below that go on with what a line says: a version mismatch says the versions there."""
+        """The lines right below that continue a line: a version mismatch lists the versions there."""
         lines = []
         for raw in below.split(b"\n")[:MORE_LINES]:
             parsed = parse_line(raw, self._source.year)
@@ -208,7 +208,7 @@ class _State:
             self._open.clear()
 
     def settle(self, seen: LogScan, number: int, part: bytes) -> None:
-        """After a piece: its last line, the last sign that work goes on, and whether the server answers."""
+        """After a piece: its last line, the last sign of progress, and whether the server answers."""
         seen.last = self._at(number, part, len(part.rstrip()))
         answers = -1
         for found in benign.STRONG.finditer(part):

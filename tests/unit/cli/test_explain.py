@@ -37,7 +37,7 @@ def test_a_cause_with_its_lines_its_fix_and_what_finds_it_before(capsys: pytest.
     assert said.startswith("The context does not fit beside the weights (docs/failures.md#failure-71)\n")
     assert f"  {path}:" in said
     assert "(EngineCore pid=24) ValueError: To serve at least one request" in said
-    assert "fix:     -- --max-model-len N" in said
+    assert "fix:     vcluster serve MODEL -- --max-model-len N" in said
     assert "before:  vcluster fit MODEL" in said
 
 
