@@ -239,7 +239,7 @@ class Supervisor:
 
 
 def signal_words(code: int) -> str:
-    """The signal that an exit code stands for: a crash in native code may have printed nothing else."""
+    """The signal that an exit code encodes: a crash in native code may have printed nothing else."""
     number = -code if code < 0 else code - 128
     return f" ({signal.Signals(number).name})" if number in {one.value for one in signal.Signals} else ""
 
