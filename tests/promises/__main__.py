@@ -23,13 +23,15 @@ REAL = (*(f"tests/e2e/test_{name}.py" for name in E2E), "tests/promises")
 MADE_UP = ("tests/sim", "tests/property", "tests/unit/cli", "tests/unit/docker")
 # As many cases are made up as the promises say, and for each course of events as minutes allow.
 DEEP = {"VCLUSTER_DEPTH": "full"}
+# 125 orders of calls took 282 s on a machine that had other work.
+LONG = ("--timeout", "2400")
 
 
 def run(more: list[str]) -> bool:
     """Run them all; whether all passed that there were."""
 
     def attacks(name: str, *paths: str) -> list[str]:
-        return lanes.tests(name, "not short", *paths, *more)
+        return lanes.tests(name, "not short", *LONG, *paths, *more)
 
     ended = lanes.run([lanes.Lane("measured", [attacks("measured", *MEASURED)], live=True)], DEEP)
     beside = lanes.Lane("made-up-deep", [attacks("made-up-deep", *MADE_UP)], nice=19)

@@ -171,5 +171,5 @@ class Standby:
         """Start it when it is due."""
         if not ready or (self.child and (self.child.code() is None or time.monotonic() - self.child.began < PAUSE)):
             return
-        program = [sys.executable, str(Path(__file__).parents[2] / "node.py"), "checker"]
+        program = [sys.executable, str(Path(__file__).parents[__name__.count(".")] / "node.py"), "checker"]
         self.child = Child("checker", program, os.environ, lambda _: None, quiet=True)

@@ -40,7 +40,8 @@ class ServeController:
         self._log = logging.handlers.RotatingFileHandler(
             state / "serve.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True
         )
-        here = str(Path(__file__).resolve().parents[2])
+        # The module of our middleware lies beside the package, where vLLM imports it from.
+        here = str(Path(__file__).resolve().parents[__name__.count(".")])
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         self._environment = {**os.environ, "PYTHONPATH": path}
 
