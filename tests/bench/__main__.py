@@ -20,7 +20,7 @@ STARTS = 21
 PAGE = """# Performance
 
 Written by `make bench` on {date}, on {machine}; the hosts are the sandbox's, two on this one machine.
-Ratios compare things that took turns in one run; the seconds are those of a small machine.
+Ratios compare variants that took turns in one run; the seconds are those of a small machine.
 
 | what | measured | promise |
 |---|---|---|

@@ -219,7 +219,7 @@ def test_new_keys_are_accepted_on_every_hop(
 def test_a_host_that_the_jump_host_cannot_reach_is_named(kind: Kind, behind: Client, bastion: Sshd) -> None:
     port = free_port()
     error = fails(behind.target("h", jump="bastion", port=port), kind)
-    assert f":{bastion.port} does not lead to 127.0.0.1:{port}" in error.message
+    assert f"cannot reach 127.0.0.1:{port} through " in error.message and f":{bastion.port}: " in error.message
 
 
 def test_a_jump_host_that_is_down_is_named(kind: Kind, behind: Client) -> None:
@@ -231,7 +231,7 @@ def test_a_jump_host_that_is_down_is_named(kind: Kind, behind: Client) -> None:
 def test_a_proxy_command_that_fails_is_named(kind: Kind, behind: Client) -> None:
     behind.hosts = ["Host h", "ProxyCommand false", *behind.hosts]
     behind.write()
-    assert "false does not lead to 127.0.0.1" in fails(behind.target("h"), kind).message
+    assert "through false: " in fails(behind.target("h"), kind).message
 
 
 def test_jump_hosts_in_a_circle_are_refused(kind: Kind, behind: Client) -> None:

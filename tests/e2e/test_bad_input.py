@@ -36,7 +36,7 @@ def inventory(cluster: Sandbox, name: str, old: str, new: str) -> Path:
         ("{address: ", "{address: x", 2, "hosts.gpu1.address"),
         ("cluster: sandbox", "cluster: sandbox\nhead: [gpu1, gpu2]", 2, "head"),
         ("gpu2:", "gpu1:", 2, "gpu1"),
-        ("gpu2: {", "gpu2: {ssh: gpu1, ", 2, "a machine is listed once"),
+        ("gpu2: {", "gpu2: {ssh: gpu1, ", 2, "list each host once"),
         ("gpu2: {", "gpu2: {ssh: nobody.invalid, ", 4, "gpu2:"),
         ("gpu2: {", "gpu2: {ssh: {port: 1}, ", 4, "gpu2:"),
         ("gpu2: {", "gpu2: {ssh: {user: mallory}, ", 4, "gpu2:"),
@@ -204,7 +204,7 @@ def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
         port = taken.getsockname()[1]
         refused = cluster.vcluster("tunnel", "--port", str(port))
     assert refused.code == 2
-    assert f"port {port} of this machine cannot be used" in refused.err
+    assert f"cannot listen on 127.0.0.1:{port}" in refused.err
     assert "Traceback" not in refused.err
 
 

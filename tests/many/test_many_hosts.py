@@ -66,7 +66,7 @@ def test_hosts_that_hang_or_refuse_fail_alone(key: Path, tmp_path: Path) -> None
     assert sorted(status["unreachable"]) == sorted(names)
     rows = {row["host"]: row for row in status["hosts"]}
     assert {row["state"] for name, row in rows.items() if name not in names} == {"running"}
-    words = {"mute": "no answer from", "half": "no sign of life", "refuses": "nothing listens"}
+    words = {"mute": "no answer from", "half": "no keepalive reply", "refuses": "nothing listens"}
     assert {n: words[kind] in rows[n]["problem"] for n, kind in names.items()} == dict.fromkeys(names, True), rows
     # All others are done while one is silent; it began late by no more than their share of the work.
     passed = bounded(run, MOST) and run.seconds < CONNECT_SECONDS + SILENCE

@@ -70,19 +70,14 @@ CEILINGS = {
     "core": 22,
     "debug_log": 3,
     "docker": 24,
-    "docs": 114,
+    "docs": 26,
     "errors": 9,
     "events": 1,
-    "fit": 19,
-    "hub": 8,
-    "images": 3,
-    "inventory": 43,
     "laptop": 2,
     "remote": 37,
     "run": 40,
     "sandbox": 13,
     "text": 6,
-    "transport": 38,
 }
 
 

@@ -1,4 +1,4 @@
-"""Which layer of a model attends how: each family says it in its own words."""
+"""The attention of each layer, from the different config keys of the model families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers out of documents that somebody else wrote, and sizes as people write them."""
+"""Validated numbers from untrusted config files, and sizes as users write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def optional(config: Mapping[str, Any], *names: str) -> int:
     """The first of the keys that is set, 0 where none is; of a list (one a layer) the largest.
 
     Raises:
-        ValueError: what stands there is no whole number that a model can have.
+        ValueError: the value is not an integer that a model can have.
     """
     for name in names:
         value = config.get(name)
@@ -46,7 +46,7 @@ def number(config: Mapping[str, Any], *names: str) -> int:
 
 
 def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """Whether a key says true."""
+    """Whether a key is true."""
     value = config.get(name)
     return default if value is None else value is True
 
@@ -59,8 +59,8 @@ def size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([KMGTB]?)(I?)B?", text.strip().upper(), re.ASCII)
     if not match or (match[3] and match[2] in ("", "B")):
-        raise ValueError(f"{text!r} is no size")
+        raise ValueError(f"invalid size {text!r}: write a number with GB or GiB (80GB)")
     found = float(match[1]) * (_BINARY[match[2] + "I"] if match[3] else _UNITS[match[2]])
     if not 1 <= found < _MAX_VALUE:
-        raise ValueError(f"{text!r} is no size that can be")
+        raise ValueError(f"size {text!r} is out of range")
     return round(found)

@@ -51,7 +51,7 @@ class Model:
     pipelines: bool | None = None
 
     def context(self, workload: Workload) -> int:
-        """The tokens that a request shall have, 0 where nobody says."""
+        """Tokens of a request, 0 if not given."""
         return workload.context or (self.shape.context if self.shape else 0)
 
     def request(self, tokens: int, kv_bytes: int) -> int:
@@ -77,7 +77,7 @@ class PipelineStage:
 class Layout:
     """A layout judged. The sizes are those of the fullest GPU.
 
-    `problem` says why it cannot be at all; `context` is the longest that fits, `requests` how many of the wished
+    `problem` is why it is impossible; `context` is the longest that fits, `requests` how many of the requested
     context do, `tokens` how many fit in all; None where the KV cache is not known.
     """
 
@@ -133,7 +133,7 @@ def _problem(model: Model, tp: int, pp: int) -> str:
         found = f"the image's vLLM cannot split {model.shape.architecture} into stages (no SupportsPP)"
     for name, size, block in model.shape.blocks if not found and tp > 1 else ():
         if size % (tp * block):
-            return f"{name} ({size}) at TP={tp} is no multiple of the quantisation's block of {block}"
+            return f"{name} ({size}) at TP={tp} is not a multiple of the quantisation block {block}"
     return found
 
 
@@ -148,7 +148,7 @@ def _notes(model: Model, gpus: GpuPool, tp: int, pp: int) -> Iterator[str]:
         yield f"stages of {min(sizes)} and {max(sizes)} layers"
     if len(gpus.nodes) > 1 and tp > min(gpus.nodes):
         known = {None: "whether there is RDMA is not known", True: "RDMA is there", False: "no RDMA was found"}
-        yield f"TP over nodes: every layer waits for the network, bearable over RDMA alone; {known[gpus.rdma]}"
+        yield f"TP spans hosts: each layer runs an all-reduce over the network; needs RDMA; {known[gpus.rdma]}"
 
 
 def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
@@ -190,7 +190,7 @@ def _requests(stages: tuple[PipelineStage, ...], tp: int, workload: Workload, co
 
 
 def _longest(stages: tuple[PipelineStage, ...], tp: int, workload: Workload, limit: int) -> int:
-    """The longest context at which the wished number of requests fits, in whole blocks; 0 when none does."""
+    """The longest context at which the requested concurrency fits, in whole blocks; 0 when none does."""
     if _requests(stages, tp, workload, limit) >= workload.concurrency:
         return limit
     low, high = 0, limit // BLOCK + 1

@@ -1,4 +1,4 @@
-"""What a model's config.json says of its layers, heads and sizes."""
+"""Layers, heads and sizes of a model, from its config.json."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def model_config(document: Mapping[str, Any]) -> ModelConfig:
     config = {**document, **_language_part(document)}
     kind = str(config.get("model_type", "unknown"))
     if flag(document, "is_encoder_decoder"):
-        raise ValueError("an encoder with a decoder: only decoders can be reckoned with")
+        raise ValueError("encoder-decoder models are not supported, only decoders")
     count = number(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     if count > MAX_LAYERS:
-        raise ValueError(f"it says {count} layers")
+        raise ValueError(f"it has {count} layers")
     heads = number(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
     hidden = number(config, "hidden_size", "n_embd", "d_model")
     head = optional(config, "head_dim", "hidden_size_per_head", "kv_channels") or hidden // heads
@@ -150,12 +150,12 @@ def _layers(
     if "state" in found and not state:
         notes.append(f"what its {found.count('state')} layers without attention keep of a request is not counted")
     if config.get("compress_ratios"):
-        notes.append("its compressed attention is not known here: the KV cache is smaller than said")
+        notes.append("its compressed attention is not modelled: the real KV cache is smaller")
     return layers, tuple(notes)
 
 
 def _blocks(config: Mapping[str, Any], mlp: int, expert: int, attention: int) -> list[tuple[str, int, int]]:
-    """What vLLM refuses when a GPU's share is no multiple of a quantisation block."""
+    """Weights that vLLM rejects when a GPU's share is not a multiple of a quantisation block."""
     stated = config.get("quantization_config") or config.get("compression_config")
     if not isinstance(stated, dict):
         return []

@@ -29,7 +29,7 @@ class FitReport:
 
 
 def min_gpus(model: Model, memory: int, workload: Workload) -> int:
-    """How many GPUs hold the weights and one request of the wished context, with nothing beside them."""
+    """The smallest number of GPUs that hold the weights and one request of the given context."""
     return -(-(model.weights.loaded + model.request(model.context(workload), workload.kv_bytes)) // memory)
 
 
@@ -46,7 +46,7 @@ def of_parameters(params: int, bits: int) -> Model:
 
 
 def report(model: Model, gpus: GpuPool | None, workload: Workload) -> FitReport:
-    """Judge every layout. Where nobody says how long the context is, a shorter one than the model's own will do."""
+    """Evaluate every layout. If no context is given, one shorter than the model's own is enough."""
     if gpus is None:
         return FitReport(model, gpus, workload, (), None, ())
     layouts = tuple(_layouts(model, gpus, workload))
@@ -77,7 +77,7 @@ def _layouts(model: Model, gpus: GpuPool, workload: Workload) -> Iterator[Layout
         elif tp > first.tp:
             why = "larger groups than every node holds evenly"
         else:
-            why = "fewer GPUs wait for each other within a layer: for nodes without NVLink, or for odd head counts"
+            why = "smaller TP groups: less all-reduce traffic; for hosts without NVLink or odd head counts"
         yield evaluate(model, gpus, workload, tp, total // tp, why=why)
 
 

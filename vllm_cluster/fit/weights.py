@@ -67,12 +67,12 @@ def tensors(header: bytes) -> list[tuple[str, str, int]]:
     """Name, dtype and bytes of every tensor of a safetensors header.
 
     Raises:
-        ValueError: it is no such header.
+        ValueError: not a safetensors header.
     """
     try:
         rows = json.loads(header)
     except (ValueError, RecursionError) as error:
-        raise ValueError("its header is no JSON") from error
+        raise ValueError("its header is not JSON") from error
     if not isinstance(rows, dict):
         raise ValueError("its header is not of the safetensors format")
     found = []

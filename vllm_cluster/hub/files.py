@@ -20,7 +20,7 @@ CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 20.0
 
 
 class ModelFiles(Protocol):
-    """A model's files; each name is relative, and may come from a document that somebody else wrote."""
+    """A model's files; each name is relative, and may come from an untrusted index."""
 
     def read(self, name: str, begin: int, size: int) -> bytes | None:
         """At most `size` bytes of a file from `begin` on, None where there is no such file."""
@@ -50,7 +50,7 @@ class LocalModelFiles:
         self._folder = folder
 
     def read(self, name: str, begin: int, size: int) -> bytes | None:
-        """A part of a file; what is no plain file (opening a pipe would wait for ever) is not there."""
+        """A part of a file; anything but a regular file counts as missing (opening a pipe would block)."""
         path = self._folder / _inside(name)
         try:
             if not path.is_file():
@@ -117,7 +117,7 @@ class Hub:
             raise Unreachable(self._name, f"the hub answers {code}", hint="try again later, or set HF_ENDPOINT")
 
     def _receive(self, reply: requests.Response, skip: int, size: int) -> bytes:
-        """The wished bytes of the body; a server that knows no ranges sends all, and most of it is not awaited."""
+        """The requested bytes of the body; a server without range support sends all, and the rest is not read."""
         data = bytearray()
         # read1, as iter_content waits for a whole chunk: from a hub that drips, for hours.
         while len(data) < skip + size and (chunk := reply.raw.read1(1 << 16)):

@@ -38,8 +38,8 @@ def read(model: str, token: str | None) -> tuple[ModelConfig, Weights]:
     try:
         found = model_config(document)
     except ValueError as error:
-        hint = "--params and --bits reckon without it"
-        raise VclusterError(f"{model}: its config.json does not say enough: {error}", hint=hint) from None
+        hint = "use --params and --bits in place of the model's files"
+        raise VclusterError(f"{model}: config.json is incomplete: {error}", hint=hint) from None
     return found, _weights(files, model, found)
 
 
@@ -50,7 +50,7 @@ def _document(files: ModelFiles, model: str, name: str, limit: int) -> dict[str,
     try:
         found = json.loads(data) if len(data) <= limit else None
     except (ValueError, RecursionError) as error:
-        text = f"{model}: its {name} is no JSON, or only a part of it: {error}"
+        text = f"{model}: {name} is not complete JSON: {error}"
         raise VclusterError(text[:300], hint="copy or download the model again") from None
     if not isinstance(found, dict):
         raise VclusterError(f"{model}: its {name} is not what it should be")
@@ -82,13 +82,13 @@ def _weights(files: ModelFiles, model: str, found: ModelConfig) -> Weights:
 def _header(files: ModelFiles, model: str, name: str) -> list[tuple[str, str, int]]:
     data = files.read(name, 0, FIRST_BYTES)
     if data is None:
-        hint = "give a model in safetensors; --params and --bits reckon without the files"
+        hint = "give a model in safetensors, or use --params and --bits"
         raise _NoFile(f"{model} has no {name}", hint=hint)
     size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
     if not 2 <= size <= HEADER_BYTES:
         pointer = data.startswith(b"version https://git-lfs")
         how = "git lfs pull: this is only the pointer to it" if pointer else "copy or download it again"
-        raise VclusterError(f"{model}: {name} is no safetensors file", hint=how)
+        raise VclusterError(f"{model}: {name} is not a safetensors file", hint=how)
     if size + 8 > len(data):
         data += files.read(name, len(data), size + 8 - len(data)) or b""
     try:

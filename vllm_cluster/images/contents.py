@@ -25,8 +25,8 @@ _VERSION = re.compile(r"([0-9]+(\.[0-9]+)+)?")
 class ImageContents:
     """What an image holds: Python's version, the processor, glibc's version, and distributions by name.
 
-    `lacking` are packages that Ray's dashboard needs, `unknown` options of ours that its vLLM does not have, `cuda` is
-    what torch was built for.
+    `lacking` are packages that Ray's dashboard needs, `unknown` options set by vcluster that its vLLM does not have,
+    `cuda` is what torch was built for.
     """
 
     python: str
@@ -49,7 +49,7 @@ class ImageContents:
 
     @property
     def has_usable_ray(self) -> bool:
-        """Whether that Ray has besides what we start of it."""
+        """Whether that Ray has the dashboard packages that nodes need."""
         return self.ray_is_new and not self.lacking
 
     def ray_to_add(self, wanted: str) -> str:

@@ -62,7 +62,7 @@ def _wheels(inside: ImageContents, ray: str, cache: Path, run: Run = subprocess.
 
 
 def _download(inside: ImageContents, ray: str, folder: Path, extra: list[str], run: Run) -> str:
-    """Ask pip; returns what it said when it failed."""
+    """Run pip; returns its output when it failed."""
     minor = int(inside.glibc.split(".")[1]) if inside.glibc.startswith("2.") else 17
     platforms = [f"manylinux_2_{version}_{inside.machine}" for version in range(minor, 4, -1)]
     platforms += [f"manylinux2014_{inside.machine}", f"linux_{inside.machine}"]

@@ -1,1 +1,1 @@
-"""The inventory: the one file that says which hosts make up the cluster."""
+"""The inventory: the file that declares the hosts and settings of the cluster."""

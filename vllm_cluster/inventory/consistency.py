@@ -1,4 +1,4 @@
-"""What no single key can know: things said twice, names without a host, ports that meet."""
+"""Checks over several keys: duplicates, names without a host, port conflicts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _twice(document: Document, hosts: Mapping[str, Host], field: str, key: Calla
             loc: Loc = ("hosts", name, field)
             other = document.line(("hosts", first, field))
             where = f"{words[field]} of {key_of(('hosts', first))} on line {other}"
-            document.add_problem(loc, f"is {where}: a machine is listed once")
+            document.add_problem(loc, f"is {where}: list each host once")
 
 
 def _ports(document: Document, ports: Ports) -> None:

@@ -1,4 +1,4 @@
-"""Where the inventory is, and its bytes; without the libraries that read it, so that a missing file is told at once."""
+"""Where the inventory is, and its bytes; without the parsing libraries, so that a missing file is reported at once."""
 
 from __future__ import annotations
 

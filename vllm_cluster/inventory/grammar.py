@@ -1,4 +1,4 @@
-"""What each value of the inventory may look like; every refusal is a ValueError in plain words."""
+"""The valid values of the inventory; invalid ones raise ValueError with a message for the user."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ _SSH_FORBIDDEN = frozenset("'`\"$\\;&<>|(){},")
 def cluster_name(text: str) -> str:
     """The cluster's name: it becomes part of container names."""
     if not re.fullmatch(CLUSTER_PATTERN[1:-1], text):
-        raise ValueError(f"{shown(text)} is no cluster name: use a-z, 0-9 and -, at most 32, no - at the ends")
+        raise ValueError(
+            f"invalid cluster name {shown(text)}: use a-z, 0-9 and -, at most 32 characters, no - at the ends"
+        )
     return text
 
 
@@ -57,7 +59,9 @@ def cluster_id(text: str) -> str:
 def host_name(text: str) -> str:
     """A host's name in the inventory: it becomes part of labels and messages."""
     if not re.fullmatch(HOST_PATTERN[1:-1], text):
-        raise ValueError("is no host name: use letters, digits, . _ and -, at most 63, the first a letter or digit")
+        raise ValueError(
+            "invalid host name: use letters, digits, . _ and -, at most 63 characters, the first a letter or digit"
+        )
     return text
 
 
@@ -73,7 +77,7 @@ def address(text: str) -> str:
     except ValueError:
         raise ValueError(_no_address(text)) from None
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        raise ValueError(f"{shown(text)} is an IPv4 address in IPv6 clothes: write {found.ipv4_mapped}")
+        raise ValueError(f"IPv4-mapped IPv6 address {shown(text)}: write {found.ipv4_mapped}")
     if found.is_loopback or found.is_unspecified or found.is_multicast or text == "255.255.255.255":
         raise ValueError(f"{text} reaches no other host: write the address on the network between the hosts")
     if isinstance(found, ipaddress.IPv6Address) and (found.is_link_local or found.scope_id):
@@ -94,7 +98,7 @@ def image(text: str) -> str:
     """An image reference that Docker understands, and cannot take for an option."""
     if len(text) > 512 or not _IMAGE.fullmatch(text):
         hint = "; names are lower case" if _IMAGE.fullmatch(text.lower()) else ""
-        raise ValueError(f"{shown(text)} is no image reference (like {VLLM_IMAGE}){hint}")
+        raise ValueError(f"invalid image reference {shown(text)} (example: {VLLM_IMAGE}){hint}")
     return text
 
 
@@ -109,7 +113,7 @@ def local_path(path: Path) -> Path:
     """A path on this machine."""
     text = str(path)
     if text in {"", "."} or text.startswith("-") or not text.isprintable():
-        raise ValueError(f"{shown(text)} is no path of a file")
+        raise ValueError(f"invalid file path {shown(text)}")
     return path
 
 
@@ -118,14 +122,14 @@ def interface(text: str) -> str:
     if text[:1] in {"=", "^"} or "," in text:
         raise ValueError("write the interface's name alone (eth0): vcluster adds what NCCL and Gloo each want")
     if not _INTERFACE.fullmatch(text):
-        raise ValueError(f"{shown(text)} is no interface name (like eth0; at most 15 letters, digits, . _ -)")
+        raise ValueError(f"invalid interface name {shown(text)} (example: eth0; at most 15 letters, digits, . _ -)")
     return text
 
 
 def device(text: str) -> str:
     """An InfiniBand or RoCE device by its exact name, in no NCCL syntax."""
     if not _DEVICE.fullmatch(text):
-        raise ValueError(f"{shown(text)} is no device name: write it as `ls /sys/class/infiniband` does (mlx5_0)")
+        raise ValueError(f"invalid device name {shown(text)}: write it as `ls /sys/class/infiniband` does (mlx5_0)")
     return text
 
 
@@ -134,7 +138,7 @@ def gpus(value: object) -> int | tuple[int | str, ...]:
     if isinstance(value, list | tuple):
         return _named_gpus(list(value))
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("must be a whole number, or a list of indices or UUIDs: [0, 2, 5, 7]")
+        raise ValueError("must be an integer, or a list of indices or UUIDs: [0, 2, 5, 7]")
     if not 1 <= value <= MAX_GPUS:
         raise ValueError("must be at least 1" if value < 1 else f"must be at most {MAX_GPUS}")
     return value
@@ -167,7 +171,7 @@ def container_user(value: object) -> object:
 def variable_name(text: str) -> str:
     """The name of an environment variable."""
     if not re.fullmatch(VARIABLE_PATTERN[1:-1], text):
-        raise ValueError("is no variable name: use letters, digits and _, the first not a digit")
+        raise ValueError("invalid variable name: use letters, digits and _, the first not a digit")
     return text
 
 
@@ -183,7 +187,7 @@ def variable_value(text: str) -> str:
 def release(text: str) -> str:
     """An exact version of a Python package."""
     if not _RELEASE.fullmatch(text):
-        raise ValueError(f"{shown(text)} is no exact version (like 2.56.1)")
+        raise ValueError(f"invalid version {shown(text)} (example: 2.56.1)")
     return text
 
 
@@ -193,7 +197,7 @@ def size(value: object) -> object:
         return value
     match = _SIZE.fullmatch(value)
     if match is None:
-        raise ValueError(f"{shown(value)} is no size: write a number with k, m, g or t (16g)")
+        raise ValueError(f"invalid size {shown(value)}: write a number with k, m, g or t (16g)")
     return int(float(match[1]) * 1024 ** _POWERS[(match[2] or "").lower()])
 
 
@@ -202,7 +206,7 @@ def ssh_user(text: str) -> str:
     if ":" in text:
         raise ValueError("holds a colon: an ssh target carries no password; use a key or an agent")
     if not text or text.startswith("-") or not text.isprintable() or set(text) & set("'`\";&<>|(){} "):
-        raise ValueError("is no user name that ssh accepts")
+        raise ValueError("invalid user name: ssh does not accept it")
     return text
 
 
@@ -210,7 +214,7 @@ def ssh_host(text: str) -> str:
     """A host name, address or ssh_config alias that ssh cannot take for an option."""
     bad = not text or text.startswith("-") or not text.isprintable()
     if bad or " " in text or "@" in text or "/" in text or set(text) & _SSH_FORBIDDEN:
-        raise ValueError("is no host name that ssh accepts")
+        raise ValueError("invalid host name: ssh does not accept it")
     return text
 
 
@@ -225,7 +229,7 @@ def ssh_jump(text: str) -> str:
 
 
 def destination(text: str) -> dict[str, object]:
-    """The parts of [user@]host[:port]; an IPv6 address with a port stands in brackets."""
+    """The parts of [user@]host[:port]; an IPv6 address with a port is written in brackets."""
     if "://" in text:
         raise ValueError("write user@host:port, without ssh://")
     user, at, rest = text.rpartition("@")
@@ -238,12 +242,12 @@ def destination(text: str) -> dict[str, object]:
     else:
         host, colon, port = rest.partition(":")
         if colon and not re.fullmatch("[0-9]{1,9}", port):
-            raise ValueError("the part after the last colon is no port number: write user@host:port")
+            raise ValueError("invalid port after the last colon: write user@host:port")
     parts["host"] = host
     if port:
         number = int(port)
         if not 1 <= number <= 65535:
-            raise ValueError(f"{number} is no port: 1 to 65535")
+            raise ValueError(f"port must be 1 to 65535, got {number}")
         parts["port"] = number
     return parts
 
@@ -252,10 +256,7 @@ def secret(text: str) -> dict[str, object]:
     """The parts of a reference to a secret; the text is never quoted back, it may be the secret itself."""
     kind, colon, value = text.partition(":")
     if not colon or kind not in {"env", "file", "cmd"}:
-        raise ValueError(
-            "looks like the token itself, and the inventory holds only references: "
-            "write env:NAME, file:PATH or cmd:COMMAND (its value is not shown here)"
-        )
+        raise ValueError("looks like a secret; write a reference: env:NAME, file:PATH or cmd:COMMAND (value not shown)")
     return {"kind": kind, "value": value.strip()}
 
 
@@ -264,19 +265,19 @@ def secret_value(kind: str, value: str) -> None:
     if kind == "env" and not re.fullmatch(VARIABLE_PATTERN[1:-1], value):
         raise ValueError("after env: comes the name of a variable of your shell, like env:HF_TOKEN")
     if not value or not value.isprintable():
-        raise ValueError(f"nothing that can be read stands after {kind}:")
+        raise ValueError(f"nothing readable after {kind}:")
     if kind == "cmd":
         try:
             words = shlex.split(value)
         except ValueError:
             raise ValueError("the command after cmd: has a quote that does not end") from None
         if not words or not words[0]:
-            raise ValueError("no command stands after cmd:")
+            raise ValueError("empty command after cmd:")
 
 
 def volume(text: str) -> dict[str, object]:
     """The parts of source:target[:ro|rw]."""
     parts = text.split(":")
     if len(parts) not in {2, 3} or (len(parts) == 3 and parts[2] not in {"ro", "rw"}):
-        raise ValueError(f"{shown(text)} is no volume: write /folder/on/host:/folder/in/container, with :ro if need be")
+        raise ValueError(f"invalid volume {shown(text)}: write /folder/on/host:/folder/in/container[:ro]")
     return {"source": parts[0], "target": parts[1], "read_only": parts[2:] == ["ro"]}

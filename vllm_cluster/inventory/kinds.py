@@ -1,4 +1,4 @@
-"""Kinds of values that several keys of the inventory hold, with what the schema says of them."""
+"""Value types that several keys of the inventory share, with their JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the inventory, read it, and say everything that is wrong with it."""
+"""Find and read the inventory, and report all its problems at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = N
 
 
 def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
-    """The inventory that these bytes say; `path` is where they came from, None for standard input.
+    """The inventory in these bytes; `path` is the file that they came from, None for standard input.
 
     Raises:
         InventoryError: one line for each problem, with file, line and key.
@@ -54,7 +54,7 @@ def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
 def _document(raw: bytes) -> Document:
     document = Document()
     if len(raw) > MAX_BYTES:
-        document.add_problem((), f"larger than {MAX_BYTES // 1000} kB: this is no inventory")
+        document.add_problem((), f"larger than {MAX_BYTES // 1000} kB, the limit of an inventory")
         return document
     if raw.count(b"[") > MAX_BRACKETS:
         document.add_problem((), "nested too deep to be an inventory")
@@ -68,12 +68,12 @@ def _document(raw: bytes) -> Document:
 
 
 def duplicates_by_resolution(inventory: Inventory, resolve: Callable[[Host], tuple[str | int, ...]]) -> None:
-    """Refuse hosts that ssh_config sends to one place.
+    """Reject hosts that ssh_config resolves to one endpoint.
 
-    `resolve` gives (host name, port), and may add what else tells two ways apart, such as a jump host.
+    `resolve` gives (host name, port), and may add what else separates two routes, such as a jump host.
 
     Raises:
-        InventoryError: two hosts end at the same place.
+        InventoryError: two hosts resolve to the same endpoint.
     """
     seen: dict[tuple[object, ...], str] = {}
     lines: list[str] = []
@@ -87,7 +87,7 @@ def duplicates_by_resolution(inventory: Inventory, resolve: Callable[[Host], tup
             other = inventory.hosts[first]
             lines.append(
                 f"{file}:{host.line or 1}: hosts.{name}: reaches {end[0]} port {end[1]}, as hosts.{first} "
-                f"on line {other.line or 1} does: a machine is listed once"
+                f"on line {other.line or 1} does: list each host once"
             )
     if lines:
         raise InventoryError("\n".join(lines))

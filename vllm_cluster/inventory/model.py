@@ -1,4 +1,4 @@
-"""What an inventory says, as frozen data; each key is described once, here, for the schema, the docs and `init`."""
+"""The inventory as frozen data; each key is described once, here, for the schema, the docs and `init`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Section(BaseModel):
 
 
 class SshSettings(_Section):
-    """How every host is reached, unless the host says otherwise."""
+    """SSH settings of all hosts; those of a host override them."""
 
     config: LocalPath | None = Field(
         None, description="ssh_config file to read instead of your own and the system's.", examples=["./ssh_config"]
@@ -117,7 +117,7 @@ class Host(_Section):
 
     @property
     def gpu_number(self) -> int | None:
-        """How many GPUs the file asks for, by number or by name; None where it does not say."""
+        """How many GPUs the inventory declares, by number or by name; None if it does not."""
         return len(self.gpus) if isinstance(self.gpus, tuple) else self.gpus
 
     @property
@@ -249,7 +249,7 @@ class Inventory(_Section):
         json_schema_extra={"propertyNames": {"pattern": grammar.VARIABLE_PATTERN}},
     )
     ports: Ports = Field(Ports(), description="Ports on the hosts.")
-    ssh: SshSettings = Field(SshSettings(), description="How every host is reached, unless it says otherwise.")
+    ssh: SshSettings = Field(SshSettings(), description="SSH settings of all hosts; those of a host override them.")
     user: ContainerUser | None = Field(
         None,
         description="UID or UID:GID of the containers, for a cache that root may not write (NFS); absent: root.",

@@ -1,4 +1,4 @@
-"""What is wrong with a file, each problem at its line and key, told all at once."""
+"""The problems of a file, each with its line and key, reported all at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_PROBLEMS = 20
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, where, and what to do."""
+    """One problem, its place, and its fix."""
 
     line: int
     loc: Loc

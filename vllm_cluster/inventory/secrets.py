@@ -1,4 +1,4 @@
-"""Fetch a secret from where the inventory says it is; errors name the reference, never what was found."""
+"""Fetch a secret by its reference; errors name the reference, never the value."""
 
 from __future__ import annotations
 

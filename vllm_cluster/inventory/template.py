@@ -27,12 +27,12 @@ class HostSeed:
 
 
 def render(cluster: str, hosts: Sequence[HostSeed], image: str, model_cache: str, *, schema: str = SCHEMA_FILE) -> str:
-    """The text of an inventory; what nobody knows yet is marked, and refused until it is written."""
+    """The text of an inventory; values that only the user knows are placeholders, rejected until they are replaced."""
     known = {"version": "1", "cluster": _text(cluster), "image": _text(image), "model_cache": _text(model_cache)}
     lines = [
         f"# yaml-language-server: $schema={schema}",
         f"# `vcluster schema > {SCHEMA_FILE}` writes the file named above, for completion in editors.",
-        "# Keys that stand behind # are optional; the values there are examples or the defaults.",
+        "# Keys behind # are optional; their values are examples or the defaults.",
     ]
     for key in _REQUIRED:
         lines += ["", f"# {Inventory.model_fields[key].description}", f"{key}: {known[key]}"]

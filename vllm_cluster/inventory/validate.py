@@ -17,7 +17,7 @@ _INSTEAD = {
     ("heads",): "a cluster has one head: `head: NAME`",
     ("hosts", "*", "head"): "the head is named once, at the top of the file: `head: NAME`",
     ("hosts", "*", "role"): "the head is named once, at the top of the file: `head: NAME`; all others are workers",
-    ("hosts", "*", "name"): "a host's name is the key that it stands under",
+    ("hosts", "*", "name"): "a host's name is its key under hosts",
 }
 _SHAPES = {
     "dict_type": "must be a mapping (`key: value` lines below it)",
@@ -25,7 +25,7 @@ _SHAPES = {
     "tuple_type": "must be a list (`- item` lines below it)",
     "string_type": "must be text",
     "path_type": "must be the path of a file",
-    "int_type": "must be a whole number",
+    "int_type": "must be an integer",
     "bool_type": "must be true or false",
 }
 _FOR_PLACE = {
@@ -36,7 +36,7 @@ _FOR_PLACE = {
 
 
 def validate(document: Document) -> Inventory | None:
-    """The inventory that a document means; None when anything is wrong, and the document then says what."""
+    """The inventory of a document; None when there are problems, which the document then holds."""
     if document.data is None and not document.problems:
         document.add_problem((), "the file is empty; `vcluster init` writes an inventory")
     if document.data is None:
@@ -59,7 +59,7 @@ def validate(document: Document) -> Inventory | None:
 
 
 def _misspelt(details: Iterable[ErrorDetails]) -> set[Loc]:
-    """Keys that are missing only because they are there under a misspelt name, which is told already."""
+    """Keys that are missing only because their name is misspelt, which is reported already."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
     meant = {(*loc[:-1], _meant(loc) or "") for loc in unknown}
     return {detail["loc"] for detail in details if detail["type"] == "missing" and detail["loc"] in meant}
@@ -98,7 +98,7 @@ def _text(detail: ErrorDetails, loc: Loc, data: object) -> str:
 
 def _kind(value: object, wanted: str) -> str:
     if value is None:
-        return "nothing stands here: write a value or remove the line"
+        return "empty value: write a value or remove the line"
     if isinstance(value, dict):
         return "this is a mapping"
     if isinstance(value, list):

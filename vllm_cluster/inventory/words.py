@@ -19,7 +19,7 @@ def shown(value: object) -> str:
 
 
 def plain(text: str) -> str:
-    """Somebody else's message on one printable line, without secrets."""
+    """Another program's message on one printable line, without secrets."""
     return "".join(c if c.isprintable() else " " for c in redact_value(text))
 
 

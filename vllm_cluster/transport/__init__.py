@@ -34,9 +34,9 @@ def locate(target: Target, kind: Kind, processes: Callable[..., Any] = subproces
 
 
 def make(target: Target, kind: Kind, jumps: Jumps, endpoint: SshEndpoint | None = None) -> Transport:
-    """The carrier for a host, through jump hosts that others share; the destination `local` is this machine itself.
+    """The transport for a host, through jump hosts that others share; the destination `local` is this machine itself.
 
-    `endpoint` is what ssh_config says of the host, where it has been asked already.
+    `endpoint` is the host's endpoint by ssh_config, if already resolved.
     """
     # Fabric takes longer to import than everything else: only those who connect pay for it.
     if kind == "local" or target.destination == "local":

@@ -1,4 +1,4 @@
-"""What a connection to a host can do, whatever carries it."""
+"""The interface of a connection to a host, for all transports."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Stream(Protocol):
     def settimeout(self, seconds: float | None, /) -> None: ...
 
     def shutdown_write(self) -> None:
-        """Tell the other side that no more input comes."""
+        """Close the input of the other side."""
         ...
 
     def stderr_tail(self) -> str:
@@ -100,9 +100,9 @@ class Forward(Protocol):
 class Transport(Protocol):
     """One connection to one host. Safe to use from several threads.
 
-    Every call ends by its deadline and raises a `HostError` that says which decision is left:
+    Every call ends by its deadline and raises a `HostError` whose class is the decision left to the caller:
     `Unreachable` (nothing was sent), `ConnectionLost` (may have happened), `TimedOut`.
-    A command that ran is a `Result`, whatever its exit code.
+    A command that ran is a `Result` with any exit code.
     """
 
     @property

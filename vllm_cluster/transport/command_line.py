@@ -1,4 +1,4 @@
-"""Commands as a host receives them, whatever login shell reads the request."""
+"""Commands as a host receives them, quoted for any login shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a connection could not be made: one sentence each, with the remedy, the same whatever the carrier."""
+"""Errors of connecting: one sentence each, with the remedy, the same for all transports."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def changed_key(at: SshEndpoint, shown: str, line: str) -> HostKeyRejected:
     return HostKeyRejected(
         at.name,
         f"the key of {at.where} is not the one in {line}: it shows {shown}; "
-        "the host was installed anew, or somebody stands between",
-        hint=f"if the host was installed anew: ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(name)}",
+        "the host was reinstalled, or this is a man-in-the-middle attack",
+        hint=f"if the host was reinstalled: ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(name)}",
     )
 
 
@@ -68,7 +68,7 @@ def too_many_keys(at: SshEndpoint, offered: list[str], skipped: list[str]) -> Au
 def second_factor(at: SshEndpoint, methods: str, offered: list[str], skipped: list[str]) -> AuthenticationFailed:
     """The host took a key and wants more, which no program can give."""
     hint = f"let a key be enough, in its sshd_config: Match User {at.user}, AuthenticationMethods publickey"
-    return auth_refused(at, f"it took a key and wants {methods} besides", offered, skipped, hint)
+    return auth_refused(at, f"a key was accepted, but {methods} is also required", offered, skipped, hint)
 
 
 def no_keys(at: SshEndpoint, methods: str) -> AuthenticationFailed:
@@ -81,11 +81,11 @@ def no_keys(at: SshEndpoint, methods: str) -> AuthenticationFailed:
 def auth_refused(
     at: SshEndpoint, why: str, offered: list[str], skipped: list[str], hint: str | None = None
 ) -> AuthenticationFailed:
-    """The host answered and let nobody in."""
+    """The host answered and rejected the login."""
     also = f"; left out: {', '.join(skipped)}" if skipped else ""
     return AuthenticationFailed(
         at.name,
-        f"{at.where} refused the login: {why}; offered: {', '.join(offered) or 'nothing'}{also}",
+        f"authentication failed for {at.where}: {why}; offered: {', '.join(offered) or 'nothing'}{also}",
         hint=hint
         or f"put your public key there (ssh-copy-id {_copy_id(at)}), or give the right user and key for {at.name}; "
         "hardware keys and Kerberos need the openssh transport",
@@ -106,7 +106,7 @@ def no_answer(at: SshEndpoint, seconds: float) -> Unreachable:
     return Unreachable(
         at.name,
         f"no answer from {at.host}:{at.port} within {seconds:.0f} s",
-        hint="is the host up, the address right, and does no firewall or VPN stand between?",
+        hint="check that the host is up and that no firewall blocks port {at.port}: nc -vz {at.host} {at.port}",
     )
 
 
@@ -114,8 +114,8 @@ def no_route(at: SshEndpoint, why: str) -> Unreachable:
     """The network has no way there."""
     return Unreachable(
         at.name,
-        f"no way to {at.host}:{at.port}: {why}",
-        hint="is the host up, and are you on its network or VPN?",
+        f"no route to {at.host}:{at.port}: {why}",
+        hint="check that the host is up and that this machine is on its network or VPN",
     )
 
 
@@ -124,7 +124,7 @@ def no_name(at: SshEndpoint, why: str = "") -> Unreachable:
     detail = f" ({why})" if why else ""
     return Unreachable(
         at.name,
-        f"the name {at.host} has no address here{detail}",
+        f"cannot resolve host name {at.host}{detail}",
         hint=f"correct the ssh address of {at.name}, or give it a HostName in ssh_config",
     )
 
@@ -159,11 +159,11 @@ def closed_early(at: SshEndpoint) -> ClosedBeforeLogin:
 
 
 def not_ssh(at: SshEndpoint, why: str) -> Unreachable:
-    """Somebody else answers, or in words that we do not share."""
+    """The port is not sshd's, or no algorithm is common to both sides."""
     return Unreachable(
         at.name,
-        f"{at.host}:{at.port} and this machine find no common SSH: {why}",
-        hint=f"is it the port of sshd? If `ssh {_by_hand(at)}` works, choose the openssh transport",
+        f"SSH handshake with {at.host}:{at.port} failed: {why}",
+        hint=f"check that sshd uses this port; if `ssh {_by_hand(at)}` works, choose the openssh transport",
     )
 
 
@@ -171,7 +171,7 @@ def proxy_failed(at: SshEndpoint, proxy: str, why: str) -> Unreachable:
     """The way there, through another host or a command, does not lead to the host."""
     return Unreachable(
         at.name,
-        f"{proxy} does not lead to {at.host}:{at.port}: {why}",
+        f"cannot reach {at.host}:{at.port} through {proxy}: {why}",
         hint=f"try by hand: ssh {_by_hand(at)}",
     )
 

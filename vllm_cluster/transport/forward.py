@@ -1,4 +1,4 @@
-"""A listening port on this machine whose connections go on through streams."""
+"""A local listening port whose connections are forwarded over streams."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SocketPipe:
         self.recv = sock.recv
 
     def shutdown_write(self) -> None:
-        """Tell the other side that no more comes."""
+        """Close the sending direction."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
@@ -129,7 +129,7 @@ def listener(local_port: int) -> socket.socket:
         return socket.create_server(("127.0.0.1", local_port))
     except OSError as error:
         raise UsageError(
-            f"port {local_port} of this machine cannot be used: {error.strerror}", hint="vcluster tunnel --port 0"
+            f"cannot listen on 127.0.0.1:{local_port}: {error.strerror}", hint="vcluster tunnel --port 0"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What the known_hosts files say about the key that a host shows: the same verdict as ssh's, without any I/O."""
+"""Check a host key against known_hosts with the same result as ssh; no I/O."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class KeyCheck:
-    """The verdict and the line that decided it; `authority` tells that only a certificate authority is known."""
+    """The verdict and the line that decided it; `authority` is true if only a certificate authority is known."""
 
     verdict: KeyStatus
     line: KnownKey | None = None

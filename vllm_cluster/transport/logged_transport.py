@@ -1,4 +1,4 @@
-"""A transport that writes each of its calls to the debug log, whatever carries it."""
+"""A wrapper of any transport that writes each call to the debug log."""
 
 from __future__ import annotations
 

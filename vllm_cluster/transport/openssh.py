@@ -46,7 +46,7 @@ class OpenSshTransport:
         return self._round_trips
 
     def connect(self, deadline: Deadline) -> None:
-        """Connect and authenticate; does nothing on a connection that stands."""
+        """Connect and authenticate; does nothing when connected."""
         with self._connecting:
             if self._master is not None and self._master.alive():
                 return
@@ -162,12 +162,12 @@ class OpenSshTransport:
         return ConnectionLost(
             self.host,
             f"the connection to {master.resolved.where} was lost during {doing}: {master.last_words()}",
-            hint="what was sent may have happened; run the same command again to find out and go on",
+            hint="the command may have completed; rerun it to check and continue",
         )
 
     def _take(self, slots: threading.BoundedSemaphore, deadline: Deadline, doing: str) -> None:
         if not slots.acquire(timeout=deadline.left()):
-            raise TimedOut(self.host, f"{doing} never started: too much else runs on this connection")
+            raise TimedOut(self.host, f"{doing} did not start: too many commands run on this connection")
 
     def _count(self) -> None:
         with self._counting:

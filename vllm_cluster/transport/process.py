@@ -22,7 +22,7 @@ GRACE_SECONDS = 1.0
 def run(argv: Sequence[bytes | str], stdin: bytes, deadline: Deadline) -> Result | None:
     """Run a command to its end; None when the deadline passed first, and then it is gone with what it started.
 
-    Of each output it keeps what a login shell may print besides.
+    Of each output it keeps as much as a login shell may print.
     """
     process = subprocess.Popen(
         argv,
@@ -133,7 +133,7 @@ class ProcessStream:
     def __init__(
         self, argv: Sequence[bytes | str], check_end: Callable[[int], None], on_close: Callable[[], None]
     ) -> None:
-        """`check_end` gets the exit code when the output has ended, and raises if that is no honest end."""
+        """`check_end` gets the exit code when the output has ended, and raises if the command did not end by itself."""
         self._check_end = check_end
         self._on_close = on_close
         self._close_lock = threading.Lock()
@@ -184,7 +184,7 @@ class ProcessStream:
         return data
 
     def shutdown_write(self) -> None:
-        """Tell the command that no more input comes."""
+        """Close the input of the command."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 

@@ -136,6 +136,6 @@ def _name_of_shell(ask: Callable[[], Result | None]) -> str:
 
 
 def _shown(shown: bytes) -> str:
-    """The first lines of an answer, in short; what is no text is left out."""
+    """The first lines of the output, shortened; unprintable bytes are left out."""
     text = " / ".join(line.strip() for line in shown.decode("utf-8", "replace").splitlines() if line.strip())
     return "".join(char for char in text if char.isprintable())[:200]

@@ -1,4 +1,4 @@
-"""What ssh_config says about a host, in ssh's own words (`ssh -G`)."""
+"""The endpoint and options of a host by ssh_config, as `ssh -G` prints them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ssh command says on standard error, as one of our errors."""
+"""Standard error of the ssh command, mapped to a `HostError`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LET_IN = re.compile(r"^Authenticated to |debug1: Entering interactive session",
 
 
 def words(log: str) -> list[str]:
-    """What ssh itself said for a person to read."""
+    """The part of ssh's output that is for users."""
     lines = [line.strip() for line in log.splitlines()]
     return [line for line in lines if line and not line.startswith("debug") and not _STATISTICS.match(line)]
 
@@ -83,7 +83,7 @@ def _login_refused(log: str, text: str, at: SshEndpoint) -> Unreachable | None:
             return connect_errors.second_factor(refused, found[2].replace(",", ", "), offered, skipped)
         if "publickey" not in found[2]:
             return connect_errors.no_keys(refused, found[2].replace(",", ", "))
-        return connect_errors.auth_refused(refused, "it refused every key", offered, skipped)
+        return connect_errors.auth_refused(refused, "no offered key was accepted", offered, skipped)
     return None
 
 

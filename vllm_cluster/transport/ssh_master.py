@@ -97,7 +97,7 @@ class SshMaster:
             raise
 
     def alive(self) -> bool:
-        """Whether the connection stands."""
+        """Whether the connection is open."""
         return self._process.poll() is None
 
     def gone(self) -> bool:
@@ -107,7 +107,7 @@ class SshMaster:
         return not self.alive()
 
     def last_words(self) -> str:
-        """What ssh said at the end."""
+        """The last output of ssh."""
         words = ssh_log.words(self._read_log())
         return words[-1] if words else "ssh ended"
 
@@ -173,7 +173,7 @@ class SshMaster:
         return ssh_log.explain(log, self.resolved, seconds)
 
     def _another_ends(self) -> bool:
-        """Whether a later session without input ends on the host: then no slow host keeps ours from beginning."""
+        """Whether a later session without input ends on the host: then a slow host does not delay the next session."""
         if not ssh_log.let_in(self._read_log()):
             return False
         result = self._ask()

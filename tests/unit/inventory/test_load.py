@@ -232,7 +232,7 @@ class TestResolution:
             duplicates_by_resolution(inventory, lambda _: ("192.168.0.1", 22))
         assert caught.value.message == (
             "/srv/repo/inventory.yaml:8: hosts.gpu2: reaches 192.168.0.1 port 22, "
-            "as hosts.gpu1 on line 6 does: a machine is listed once"
+            "as hosts.gpu1 on line 6 does: list each host once"
         )
 
     def test_ports_and_jumps_tell_machines_apart(self) -> None:

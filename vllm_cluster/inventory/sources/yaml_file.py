@@ -19,7 +19,7 @@ _PLAIN_TAGS = {_TAG + kind for kind in ("int", "float", "bool", "null")}
 _MAX_NODES = 100_000
 _SYNTAX = {
     "found character '\\t' that cannot start any token": "a tab; YAML is indented with spaces",
-    "mapping values are not allowed here": "a colon where no key can stand; check the indentation, "
+    "mapping values are not allowed here": "an unexpected colon; check the indentation, "
     'and put values that hold ": " in quotes',
     "could not find expected ':'": "a key without its colon, or a line indented too little",
     "but found another document": "a second document begins (---); an inventory is one document",
@@ -36,7 +36,7 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def line(self, loc: Loc) -> int:
-        """The line of a place, or of the nearest thing around it."""
+        """The line of a place, or of its nearest parent."""
         while loc not in self.lines and loc:
             loc = loc[:-1]
         return self.lines.get(loc, 1)
@@ -110,7 +110,7 @@ class _YamlWalker:
             self.open.discard(id(node))
 
     def refuse(self, node: Node, loc: Loc, text: str) -> object:
-        """Note the problem; what stands there counts as nothing."""
+        """Add the problem; the value counts as absent."""
         self.document.add_problem(loc, text, node.start_mark.line + 1)
         return None
 
@@ -143,7 +143,7 @@ class _YamlWalker:
                 merged = {**self.merged(value, loc), **merged}
             elif not isinstance(key, ScalarNode) or key.tag != _TAG + "str":
                 shape = shown(str(key.value)) if isinstance(key, ScalarNode) else "this"
-                self.document.add_problem(loc, f"the key {shape} is no text; put it in quotes", line)
+                self.document.add_problem(loc, f"the key {shape} is not text; put it in quotes", line)
             elif key.value in own:
                 first = self.document.lines[(*loc, key.value)]
                 twice = f"written twice, first on line {first}; keep one"

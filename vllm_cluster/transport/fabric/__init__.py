@@ -49,7 +49,7 @@ class FabricTransport:
         return self._round_trips
 
     def connect(self, deadline: Deadline) -> None:
-        """Connect and authenticate; does nothing on a connection that stands."""
+        """Connect and authenticate; does nothing when connected."""
         with self._connecting:
             if self._hop is not None and self._hop.alive():
                 return
@@ -210,7 +210,7 @@ class FabricTransport:
 
     def _take(self, slots: threading.BoundedSemaphore, deadline: Deadline, doing: str) -> None:
         if not slots.acquire(timeout=deadline.left()):
-            raise TimedOut(self.host, f"{doing} never started: too much else runs on this connection")
+            raise TimedOut(self.host, f"{doing} did not start: too many commands run on this connection")
 
 
 def _close_quietly(channel: paramiko.Channel) -> None:

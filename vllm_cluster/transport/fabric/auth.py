@@ -1,4 +1,4 @@
-"""Who we say we are: agent and key files in ssh's order, and an error that lists what was offered."""
+"""Authentication: agent and key files in ssh's order, and an error that lists the offered keys."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Credentials:
             if more:
                 raise connect_errors.second_factor(self._resolved, ", ".join(more), self._offered, self._skipped)
             return
-        raise self._refused("it refused every key")
+        raise self._refused("no offered key was accepted")
 
     def _keys(self) -> Iterator[tuple[str, paramiko.PKey]]:
         held = {}

@@ -1,4 +1,4 @@
-"""From a resolved host to an authenticated connection, and every way that this can fail told in words."""
+"""From a resolved host to an authenticated connection, with a precise error for each failure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Hop:
         )
 
     def alive(self) -> bool:
-        """Whether the connection still stands."""
+        """Whether the connection is still open."""
         return self.link.alive
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ BROKEN = (OSError, EOFError, paramiko.SSHException)
 
 
 class Socket(Protocol):
-    """What paramiko needs of the thing that it speaks through: a socket, or a channel of a jump host."""
+    """The socket interface that paramiko needs: of a socket, or of a channel of a jump host."""
 
     def recv(self, size: int, /) -> bytes: ...
     def send(self, data: bytes, /) -> int: ...
@@ -93,7 +93,7 @@ class KeepaliveSocket:
         if error.errno == errno.ETIMEDOUT:
             self.failure = "no answer from the network"
         elif self._doubt is not None and time.monotonic() - self._doubt > SILENCE_SECONDS:
-            self.failure = f"no sign of life for {SILENCE_SECONDS:.0f} s"
+            self.failure = f"no keepalive reply for {SILENCE_SECONDS:.0f} s"
         else:
             return
         # Not ETIMEDOUT: Python makes a TimeoutError of it, which paramiko takes for "nothing yet, try again".

@@ -1,4 +1,4 @@
-"""A paramiko channel as a stream of bytes that tells a lost connection from an ended command."""
+"""A paramiko channel as a byte stream that distinguishes a lost connection from an ended command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FabricConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether the connection still stands."""
+        """Whether the connection is still open."""
         return self.session.is_active()
 
     def lost(self, doing: str) -> ConnectionLost:
@@ -39,7 +39,7 @@ class FabricConnection:
         return ConnectionLost(
             self.host,
             f"the connection to {self.where} was lost during {doing}: {why}",
-            hint="what was sent may have happened; run the same command again to find out and go on",
+            hint="the command may have completed; rerun it to check and continue",
         )
 
 
@@ -130,7 +130,7 @@ class ChannelStream:
             self._arrival.wait(left)
 
     def shutdown_write(self) -> None:
-        """Tell the command that no more input comes."""
+        """Close the input of the command."""
         try:
             self._channel.shutdown_write()
         except BROKEN as error:
