@@ -234,12 +234,14 @@ def test_a_laptop_that_stands_still(sandbox: Sandbox, name: str) -> None:
             code = run.end()
             took = measured.seconds
         assert changes_since(sandbox, began) == []
-        assert (code, run.error()["error"]) == (75, "LeaseLost"), run.events[-1]
+        # A request that was written before it stood still moved with the head: what it follows then is gone.
+        written = moment.verb == SERVE and SERVE[-1] in asked
+        assert (code, run.error()["error"]) == ((1, "HostError") if written else (75, "LeaseLost")), run.events[-1]
         assert (sandbox.nodes(), request(sandbox), head(sandbox)) == (nodes, asked, ["gpu2"])
         assert took <= GIVES_UP
         whole(second)
         measured.figure = (
-            f"the lease was free after {free:.1f} s; awake again it changed nothing, exit 75, {took:.1f} s"
+            f"the lease was free after {free:.1f} s; awake again it changed nothing, exit {code}, {took:.1f} s"
         )
     second.vcluster("down", "--yes").ok()
     until(lambda: not sandbox.docker("gpu1", "ps", "-aq", "--filter", f"label={CLUSTER}").strip(), 10)

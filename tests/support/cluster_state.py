@@ -45,7 +45,7 @@ def sandbox() -> Iterator[Sandbox]:
     subprocess.run(argv, check=True, timeout=2400)
     inventory = Sandbox(SANDBOX).rewrite(Path("cluster.yaml"), add="hf_token: env:SANDBOX_HF_TOKEN\n")
     found = Sandbox(SANDBOX, {"SANDBOX_HF_TOKEN": HF_TOKEN, "VCLUSTER_INVENTORY": str(inventory)})
-    found.vcluster("down", "--yes", "--wait", "30").ok()
+    Keeper(found, "own").wipe()  # what an earlier run left, also under other names
     yield found
     if not os.environ.get("VCLUSTER_KEEP_SANDBOX"):
         subprocess.run([VCLUSTER, "sandbox", "down", "--dir", str(SANDBOX)], check=True, timeout=300)

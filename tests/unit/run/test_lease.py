@@ -269,3 +269,39 @@ def test_who_wakes_up_after_the_host_gave_up_has_lost_the_lease_and_no_connectio
     with pytest.raises(LeaseLost, match=lease.GIVEN_UP):
         one.refuse_given_up()
     one.release()
+
+
+@pytest.mark.promise("P34")
+def test_who_stood_still_for_long_has_lost_the_lease_whatever_broke(parent: Path) -> None:
+    one = taker(parent)
+    one.acquire()
+    (hold,) = one._holds
+    clock = Stepped()
+    one._runtime = replace(one._runtime, clock=clock)
+
+    class Silent(Woken):
+        def recv(self, size: int) -> bytes:
+            clock.seconds += lease.TIME_TO_LIVE
+            raise TimeoutError("timed out")
+
+    hold.stream = Silent(hold.stream)  # type: ignore[assignment]
+    assert not one.send_heartbeat()
+    with pytest.raises(LeaseLost, match="stood still"):
+        one.refuse_given_up()
+    one.release()
+
+
+class Stepped:
+    """A clock that a test puts forward."""
+
+    def __init__(self) -> None:
+        self.seconds = SYSTEM.clock.monotonic()
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def time(self) -> float:
+        return SYSTEM.clock.time()
+
+    def sleep(self, seconds: float) -> None:
+        SYSTEM.clock.sleep(seconds)
