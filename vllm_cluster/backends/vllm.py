@@ -152,7 +152,7 @@ def _check_word(what: str, value: str) -> None:
 
 def _check_flag(flag: str) -> None:
     if "\0" in flag:
-        raise UsageError(f"{flag!r} holds a NUL, which no command line can carry")
+        raise UsageError(f"{flag!r} holds a NUL, which is invalid in a command line")
     if flag == "--":
         raise UsageError(
             "a second -- would end vLLM's flags before those that vcluster adds",

@@ -147,7 +147,7 @@ def _notes(model: Model, gpus: GpuPool, tp: int, pp: int) -> Iterator[str]:
         sizes = {end - begin for begin, end in stage_bounds(len(model.shape.layers), pp)}
         yield f"stages of {min(sizes)} and {max(sizes)} layers"
     if len(gpus.nodes) > 1 and tp > min(gpus.nodes):
-        known = {None: "whether there is RDMA is not known", True: "RDMA is there", False: "no RDMA was found"}
+        known = {None: "RDMA unknown", True: "RDMA found", False: "no RDMA found"}
         yield f"TP spans hosts: each layer runs an all-reduce over the network; needs RDMA; {known[gpus.rdma]}"
 
 

@@ -110,7 +110,7 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
             fix = f"download or copy it to {host} too: each rank reads its own host's files" if elsewhere else fix
             yield RequestProblem(host, f"{asked.model}: {found.problem}", fix)
         elif found.where == "folder" and found.lacking:
-            text = f"{asked.model} is not whole: its index names {found.lacking[0]}, which is not there"
+            text = f"{asked.model} is incomplete: its index names {found.lacking[0]}, which does not exist"
             yield RequestProblem(host, text, "copy or download it again")
 
 

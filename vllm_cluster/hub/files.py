@@ -95,7 +95,7 @@ class Hub:
             late = isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError | TimeoutError)
             kind = "it did not answer in time" if late else _last(error)
             hint = "set HF_ENDPOINT to a mirror, or give a folder, or --params and --bits: these need no network"
-            raise Unreachable(self._name, f"the hub cannot be asked: {kind}", hint=hint) from None
+            raise Unreachable(self._name, f"cannot connect to the hub: {kind}", hint=hint) from None
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         # As `auth`, since requests would let a .netrc entry win over a header; it takes it off when a reply

@@ -111,7 +111,9 @@ def _ports(document: Document, ports: Ports) -> None:
         if first != name:
             written = _written(document, name, first)
             other = first if written == name else name
-            document.add_problem(("ports", written), f"{number} is taken by ports.{other}{_default(document, other)}")
+            document.add_problem(
+                ("ports", written), f"{number} is already used by ports.{other}{_default(document, other)}"
+            )
         elif low <= number <= high:
             written = _written(document, name, "worker_max", "worker_min")
             text = f"ports.{name} ({number}) lies in the range of Ray's workers, {low} to {high}"
@@ -134,7 +136,9 @@ def _volumes(document: Document, volumes: Mapping[int, Volume], model_cache: obj
     for index, volume in volumes.items():
         first = seen.setdefault(volume.target, f"volumes[{index}]")
         if first != f"volumes[{index}]":
-            document.add_problem(("volumes", index), f"{shown(volume.target)} in the container is taken by {first}")
+            document.add_problem(
+                ("volumes", index), f"{shown(volume.target)} in the container is already used by {first}"
+            )
 
 
 def _variables(document: Document, environment: object, secrets: object) -> None:

@@ -81,7 +81,7 @@ def address(text: str) -> str:
     if found.is_loopback or found.is_unspecified or found.is_multicast or text == "255.255.255.255":
         raise ValueError(f"{text} reaches no other host: write the address on the network between the hosts")
     if isinstance(found, ipaddress.IPv6Address) and (found.is_link_local or found.scope_id):
-        raise ValueError("a link-local IPv6 address means another interface on each host: write a routable address")
+        raise ValueError("a link-local IPv6 address is valid on one interface only: write a routable address")
     return str(found)
 
 
@@ -178,9 +178,9 @@ def variable_name(text: str) -> str:
 def variable_value(text: str) -> str:
     """The value of an environment variable: any text that a process can receive."""
     if "\0" in text:
-        raise ValueError("holds a NUL character, which no environment can carry")
+        raise ValueError("holds a NUL character, which is invalid in an environment variable")
     if any("\ud800" <= c <= "\udfff" for c in text):
-        raise ValueError("holds half a character (a lone surrogate), which no environment can carry")
+        raise ValueError("holds a lone surrogate, which is invalid in an environment variable")
     return text
 
 

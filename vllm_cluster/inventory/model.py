@@ -256,7 +256,7 @@ class Inventory(_Section):
         examples=['"1000:1000"'],
     )
     privileged: StrictBool = Field(
-        False, description="Run containers with --privileged. Nothing needs it that we know of.", examples=["false"]
+        False, description="Run containers with --privileged. No known use needs it.", examples=["false"]
     )
     ray: Annotated[str, AfterValidator(grammar.release)] = Field(
         RAY, description="Version of Ray put into images that come without.", examples=[RAY]

@@ -93,19 +93,19 @@ def _text(detail: ErrorDetails, loc: Loc, data: object) -> str:
     shape = _FOR_PLACE.get(_pattern(loc)) or _SHAPES.get(kind)
     if shape is None:
         return detail["msg"]
-    return f"{shape}; {_kind(_value(data, loc), shape)}"
+    return f"{shape}, got {_kind(_value(data, loc), shape)}"
 
 
 def _kind(value: object, wanted: str) -> str:
     if value is None:
-        return "empty value: write a value or remove the line"
+        return "nothing: write a value or remove the line"
     if isinstance(value, dict):
-        return "this is a mapping"
+        return "a mapping"
     if isinstance(value, list):
-        return "this is a list"
+        return "a list"
     if isinstance(value, str):
-        return "this is text"
-    kind = "this is true or false" if isinstance(value, bool) else "this is a number"
+        return "text"
+    kind = "true or false" if isinstance(value, bool) else "a number"
     # Not quoted back: numbers under environment may be secrets too.
     return f'{kind}: put it in quotes ("…")' if wanted == _SHAPES["string_type"] else kind
 
@@ -149,7 +149,7 @@ def _pattern(loc: Loc) -> tuple[str, ...]:
 def _description(loc: Loc) -> str:
     section = SECTIONS.get(_pattern(loc)[:-1])
     field = section.model_fields.get(str(loc[-1])) if section else None
-    return (field.description if field else None) or "nothing works without it"
+    return (field.description if field else None) or "required"
 
 
 def _value(data: object, loc: Loc) -> object:

@@ -88,7 +88,7 @@ def test_memory_that_gpu_and_processor_share_counts_less_a_reserve(monkeypatch: 
 
 def test_a_hub_that_cannot_be_asked_names_what_looks_into_the_caches_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object) -> object:
-        raise Unreachable("hub", "the hub cannot be asked: no route", hint="set HF_ENDPOINT")
+        raise Unreachable("hub", "cannot connect to the hub: no route", hint="set HF_ENDPOINT")
 
     monkeypatch.setattr(action, "read", away)
     hints = []

@@ -132,7 +132,7 @@ def test_a_folder(tmp_path: Path) -> None:
         ((LLAMA, "--gpus", "0", "--gpu-memory", "80GB"), 2, "--gpus"),
         (("not a model", *TWO_NODES), 2, "neither a folder here nor a repository"),
         ((LLAMA,), 2, "inventory"),
-        ((LLAMA, *TWO_NODES), 4, "the hub cannot be asked"),
+        ((LLAMA, *TWO_NODES), 4, "cannot connect to the hub"),
     ],
 )
 def test_what_cannot_be_answered(argv: tuple[str, ...], code: int, said: str) -> None:

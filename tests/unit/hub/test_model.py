@@ -108,7 +108,11 @@ def test_a_hub_in_trouble(here: Hub, code: int) -> None:
 
 @pytest.mark.parametrize(
     ("endpoint", "said"),
-    [("http://127.0.0.1:1", "refused"), ("http://no.such.invalid", "cannot be asked"), ("ftp://x", "cannot be asked")],
+    [
+        ("http://127.0.0.1:1", "refused"),
+        ("http://no.such.invalid", "cannot connect to the hub"),
+        ("ftp://x", "cannot connect to the hub"),
+    ],
 )
 def test_a_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch, endpoint: str, said: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
