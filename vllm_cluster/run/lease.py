@@ -31,7 +31,7 @@ MAX_ANSWER = 4096
 PARENT = "/tmp"  # noqa: S108 - the script verifies owner, group and mode of the folder
 
 GIVEN_UP = "the host has given it up"
-STOOD_STILL = f"this machine stood still for more than {TIME_TO_LIVE} s"
+SUSPENDED = f"this process was suspended for more than {TIME_TO_LIVE} s"
 _PREFIX = "vcluster-lease "
 
 
@@ -181,8 +181,8 @@ class Lease:
                 else:
                     hold.broken = GIVEN_UP
             if hold.broken and self._runtime.clock.monotonic() - sent > TIME_TO_LIVE:
-                # No wait above is that long: this process stood still, and what broke meanwhile proves nothing else.
-                hold.broken = STOOD_STILL
+                # No wait above is that long: this process was suspended, and what broke meanwhile proves nothing else.
+                hold.broken = SUSPENDED
         return not any(hold.broken for hold in holds)
 
     def check(self) -> None:
@@ -206,7 +206,7 @@ class Lease:
         Raises:
             LeaseLost: a host has given it up.
         """
-        broke = any(hold.broken not in ("", GIVEN_UP, STOOD_STILL) for hold in self._holds)
+        broke = any(hold.broken not in ("", GIVEN_UP, SUSPENDED) for hold in self._holds)
         if not broke and any(hold.lost(self._runtime.clock.monotonic()) for hold in self._holds):
             self.check()
 

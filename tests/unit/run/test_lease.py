@@ -286,7 +286,7 @@ def test_who_stood_still_for_long_has_lost_the_lease_whatever_broke(parent: Path
 
     hold.stream = Silent(hold.stream)  # type: ignore[assignment]
     assert not one.send_heartbeat()
-    with pytest.raises(LeaseLost, match="stood still"):
+    with pytest.raises(LeaseLost, match="was suspended"):
         one.refuse_given_up()
     one.release()
 
