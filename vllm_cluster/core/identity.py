@@ -36,6 +36,14 @@ def owner_of(spec: ContainerSpec) -> Owner:
     return Owner(spec.cluster, spec.cluster_id, spec.head_address)
 
 
+def without_lease(cluster: str) -> Owner:
+    """The owner of what `check` and `serve` make without the lease: no id.
+
+    With the cluster's id a colleague's `up` or `down`, which has the lease, would remove it while it runs.
+    """
+    return Owner(cluster, None)
+
+
 def is_temporary(cluster: str, container: Container) -> bool:
     """Whether a container has one of the names that temporary containers get."""
     name = node_name(cluster)
@@ -51,8 +59,9 @@ def is_volume_name(cluster: str, name: str) -> bool:
 def is_leftover(cluster: str, identity: str | None, container: Container) -> bool:
     """Whether a container is one that an earlier run left: by its id and by its name, since labels are inherited.
 
-    One without an id was made by `check` before the cluster was up, or by a version that knew no ids: it is a leftover
-    once it does not run.
+    What has an id was made under the lease: whoever has the lease now knows that its run is over. One without an id was
+    made without the lease, or by a version that knew no ids: its run may go on, so it is a leftover once it has ended,
+    which each does by itself.
     """
     labels = container.labels
     if labels.get(CLUSTER) != cluster or not is_temporary(cluster, container):

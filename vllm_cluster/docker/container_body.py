@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm_cluster.core.gpus import RUNTIME
-from vllm_cluster.core.identity import Owner, owner_of
+from vllm_cluster.core.identity import Owner, owner_of, without_lease
 from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount, user_numbers
 
 # Where a volume is seen by the container that changes its owner.
@@ -108,21 +108,21 @@ def volume_writer_body(
 
 
 def allreduce_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
-    """A node's container, image, environment and devices alike, for a Python script that is talked to.
+    """A node's container, image, environment and devices alike, for a Python script that is talked to, without the lease.
 
     It ends with the connection of who talks to it, and removes itself; it gets no volume of ours.
     """
     body = node_body(spec, image, "")
     kept = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}, "Mounts": []}
     open_input = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-    start = {"Entrypoint": ["python3"], "Cmd": ["-u", "-c", script], "Labels": owner_of(spec).labels}
+    start = {"Entrypoint": ["python3"], "Cmd": ["-u", "-c", script], "Labels": without_lease(spec.cluster).labels}
     return {**body, **open_input, **start, "HostConfig": {**body["HostConfig"], **kept}}
 
 
 def glance_body(spec: ContainerSpec, image: str, script: str, words: Sequence[str]) -> dict[str, Any]:
-    """A node's container, devices and folders alike, for a Python script that runs once and ends."""
+    """A node's container, devices and folders alike, for a Python script that runs once without the lease, and ends."""
     body = node_body(spec, image, "")
-    start = {"Entrypoint": ["python3"], "Cmd": ["-c", script, *words], "Labels": owner_of(spec).labels}
+    start = {"Entrypoint": ["python3"], "Cmd": ["-c", script, *words], "Labels": without_lease(spec.cluster).labels}
     log = {"Type": "json-file", "Config": {}}
     return {**body, **start, "HostConfig": {**body["HostConfig"], "RestartPolicy": {"Name": "no"}, "LogConfig": log}}
 

@@ -13,7 +13,7 @@ from vllm_cluster.checks.links import EPHEMERAL, HostAddress, LinkResult, link_f
 from vllm_cluster.checks.registry import Finding, NotChecked
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.desired import interface
-from vllm_cluster.core.identity import Owner, cluster_id
+from vllm_cluster.core.identity import without_lease
 from vllm_cluster.core.images import find_image
 from vllm_cluster.docker.temporary import temporary_name
 from vllm_cluster.errors import HostError, VclusterError
@@ -44,12 +44,11 @@ def run_link_test(
     number = len(facts) * (len(facts) - 1)
     emit(Event("progress", f"looking at {number} links between {len(facts)} hosts", data={"links": number}))
     probes: dict[str, RunningProgram] = {}
-    identity = cluster_id(inventory, facts)
 
     def start(connection: HostConnection) -> dict[str, Any]:
         probes[connection.name] = RunningProgram(
             connection.name,
-            connection.transport.open_stream(_argv(inventory, facts[connection.name], identity), _soon()),
+            connection.transport.open_stream(_argv(inventory, facts[connection.name]), _soon()),
         )
         return _open(probes[connection.name], inventory, run)
 
@@ -85,12 +84,12 @@ def _soon() -> Deadline:
     return Deadline.after(OPEN_SECONDS)
 
 
-def _argv(inventory: Inventory, facts: HostFacts, identity: str | None) -> list[str]:
+def _argv(inventory: Inventory, facts: HostFacts) -> list[str]:
     program = files("vllm_cluster.remote.host").joinpath("link_test.py").read_text()
     image = None if facts.engine.problem else find_image(inventory.image, facts.images)
     if image is None:
         return ["sh", "-c", _HOSTS_OWN, "probe", program]
-    name, labels = temporary_name(inventory.cluster, "links"), Owner(inventory.cluster, identity).labels.items()
+    name, labels = temporary_name(inventory.cluster, "links"), without_lease(inventory.cluster).labels.items()
     argv = ["docker", "run", "--rm", "--interactive", "--init", "--pull", "never", "--log-driver", "none"]
     argv += ["--network", "host", "--cap-drop", "ALL", "--name", name]
     argv += [word for key, value in labels for word in ("--label", f"{key}={value}")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from vllm_cluster.core.identity import Owner, cluster_id
+from vllm_cluster.core.identity import without_lease
 from vllm_cluster.core.images import find_image
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.docker.temporary import run_once
@@ -16,8 +16,12 @@ from vllm_cluster.run.connection import HostConnection
 # Importing vLLM and a model's class took a minute on two busy cores.
 CLASS_SECONDS = 180.0
 
+# The container ends by itself, also where the laptop that would remove it is gone.
 _CLASS = """
-import json
+import json, os, threading
+end = threading.Timer({seconds}, os._exit, (1,))
+end.daemon = True
+end.start()
 from vllm.model_executor.models.registry import ModelRegistry
 known = ModelRegistry.models.get({architecture!r})
 print(json.dumps({{"supports_pp": known.inspect_model_cls().supports_pp if known else None}}))
@@ -29,15 +33,13 @@ def supports_pp(head: HostConnection, facts: HostFacts, inventory: Inventory, ar
     image = find_image(inventory.image, facts.images)
     if image is None or not architecture.isidentifier():
         return None
-    script, deadline = _CLASS.format(architecture=architecture), head.runtime.after(CLASS_SECONDS)
+    script, deadline = _CLASS.format(architecture=architecture, seconds=CLASS_SECONDS), head.runtime.after(CLASS_SECONDS)
     node = node_name(inventory.cluster)
-    owner = Owner(inventory.cluster, cluster_id(inventory, {head.name: facts}))
     try:
         if any(container.name == node and container.state == "running" for container in facts.containers):
-            # A container beside it would be taken for a leftover by an `up` or a `serve` at the same time.
             ended = head.engine.exec(node, ["timeout", f"{CLASS_SECONDS:.0f}", "python3", "-c", script], deadline)
         else:
-            ended = run_once(head.engine, owner, "fit", image.id, script=script, deadline=deadline)
+            ended = run_once(head.engine, without_lease(inventory.cluster), "fit", image.id, script=script, deadline=deadline)
         lines = [json.loads(line) for line in ended.output.splitlines() if line.startswith('{"supports_pp"')]
     except (CommandFailed, TimedOut, ValueError):
         return None

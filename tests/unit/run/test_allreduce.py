@@ -56,7 +56,7 @@ def test_the_container_is_the_nodes_own_with_nothing_that_stays() -> None:
     for name, body in ranks.bodies.items():
         host = body["HostConfig"]
         assert name.startswith("vcluster-lab-ranks-")
-        assert body["Labels"] == {"io.vcluster.cluster": "lab", "io.vcluster.head-address": "10.0.0.1"}
+        assert body["Labels"] == {"io.vcluster.cluster": "lab"}
         assert body["Image"] == world.ENGINE.id
         assert {"NCCL_SOCKET_IFNAME==eth1", "NCCL_IB_HCA==mlx5_0:1"} <= set(body["Env"])
         assert host["DeviceRequests"] and "/dev/infiniband/uverbs0" in {d["PathOnHost"] for d in host["Devices"]}

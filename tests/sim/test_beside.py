@@ -1,0 +1,73 @@
+"""`check` needs no lease: what it runs on the hosts is left alone by those who have it, and removed once it has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.faults import Call, Fault, Script
+from tests.support.sim.world import Box, World
+from vllm_cluster.actions.assess import reached
+from vllm_cluster.core.identity import is_temporary
+from vllm_cluster.events import Emit
+from vllm_cluster.facts.host_facts import Container
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.image_contents import look_inside
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import Runtime
+
+INVENTORY = make.inventory(2)
+
+
+def temporary(world: World) -> dict[str, Box]:
+    """The temporary containers of all hosts."""
+    boxes = [(machine.name, box) for machine in world.machines.values() for box in machine.boxes.values()]
+    rows = [(host, box, Container(box.id, box.name, box.state, box.image, box.labels)) for host, box in boxes]
+    return {f"{host} {box.name}": box for host, box, row in rows if is_temporary(INVENTORY.cluster, row)}
+
+
+def look(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+    """What `vcluster check` does in containers of its own."""
+    with reached(inventory, emit, runtime=runtime) as (fleet, _):
+        fleet.without_lease()
+        facts = fleet.all(lambda connection: observe(inventory, connection))
+        return look_inside(fleet, inventory, facts, emit)
+
+
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+def test_a_colleague_leaves_what_check_runs_alone(verb: lab.Verb) -> None:
+    world, others, script = make.world((2, 2)), [verb], Script()
+
+    def decide(call: Call) -> Fault | None:
+        if call.what.endswith("/wait") and others:
+            ran = temporary(world)
+            for box in ran.values():
+                box.state = "running"  # In this world a script has ended as soon as it starts.
+            outcome = lab.run(world, INVENTORY, others.pop())
+            assert outcome.error is None, outcome.story()
+            assert ran and temporary(world) == ran
+            for box in ran.values():
+                box.state = "exited"
+        return None
+
+    script.by_words = decide
+    with lab.inside(world):
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+        outcome = lab.run(world, INVENTORY, look, script)
+        assert (outcome.error, others) == (None, []), outcome.story()
+        assert temporary(world) == {}
+
+
+@pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
+def test_what_a_killed_check_left_is_removed_once_it_has_ended(verb: lab.Verb) -> None:
+    world = make.world((2, 2))
+    with lab.inside(world):
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+        script = Script(by_words=lambda call: Fault.KILLED if call.what.endswith("/wait") else None)
+        lab.run(world, INVENTORY, look, script)
+        assert temporary(world)
+        world.settle()
+        assert lab.run(world, INVENTORY, verb).error is None
+        assert temporary(world) == {}
