@@ -16,7 +16,7 @@ import asyncssh
 
 from tests.many.farm import PORT
 from vllm_cluster.core.desired import Inputs, desired
-from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.identity import owner_of
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.members import recorded
 from vllm_cluster.core.spec import BASE_IMAGE
@@ -137,7 +137,6 @@ class Cluster:
         inventory = load(self.inventory, cwd=self.folder)
         facts = {name: parse.facts(name, text) for name, text in texts.items()}
         specs = {spec.host: spec for spec in desired(inventory, facts, Inputs(digest(node_files()), SECRETS, ID))}
-        owner = Owner(inventory.cluster, ID).labels
         remembered = recorded(inventory, facts, specs.values(), None, ()).document
         nodes = [{"id": h.name, "address": h.address, "alive": True, "gpus": 2.0} for h in self.hosts]
         hosts = []
@@ -153,7 +152,9 @@ class Cluster:
                     "facts": texts[host.name],
                     "key": self.keys[host.name].export_private_key().decode(),
                     "containers": {spec.name: {**spec.labels(), BASE_IMAGE: BASE}} if up else {},
-                    "volumes": dict.fromkeys((spec.state_volume, spec.secrets_volume), owner) if up else {},
+                    "volumes": dict.fromkeys((spec.state_volume, spec.secrets_volume), owner_of(spec).labels)
+                    if up
+                    else {},
                     "files": {
                         "status.json": json.dumps(status),
                         **({"cluster.json": remembered} if spec.role == "head" else {}),

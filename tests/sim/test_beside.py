@@ -1,4 +1,4 @@
-"""`check` needs no lease: what it runs on the hosts is left alone by those who have it, and removed once it has ended."""
+"""`check` needs no lease: those who have it leave alone what it runs on the hosts, and remove what has ended."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def is_leftover(cluster: str, identity: str | None, container: Container) -> boo
     """Whether a container is one that an earlier run left: by its id and by its name, since labels are inherited.
 
     What has an id was made under the lease: whoever has the lease now knows that its run is over. One without an id was
-    made without the lease, or by a version that knew no ids: its run may go on, so it is a leftover once it has ended,
-    which each does by itself.
+    made without the lease, or by a version that knew no ids: its run may not be over, so it is a leftover once it has
+    ended, which each does by itself.
     """
     labels = container.labels
     if labels.get(CLUSTER) != cluster or not is_temporary(cluster, container):

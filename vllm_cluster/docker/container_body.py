@@ -108,9 +108,9 @@ def volume_writer_body(
 
 
 def allreduce_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
-    """A node's container, image, environment and devices alike, for a Python script that is talked to, without the lease.
+    """A node's container, image, environment and devices alike, for a Python script that is talked to.
 
-    It ends with the connection of who talks to it, and removes itself; it gets no volume of ours.
+    It needs no lease. It ends with the connection of who talks to it, and removes itself; it gets no volume of ours.
     """
     body = node_body(spec, image, "")
     kept = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}, "Mounts": []}

@@ -33,13 +33,14 @@ def supports_pp(head: HostConnection, facts: HostFacts, inventory: Inventory, ar
     image = find_image(inventory.image, facts.images)
     if image is None or not architecture.isidentifier():
         return None
-    script, deadline = _CLASS.format(architecture=architecture, seconds=CLASS_SECONDS), head.runtime.after(CLASS_SECONDS)
-    node = node_name(inventory.cluster)
+    deadline = head.runtime.after(CLASS_SECONDS)
+    script = _CLASS.format(architecture=architecture, seconds=CLASS_SECONDS)
+    node, owner = node_name(inventory.cluster), without_lease(inventory.cluster)
     try:
         if any(container.name == node and container.state == "running" for container in facts.containers):
             ended = head.engine.exec(node, ["timeout", f"{CLASS_SECONDS:.0f}", "python3", "-c", script], deadline)
         else:
-            ended = run_once(head.engine, without_lease(inventory.cluster), "fit", image.id, script=script, deadline=deadline)
+            ended = run_once(head.engine, owner, "fit", image.id, script=script, deadline=deadline)
         lines = [json.loads(line) for line in ended.output.splitlines() if line.startswith('{"supports_pp"')]
     except (CommandFailed, TimedOut, ValueError):
         return None

@@ -16,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-# Longer than anybody waits for the answer.
+# Longer than any caller waits for the answer.
 LIFE_SECONDS = 150.0
 
 

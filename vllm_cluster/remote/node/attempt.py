@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from vllm_cluster.remote.node.api import Api, NotServed, Question, in_order
+from vllm_cluster.remote.node.elapsed import boot_seconds
 from vllm_cluster.remote.node.movement import Movement, download_folder, vllm_processes
 from vllm_cluster.remote.node.phases import Phases
 from vllm_cluster.remote.node.process import Child
@@ -53,7 +54,7 @@ class Attempt:
         log: logging.Handler,
         pace: Timing,
     ) -> None:
-        self.members, self.began_at = members, time.time()
+        self.members, self.began = members, boot_seconds()
         self.phases = Phases()
         self.last_line = ""
         self.hung = ""

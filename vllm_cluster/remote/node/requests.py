@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.remote.node.elapsed import mark, since
 from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.process import log_line
 
@@ -50,12 +51,14 @@ class Requests:
             return False
         before = dict(self._kept)
         if before.get("asked") and not before["ended"]:
-            self._result("replaced", f"another request came after {time.time() - before['since']:.0f} s")
+            pending = since(before.get("began"))
+            after = "" if pending is None else f" after {pending:.0f} s"
+            self._result("replaced", f"another request came{after}")
         # What was being loaded has shown nothing yet: what was ready before it stays the one to go back to.
         back_to = self.served if before.get("ready") else before.get("back_to")
         if asked is None or (back_to and back_to["generation"] == asked["generation"]):
             back_to = None
-        kept = {"number": number, "asked": asked, "by": str(request.get("by", "")), "since": time.time()}
+        kept = {"number": number, "asked": asked, "by": str(request.get("by", "")), "began": mark()}
         self._kept = {**kept, "back_to": back_to, "failed": None, "ready": False, "ended": False}
         self._save()
         return bool(before)
@@ -65,7 +68,7 @@ class Requests:
         if self._kept.get("ready") or not self._kept:
             return
         back = bool(self._kept["failed"])
-        away = round(time.time() - self._kept["since"], 3)
+        away = since(self._kept.get("began"))
         self._kept |= {"ready": True, "ended": True, "away_s": away if back else None}
         self._save()
         self._result("back" if back else "ready", "", away if back else seconds)

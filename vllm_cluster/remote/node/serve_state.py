@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_cluster.remote.node.elapsed import boot_seconds
 from vllm_cluster.remote.node.movement import span
 from vllm_cluster.remote.node.serve_request import ServeRequest
 from vllm_cluster.remote.node.timing import Timing
@@ -33,7 +34,8 @@ class ServeState:
     wanted: ServeRequest
     phase: str = "waiting"
     detail: str = ""
-    since: float = 0.0
+    since: float = 0.0  # the moment, for people
+    phase_began: float = 0.0  # the same by the boot clock
     have: float = 0.0
     attempts: int = 0
     failures: int = 0  # in a row
@@ -50,7 +52,7 @@ class ServeState:
     def set_phase(self, phase: str, detail: str = "") -> None:
         """Be in a phase; its beginning is kept while only the detail changes."""
         if phase != self.phase or not self.since:
-            self.since = round(time.time(), 3)
+            self.since, self.phase_began = round(time.time(), 3), boot_seconds()
         self.phase, self.detail = phase, detail
 
     @property

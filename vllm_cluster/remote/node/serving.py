@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster.remote.node.attempt import Attempt, connect_error
+from vllm_cluster.remote.node.elapsed import boot_seconds
 from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.process import end
 from vllm_cluster.remote.node.requests import Requests
@@ -193,12 +194,11 @@ class ServeController:
         return held + [f"{count:g} GPUs of {address} are not free yet" for address, count in taken.items() if count > 0]
 
     def _start(self, course: ServeState, nodes: Nodes) -> None:
-        now = round(time.time(), 3)
         course.attempts += 1
-        waited = now - course.since if course.phase == "waiting" else 0.0
+        waited = boot_seconds() - course.phase_began if course.phase == "waiting" else 0.0
         course.waited = [["waiting", round(waited, 1)]] if waited >= 1 else []
         course.ready_at = course.seconds_to_ready = None
-        course.starts.append(now)
+        course.starts.append(round(time.time(), 3))
         self._save(course)
         members = {node["address"]: node["id"] for node in nodes if node["alive"]}
         self.attempt = Attempt(course.wanted, members, self._environment, self._log, self._pace)
@@ -220,7 +220,7 @@ class ServeController:
         if phase == "ready" and course.ready_at is None:
             course.once_ready, course.failures = True, 0
             course.ready_at = round(time.time(), 3)
-            course.seconds_to_ready = round(time.time() - attempt.began_at, 3)
+            course.seconds_to_ready = round(boot_seconds() - attempt.began, 3)
             self._save(course)
             self._requests.ready(course.seconds_to_ready)
         course.set_phase(phase, detail)
