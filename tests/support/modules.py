@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import vllm_cluster
@@ -11,7 +12,8 @@ PACKAGE = Path(vllm_cluster.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_docker" not in path.parts)
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Every module that a file names in an import, wherever in it."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -19,7 +21,7 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+    return frozenset(names)
 
 
 def room(path: Path) -> str:
