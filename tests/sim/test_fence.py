@@ -201,6 +201,7 @@ def test_down_cleans_the_other_hosts_where_one_refuses_the_lease(refusing: str) 
 
 
 @pytest.mark.promise("P34")
+@pytest.mark.slow
 def test_whatever_follows_a_run_that_lost_the_lease_leaves_one_volume_of_secrets() -> None:
     """One run ends right after it wrote the secrets of a new head; all nodes are as the next one wants them."""
     world = make.world((2, 2, 2))

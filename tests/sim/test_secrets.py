@@ -31,6 +31,7 @@ def told(outcome: lab.Outcome) -> list[str]:
 
 
 @pytest.mark.promise("P1", "P33")
+@pytest.mark.slow
 def test_the_key_survives_a_recreation_that_is_killed_anywhere() -> None:
     before, after = make.inventory(2), make.inventory(2, environment={"A": "1"})
     points = kills = 0
@@ -75,6 +76,7 @@ def test_the_key_survives_docker_rm(gone: tuple[str, ...]) -> None:
 
 
 @pytest.mark.promise("P33")
+@pytest.mark.slow
 def test_the_key_survives_an_upgrade_that_is_killed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The volume of version 0.1.0 is emptied by name and says nothing of what it holds."""
     # The ids on its labels are real ones.
