@@ -26,18 +26,29 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Self
 
+from vllm_cluster.text import by_hosts
+
 
 class VclusterError(Exception):
     """A failure told to a person: what happened, where, and what to do about it."""
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None, again: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        again: tuple[str, ...] | None = None,
+        instead: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         # Options with which the same command would succeed: the program knows the command, and writes the remedy.
         self.again = again
+        # Words of the call, each with the one that was probably meant.
+        self.instead = dict(instead)
         self.hosts: tuple[str, ...] = ()
 
     @property
@@ -160,7 +171,9 @@ class FleetError(VclusterError):
 
     def __init__(self, failures: Mapping[str, VclusterError]) -> None:
         self._failures = MappingProxyType(dict(failures))
-        lines = [str(error) for error in self.failures.values()]
+        # One cause on many hosts is one line.
+        same = by_hosts((_without(host, str(error)), host) for host, error in self.failures.items())
+        lines = [f"{hosts}: {text}" if named else text for (text, named), hosts in same.items()]
         hints = list(dict.fromkeys(error.hint for error in self.failures.values() if error.hint))
         super().__init__("\n".join(lines), hint="\n".join(hints) or None)
         # The code of the failures when they agree: all unreachable is 4, anything mixed is 1.
@@ -171,6 +184,12 @@ class FleetError(VclusterError):
     def failures(self) -> Mapping[str, VclusterError]:
         """Each host's own error."""
         return self._failures
+
+
+def _without(host: str, message: str) -> tuple[str, bool]:
+    """A message without the name of its host, and whether it began with that."""
+    text = message.removeprefix(f"{host}: ")
+    return text, text != message
 
 
 def combine(failures: Mapping[str, VclusterError]) -> VclusterError:

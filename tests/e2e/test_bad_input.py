@@ -41,7 +41,12 @@ def inventory(cluster: Sandbox, name: str, old: str, new: str) -> Path:
         ("gpu2: {", "gpu2: {ssh: {port: 1}, ", 4, "gpu2:"),
         ("gpu2: {", "gpu2: {ssh: {user: mallory}, ", 4, "gpu2:"),
         ("gpu2: {", "gpu2: {interface: bond7, ", 3, "gpu2: there is no interface bond7"),
-        ("vllm-cpu:0.32.0", "vllm-cpu:9.9.9", 1, "gpu1: prepare image: cannot pull vcluster-sandbox/vllm-cpu:9.9.9"),
+        (
+            "vllm-cpu:0.32.0",
+            "vllm-cpu:9.9.9",
+            1,
+            "gpu1, gpu2: prepare image: cannot pull vcluster-sandbox/vllm-cpu:9.9.9",
+        ),
     ],
 )
 def test_a_wrong_inventory(cluster: Sandbox, old: str, new: str, code: int, message: str) -> None:

@@ -161,7 +161,9 @@ def _named(error: VclusterError, found: MatchedFailure) -> VclusterError:
     where = "" if place.source == _OWN else f"\n  {place.source}:{place.number}: {place.text}"
     if row.kind == "cause":
         error.message += f"\nthe cause (failure {row.number}): {row.cause}{where}"
-        error.hint = _lines(row.fix, "vcluster explain shows more", error.hint)
+        # The error's own words: whoever raised it knows the host and the command, and the list does not.
+        known, listed = error.hint, _lines(row.fix, "vcluster explain shows more")
+        error.hint = _lines(known, listed) if place.source == _OWN else _lines(listed, known)
     else:
         error.message += f"\na symptom, no line names its cause (failure {row.number}): {row.cause}{where}"
         error.message += f"\nwhere the cause is written: {row.fix}"

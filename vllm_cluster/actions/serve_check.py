@@ -50,7 +50,9 @@ def check_request(
     found = list(problems(asked, head, files, judged))
     if found:
         text = "\n".join(dict.fromkeys(f"{one.host}: {one.text}" for one in found))
-        raise PreflightFailed(text, hint="\n".join(dict.fromkeys(one.fix for one in found)))
+        near = next((one.near for one in found if one.near), None)
+        hint = "\n".join(dict.fromkeys(one.fix for one in found if one.fix))
+        raise PreflightFailed(text, hint=hint or None, instead={asked.model: near} if near else {})
     _report_unchecked(head, files, judged, emit)
 
 

@@ -145,11 +145,13 @@ def with_inventory(text: str, inventory: Path | None) -> str:
 
 
 def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
-    """What to do, as lines to paste: this call with more options, then the error's own remedy."""
-    hint = paste(error.hint or "")
+    """What to do, as lines to paste: this call with other words or more options, then the error's own remedy."""
+    hint, words = paste(error.hint or ""), sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    if error.instead.keys() & set(words[:end]):
+        meant = [error.instead.get(word, word) for word in words[:end]]
+        hint = "\n".join((shlex.join(["vcluster", *meant, *words[end:]]), hint))
     if error.again is not None:
-        words = sys.argv[1:]
-        end = words.index("--") if "--" in words else len(words)
         hint = "\n".join((shlex.join(["vcluster", *words[:end], *error.again, *words[end:]]), hint))
     return hint.strip() or None
 

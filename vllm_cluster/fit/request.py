@@ -45,6 +45,7 @@ class RequestProblem(NamedTuple):
     host: str
     text: str
     fix: str
+    near: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,16 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
     for host, found in files.items():
         if found.where == "nowhere" and (host == head or asked.gpus is None or asked.tp * asked.pp == _total(asked)):
             near = difflib.get_close_matches(asked.model, found.near, n=1, cutoff=0.5)
-            meant = f"did you mean {near[0]}?" if near else "check the name: ORG/NAME, or a folder below model_cache"
-            fix = meant if "gated" not in found.problem else f"accept its terms on the hub and set hf_token; {meant}"
-            elsewhere = host != head and files[head].where in ("cache", "folder")
-            fix = f"download or copy it to {host} too: each rank reads its own host's files" if elsewhere else fix
-            yield RequestProblem(host, f"{asked.model}: {found.problem}", fix)
+            fix = "" if near else "check the name: ORG/NAME, or a folder below model_cache"
+            fix = "accept its terms on the hub and set hf_token" if "gated" in found.problem else fix
+            text = f"{asked.model}: {found.problem}"
+            if host != head and files[head].where in ("cache", "folder"):
+                fix = f"download or copy it to {host} too: each rank reads its own host's files"
+                yield RequestProblem(host, text, fix)
+            elif near:
+                yield RequestProblem(host, f"{text}; did you mean {near[0]}?", fix, near[0])
+            else:
+                yield RequestProblem(host, text, fix)
         elif found.where == "folder" and found.lacking:
             text = f"{asked.model} is incomplete: its index names {found.lacking[0]}, which does not exist"
             yield RequestProblem(host, text, "copy or download it again")
@@ -121,7 +127,7 @@ def _total(asked: Asked) -> int:
 def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[RequestProblem]:
     if judged.flags == "refused":
         text = f"vLLM refuses these flags: {judged.problem}"
-        yield RequestProblem(head, text, f"on {head}: docker exec {asked.node} vllm serve --help=all shows every flag")
+        yield RequestProblem(head, text, f"on {head}: docker exec {asked.node} vllm serve --help=all")
         return
     for option, fix in vllm.undone(judged.values, judged.given, asked.argv):
         yield RequestProblem(

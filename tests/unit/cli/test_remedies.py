@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from tests.support.messages import PACKAGE, by_room, template
 from vllm_cluster.cli import edge
 from vllm_cluster.cli.app import app
+from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.session import Session
 from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
 from vllm_cluster.errors import VclusterError
@@ -20,7 +23,19 @@ from vllm_cluster.events import Event
 TEXTS = sorted({line for content in by_room().values() for line in content.splitlines()})
 # A verb of ours, and the options and placeholders right behind it; what comes then is a sentence.
 COMMAND = re.compile(r"\bvcluster ([a-z-]+)((?: (?:--?[a-z][\w-]*(?:=\S+)?|\{\}|[A-Z][A-Z_]+\b…?|\d+\b))*)")
-SENTENCE = re.compile(r"\b(?:run|say|try) (?:vcluster|up|down|--)")
+HOST_COMMAND = re.compile(r"\bon \{\}:((?: |$).*)")
+# Where a finding and a problem of a request have their remedy.
+REMEDY, FIXES = ("hint", "fix", "advice"), {"Finding": 3, "RequestProblem": 2}
+# The programs that texts have run on hosts, and the words that these know.
+KNOWN = set(
+    re.findall(
+        r"\w+",
+        """allow cdi chronyc dev docker download du exec from generate get hf hostnamectl ip link makestep mkdir
+        modprobe mtu neigh nvlink prune restart rm route run serve set show ss start sudo system systemctl
+        ufw unpause up usermod vllm volume""",
+    )
+)
+SENTENCE = re.compile(r"(?<!docker )\b(?:run|say|try) (?:vcluster|up|down|--)")
 
 
 def commands() -> list[str]:
@@ -52,18 +67,74 @@ def test_a_command_in_a_message_is_one_that_exists(command: str) -> None:
     assert parsed(words) == 0 or parsed([*words, "1"]) == 0
 
 
+def remedies() -> set[str]:
+    """Every text of the package that a `do:` line may show, its placeholders as {}.
+
+    A keyword or a name that is called hint, fix or advice, and what a finding or a problem has in that place.
+    """
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    values: list[ast.expr] = []
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            values += [word.value for word in node.keywords if word.arg in REMEDY]
+            values += node.args[FIXES.get(getattr(node.func, "id", ""), len(node.args)) :][:1]
+        elif isinstance(node, ast.Assign) and any(getattr(to, "id", "") in REMEDY for to in node.targets):
+            values.append(node.value)
+    return {text for value in values for part in (value, *_choices(value)) if (text := template(part).strip("{} "))}
+
+
+def _choices(value: ast.expr) -> list[ast.expr]:
+    """The two ends of a conditional."""
+    if not isinstance(value, ast.IfExp):
+        return []
+    ends = [value.body, value.orelse]
+    return [*ends, *(choice for end in ends for choice in _choices(end))]
+
+
 def test_no_remedy_wraps_a_command_in_a_sentence() -> None:
     """`run vcluster up` cannot be pasted; `vcluster up` can."""
-    hints = {
-        template(word.value)
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-        for word in node.keywords
-        if word.arg == "hint"
-    }
-    assert len(hints) > 50
-    assert [hint for hint in hints if SENTENCE.search(hint)] == []
+    assert len(remedies()) > 100
+    assert [text for text in remedies() if SENTENCE.search(text)] == []
+
+
+def test_no_remedy_asks_what_was_meant() -> None:
+    """What was probably meant is said in the error; the remedy is the call with it."""
+    assert {text for text in remedies() if text.startswith("did you mean")} == set()
+
+
+def host_commands() -> list[str]:
+    """Each command for a host that a text of the package has, as far as it is pasted within the quotes of ssh."""
+    lines = [
+        f"on gpu1:{found[1]}".replace("{}", "X") for text in TEXTS for found in HOST_COMMAND.finditer(unquoted(text))
+    ]
+    pasted = [line for text in lines for line in pasteable(text, {"gpu1": ["gpu1"]}).splitlines()]
+    return sorted({shlex.split(line)[-1] for line in pasted if line.startswith("ssh ")})
+
+
+def unquoted(line: str) -> str:
+    """A text as it is, of a line of JSON."""
+    return str(json.loads(line))
+
+
+def test_the_texts_have_commands_for_hosts() -> None:
+    assert len(host_commands()) > 20
+    assert "docker exec X vllm serve --help=all" in host_commands()
+
+
+@pytest.mark.parametrize("command", host_commands())
+def test_a_command_for_a_host_has_no_words_of_a_sentence(command: str) -> None:
+    """Within the quotes of ssh each word is an option, a value, or one that the command knows."""
+    assert set(re.findall(r"(?<!\S)[a-z]+(?![^\s;])", command)) <= KNOWN
+
+
+def test_a_word_that_was_probably_meant_is_the_call_to_paste(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["vcluster", "serve", "-i", "a b.yaml", "bench/lama8b", "--tp", "2", "--", "--hf-token", "bench/lama8b"]
+    monkeypatch.setattr(sys, "argv", argv)
+    error = VclusterError("no such model", instead={"bench/lama8b": "bench/llama8b"})
+    line = "vcluster serve -i 'a b.yaml' bench/llama8b --tp 2 -- --hf-token bench/lama8b"
+    assert edge.remedy(error, lambda hint: hint) == line
+    monkeypatch.setattr(sys, "argv", ["vcluster", "rollback"])
+    assert edge.remedy(error, lambda hint: hint) is None
 
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in WITHOUT_INVENTORY])

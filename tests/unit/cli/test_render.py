@@ -17,7 +17,7 @@ from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.plan import Plan, PrepareImage, Stage
-from vllm_cluster.errors import ConnectionLost, FleetError, Unreachable
+from vllm_cluster.errors import ConnectionLost, FleetError, Unreachable, VclusterError
 from vllm_cluster.events import Event
 
 
@@ -149,6 +149,19 @@ def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     row = json.loads(capsys.readouterr().out)
     assert (row["exit_code"], row["hosts"]["b"]["error"]) == (4, "Unreachable")
     assert row["t"] > 0, "every JSON line has its time"
+
+
+def test_one_cause_on_several_hosts_is_one_line() -> None:
+    same = {name: Unreachable(name, "no route to host", hint="start it") for name in ("gpu1", "gpu3")}
+    error = FleetError({**same, "gpu2": Unreachable("gpu2", "timed out"), "gpu4": VclusterError("broken")})
+    assert error.message == "gpu1, gpu3: no route to host\ngpu2: timed out\nbroken"
+    assert error.hint == "start it"
+    assert {host: row["message"] for host, row in error.as_json()["hosts"].items()} == {  # type: ignore[attr-defined]
+        "gpu1": "gpu1: no route to host",
+        "gpu3": "gpu3: no route to host",
+        "gpu2": "gpu2: timed out",
+        "gpu4": "broken",
+    }
 
 
 def test_mixed_failures_are_failures() -> None:

@@ -1,4 +1,4 @@
-"""Tells what an image holds and what a container of it can reach, as one line of JSON; nothing large is imported.
+"""Reports what an image holds and what a container of it can reach, as one line of JSON; nothing large is imported.
 
 Arguments: a folder that must be writable, and the names of vLLM's options that must be there.
 """

@@ -40,7 +40,7 @@ NO_SECRETS = 78
 
 
 def state_folder() -> Path:
-    """Where wishes come in and the status goes out."""
+    """Where requests come in and the status goes out."""
     return Path(os.environ.get("VCLUSTER_STATE", "/var/lib/vcluster"))
 
 
