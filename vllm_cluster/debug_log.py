@@ -1,7 +1,7 @@
 """The debug log: what was sent to which host, how long it took and what came back; secrets redacted.
 
 One file a run. `-vv` streams it, and `vcluster bundle` packs the last ones of its inventory. A run that cannot write it
-goes on without.
+continues without.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LoggedCall:
 
 @contextmanager
 def logged(host: str, carrier: str, what: str, clock: Clock = SYSTEM_CLOCK) -> Iterator[LoggedCall]:
-    """Write one line when the call has ended, also where it ended in an error, which goes on to the caller."""
+    """Write one line when the call has ended, also where it ended in an error, which is raised again."""
     call, began = LoggedCall(host, carrier, what), clock.monotonic()
     try:
         yield call
@@ -103,7 +103,7 @@ def _add(handler: logging.Handler) -> None:
 
 
 class _Quiet(logging.StreamHandler):  # type: ignore[type-arg]  # generic for the checker alone
-    """A full disk or a closed terminal is no reason to print a traceback for each line."""
+    """A full disk or a closed terminal must not print a traceback for each line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass

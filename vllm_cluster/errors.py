@@ -13,11 +13,11 @@ VclusterError            1   something failed
 │   │   └── LeaseLost   75   the lease ended under way: another run may change the cluster now
 │   ├── TimedOut         1   a deadline passed without an answer
 │   ├── NodesNotJoined   1   the hosts answer, and Ray has not come together
-│   └── CommandFailed    1   the command ran and said no
+│   └── CommandFailed    1   the command ran and failed
 ├── FleetError               several hosts failed, each with its own error
-├── Locked              75   somebody else is changing the cluster
+├── Locked              75   another run is changing the cluster
 ├── Aborted              1   a person answered no to a question
-└── Interrupted        130   the user said stop
+└── Interrupted        130   the user interrupted
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vllm_cluster.text import by_hosts
 
 
 class VclusterError(Exception):
-    """A failure told to a person: what happened, where, and what to do about it."""
+    """A failure for a person to read: what happened, where, and what to do about it."""
 
     exit_code = 1
 
@@ -53,11 +53,11 @@ class VclusterError(Exception):
 
     @property
     def failures(self) -> Mapping[str, VclusterError]:
-        """The hosts that failed, each with its error; none where it is no host's failure."""
+        """The hosts that failed, each with its error; none where it is not a host's failure."""
         return {}
 
     def with_hosts(self, hosts: Iterable[str]) -> VclusterError:
-        """This error, which tells of every one of these hosts whether it failed."""
+        """This error, with an entry for each of these hosts: failed or not."""
         self.hosts = tuple(hosts)
         return self
 
@@ -68,7 +68,7 @@ class VclusterError(Exception):
         return {**self.words(), **({"hosts": rows} if rows else {})}
 
     def words(self) -> dict[str, object]:
-        """What is said of this error alone."""
+        """The fields of this error alone."""
         return {"error": type(self).__name__, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}
 
 
@@ -91,13 +91,15 @@ class PreflightFailed(VclusterError):
 class HostError(VclusterError):
     """One host failed at one step."""
 
-    def __init__(self, host: str, message: str, *, hint: str | None = None) -> None:
-        super().__init__(f"{host}: {message}", hint=hint)
+    def __init__(
+        self, host: str, message: str, *, hint: str | None = None, again: tuple[str, ...] | None = None
+    ) -> None:
+        super().__init__(f"{host}: {message}", hint=hint, again=again)
         self.host = host
         self.detail = message
 
     def with_step(self, step: str) -> Self:
-        """This error, which tells what was being done: it has not happened, or nobody knows."""
+        """This error with the step that was running: it did not happen, or its outcome is unknown."""
         self.message = f"{self.host}: {step}: {self.detail}"
         self.args = (self.message,)
         return self
@@ -147,9 +149,9 @@ class TimedOut(HostError):
 
 
 class NodesNotJoined(HostError):
-    """The hosts answer, and Ray does not count what it should: their logs may say why.
+    """The hosts answer, and Ray does not count what it should: their logs may hold the cause.
 
-    `cut_off` are hosts that have not joined a Ray that runs: what is between the hosts may be why.
+    `cut_off` are hosts that have not joined a Ray that runs: what is between the hosts may be the cause.
     """
 
     def __init__(self, host: str, message: str, *, hint: str | None = None, cut_off: Iterable[str] = ()) -> None:
@@ -202,13 +204,13 @@ def _row(failure: VclusterError | None) -> dict[str, object]:
 
 
 class Locked(VclusterError):
-    """Somebody else is changing the cluster."""
+    """Another run is changing the cluster."""
 
     exit_code = 75
 
 
 class Replaced(VclusterError):
-    """Somebody else asked for something else while this waited for its own."""
+    """A newer request superseded the one that this run waited for."""
 
     exit_code = 75
 

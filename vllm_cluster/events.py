@@ -11,7 +11,7 @@ Kind = Literal["phase", "plan", "start", "done", "failed", "progress", "note", "
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened; `data` is for machines, `text` for people."""
+    """One fact about a running verb; `data` is for machines, `text` for people."""
 
     kind: Kind
     text: str

@@ -97,11 +97,11 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def meaning(error: OSError) -> VclusterError | None:
-    """The error in one line with its remedy; None where it says nothing of this machine."""
+    """The error in one line with its remedy; None where it is not about this machine."""
     if error.filename is None and error.errno not in _OF_THE_MACHINE:
         return None
     path = "" if error.filename is None else os.fsdecode(error.filename)
-    what = f"cannot use {path}" if path else "this machine cannot go on"
+    what = f"cannot use {path}" if path else "cannot continue on this machine"
     folder = shlex.quote(str(Path(path).parent))
     remedy = "" if path == STANDARD_OUTPUT else _REMEDIES.get(error.errno or 0, "")
     return VclusterError(f"{what}: {error.strerror or error}", hint=remedy.format(path=path, folder=folder) or None)

@@ -118,7 +118,7 @@ def redact(text: str) -> str:
 
 
 def holds_token(text: str) -> bool:
-    """Whether a text holds a token, a key or a password by its shape alone, whatever its name."""
+    """Whether a text holds a token, a key or a password by its shape alone, under any name."""
     return any(shape.search(text) for _, shape, _ in _rules()[: len(_BARE)])
 
 
@@ -133,7 +133,7 @@ def looks_random(word: str) -> bool:
 
 
 def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
-    """Takes these secrets out of a text, and whatever else looks like one."""
+    """Takes these secrets out of a text, and all that looks like one."""
     forms = {form for secret in secrets if len(secret) >= MIN_SECRET for form in _forms(secret)}
     # The longest first: a part of a form that is left would give away the rest.
     known = re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))) if forms else None
@@ -145,19 +145,19 @@ def redactor(secrets: Iterable[str]) -> Callable[[str], str]:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things: 1 host, 2 hosts."""
+    """A number and its noun: 1 host, 2 hosts."""
     return f"{number} {plural(number, noun)}"
 
 
 def plural(number: int, noun: str) -> str:
-    """What a number of things are called: host, hosts."""
+    """The noun for a number: host, hosts."""
     if number == 1:
         return noun
     return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
 
 
 def by_hosts(texts: Iterable[tuple[T, str]]) -> dict[T, str]:
-    """What is said of several hosts, once, with the names of all of them."""
+    """Equal texts of several hosts, once, with the names of all of them."""
     hosts: dict[T, list[str]] = {}
     for what, host in texts:
         hosts.setdefault(what, []).append(host)
@@ -165,7 +165,7 @@ def by_hosts(texts: Iterable[tuple[T, str]]) -> dict[T, str]:
 
 
 def age(seconds: float) -> str:
-    """A duration as people say it: 40 s, 5 min, 3 h, 2 d."""
+    """A duration for people: 40 s, 5 min, 3 h, 2 d."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"

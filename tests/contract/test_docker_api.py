@@ -322,7 +322,7 @@ def test_a_volume_keeps_its_first_labels(docker: Docker) -> None:
     info = docker.ask("GET", f"/volumes/{name}")
     assert (info.status, info.json["Name"], info.json["Labels"]) == (200, name, docker.labels)
     docker.client.volumes.create(name, docker.labels)
-    with pytest.raises(HostError, match="is there and is not ours"):
+    with pytest.raises(HostError, match="exists but does not belong to this cluster"):
         docker.client.volumes.create(name, other)
 
 

@@ -86,7 +86,7 @@ def remembers(docker: Docker, daemon: Daemon | None) -> None:
     assert (again.status, again.json["Labels"] in (None, docker.labels)) == (201, True)
     assert docker.ask("GET", f"/volumes/{name}").json["Labels"] == docker.labels
     docker.client.volumes.create(name, docker.labels)
-    with pytest.raises(HostError, match="is there and is not ours"):
+    with pytest.raises(HostError, match="exists but does not belong to this cluster"):
         docker.client.volumes.create(name, {LABEL: "other"})
     assert docker.client.volumes.labelled(f"{LABEL}={docker.label}").keys() == {name}
     (kept,) = docker.client.containers(f"{LABEL}={docker.label}")

@@ -137,7 +137,9 @@ def test_a_tunnel_through_which_nothing_passes_is_no_tunnel(
 ) -> None:
     client.add("h", server)
     link = HostConnection("h", connect(client.target("h"), kind))
-    with pytest.raises(HostError, match=r"h: tunnel: nothing passes to 127\.0\.0\.1:\d+, where m is ready"):
+    with pytest.raises(
+        HostError, match=r"h: tunnel: cannot reach 127\.0\.0\.1:\d+ through SSH, though m is ready there"
+    ):
         Passage(link, free_port(), 0, lambda: model("ready"))
 
 
@@ -168,7 +170,7 @@ def test_an_end_that_goes_away_and_comes_back_is_told(
         passage.hold(emit)
     words = [event.text.split(": ")[0] for event in events]
     assert words == [
-        "no model answers yet; the tunnel stays open",
+        "no API answers yet; the tunnel stays open",
         "the API answers again",
         "the API has stopped answering",
     ]

@@ -108,8 +108,8 @@ def test_a_host_that_will_not_do(cluster: Sandbox, script: str, undo: str, messa
     with root_does(cluster, "gpu2", script, undo), attack("P8", message) as measured:
         refused = cluster.vcluster("up")
         assert (refused.code, f"gpu2: {message}" in refused.err) == (3, True), refused.err
-        remedy, *_ = [line.strip() for line in refused.err.splitlines() if line.strip().startswith("do: ")]
-        assert re.match(r"do: (gpu2: |ssh .* gpu2 ')", remedy), remedy
+        remedy, *_ = [line.strip() for line in refused.err.splitlines() if line.strip().startswith("fix: ")]
+        assert re.match(r"fix: (gpu2: |ssh .* gpu2 ')", remedy), remedy
         measured.figure = f"one finding with its fix after {measured.seconds:.1f} s, exit 3; nothing changed"
     assert untouched(cluster)
 
@@ -192,7 +192,7 @@ def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
     refused = cluster.vcluster("serve", "sandbox/tiny-llama")
     assert refused.code == 3
     assert "the cluster is not up: gpu1" in refused.err, refused.err
-    assert f"do: vcluster up -i {cluster.inventory}" in refused.err
+    assert f"fix: vcluster up -i {cluster.inventory}" in refused.err
     cluster.vcluster("up").ok()
     with root_does(cluster, "gpu1", LISTEN.format(8000), HANG_UP):
         taken = cluster.vcluster("serve", "sandbox/tiny-llama")

@@ -186,7 +186,7 @@ def test_the_check_page(sandbox: Sandbox, tmp_path: Path) -> None:
     environment = {**sandbox.environment}
     said = {command: shell(command, tmp_path, environment) for command in commands("check.md")}
     assert "2 hosts checked" in said["vcluster check"]
-    assert "2 logical ones" in said["vcluster facts"]
+    assert "2 logical GPUs" in said["vcluster facts"]
 
 
 @pytest.mark.deep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_serve_names_what_is_known_and_guesses_nothing_from_earlier_failures(clu
     changed = Sandbox(cluster.folder, {**cluster.environment, "VCLUSTER_INVENTORY": str(small)})
     changed.vcluster("up", "--yes").ok()
     failed = changed.vcluster("serve", MODEL)
-    assert (failed.code, "the cause (failure 28)" in failed.err) == (1, True), failed.err
+    assert (failed.code, "cause (failure 28)" in failed.err) == (1, True), failed.err
     found = changed.vcluster("explain", "--json").ok().json()
     assert (found["verdict"], found["cause"]["failure"]) == ("explained", "28")
     assert found["cause"]["lines"][0]["source"].startswith("gpu")
@@ -76,7 +77,8 @@ def test_rays_last_words_are_the_answer_within_seconds_when_it_does_not_start(cl
         failed = cluster.vcluster("up", "--yes")
         seconds = time.monotonic() - began
         assert failed.code == 1
-        assert "gpu1: Ray does not start; its last words:\nray start ended with exit code" in failed.err
+        text = r"gpu1: Ray failed to start \d+ times; last output:\nray start ended with exit code"
+        assert re.search(text, failed.err), failed.err
         assert "firewall" not in failed.err
     # The second one has nothing to make, and gives Ray one more start; the worker alone was waited for 153 s.
     assert seconds < 120, failed.err

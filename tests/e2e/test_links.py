@@ -149,7 +149,7 @@ def test_a_link_that_turns_into_a_black_hole_is_named(cluster: Sandbox, moment: 
 
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
-    ("options", "moment"), [([], "looking at "), (["--deep"], "4 ranks have found")], ids=["mesh", "collective"]
+    ("options", "moment"), [([], "testing "), (["--deep"], "4 ranks have found")], ids=["mesh", "collective"]
 )
 def test_nothing_stays_of_a_killed_controller(cluster: Sandbox, options: list[str], moment: str) -> None:
     # A closed port keeps the probes busy for seconds.

@@ -45,7 +45,7 @@ def test_a_container_that_ends_at_once_is_told_with_its_last_lines(cluster: Sand
     error = failed.event("error")
     assert failed.code == 1
     assert error["host"] == "gpu1"
-    assert "has ended with exit code" in error["message"]
+    assert "exited with code" in error["message"]
     assert "Python" in error["message"]
     cluster.vcluster("up", "--yes").ok()
     assert counted(cluster) == [2, 2]
@@ -84,14 +84,17 @@ def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster:
 @pytest.mark.cluster("empty", leaves="up")
 @pytest.mark.parametrize(
     "moment",
-    ["create head", *(pytest.param(name, marks=pytest.mark.deep) for name in ("make room", "head", "workers"))],
+    [
+        "create head",
+        *(pytest.param(name, marks=pytest.mark.deep) for name in ("remove old containers", "head", "workers")),
+    ],
 )
 def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox, moment: str) -> None:
     process = cluster.start("up", "--json")
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)
-        if event["text"].startswith(moment) or (moment == "make room" and event["event"] == "plan"):
+        if event["text"].startswith(moment) or (moment == "remove old containers" and event["event"] == "plan"):
             break
     else:
         raise AssertionError(f"up never came to {moment}")

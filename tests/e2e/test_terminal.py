@@ -30,7 +30,7 @@ def test_ctrl_c_ends_the_program_and_not_the_model(sandbox: Sandbox) -> None:
         terminal.until("importing", 120)
         terminal.press(CTRL_C)
         assert terminal.end() == 130, terminal.shown
-        assert f"goes on starting {MODEL}" in terminal.shown
+        assert f"continues to start {MODEL}" in terminal.shown
         assert "Traceback" not in terminal.shown
     sandbox.vcluster("serve", MODEL).ok()
     for verb, key in (("stop", CTRL_C), ("down", CTRL_D)):
@@ -42,5 +42,5 @@ def test_ctrl_c_ends_the_program_and_not_the_model(sandbox: Sandbox) -> None:
             assert terminal.end() == 130, terminal.shown
     refused = sandbox.vcluster("stop")
     assert refused.code == 2
-    assert "do: vcluster stop --yes" in refused.err
+    assert "fix: vcluster stop --yes" in refused.err
     assert serving(sandbox) == "ready"

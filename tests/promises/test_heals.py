@@ -114,6 +114,6 @@ def test_a_worker_is_missing(sandbox: Sandbox) -> None:
             assert status["serve"]["phase"] != "ready"
             looks += 1
         refused = cluster.vcluster("serve", "sandbox/tiny-llama")
-        assert (refused.code, "do: vcluster up" in refused.err) == (3, True)
+        assert (refused.code, "fix: vcluster up" in refused.err) == (3, True)
         measured.figure = f"told as not ready after {noticed:.0f} s, and in none of {looks} looks until a minute later"
     cluster.vcluster("up", "--yes").ok()

@@ -105,7 +105,9 @@ def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand
         ):
             refused = sandbox.vcluster("up")
             assert refused.code == 1
-            assert "gpu2: create: the volume vcluster-sandbox-state is there and is not ours" in refused.err
+            assert (
+                "gpu2: create: volume vcluster-sandbox-state exists but does not belong to this cluster" in refused.err
+            )
             sandbox.vcluster("down", "--yes").ok()
             assert root(sandbox, "gpu2", f"cat {theirs}") == "precious\n"
         settle(sandbox, empty, 10)

@@ -115,7 +115,7 @@ def test_a_former_host_behind_a_black_hole_is_cleaned_by_hand_and_forgotten(sand
             refused = sandbox.vcluster("up", "--yes", inventory=alone)
             took = measured.seconds
             assert refused.code == 4, refused.err
-            assert f"gpu2: Ray still counts its node at {address};" in refused.err
+            assert f"gpu2: Ray still reports its node at {address};" in refused.err
             assert took < 60
             (by_hand,) = set(re.findall(r"By hand, on gpu2: (.*?)\. If it is gone", refused.err))
             root(sandbox, "gpu2", by_hand)

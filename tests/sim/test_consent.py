@@ -251,7 +251,7 @@ def test_down_without_its_head_says_that_it_does_not_know(world: World) -> None:
     world.machines["gpu1"].reachable = False
     person = Person(None)
     refused = run(world, "down", person)
-    assert person.asked == ["Stop whatever lab serves (unknown: the head gpu1 cannot be asked) and remove the cluster?"]
+    assert person.asked == ["Stop the model of lab (unknown: the head gpu1 did not answer) and remove the cluster?"]
     assert refused.script.changing == []
 
 
@@ -268,6 +268,6 @@ def test_workers_of_a_head_that_is_no_host_of_the_inventory_do_not_stop_unasked(
         without = make.inventory_of(2, 3, id=node.labels["io.vcluster.id"])
         person = Person(None)
         refused = lab.run(world, without, verbs(person)[verb][1])
-        assert "Stop whatever lab serves (unknown: the head at 10.0.0.1 cannot be asked)" in person.asked[0]
+        assert "Stop the model of lab (unknown: the head at 10.0.0.1 did not answer)" in person.asked[0]
         assert refused.script.changing == [], refused.story()
         assert serves(world) == "ready"

@@ -169,9 +169,9 @@ def test_a_member_that_is_none_is_named_and_in_nobody_s_way(verb: lab.Verb, word
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda raw: b"{", "it is no record"),
-        (lambda raw: b"[" * 100_000, "it is no record"),
-        (lambda raw: [raw], "it is no record"),
+        (lambda raw: b"{", "it is not a record"),
+        (lambda raw: b"[" * 100_000, "it is not a record"),
+        (lambda raw: [raw], "it is not a record"),
         (lambda raw: {**raw, "v": 2}, "it has format 2; this vcluster reads 1"),
         (lambda raw: {**raw, "id": "0" * 16}, "it is of another cluster, with the id 0000000000000000"),
     ],
@@ -370,7 +370,7 @@ def test_a_node_that_nobody_reaches_and_ray_counts_ends_up_at_once() -> None:
         gone = left_behind(world, dead=False)
         outcome = lab.run(world, inventory(1, 2), lab.do_up)
         assert isinstance(outcome.error, Unreachable), outcome.story()
-        assert "gpu3: Ray still counts its node at 10.0.0.3" in outcome.error.message
+        assert "gpu3: Ray still reports its node at 10.0.0.3" in outcome.error.message
         assert "on gpu3: docker rm -f vcluster-lab" in str(outcome.error.hint)
         seconds = outcome.seconds
         gone.reachable = True
@@ -388,7 +388,7 @@ def test_a_node_that_nobody_knows_is_named_once_ray_would_have_noticed_its_end()
         del world.machines["gpu1"].volumes["vcluster-lab-state"].files["cluster.json"]
         outcome = lab.run(world, inventory(1, 2), lab.do_up)
         assert isinstance(outcome.error, HostError), outcome.story()
-        assert "Ray counts a node at 10.0.0.3, which is not in the inventory" in outcome.error.message
+        assert "Ray reports a node at 10.0.0.3, which is not in the inventory" in outcome.error.message
         assert "docker rm -f vcluster-lab" in str(outcome.error.hint)
     assert GONE_SECONDS < outcome.seconds < GONE_SECONDS + 10
 

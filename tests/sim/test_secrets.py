@@ -156,7 +156,7 @@ def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
             world.stop(machine, node)
             world.start(machine, node)
             planned = lab.run(world, inventory, lab.do_plan).value
-            assert "its secret files are gone" in "".join(operation.text for operation in planned.operations())
+            assert "its secret files are missing" in "".join(operation.text for operation in planned.operations())
             outcome = lab.run(world, inventory, lab.do_up)
             assert outcome.error is None, outcome.story()
             oracle.converged(world, inventory)

@@ -50,7 +50,7 @@ def test_the_same_again_is_said_to_be_served_already(world: World) -> None:
     assert outcome.error is None, outcome.story()
     assert (questions, outcome.script.changing) == ([], [])
     said = [(event.kind, event.text) for event in outcome.events]
-    assert said[-1] == ("result", "already served: org/model (ready for 3 h, 0 requests running); nothing was changed")
+    assert said[-1] == ("result", "already served: org/model (ready for 3 h, 0 requests running). Nothing was changed.")
     # Nothing of it reads like a start.
     assert [kind for kind, _ in said[:-1]] == ["phase", "phase"], said
     assert outcome.value.model == "org/model"
@@ -93,7 +93,7 @@ def test_what_cannot_be_asked_names_it_too(world: World) -> None:
     ("stopped", "text"),
     [
         ((), "the cluster is not up: gpu1, gpu2: the node is missing"),
-        (("gpu2",), "the cluster is not up: gpu2: the node must be started"),
+        (("gpu2",), "the cluster is not up: gpu2: the node must be started (stopped)"),
     ],
 )
 def test_a_cluster_that_is_not_up_names_the_hosts_and_what_they_lack(stopped: tuple[str, ...], text: str) -> None:

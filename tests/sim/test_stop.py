@@ -76,10 +76,10 @@ def test_the_head_is_enough(serving: tuple[World, Inventory], case: Case) -> Non
     outcome = lab.run(world, inventory, lab.do_stop)
     assert outcome.error is None, outcome.story()
     assert outcome.script_hosts() == {"gpu1"}
-    assert result(outcome) == "stopped org/model; the cluster is still up (4/4 GPUs)"
+    assert result(outcome) == "Stopped org/model. Cluster lab is still up (4/4 GPUs)."
     assert request(world) is None
     again = lab.run(world, inventory, lab.do_stop)
-    assert (result(again), again.script.changing) == ("nothing is served", [])
+    assert (result(again), again.script.changing) == ("No model is being served.", [])
 
 
 def test_a_half_up_cluster_is_not_called_up(serving: tuple[World, Inventory]) -> None:
@@ -88,7 +88,7 @@ def test_a_half_up_cluster_is_not_called_up(serving: tuple[World, Inventory]) ->
     world.stop(worker, worker.boxes[next(iter(worker.boxes))], gently=False, code=137)
     world.settle(5)
     outcome = lab.run(world, inventory, lab.do_stop)
-    assert result(outcome) == "stopped org/model; vcluster status shows what is missing (2/4 GPUs)"
+    assert result(outcome) == "Stopped org/model. Cluster lab is incomplete (2/4 GPUs): vcluster status"
 
 
 @pytest.mark.parametrize("how", ["never up", "down"])
@@ -99,7 +99,7 @@ def test_a_cluster_that_is_down_serves_nothing(how: str) -> None:
             assert lab.run(world, inventory, verb).error is None
         outcome = lab.run(world, inventory, lab.do_stop)
     assert outcome.error is None, outcome.story()
-    assert (outcome.value, result(outcome), outcome.script.changing) == (False, "nothing is served", [])
+    assert (outcome.value, result(outcome), outcome.script.changing) == (False, "No model is being served.", [])
 
 
 @pytest.mark.parametrize("state", ["exited", "restarting"])
@@ -111,7 +111,7 @@ def test_a_head_that_does_not_run_serves_nothing_when_it_runs_again(
     head_of(world).state = state
     outcome = lab.run(world, inventory, lab.do_stop)
     assert outcome.error is None, outcome.story()
-    assert (outcome.value, result(outcome)) == (True, "the request to serve is withdrawn")
+    assert (outcome.value, result(outcome)) == (True, "Withdrew the request to serve.")
     warned = [event.text for event in outcome.events if event.kind == "warning"]
     assert [text.partition(":")[0] for text in warned] == ["the history of lab has no line for this stop"]
     assert request(world) is None

@@ -206,10 +206,7 @@ def test_the_cause_comes_without_remedies_that_would_stop_the_other_cluster(verb
         down = lab.run(world, inventory(1, 2, cluster="prod"), lab.do_down)
         assert (down.error, down.script.changing) == (None, [])
         said = down.events[-1].text
-        assert (
-            said
-            == "no cluster prod is on these hosts: nothing was removed; other clusters there: lab on gpu1, lab on gpu2"
-        )
+        assert said == "Nothing to remove: cluster prod is not on these hosts; others there: lab on gpu1, lab on gpu2."
     record("P32", f"sim: {verb} with a wrong cluster name", "one line, of the cluster that is there", True)
 
 

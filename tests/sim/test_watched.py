@@ -75,7 +75,11 @@ def test_a_node_program_that_stopped_is_not_believed() -> None:
     ("how", "phase", "why"),
     [
         ("a worker's Ray is gone", "waiting", "GPUs 1/2"),
-        ("the head's node program stops as the request is written", "", "the head does not take the request"),
+        (
+            "the head's node program stops as the request is written",
+            "",
+            "did not pick up the request within 30 s",
+        ),
         ("the head's node program stops while the model loads", "unknown", "has not written its status for"),
     ],
 )
@@ -102,7 +106,7 @@ def test_serve_always_returns(how: str, phase: str, why: str) -> None:
         assert why in ended.error.message
         if phase:
             assert f"org/model does not start for 300 s: {phase}: " in ended.error.message
-            assert "the request stays" in ended.error.message
+            assert "the request is kept" in ended.error.message
         assert ended.seconds < 400
     record("P37", f"sim: serve, {how}", f"returns after {ended.seconds:.0f} s: {ended.error.message[:90]}", True)
 

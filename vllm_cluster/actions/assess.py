@@ -110,7 +110,7 @@ def assess(
     Members that left and cannot be reached are remembered, but for those to `forget`.
 
     Raises:
-        PreflightFailed: something is wrong that must be mended first.
+        PreflightFailed: a check found an error; nothing was touched.
         UsageError: a host to forget has not left.
     """
     facts = _judged(inventory, fleet, emit)
@@ -139,7 +139,7 @@ def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collect
 
 
 def _judged(inventory: Inventory, fleet: Fleet, emit: Emit, without: Collection[str] = ()) -> dict[str, HostFacts]:
-    emit(Event("phase", "looking at the hosts"))
+    emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
     facts = facts_of(inventory, fleet, without)
     findings = preflight(inventory, facts)
     warnings = ((replace(finding, host=""), finding.host) for finding in findings if not finding.error)

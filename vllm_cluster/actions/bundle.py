@@ -1,4 +1,4 @@
-"""Packs what a report needs: logs, facts, plan, versions; without secrets, from whatever hosts answer."""
+"""Packs what a report needs: logs, facts, plan, versions; without secrets, from the hosts that answer."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def bundle(
     """Write the bundle; returns its path, what is in it with sizes, and the hosts that gave nothing.
 
     Raises:
-        UsageError: the file is there already, or cannot be written.
+        UsageError: the file exists, or cannot be written.
     """
     made = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = output or Path(f"vcluster-bundle-{'cluster' if anonymous else inventory.cluster}-{made}.tar.gz")
     if path.exists():
-        raise UsageError(f"{path} is there already", hint="give another name with -o")
+        raise UsageError(f"{path} already exists", hint="vcluster bundle -o FILE")
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting from {count(len(inventory.hosts), 'host')}"))
         hosts, failures = fleet.each(lambda connection: _look(inventory, connection))
@@ -124,7 +124,7 @@ def _renamer(inventory: Inventory, hosts: Mapping[str, _Host], runtime: Runtime)
 
 
 def _without_values(inspected: dict[str, Any]) -> dict[str, Any]:
-    """What `docker inspect` says, the values of the environment left out."""
+    """The output of `docker inspect`, the values of the environment left out."""
     config = dict(inspected.get("Config") or {})
     config["Env"] = [f"{entry.partition('=')[0]}={REDACTED}" for entry in config.get("Env") or ()]
     config["Labels"] = _our_labels(config.get("Labels") or {})
@@ -208,7 +208,7 @@ def _inventory(inventory: Inventory) -> dict[str, Any]:
 
 
 def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any]:
-    """What `up` would do now, as far as the hosts that answered allow to tell."""
+    """What `up` would do now, as far as the facts of the hosts that answered show it."""
     if set(facts) != set(inventory.hosts):
         return {"unknown": "not every host answered"}
     try:

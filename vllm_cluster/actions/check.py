@@ -1,4 +1,4 @@
-"""Look for everything that is known to go wrong, and say what could not be looked at; changes nothing."""
+"""Check hosts and the links between them for known problems, and list what was skipped; changes nothing."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import count
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class CheckReport:
 
     @property
     def unreachable(self) -> bool:
-        """Whether a host could not be reached; what is said of the others holds."""
+        """Whether a host could not be reached; the findings about the others are valid."""
         return any(finding.code == "unreachable" for finding in self.findings)
 
 
 def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runtime = SYSTEM) -> CheckReport:
-    """Look at every host that answers and at the links between them; `deep` has all ranks sum numbers together besides.
+    """Check every host that answers and the links between them; `deep` also runs an all-reduce over all ranks.
 
     Raises:
         VclusterError: no host can be reached, or one cannot be looked at.
@@ -57,11 +58,11 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
     began, tried = time.monotonic(), None
     with reached(inventory, emit, runtime=runtime) as (fleet, failures):
         fleet.without_lease()
-        emit(Event("phase", "looking closely at the hosts"))
+        emit(Event("phase", f"inspecting {count(len(fleet.names) - len(failures), 'host')}"))
         there = [name for name in fleet.names if name not in failures]
         facts = fleet.all(lambda connection: observe(inventory, connection, deep=True), there)
         found, blind = [*_lost(failures), *check_all(inventory, facts)], list(unseen(inventory, facts))
-        # What is known to be wrong with a host would only be told again, in Docker's words.
+        # What is known to be wrong with a host would only be reported again, in Docker's words.
         known = {finding.host for finding in found if finding.error}
         found += look_inside(fleet, inventory, facts, emit, leave=known)
         broken = any(finding.error for finding in found)
@@ -70,8 +71,8 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
         found += between
         blind += unvisited
         if deep and broken:
-            why = "there are errors to be mended first"
-            blind.append(NotChecked(inventory.head_name, "whether all ranks can sum numbers together", why))
+            why = "fix the errors above first"
+            blind.append(NotChecked(inventory.head_name, "all-reduce test", why))
         elif deep:
             tried = allreduce.run_allreduce(fleet, inventory, facts, emit)
             found += _explained(tried)
@@ -100,11 +101,11 @@ def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]
 
 
 def _explained(tried: allreduce.AllReduceReport) -> list[Finding]:
-    """The findings of the collective, the first with the failure that the ranks' own words tell of."""
+    """The findings of the all-reduce, the first with the failure that the ranks' output matches."""
     text = "\n".join(tried.words).encode("utf-8", "replace")
     named = diagnose([scan(LogSource("the ranks", [(1, text)]))]).named if text else None
     if named is None or not tried.findings:
         return list(tried.findings)
     first, *others = tried.findings
-    explained = f"{first.text}; the ranks' words are those of failure {named.row.number}: {named.row.cause}"
+    explained = f"{first.text}; the ranks' output matches failure {named.row.number}: {named.row.cause}"
     return [replace(first, text=explained), *others]

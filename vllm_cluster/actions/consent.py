@@ -16,11 +16,11 @@ from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.text import age, count, plural
 
-# Asks a person: yes, no, or None where nobody can be asked.
+# Asks a person: yes, no, or None without a terminal.
 Confirm = Callable[[str], bool | None]
 
 LOAD_SECONDS = 10
-# States in which a container holds its processes; a paused one goes on where it was.
+# States in which a container holds its processes; a paused one continues where it was.
 _RUNS = ("running", "paused")
 # Runs in the head's container: vLLM's own count, and the head's clock, since the laptop's may differ. Only the two
 # gauges are read; http.client and not urllib, which would ask a proxy for our own port.
@@ -91,7 +91,7 @@ class Stops:
         hosts = ", ".join(sorted(self.nodes))
         nodes = f"the running {plural(len(self.nodes), 'node')} on {hosts}" if hosts else ""
         if self.unknown:
-            return f"whatever {cluster} serves (unknown: {self.unknown})"
+            return f"the model of {cluster} (unknown: {self.unknown})"
         if self.served:
             return f"{self.served.text} on {cluster}" + (f" and {nodes}" if nodes else "")
         return f"{nodes} of {cluster} (no model is served)"
@@ -113,7 +113,7 @@ class Consent:
 
         Raises:
             Aborted: the answer is no.
-            UsageError, PreflightFailed: nobody can be asked; the latter where the cluster changed since the question.
+            UsageError, PreflightFailed: there is no terminal; the latter where the cluster changed since the question.
         """
         first = self._confirmed is None
         if not self.covers(stops):
@@ -166,7 +166,7 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet
     for _, labels in running:
         head = labels.get(HEAD_ADDRESS, "?")
         if fleet.addresses.get(head) not in containers:
-            return Stops(unknown=f"the head {fleet.addresses.get(head, f'at {head}')} cannot be asked")
+            return Stops(unknown=f"the head {fleet.addresses.get(head, f'at {head}')} did not answer")
     return Stops()
 
 

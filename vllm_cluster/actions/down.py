@@ -1,7 +1,8 @@
-"""Take the cluster down: remove what is ours from every host that can be reached, and prove it."""
+"""Take the cluster down: remove its containers and volumes from every host that can be reached, then verify."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 
@@ -30,7 +31,7 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
     """Remove the cluster's containers and volumes, by its id; returns how many were removed.
 
     Raises:
-        Aborted, UsageError, PreflightFailed: something is served, and nobody confirmed that it may stop; or a cluster
+        Aborted, UsageError, PreflightFailed: something is served, and its stop was not confirmed; or a cluster
             of the same name that is not this one is on the hosts. Nothing was touched.
         Unreachable, FleetError: on some hosts it could not be done; on the others it was.
     """
@@ -51,10 +52,10 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
             emit(Event("failed", f"{error.message}; {by_hand(Owner(inventory.cluster, identity), name)}", name))
         facts, failures = {**facts, **left}, {**failures, **lost}
         for finding in name_taken(inventory, facts):
-            emit(Event("warning", f"{finding.text}; it stays", finding.host))
+            emit(Event("warning", f"{finding.text}; it is kept", finding.host))
         objects = _ClusterObjects(inventory, identity, facts)
         consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
-        removed: dict[str, int] | None = None
+        removed: dict[str, Counter[str]] | None = None
         while facts and removed is None:
             stops, lost = _stops(objects, fleet, facts)
             if not lost:
@@ -69,12 +70,12 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
                         lease.refuse_given_up()
             # A host that cannot be asked, leased or cleaned stays as it is; the others are cleaned.
             facts, failures = {name: entry for name, entry in facts.items() if name not in lost}, {**failures, **lost}
-        total = sum((removed or {}).values())
+        total = sum(found.total() for found in (removed or {}).values())
         if failures:
             raise combine(failures).with_hosts(inventory.hosts)
         if inventory.api_key is None and "api-key" in kept_secrets(inventory, facts):
-            emit(Event("note", "its API key is removed with it: the next up makes a new one"))
-    emit(Event("result", _result(inventory, facts, total), data={"removed": total}))
+            emit(Event("note", "the API key is removed too; the next vcluster up makes a new one"))
+    emit(Event("result", _result(inventory, facts, removed or {}), data={"removed": total}))
     return total
 
 
@@ -123,7 +124,7 @@ class _ClusterObjects:
         return is_leftover(self.cluster, self._id, container)
 
     def volumes(self, connection: HostConnection) -> list[str]:
-        """The names of its volumes; the state, which says whose the rest is, comes last."""
+        """The names of its volumes; the state, whose labels name the owner of the rest, comes last."""
         found = connection.engine.volumes.labelled(self._label).items()
         mine = (labels for labels in found if is_volume_name(self.cluster, labels[0]))
         return sorted(name for name, labels in mine if is_of_cluster(self.inventory, self._id, labels))
@@ -140,7 +141,7 @@ def _stops(objects: _ClusterObjects, fleet: Fleet, hosts: Collection[str]) -> tu
 
 def _remove(
     objects: _ClusterObjects, fleet: Fleet, hosts: Collection[str], emit: Emit
-) -> tuple[dict[str, int], dict[str, VclusterError]]:
+) -> tuple[dict[str, Counter[str]], dict[str, VclusterError]]:
     emit(Event("phase", "removing"))
     # Workers first: a head that goes first makes every worker log its loss.
     workers = [name for name in hosts if name != objects.inventory.head_name]
@@ -149,28 +150,34 @@ def _remove(
     return {**removed, **head}, {**failed, **last}
 
 
-def _remove_all(objects: _ClusterObjects, connection: HostConnection, emit: Emit) -> int:
-    engine, removed = connection.engine, 0
+def _remove_all(objects: _ClusterObjects, connection: HostConnection, emit: Emit) -> Counter[str]:
+    """Remove what the cluster has on a host; returns how many of each kind were removed."""
+    engine, removed = connection.engine, Counter[str]()
     for container in objects.containers(connection):
         emit(Event("start", f"removing {container.name}", connection.name))
         engine.remove(container.id)
-        removed += 1
+        removed["container"] += 1
     for volume in objects.volumes(connection):
         engine.volumes.remove(volume)
-        removed += 1
-    removed += engine.volumes.remove_unlabelled(node_name(objects.cluster), partial(is_volume_name, objects.cluster))
+        removed["volume"] += 1
+    removed["volume"] += engine.volumes.remove_unlabelled(
+        node_name(objects.cluster), partial(is_volume_name, objects.cluster)
+    )
     left = [container.name for container in objects.containers(connection)] + objects.volumes(connection)
     if left:
-        raise HostError(connection.name, f"still there: {', '.join(left)}", hint="vcluster down")
-    emit(
-        Event("done", f"{removed} removed, nothing of {objects.cluster} is left", connection.name, {"removed": removed})
-    )
+        raise HostError(connection.name, f"down: not removed: {', '.join(left)}", hint="vcluster down")
+    emit(Event("done", f"removed {_counted(removed)}", connection.name, {"removed": removed.total()}))
     return removed
 
 
-def _result(inventory: Inventory, facts: Mapping[str, HostFacts], total: int) -> str:
-    if total:
-        return f"{inventory.cluster} is down: {total} removed, nothing of it is left; its history went with the head"
+def _counted(removed: Counter[str]) -> str:
+    return ", ".join(count(number, kind) for kind, number in sorted(removed.items()) if number) or "nothing"
+
+
+def _result(inventory: Inventory, facts: Mapping[str, HostFacts], removed: Mapping[str, Counter[str]]) -> str:
+    if total := sum(removed.values(), Counter[str]()):
+        hosts = count(sum(1 for found in removed.values() if found.total()), "host")
+        return f"Removed cluster {inventory.cluster}: {_counted(total)} on {hosts}. Its history is deleted too."
     there = sorted({f"{other.cluster} on {other.host}" for other in foreign(inventory, facts)})
-    seen = f"; other clusters there: {', '.join(there)}" if there else ""
-    return f"no cluster {inventory.cluster} is on these hosts: nothing was removed{seen}"
+    seen = f"; others there: {', '.join(there)}" if there else ""
+    return f"Nothing to remove: cluster {inventory.cluster} is not on these hosts{seen}."

@@ -59,7 +59,7 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
     """The verdict on files; `-` is standard input.
 
     Raises:
-        UsageError: one of them cannot be read, or is no log.
+        UsageError: one of them cannot be read, or is not a log.
     """
     if len(paths) > MAX_FILES:
         raise UsageError(f"{len(paths)} files are more than {MAX_FILES}", hint="give the logs of one failure")
@@ -100,7 +100,7 @@ def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
 def _of_ray(host: str, head: NodeStatus) -> Diagnosis:
     """The verdict on the last words of a Ray that has ended on the head.
 
-    No other host can join it, so what the others write is no evidence; a symptom in these words is less than the words.
+    No other host can join it, so what the others write is not evidence, and a symptom explains less than these words.
     """
     text = f"{head.ray.error}\n"
     seen = scan(LogSource(f"{host}:ray", [(1, text.encode("utf-8", "replace"))], host))
@@ -130,8 +130,8 @@ def add_cause(
 ) -> VclusterError:
     """The same error with its cause, where one is named; `otherwise` are vLLM's last words.
 
-    The error's own words are a log too, and what they name gets no second cause. The hosts' logs are asked only for
-    an error that does not say why, and only for what was written `since` the attempt began, by each host's clock.
+    The error's own words are a log too, and what they name gets no second cause. The hosts' logs are read only for
+    an error without a cause, and only for what was written `since` the attempt began, by each host's clock.
     """
     if isinstance(error, (*SILENT, Aborted)) or error.exit_code != 1:
         return error
@@ -151,7 +151,7 @@ def add_cause(
     error.message += "" if found.cause else otherwise
     if found.named:
         return _named(error, found.named)
-    error.hint = _lines(error.hint, "vcluster bundle packs what a report needs, without secrets")
+    error.hint = _lines(error.hint, "vcluster bundle")
     return error
 
 
@@ -160,14 +160,14 @@ def _named(error: VclusterError, found: MatchedFailure) -> VclusterError:
     row, place = found.row, found.places[0]
     where = "" if place.source == _OWN else f"\n  {place.source}:{place.number}: {place.text}"
     if row.kind == "cause":
-        error.message += f"\nthe cause (failure {row.number}): {row.cause}{where}"
+        error.message += f"\ncause (failure {row.number}): {row.cause}{where}"
         # The error's own words: whoever raised it knows the host and the command, and the list does not.
-        known, listed = error.hint, _lines(row.fix, "vcluster explain shows more")
+        known, listed = error.hint, _lines(row.fix, "vcluster explain")
         error.hint = _lines(known, listed) if place.source == _OWN else _lines(listed, known)
     else:
-        error.message += f"\na symptom, no line names its cause (failure {row.number}): {row.cause}{where}"
-        error.message += f"\nwhere the cause is written: {row.fix}"
-        error.hint = _lines(error.hint, "vcluster explain shows more")
+        error.message += f"\nsymptom (failure {row.number}), no line names its cause: {row.cause}{where}"
+        error.message += f"\nwhere to look for the cause: {row.fix}"
+        error.hint = _lines(error.hint, "vcluster explain")
     return error
 
 
@@ -197,7 +197,7 @@ def _open(path: Path) -> LogSource:
         raise UsageError(f"{path} is a folder", hint=f"name the files: {path}/*")
     # A pipe is what a shell makes of <(docker logs NAME).
     if not (stat.S_ISREG(about.st_mode) or stat.S_ISFIFO(about.st_mode)):
-        raise UsageError(f"{path} is no file")
+        raise UsageError(f"{path} is not a file")
     if not os.access(path, os.R_OK):
         raise UsageError(f"{path} cannot be read: permission denied")
     parts = _parts(str(path), lambda: path.open("rb"))
@@ -208,14 +208,14 @@ def _parts(name: str, start: Callable[[], IO[bytes]]) -> Iterator[tuple[int, byt
     """Pieces of whole lines, packed or not; a line of more than a piece is cut.
 
     Raises:
-        UsageError: it is no text, or is broken.
+        UsageError: it is not text, or is broken.
     """
     number, size, rest = 1, 0, b""
     try:
         with start() as stream:
             for part in _unpacked(stream):
                 if not size and (b"\0" in part[:LOOKED_AT] or part.startswith((b"\xff\xfe", b"\xfe\xff"))):
-                    raise UsageError(f"{name} is no text", hint="a log is lines of text in UTF-8")
+                    raise UsageError(f"{name} is not text", hint="give a log: lines of text in UTF-8")
                 size += len(part)
                 if size > MAX_UNPACKED_BYTES:
                     raise UsageError(

@@ -9,6 +9,7 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.observe import observe
+from vllm_cluster.text import count
 
 
 def facts(inventory: Inventory, names: Sequence[str], emit: Emit) -> dict[str, HostFacts]:
@@ -19,5 +20,5 @@ def facts(inventory: Inventory, names: Sequence[str], emit: Emit) -> dict[str, H
     """
     require_name(inventory, list(names))
     with connect_all(inventory, emit, names or None) as fleet:
-        emit(Event("phase", "looking closely at the hosts"))
+        emit(Event("phase", f"inspecting {count(len(fleet.names), 'host')}"))
         return fleet.all(lambda connection: observe(inventory, connection, deep=True), names or None)

@@ -1,4 +1,4 @@
-"""Tell whether a model fits, before anything is started or loaded."""
+"""Check whether a model fits, before anything is started or loaded."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from vllm_cluster.inventory.secrets import read_secret
 from vllm_cluster.laptop import expanded, here
 from vllm_cluster.run.model_lookup import supports_pp
 from vllm_cluster.run.observe import observe
+from vllm_cluster.text import count
 
 TOKEN_BYTES = 1000
 # Classes that vLLM has split into pipeline stages for years: asked of the image only where it can be asked.
@@ -45,7 +46,7 @@ def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load
         VclusterError: the model cannot be read, or a host not be asked.
     """
     inventory = None if gpus else load()
-    emit(Event("phase", f"reading what heads {name}"))
+    emit(Event("phase", f"reading config and safetensors headers of {name}"))
     try:
         shape, weights = read(name, _token(inventory))
     except Unreachable as error:
@@ -80,7 +81,7 @@ def _token(inventory: Inventory | None) -> str | None:
 def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:
     with connect_all(inventory, emit) as fleet:
         fleet.without_lease()
-        emit(Event("phase", "looking at the hosts"))
+        emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
         facts = fleet.all(lambda connection: observe(inventory, connection))
         hosts = inventory.hosts
         nodes = tuple(gpu_count(host, facts[name], inventory.accelerator) for name, host in hosts.items())
@@ -94,7 +95,7 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:
         rdma = all(hcas(host, facts[name]) for name, host in hosts.items())
         pipelines = None
         if len(nodes) > 1 and not facts[inventory.head_name].engine.problem:
-            emit(Event("phase", f"asking the image whether its vLLM can split {architecture} into stages"))
+            emit(Event("phase", f"checking whether the image's vLLM supports pipeline parallelism for {architecture}"))
             head = inventory.head_name
             pipelines = supports_pp(fleet.connections[head], facts[head], inventory, architecture)
     return _HostGpus(GpuPool(nodes, memory, rdma), pipelines)
@@ -108,6 +109,6 @@ def gpu_memory(inventory: Inventory, host: Host, facts: HostFacts) -> int:
     else:
         found = min((gpu.memory_mib for gpu in chosen(host, facts)), default=0) << 20
     if not found:
-        hint = "say what there is: --gpus, --nodes and --gpu-memory"
-        raise PreflightFailed(f"{facts.host}: no GPU that tells how much memory it has", hint=hint)
+        hint = "vcluster fit MODEL --gpus NUMBER --nodes NUMBER --gpu-memory SIZE"
+        raise PreflightFailed(f"{facts.host}: no GPU reports its memory size", hint=hint)
     return found

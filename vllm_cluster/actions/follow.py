@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from vllm_cluster.actions.explain import add_cause
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
+from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import HostError, Interrupted, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -23,17 +25,17 @@ PICKUP_SECONDS = 30.0
 IDLE_PHASES = ("waiting", "backoff", "stopping", "hung", "unknown")
 IDLE_SECONDS = 300.0
 LOG_SECONDS = 1.0
-# What goes on unchanged is shown again so often: importing is silent for half a minute.
+# What does not change is shown again so often: importing is silent for half a minute.
 BEAT_SECONDS = 5.0
 
 
 @contextmanager
-def goes_on(cluster: str, served: str) -> Iterator[None]:
+def continues_on_interrupt(cluster: str, served: str) -> Iterator[None]:
     """Ctrl-C ends this program, and not the start on the hosts."""
     try:
         yield
     except KeyboardInterrupt:
-        text = f"Interrupted. {cluster} goes on starting {served}; the same command follows it again."
+        text = f"Interrupted. {cluster} continues to start {served}; run the same command to follow it."
         raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
 
 
@@ -78,13 +80,17 @@ class Follower:
     def _await_pickup(self) -> None:
         serve_request.refuse_replaced(self._node, self._number)
         if not self._pickup.left():
-            raise HostError(self._head.name, "the head does not take the request", hint="vcluster status\nvcluster up")
+            raise HostError(
+                self._head.name,
+                f"serve: the head did not pick up the request within {PICKUP_SECONDS:.0f} s",
+                hint="vcluster status\nvcluster up",
+            )
 
     def _see(self, serving: ServeStatus) -> bool:
         """Show a status; whether it is the end."""
         if serving.instead_of and self._error is None:
             self._error = failure(self._fleet, self._inventory, serving.instead_of.model, serving.instead_of)
-            text = f"{serving.instead_of.name} cannot be served; {serving.name} comes back"
+            text = f"{serving.instead_of.name} cannot be served; serving {serving.name} again"
             self._emit(Event("warning", text, data={"rollback_to": serving.name}))
         self._show(serving)
         if serving.phase in ("ready", "failed") and self._error:
@@ -95,7 +101,7 @@ class Follower:
         return serving.phase == "ready"
 
     def _show(self, serving: ServeStatus) -> None:
-        # Why it failed is the error's to say.
+        # The error names why it failed.
         detail = "" if serving.phase == "failed" else serving.detail
         before, self._shown = self._shown, (serving.phase, f"{detail}{serving.last_line}")
         if self._shown == before and self._beat.left() > 0:
@@ -115,7 +121,7 @@ class Follower:
         elif self._idle.left() <= 0:
             text = f"serve: {serving.name} does not start for {IDLE_SECONDS:.0f} s: {serving.phase}: {serving.detail}"
             hint = "vcluster status\nvcluster stop"
-            raise HostError(self._head.name, f"{text}; the request stays, and is served once this is over", hint=hint)
+            raise HostError(self._head.name, f"{text}; the request is kept and is served once this ends", hint=hint)
 
 
 class _Log:
@@ -154,7 +160,7 @@ def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:
         error.message += f"\n{serving.name} is served again{away}"
     else:
         why = f": {serving.first_failure.what}" if serving.first_failure else ""
-        error.message += f"\n{serving.name}, which was served before, has not come back{why}"
+        error.message += f"\n{serving.name}, served before, did not become ready again{why}"
     return error
 
 
@@ -162,10 +168,12 @@ def failure(fleet: Fleet, inventory: Inventory, model: str, found: ServeFailure 
     """The error for a model that cannot be served."""
     host = inventory.head_name
     if found is None:
-        return HostError(host, "vLLM failed and left no reason", hint="docker logs on the head has all of it")
+        return HostError(
+            host, "vLLM failed without an error", hint=f"on {host}: docker logs {node_name(inventory.cluster)}"
+        )
     error = HostError(
         host,
         f"{model} cannot be served: {found.what}",
-        hint="mend the cause and serve again; vcluster status keeps this failure",
+        hint=f"correct the cause, then:\nvcluster serve {shlex.quote(model)}",
     )
     return add_cause(error, fleet, inventory, "\n" + "\n".join(found.lines[-30:]))

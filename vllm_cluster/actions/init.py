@@ -41,7 +41,7 @@ def write(
     """Write the inventory to `output`, where one is given.
 
     Raises:
-        UsageError: there is no host, or the file is there already or cannot be written.
+        UsageError: there is no host, or the file exists or cannot be written.
     """
     seeds = [_seed(text) for text in hosts]
     seeds += [HostSeed(name) for name in hosts_matching(None, pattern)] if pattern else []
@@ -49,7 +49,7 @@ def write(
         where = f"no Host of your ssh_config matches {pattern}" if pattern else "no host was named"
         raise UsageError(where, hint=INIT)
     if output and output.exists() and not force:
-        raise UsageError(f"{output} is there already", hint="or write another file: -o FILE", again=("--force",))
+        raise UsageError(f"{output} already exists", hint="or write another file: -o FILE", again=("--force",))
     text = render(cluster, seeds, image, model_cache)
     _ensure_loadable(text)
     if output:
@@ -69,7 +69,7 @@ def cluster_name(folder: Path) -> str | None:
 
 
 def _ensure_loadable(text: str) -> None:
-    """Write no inventory that cannot be read; addresses that nobody knows yet may be missing."""
+    """Write no inventory that cannot be read; addresses that are not known yet may be missing."""
     try:
         load_text(text.encode(), path=None, cwd=None)
     except InventoryError as error:

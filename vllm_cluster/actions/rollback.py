@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_cluster.actions.assess import assess, connect_all
 from vllm_cluster.actions.consent import Confirm, Consent
-from vllm_cluster.actions.follow import Follower, goes_on
+from vllm_cluster.actions.follow import Follower, continues_on_interrupt
 from vllm_cluster.actions.serve import Endpoint, ask_head, require_up
 from vllm_cluster.core import request
 from vllm_cluster.errors import PreflightFailed
@@ -30,7 +30,7 @@ def rollback(
     """Serve the last ready request before the current one; returns once it has generated a token.
 
     Raises:
-        Aborted, UsageError: a model is served, and nobody confirmed that it may stop.
+        Aborted, UsageError: a model is served, and its stop was not confirmed.
         PreflightFailed: the cluster is not up, there is nothing to go back to, or it needs more GPUs than there are.
         HostError: as `serve`.
     """
@@ -43,7 +43,7 @@ def rollback(
         consent = Consent(confirm, inventory.cluster, then=f" and serve {name} again")
         number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what=f"rollback to {name}")
         emit(Event("phase", f"serving {name} again"))
-        with goes_on(inventory.cluster, name):
+        with continues_on_interrupt(inventory.cluster, name):
             Follower(fleet, inventory, number, emit).follow()
         return Endpoint(name, str(wanted["host"]), head.name, inventory.ports.api)
 
@@ -58,8 +58,8 @@ def _before(inventory: Inventory, head: HostConnection) -> dict[str, Any]:
     for found in reversed(ready_requests(node)):
         if found["generation"] != now:
             return dict(found)
-    text = f"{head.name}: no other request was ready before"
-    raise PreflightFailed(text, hint="vcluster history shows what was served; vcluster serve MODEL serves another")
+    text = f"{head.name}: rollback: no earlier request was ready"
+    raise PreflightFailed(text, hint="vcluster history\nvcluster serve MODEL")
 
 
 def _fitted(inventory: Inventory, found: Mapping[str, Any], gpus: Mapping[str, int]) -> dict[str, Any]:
@@ -72,5 +72,5 @@ def _fitted(inventory: Inventory, found: Mapping[str, Any], gpus: Mapping[str, i
         return {**asked, "nodes": dict(gpus)}
     serve: dict[str, Any] | None = json.loads(followed.content)["serve"]
     if serve is None:
-        raise PreflightFailed(followed.text, hint="vcluster serve MODEL with a layout that fits")
+        raise PreflightFailed(followed.text, hint="vcluster serve MODEL --tp NUMBER --pp NUMBER")
     return serve

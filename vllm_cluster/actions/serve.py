@@ -1,4 +1,4 @@
-"""Serve a model, or stop serving it: tell the head what is wanted, and follow what becomes of it."""
+"""Serve a model, or stop serving it: write the request on the head, and follow its progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_cluster.actions.assess import Assessment, assess, connect_all
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_on
-from vllm_cluster.actions.follow import Follower, goes_on, serving_on
+from vllm_cluster.actions.follow import Follower, continues_on_interrupt, serving_on
 from vllm_cluster.actions.serve_check import check_request
 from vllm_cluster.backends import vllm
 from vllm_cluster.core import request
@@ -73,9 +73,9 @@ def serve(
     Where it cannot, the head serves again what was ready before, unless `rollback` is off.
 
     Raises:
-        Aborted, UsageError: another model is served, and nobody confirmed that it may stop.
-        PreflightFailed: the cluster is not up, or what is asked for cannot work; what is served goes on.
-        HostError: the engine ended, or waits for something that does not come; and why.
+        Aborted, UsageError: another model is served, and its stop was not confirmed.
+        PreflightFailed: the cluster is not up, or what is asked for cannot work; what is served continues.
+        HostError: vLLM ended, or waits in vain; with the reason.
     """
     served, by_default = name or model, tp is None and pp is None
     vllm.ensure_allowed(model, served, extra)
@@ -99,7 +99,7 @@ def serve(
             number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what=f"serve {model}")
             text = f"serving {served}: TP={layout.tp} × PP={layout.pp}"
         emit(Event("phase", text))
-        with goes_on(inventory.cluster, served):
+        with continues_on_interrupt(inventory.cluster, served):
             Follower(fleet, inventory, number, emit, log=log).follow()
         return endpoint
 
@@ -127,7 +127,7 @@ def _request(
 
 def _report_unchanged(head: HostConnection, inventory: Inventory, served: str, emit: Emit) -> None:
     now = served_on(NodeHandle(head, inventory.cluster)).served
-    emit(Event("result", f"already served: {now.text if now else served}; nothing was changed"))
+    emit(Event("result", f"already served: {now.text if now else served}. Nothing was changed."))
 
 
 def _ensure_possible(
@@ -141,7 +141,7 @@ def _ensure_possible(
     layout: vllm.Parallelism,
     extra: Sequence[str],
 ) -> None:
-    """Say how the model is laid out and why, and refuse what is known not to work."""
+    """Show how the model is laid out and why, and refuse what is known not to work."""
     for reason in layout.reasons:
         emit(Event("note", reason))
     if serving is None:
@@ -190,8 +190,10 @@ def _stops(inventory: Inventory, head: HostConnection, wanted: Mapping[str, Any]
 
 def _require_port(head: HostFacts, port: int) -> None:
     if port in head.listening:
-        text = f"{head.host}: port {port} is taken (ports.api)"
-        raise PreflightFailed(text, hint=f"end what listens there (ss -ltnp 'sport = {port}'), or set ports.api")
+        text = f"{head.host}: serve: port {port} is already in use (ports.api)"
+        raise PreflightFailed(
+            text, hint=f"on {head.host}: ss -ltnp 'sport = :{port}', then stop that process\nor set ports.api"
+        )
 
 
 def require_up(plan: Plan) -> None:
@@ -210,7 +212,7 @@ def _lacking(cluster: str, operations: Sequence[Operation]) -> str:
     """What a host lacks that `up` would do these operations on."""
     for one in operations:
         if isinstance(one, RemoveContainer | StartNode | RestartNode) and one.name == node_name(cluster):
-            return f"the node must be {one.past}: {one.why}"
+            return f"the node must be {one.past} ({one.why})"
     if any(isinstance(one, CreateNode) for one in operations):
         return "the node is missing"
     return operations[0].text

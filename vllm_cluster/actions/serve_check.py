@@ -28,7 +28,7 @@ def check_request(
     *,
     extra: Sequence[str],
 ) -> None:
-    """Refuse what cannot be served, all reasons at once; what could not be checked is said.
+    """Refuse what cannot be served, all reasons at once; emit what could not be checked.
 
     Raises:
         PreflightFailed: the model is not there, vLLM refuses the flags, or it does not fit.
@@ -64,7 +64,7 @@ def _revision(extra: Sequence[str]) -> str:
 
 
 def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], nodes: Mapping[str, int]) -> GpuPool | None:
-    """The GPUs there are; None where a host does not say how much memory they have."""
+    """The GPUs there are; None where a host does not report their memory."""
     hosts = inventory.hosts.items()
     try:
         memory = min(gpu_memory(inventory, host, facts[name]) for name, host in hosts)
@@ -81,6 +81,6 @@ def _report_unchecked(head: str, files: Mapping[str, Files], judged: Judged, emi
         emit(Event("note", f"{', '.join(downloads)}: up to {most:.1f} GB must be downloaded first"))
     if judged.unchecked:
         what = "flags and config are" if not judged.flags else "the model's config is"
-        emit(Event("note", f"{what} not checked before the start: {judged.unchecked}"))
+        emit(Event("note", f"skipped the check of {what}: {judged.unchecked}"))
     if files[head].where == "unknown":
-        emit(Event("note", f"the model's name and files are not checked: {files[head].problem or 'not on a hub'}"))
+        emit(Event("note", f"skipped the check of the model's name and files: {files[head].problem or 'not on a hub'}"))

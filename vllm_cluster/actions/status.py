@@ -74,7 +74,7 @@ class ClusterStatus:
 
     @property
     def ready(self) -> bool:
-        """Whether the cluster is what the inventory says, and what is to be served is ready."""
+        """Whether the cluster matches the inventory, and what is to be served is ready."""
         serve = self.head.serve if self.head else None
         return self.up and (serve is None or serve.phase == "ready")
 
@@ -96,7 +96,7 @@ class _HostState:
 def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
     """Look at every host that answers; changes nothing."""
     with Fleet(inventory, runtime) as fleet:
-        emit(Event("phase", f"looking at {count(len(inventory.hosts), 'host')}"))
+        emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
         rows, failures = fleet.each(lambda connection: _look(inventory, connection))
     rows |= {name: _failed(error) for name, error in failures.items()}
     facts = {name: row.facts for name, row in rows.items() if row.facts}
@@ -195,7 +195,7 @@ def _host(inventory: Inventory, name: str, row: _HostState, head: _HostState, ex
         problems.append(f"Ray is {ray.state}: {ray.words}".strip(": "))
         fix = fix or ("vcluster explain" if ray.error else "")
     elif ray and counted is not None and counted != gpus:
-        problems.append(f"Ray counts {counted} of {gpus} GPUs")
+        problems.append(f"Ray reports {counted} of {gpus} GPUs")
         fix = fix or "vcluster up"
     elif row.state == STARTING:
         problems.append("the node has not reported yet")

@@ -31,7 +31,7 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
     Needs the head alone: what must be stopped is often a model that fails because a worker is gone.
 
     Raises:
-        Aborted, UsageError: nobody confirmed that what is served may stop.
+        Aborted, UsageError: the stop of what is served was not confirmed.
         PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
     """
     with connect_all(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
@@ -40,7 +40,7 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         runs = node is not None and node.state == "running"
         serving = serving_on(head, inventory) if runs else None
         if node is None or not (serving or _requested(head, inventory)):
-            emit(Event("result", "nothing is served", data={"stopped": False}))
+            emit(Event("result", "No model is being served.", data={"stopped": False}))
             return False
         consent = Consent(confirm, inventory.cluster)
         ask_head(inventory, head, None, consent, wait=wait, emit=emit, what="stop")
@@ -48,7 +48,9 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         deadline = runtime.after(STOP_SECONDS)
         while runs and serving_on(head, inventory) is not None:
             if not deadline.left():
-                raise HostError(head.name, f"vLLM has not ended within {STOP_SECONDS:.0f} s", hint="vcluster status")
+                raise HostError(
+                    head.name, f"stop: vLLM did not exit within {STOP_SECONDS:.0f} s", hint="vcluster status"
+                )
             runtime.clock.sleep(POLL)
         emit(Event("result", _stopped(inventory, head, serving), data={"stopped": True}))
         return True
@@ -80,10 +82,12 @@ def _requested(head: HostConnection, inventory: Inventory) -> bool:
 
 
 def _stopped(inventory: Inventory, head: HostConnection, serving: ServeStatus | None) -> str:
-    """What is left, in words, as far as the head knows."""
+    """What is left, as far as the head knows."""
     status = NodeHandle(head, inventory.cluster).state().status if serving else None
     if serving is None or status is None:
-        return "the request to serve is withdrawn"
+        return "Withdrew the request to serve."
     have, want = sum(node.gpus for node in status.ray.nodes if node.alive), serving.gpus[1]
-    rest = "the cluster is still up" if have == want else "vcluster status shows what is missing"
-    return f"stopped {serving.name}; {rest} ({have:g}/{want:g} GPUs)"
+    gpus = f"({have:g}/{want:g} GPUs)"
+    if have == want:
+        return f"Stopped {serving.name}. Cluster {inventory.cluster} is still up {gpus}."
+    return f"Stopped {serving.name}. Cluster {inventory.cluster} is incomplete {gpus}: vcluster status"

@@ -72,7 +72,7 @@ class Passage:
             self._forward.close()
             raise HostError(
                 head.name,
-                f"tunnel: nothing passes to {self._address}:{remote}, where {serve.name} is ready",
+                f"tunnel: cannot reach {self._address}:{remote} through SSH, though {serve.name} is ready there",
                 hint="set AllowTcpForwarding yes in its sshd_config",
             )
 
@@ -83,7 +83,7 @@ class Passage:
             ConnectionLost: the connection broke.
         """
         if not self._answers:
-            emit(Event("warning", "no model answers yet; the tunnel stays open", self._head.name))
+            emit(Event("warning", "no API answers yet; the tunnel stays open", self._head.name))
         while True:
             self._head.runtime.clock.sleep(POLL_SECONDS)
             try:
@@ -149,8 +149,8 @@ def _key(inventory: Inventory, head: HostConnection) -> str:
     ensure_no_errors(list(foreign(inventory, {head.name: facts})))
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
     if identity is None or node_of(inventory.cluster, facts) is None:
-        raise PreflightFailed(f"{head.name}: no node of {inventory.cluster} is there", hint="vcluster up")
+        raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
     content = NodeHandle(head, inventory.cluster).secret("api-key", identity)
     if content is None:
-        raise PreflightFailed(f"{head.name}: the API key is gone", hint="vcluster up")
+        raise PreflightFailed(f"{head.name}: key: the API key is missing", hint="vcluster up")
     return content.decode()

@@ -1,4 +1,4 @@
-"""Bring the cluster up: every host as the inventory says, and Ray counting exactly its GPUs."""
+"""Bring the cluster up: every host as in the inventory, and Ray reporting exactly its GPUs."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def up(
     forget: Collection[str] = (),
     runtime: Runtime = SYSTEM,
 ) -> Plan:
-    """Make the hosts what the inventory says, and wait until Ray counts exactly its GPUs; returns what was done.
+    """Make the hosts match the inventory, and wait until Ray reports exactly its GPUs; returns what was done.
 
     `forget` names hosts that left the inventory and are gone for good.
 
     Raises:
-        VclusterError: see the tree in errors; what was done stands, and another `up` goes on from there.
+        VclusterError: see the tree in errors; completed steps are kept, and another `up` continues there.
     """
     with connect_all(inventory, emit, runtime=runtime) as fleet:
         look = partial(assess, inventory, fleet, emit, forget=forget)
@@ -144,7 +144,7 @@ def _change(
 
 
 def _announce(inventory: Inventory, seen: Assessment, emit: Emit) -> None:
-    """Say so before a new API key is written: of a run that is killed after that, the next one finds the key."""
+    """Announce a new API key before it is written: a run that follows a killed one finds the key and is silent."""
     if "api-key" in seen.secrets.new:
         # A cluster that is new has no clients yet.
         kind: Kind = "warning" if cluster_id(inventory, seen.facts) else "note"
@@ -157,7 +157,7 @@ def _summary(planned: Plan) -> str:
     for operation in planned.operations():
         by_host.setdefault(operation.host, []).append(_short(operation))
     hosts = by_hosts((", ".join(dict.fromkeys(todo)), host) for host, todo in by_host.items())
-    return "\n".join(["to do:", *(f"  {names}: {todo}" for todo, names in hosts.items())])
+    return "\n".join(["Plan:", *(f"  {names}: {todo}" for todo, names in hosts.items())])
 
 
 def _short(operation: Operation) -> str:
@@ -177,7 +177,7 @@ def _report(fleet: Fleet, done: Plan, emit: Emit) -> None:
     total = sum(done.gpus.values())
     operations = sum(1 for _ in done.operations())
     text = f"{done.cluster} is up: {count(total, 'GPU')} on {count(len(done.gpus), 'host')}"
-    text += "; nothing had to be done" if not operations else ""
+    text += " (no changes)" if not operations else ""
     trips = {name: connection.round_trips for name, connection in fleet.connections.items()}
     data = {"gpus": total, "hosts": len(done.gpus), "operations": operations, "round_trips": trips}
     emit(Event("result", text, data=data))

@@ -32,6 +32,7 @@ def bundle(
 
         from vllm_cluster.actions.bundle import bundle as bundle_action
         from vllm_cluster.cli.render.text import plain
+        from vllm_cluster.text import count
 
         path, packed, failures = bundle_action(loaded, session.progress, output=output, anonymous=anonymous)
         session.finish()
@@ -41,10 +42,7 @@ def bundle(
             return
         for name, size in packed.items():
             print(plain(f"  {size:>9}  {name}"))
-        print(
-            plain(
-                f"{path}: {len(packed)} files, without secrets as far as they are known; look at it before you send it"
-            )
-        )
+        files = count(len(packed), "file")
+        print(plain(f"Wrote {path} ({files}); known secrets are redacted, review it before you share it"))
 
     Session(inventory, as_json=as_json).run(action)

@@ -28,7 +28,7 @@ AGAIN_SECONDS = 0.01
 
 
 class _Out(io.FileIO):
-    """Standard output, which names itself in its errors: a full disk behind it is no other file's."""
+    """Standard output, which names itself in its errors: they are not about another file."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -49,7 +49,7 @@ class _Err(io.FileIO):
 
 
 def open_streams() -> None:
-    """Make the three streams usable whatever they are: closed, full, or of an encoding that lacks our characters."""
+    """Make the three streams usable: also where they are closed, full, or of an encoding that lacks our characters."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -72,7 +72,7 @@ def _text(raw: io.FileIO, before: Any) -> io.TextIOWrapper:
 
 
 def run(program: Callable[[], object]) -> int:
-    """Run the program to its end; the exit code. What it printed has arrived, or the code says that it has not."""
+    """Run the program to its end; the exit code. Not 0 where its output could not be written."""
     code: object = 0
     try:
         program()
@@ -95,7 +95,7 @@ def _report(error: VclusterError) -> int:
     if error.message:
         print(
             f"error: {error.message}",
-            *(f"  do: {line}" for line in (error.hint or "").splitlines()),
+            *(f"fix: {line}" for line in (error.hint or "").splitlines()),
             sep="\n",
             file=sys.stderr,
         )
@@ -103,7 +103,7 @@ def _report(error: VclusterError) -> int:
 
 
 def judged(error: Exception) -> VclusterError:
-    """What an exception is: an error of ours, one of this machine, or a bug."""
+    """The error for an exception: its own, one of this machine, or a bug."""
     if isinstance(error, VclusterError):
         return error
     if isinstance(error, typer.Abort):
@@ -115,8 +115,8 @@ def judged(error: Exception) -> VclusterError:
         if found:
             return found
     log = _crash_log()
-    hint = f"please report it with {log}" if log else "please report it with what -v printed"
-    return VclusterError(redact(f"this is a bug in vcluster: {type(error).__name__}: {error}"), hint=hint)
+    hint = f"report it and attach {log}" if log else "report it and attach the output of -v"
+    return VclusterError(redact(f"internal error: {type(error).__name__}: {error}"), hint=hint)
 
 
 def _crash_log() -> str | None:

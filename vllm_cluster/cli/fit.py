@@ -125,7 +125,7 @@ def _gpus(gpus: int | None, nodes: int | None, memory: str | None) -> GpuPool | 
         return None
     found = _size("--gpu-memory", memory)
     if found < MIN_GPU_MEMORY:
-        raise UsageError(f"--gpu-memory {memory} is less than 1 GB", hint="say the unit: 80GB, or 79.6GiB")
+        raise UsageError(f"--gpu-memory {memory} is less than 1 GB", hint="write the unit: 80GB or 79.6GiB")
     return GpuPool((gpus or 1,) * (nodes or 1), found)
 
 

@@ -70,7 +70,7 @@ def init(
 
 
 def _name(output: Path) -> str:
-    """The name by the folder, else what the person answers: one name for all would be shared by strangers."""
+    """The name by the folder, else what the person answers: a default would be the same for unrelated clusters."""
     from vllm_cluster.actions.init import cluster_name
     from vllm_cluster.errors import UsageError
     from vllm_cluster.laptop import here
@@ -80,5 +80,5 @@ def _name(output: Path) -> str:
     if name is None and sys.stdin.isatty() and sys.stderr.isatty():
         name = typer.prompt("The cluster's name (a-z, 0-9 and -)", err=True)
     if name is None:
-        raise UsageError(f"the folder {folder} gives no name for the cluster", hint="add --cluster NAME")
+        raise UsageError(f"cannot derive a cluster name from the folder {folder}", hint="add --cluster NAME")
     return name

@@ -31,7 +31,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb: where its function is, and what its help says. `function` is below this package: "up:up"."""
+    """One verb: where its function is, and what its help prints. `function` is below this package: "up:up"."""
 
     group: str
     function: str
@@ -60,7 +60,7 @@ def program(verbs: Mapping[str, Verb], about: str, **more: Any) -> typer.Typer:
 
 
 class Parsed(TyperCommand):
-    """A verb whose errors and help are ours."""
+    """A verb with this program's errors and help."""
 
     verb: Verb
 

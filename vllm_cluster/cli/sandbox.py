@@ -41,7 +41,7 @@ def up(
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
         )
-        text = f"{count(hosts, 'host')} up; next: vcluster up -i {inventory}"
+        text = f"Created {count(hosts, 'host')}. Next: vcluster up -i {inventory}"
         session.emit(Event("result", text, data={"inventory": str(inventory)}))
 
     Session(None, as_json=as_json, changes=True).run(action)
@@ -59,7 +59,7 @@ def down(
         from vllm_cluster.events import Event
 
         found = sandbox.down(folder=folder, purge=purge, report=lambda text: session.emit(Event("progress", text)))
-        text = "the sandbox is gone" if found else f"there is no sandbox in {folder}"
+        text = "Removed the sandbox." if found else f"there is no sandbox in {folder}"
         session.emit(Event("result", text, data={"removed": found}))
 
     Session(None, as_json=as_json, changes=True).run(action)

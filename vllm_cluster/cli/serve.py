@@ -68,7 +68,7 @@ def serve(
         from vllm_cluster.transport.forward import listener
 
         if tunnel:
-            # Taken later, it would be told after minutes of loading.
+            # Else a port in use would be an error after minutes of loading.
             listener(loaded.ports.api).close()
         endpoint = serve_action(
             loaded,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Settings:
-    """What the options before the verb say."""
+    """The options before the verb."""
 
     verbosity: int = 0
     color: str = "auto"
@@ -34,7 +34,7 @@ SETTINGS = Settings()
 
 
 class Session:
-    """Runs one verb's action and renders what it tells."""
+    """Runs one verb's action and renders its events."""
 
     def __init__(self, inventory: Path | None, *, as_json: bool, changes: bool = False) -> None:
         self._path = inventory
@@ -79,7 +79,7 @@ class Session:
             from vllm_cluster.cli.render import events
 
             self._renderer, self._close = events.renderer(self.as_json, SETTINGS.verbosity, SETTINGS.color)
-        # What to do stands in their texts too.
+        # Their texts hold remedies too.
         advises = event.kind in ("warning", "note") and not self.as_json
         self._renderer(replace(event, text=edge.with_inventory(event.text, self._path)) if advises else event)
 

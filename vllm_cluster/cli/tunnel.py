@@ -39,7 +39,7 @@ def tunnel(command: Command = None, inventory: InventoryPath = None, port: Port 
 
 
 def hold(session: Session, inventory: Inventory, port: int | None, command: Sequence[str] = ()) -> None:
-    """Keep a tunnel open until a person ends the program, or while a command runs: then its exit code is ours."""
+    """Keep a tunnel open until a person ends the program, or while a command runs, and exit with its code."""
     from vllm_cluster.actions.tunnel import tunnel as tunnel_action
 
     codes: list[int] = []

@@ -13,7 +13,7 @@ def convert(annotation: Any, value: Any, *, least: float | None = None, most: fl
     """The value of an option or argument of this type.
 
     Raises:
-        typer.BadParameter: it is no such value, or out of its range.
+        typer.BadParameter: it is of another type, or out of its range.
     """
     if value is None:
         return None

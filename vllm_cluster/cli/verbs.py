@@ -1,4 +1,4 @@
-"""The verbs: where each is, and what its help says."""
+"""The verbs: where each is, and what its help prints."""
 
 from __future__ import annotations
 

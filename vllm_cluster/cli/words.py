@@ -43,7 +43,12 @@ _MEANINGS: Mapping[tuple[str, ...], tuple[str, ...]] = {
 # What no flag of vLLM is, though it may be typed behind a model; MODEL is the one that was given.
 _INSTEAD: Mapping[tuple[str, ...], str] = {
     ("--dry-run", "--check", "--plan", "--fit"): "vcluster fit MODEL\nvcluster plan",
-    ("--detach", "-d", "--background", "--no-wait"): "press Ctrl-C once it starts: the start goes on\nvcluster status",
+    (
+        "--detach",
+        "-d",
+        "--background",
+        "--no-wait",
+    ): "press Ctrl-C once it starts: the start continues on the head\nvcluster status",
     ("--image",): "set image in the inventory\nvcluster up",
     ("--env", "-e", "--environment"): "set environment in the inventory\nvcluster up",
     ("--gpus", "--gpu", "--nodes", "--hosts"): "use --tp and --pp; the inventory has the hosts and their GPUs",
@@ -130,7 +135,7 @@ def _short(word: str, flags: Sequence[str], with_value: Sequence[str]) -> bool:
 
 
 def misplaced(verb: str, given: Sorted, what: str) -> UsageError:
-    """The error for options that are not ours: flags of vLLM follow `--`, for others there is something else."""
+    """The error for unknown options: flags of vLLM follow `--`, for others it names what to use."""
     from vllm_cluster.backends.vllm import instead
 
     remedies = {name: _INSTEAD_BY_NAME.get(name) or instead(name) for name in given.names}

@@ -69,7 +69,7 @@ def _rank(port: Hca) -> tuple[float, bool]:
 
 
 def _near(ports: tuple[Hca, ...], gpus: Sequence[Gpu]) -> tuple[Hca, ...]:
-    """The nearest ports of each GPU; all where nothing tells how near they are."""
+    """The nearest ports of each GPU; all where their distance is unknown."""
     near: set[Hca] = set()
     for gpu in gpus:
         ways = {port: _closeness(port, gpu) for port in ports}

@@ -34,7 +34,7 @@ class Inputs:
 
 
 def gpu_count(host: Host, facts: HostFacts, accelerator: str) -> int:
-    """How many GPUs the host brings: as many as the inventory says, else what was found."""
+    """How many GPUs the host brings: as many as in the inventory, else what was found."""
     if host.gpu_number is not None:
         return host.gpu_number
     return found_gpus(facts, accelerator)
@@ -100,7 +100,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
 
 
 def _intent(host: Host) -> tuple[tuple[str, str], ...]:
-    """What the inventory itself says of that which is otherwise found, so that the two are told apart later."""
+    """What the inventory itself sets of that which is otherwise found, to distinguish the two later."""
     words = {"gpus": host.gpus, "hcas": host.hcas, "interface": host.interface}
     return tuple((key, "found" if value is None else json.dumps(value)) for key, value in words.items())
 

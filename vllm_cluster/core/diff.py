@@ -29,9 +29,9 @@ LEFT = "the host left the inventory"
 
 
 def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members: Membership | None = None) -> Plan:
-    """What must be done for the hosts to be as the specs say; empty when they are.
+    """What must be done for the hosts to match the specs; empty when they are.
 
-    Images come first, since nothing should go down for an image that cannot be had; then what must make room;
+    Images come first, since nothing should go down for an image that cannot be had; then old containers are removed;
     then the head, and the workers once Ray answers there.
     """
     head, *workers = specs
@@ -45,14 +45,14 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
         # Before the head goes, which alone knows of them.
         Stage("leave", tuple(op for host, entry in left for op in _leave(head, host, entry))),
         Stage("move head", _move(head, members)),
-        Stage("make room", removals),
+        Stage("remove old containers", removals),
         Stage("head", _node(head, facts[head.host], reasons[head.host], False), barrier="Ray answers on the head"),
         # Before a worker is made: one that is not recorded would be forgotten, should this break off.
         Stage("members", _record(head, members)),
         Stage(
             "workers",
             tuple(op for spec in workers for op in _node(spec, facts[spec.host], reasons[spec.host], new_head)),
-            barrier="Ray counts exactly the planned GPUs",
+            barrier="Ray reports exactly the planned GPUs",
         ),
     )
     gpus = {spec.address: spec.gpu_count for spec in specs}
@@ -74,11 +74,11 @@ def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
     if container is None:
         return _Reason("missing")
     if container.state == "created":
-        return _Reason("an earlier run broke off before it started")
+        return _Reason("never started (interrupted run)")
     if container.state in ("dead", "removing"):
-        return _Reason(f"Docker calls it {container.state}")
+        return _Reason(f"its Docker state is {container.state}")
     if container.state == "restarting" and f"({NO_SECRETS})" in container.status:
-        return _Reason("its secret files are gone")
+        return _Reason("its secret files are missing")
     current = stored_spec(container.labels)
     if current is None:
         return _Reason(f"made by an earlier version of vcluster ({container.labels.get(VERSION, 'unknown')})")
@@ -131,7 +131,7 @@ def _removals(spec: ContainerSpec, facts: HostFacts, why: str) -> tuple[Operatio
     left = [c for c in facts.containers if is_leftover(spec.cluster, spec.cluster_id, c)]
     return (
         *((RemoveContainer(spec.host, node.id, node.name, why),) if node and why else ()),
-        *(RemoveContainer(spec.host, c.id, c.name, "an earlier run left it behind") for c in left),
+        *(RemoveContainer(spec.host, c.id, c.name, "left over from an interrupted run") for c in left),
     )
 
 
@@ -140,8 +140,8 @@ def _node(spec: ContainerSpec, facts: HostFacts, reason: _Reason, new_head: bool
     if reason.why or container is None:
         return (CreateNode(spec.host, spec, reason.why, reason.changes),)
     if container.state == "exited":
-        return (StartNode(spec.host, container.id, container.name, "it has stopped"),)
+        return (StartNode(spec.host, container.id, container.name, "stopped"),)
     if container.state == "paused" or new_head:
-        why = "it is paused" if container.state == "paused" else "its head is new"
+        why = "paused" if container.state == "paused" else "the head was recreated"
         return (RestartNode(spec.host, container.id, container.name, why),)
     return ()

@@ -1,4 +1,4 @@
-"""Which GPUs of a host a node gets, and by which way Docker hands them out: as its engine says, not files on it."""
+"""Which GPUs of a host a node gets, and by which way Docker hands them out: as its daemon reports, not files on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHERS_SHARE = 0.08
 
 
 def chosen(host: Host, facts: HostFacts) -> tuple[Gpu, ...]:
-    """The GPUs that the inventory names; of a number, those that nobody uses first, on one side of the machine."""
+    """The GPUs that the inventory names; of a number, free ones first, on one side of the machine."""
     if isinstance(host.gpus, tuple):
         return tuple(gpu for gpu in facts.gpus if gpu.index in host.gpus or gpu.uuid in host.gpus)
     if host.gpus is None or host.gpus >= len(facts.gpus):
@@ -34,7 +34,7 @@ def chosen(host: Host, facts: HostFacts) -> tuple[Gpu, ...]:
 
 
 def busy(gpu: Gpu) -> bool:
-    """Whether somebody holds more of its memory than vLLM leaves; what nobody can say of unified memory."""
+    """Whether other processes hold more of its memory than vLLM leaves; unknown for unified memory."""
     return not gpu.unified and 0 < gpu.memory_mib * OTHERS_SHARE < gpu.used_mib
 
 

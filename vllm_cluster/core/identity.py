@@ -26,7 +26,7 @@ class Owner:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels that say so; with the head's address where it is known."""
+        """The labels of the owner; with the head's address where it is known."""
         optional = {ID: self.id or "", HEAD_ADDRESS: self.head}
         return {CLUSTER: self.cluster, **{label: value for label, value in optional.items() if value}}
 

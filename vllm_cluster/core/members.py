@@ -28,7 +28,7 @@ class Member:
     """A host of the cluster, and how the inventory reached it; `since` is when it joined, by the head's clock.
 
     One that is `leaving` left the inventory, and its node could not be removed yet. The types are the inventory's:
-    whoever may use the head's Docker can write the file, and other hosts are connected to by what it says.
+    whoever may use the head's Docker can write the file, and other hosts are connected to by its content.
     """
 
     name: Annotated[str, AfterValidator(grammar.host_name)]
@@ -81,7 +81,7 @@ class Record:
             members = tuple(entry for entry in read if isinstance(entry, Member))
             return cls(str(data["cluster"]), str(data["id"]), members), problems
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            return None, f"it is no record of members ({type(error).__name__})"
+            return None, f"it is not a record of members ({type(error).__name__})"
 
 
 _MEMBER = TypeAdapter(Member)
@@ -109,7 +109,7 @@ class Remembered:
 class Membership:
     """Who joins and who leaves: the facts of members that left, by host, and what the head shall remember.
 
-    `lost` are the members that left and cannot be reached, address → name. `changed` says for people what is new in
+    `lost` are the members that left and cannot be reached, address → name. `changed` names for people what is new in
     the record, empty when nothing is; `known` whether the head had one that could be read. `moved_from` is the host of
     the head that is now, where that is another one; `request` is what to serve from now on, None where it stays.
     """
@@ -180,7 +180,7 @@ def recorded(
 
 
 def differences(old: Record | None, new: Record, forgotten: Collection[Member] = ()) -> Iterator[str]:
-    """What changes from one record to the other, for people; how a host is reached is no difference."""
+    """What changes from one record to the other, for people; how a host is reached does not count."""
     if old is None or old.id != new.id:
         yield f"members {', '.join(member.name for member in new.members)}"
         return

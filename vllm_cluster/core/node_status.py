@@ -1,4 +1,4 @@
-"""What a node says about itself, read from its status.json; and Ray's nodes against the plan."""
+"""What a node reports about itself, read from its status.json; and Ray's nodes against the plan."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RayStatus:
 
     @property
     def words(self) -> str:
-        """The line of its last words that says most, empty where it ended without a word."""
+        """The most informative line of its last output, empty where there is none."""
         lines = [line.strip() for line in (self.error or "").splitlines() if line.strip()]
         return next((line for line in reversed(lines) if TROUBLE.search(line)), lines[-1] if lines else "")
 
@@ -76,7 +76,7 @@ class RayStatus:
 
 @dataclass(frozen=True)
 class ServeFailure:
-    """How one run of vLLM ended; the first line is the root cause where it could be told."""
+    """How one run of vLLM ended; the first line is the root cause where it is known."""
 
     at: Number
     what: str
@@ -127,9 +127,9 @@ class ServeStatus:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node's status.json; `error` is about what it was told, not about what it runs.
+    """One node's status.json; `error` is about its request, not about what it runs.
 
-    It is written anew at least every `beat` seconds; a node program of an earlier version did not do that.
+    It is written again at least every `beat` seconds; a node program of an earlier version did not do that.
     """
 
     role: str
@@ -159,8 +159,8 @@ class RayMembership:
 def current(status: NodeStatus, started: float, now: float | None) -> NodeStatus | None:
     """What a status is worth at `now`, for a container that started at `started`; both by the host's own clock.
 
-    None where it was written before that start. Where it is older than several beats, whatever it says is unknown. A
-    clock that was put back since the start makes the start a moment to come, which says nothing about what came first.
+    None where it was written before that start. Where it is older than several beats, its state is unknown. A
+    clock that was put back since the start makes the start a moment to come, which does not show what came first.
     """
     if status.beat is None or now is None:
         return None if status.updated < started else status

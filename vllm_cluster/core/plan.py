@@ -14,7 +14,7 @@ from vllm_cluster.text import count
 
 @dataclass(frozen=True)
 class PrepareImage:
-    """Have the image on a host, and an engine image from it that holds Ray."""
+    """Have the image on a host, and a node image from it that holds Ray."""
 
     verb: ClassVar[str] = "prepare image"
     past: ClassVar[str] = "the image is ready"
@@ -27,12 +27,12 @@ class PrepareImage:
     def text(self) -> str:
         """What happens, for people."""
         fetch = f"pull {self.image}, then " if self.pull else ""
-        return f"{fetch}make sure that {self.image} has Ray: where it has none, add ray[default]=={self.ray}"
+        return f"{fetch}add ray[default]=={self.ray} to {self.image} if it has no Ray"
 
 
 @dataclass(frozen=True)
 class _ContainerOperation:
-    """Something done to a container of ours that is there."""
+    """An operation on an existing container of the cluster."""
 
     verb: ClassVar[str]
     past: ClassVar[str]
@@ -55,14 +55,14 @@ class RemoveContainer(_ContainerOperation):
 
 
 class StartNode(_ContainerOperation):
-    """Start it: it stands there stopped."""
+    """Start it: it is stopped."""
 
     verb: ClassVar[str] = "start"
     past: ClassVar[str] = "started"
 
 
 class RestartNode(_ContainerOperation):
-    """Restart it, so that it joins anew."""
+    """Restart it, so that it joins again."""
 
     verb: ClassVar[str] = "restart"
     past: ClassVar[str] = "restarted"

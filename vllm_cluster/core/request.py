@@ -39,7 +39,7 @@ class Followed:
 
 
 def request(argv: Sequence[str], *, by_default: bool, rollback: bool = True, **rest: Any) -> dict[str, Any]:
-    """What is written where the head looks. `by_default` says that the layout followed from the hosts, `rollback` that
+    """What is written where the head looks. `by_default`: the layout followed from the hosts; `rollback`:
     what was ready before is served again where this cannot be.
 
     Named by its content without the GPUs of the members: the same request twice is one, also when a host joined

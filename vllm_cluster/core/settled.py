@@ -1,5 +1,5 @@
 """A node that runs stays as it is where less is found than when it was made: a port that is down for a moment, a lost
-GPU, a CDI file that came or went. Only what the inventory says, or what is found besides, makes another node.
+GPU, a CDI file that came or went. Only a change of the inventory, or hardware that was added, makes another node.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The Engine API of a host, spoken over a stream of ours."""
+"""The Engine API of a host, spoken over a stream of the connection."""

@@ -26,7 +26,7 @@ def first(reply: Reply, limit: int) -> bytes | str | None:
     """The first entry: at most `limit` bytes of a file, where a link points to, or None for anything else.
 
     Raises:
-        HostError: it is no archive.
+        HostError: it is not an archive.
     """
     data = reply.read(limit + tarfile.RECORDSIZE)
     try:

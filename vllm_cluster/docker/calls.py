@@ -93,7 +93,7 @@ class Reply:
             self.status = status
         if status >= http.HTTPStatus.BAD_REQUEST:
             reason = _reason(self.read(MAX_REFUSAL))
-            text = f"{call.what}: Docker says: {reason or response.reason}"
+            text = f"{call.what}: {reason or response.reason} (Docker API {status})"
             refusal = NotFound if status == http.HTTPStatus.NOT_FOUND else CommandFailed
             raise refusal(self._host, text, exit_code=status, stderr=reason)
 

@@ -68,7 +68,7 @@ class DockerApi:
 
     @property
     def now(self) -> float | None:
-        """The host's own clock when Docker answered last, as seconds of Unix time; None where it did not say."""
+        """The host's own clock when Docker answered last, as seconds of Unix time; None where it sent none."""
         return self._calls.now
 
     def fence(self, open_stream: OpenStream) -> None:
@@ -80,12 +80,12 @@ class DockerApi:
         self._calls.pool.close()
 
     def containers(self, label: str | None) -> tuple[Container, ...]:
-        """Every container, running or not, that has the label (`key` or `key=value`); None: whatever it has."""
+        """Every container, running or not, that has the label (`key` or `key=value`); None: any."""
         query = {"all": 1, "filters": json.dumps({"label": [label]}) if label else None}
         return self._calls.ask(Call("list containers", "GET", "/containers/json", query), parse.containers)
 
     def container_info(self, name: str) -> Mapping[str, Any] | None:
-        """What `docker inspect` says of a container, None where there is none of that name or id."""
+        """The output of `docker inspect` for a container, None where there is none of that name or id."""
         return self._info(Call(f"inspect {name}", "GET", path("containers", name, "json")), parse.container)
 
     def images(self) -> tuple[Image, ...]:
@@ -93,7 +93,7 @@ class DockerApi:
         return self._calls.ask(Call("list images", "GET", "/images/json"), parse.images)
 
     def image_info(self, reference: str) -> Mapping[str, Any] | None:
-        """What `docker image inspect` says, None where the image is not there."""
+        """The output of `docker image inspect`, None where the image is not there."""
         return self._info(Call(f"inspect image {reference}", "GET", path("images", reference, "json")), parse.image)
 
     def _info(self, call: Call, read: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -103,7 +103,7 @@ class DockerApi:
             return None
 
     def pull(self, reference: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
-        """Pull an image that needs no login, telling the bytes as they come."""
+        """Pull an image that needs no login, reporting the bytes as they come."""
         repository, tag = _parts(reference)
         query = {"fromImage": repository, "tag": tag}
         with self._calls.stream(Call(f"pull {reference}", "POST", "/images/create", query), deadline) as reply:

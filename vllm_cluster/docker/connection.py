@@ -136,7 +136,7 @@ class Connection(http.client.HTTPConnection):
 
     @property
     def reusable(self) -> bool:
-        """Whether the last response, if any, was read to its end, and the stream goes on behind it."""
+        """Whether the last response, if any, was read to its end, and the stream is usable after it."""
         read = self._response is None or self._response.isclosed()
         return read and self.sock is not None and not self.broken
 

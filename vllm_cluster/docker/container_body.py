@@ -68,7 +68,7 @@ def _volume(mount: Mount) -> bool:
 
 
 def _labelled(mount: Mount, owner: Owner, labels: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """A volume that is ours also where Docker makes it, since it was gone: else nobody would ever remove it."""
+    """A volume with the cluster's labels also where Docker makes it again: else nothing would ever remove it."""
     options = {"Labels": {**owner.labels, **labels}}
     place = {"Type": "volume", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
     return {**place, "VolumeOptions": options}
@@ -108,9 +108,9 @@ def volume_writer_body(
 
 
 def allreduce_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
-    """A node's container, image, environment and devices alike, for a Python script that is talked to.
+    """A node's container, image, environment and devices alike, for a Python script that reads its input.
 
-    It needs no lease. It ends with the connection of who talks to it, and removes itself; it gets no volume of ours.
+    It needs no lease. It ends with the connection that feeds it, and removes itself; it gets no volume.
     """
     body = node_body(spec, image, "")
     kept = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}, "Mounts": []}
@@ -135,7 +135,7 @@ def own_body(spec: ContainerSpec, image: str) -> dict[str, Any]:
 
 
 def probe_body(owner: Owner, image: str, script: str, words: Sequence[str] = ()) -> dict[str, Any]:
-    """The body for a container that runs a Python script of ours once, without network, and ends."""
+    """The body for a container that runs a Python script once, without network, and ends."""
     return {
         "Image": image,
         "Entrypoint": ["python3"],

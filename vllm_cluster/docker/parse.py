@@ -17,10 +17,10 @@ def text(value: Any) -> str:
     """A text, its unprintable characters escaped.
 
     Raises:
-        TypeError: it is another thing; so do all functions here.
+        TypeError: it is of another type; so do all functions here.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError(f"expected text, got {value!r:.40}")
     return printable(value)
 
 
@@ -68,7 +68,7 @@ def volumes(value: Any) -> list[Mapping[str, Any]]:
 
 
 def container(value: Any) -> Mapping[str, Any]:
-    """What `docker inspect` says of a container: its state, when it started and its labels can be relied on."""
+    """The output of `docker inspect` for a container: its state, when it started and its labels can be relied on."""
     state, config = _mapping(value["State"]), _mapping(value["Config"])
     text(value["Id"])
     text(state["Status"])
@@ -81,7 +81,7 @@ def container(value: Any) -> Mapping[str, Any]:
 
 
 def image(value: Any) -> Mapping[str, Any]:
-    """What `docker image inspect` says: its id, variables, entrypoint and digests can be relied on."""
+    """The output of `docker image inspect`: its id, variables, entrypoint and digests can be relied on."""
     config = _mapping(value.get("Config") or {})
     text(value["Id"])
     inner = {**config, "Env": _texts(config.get("Env")), "Entrypoint": _texts(config.get("Entrypoint"))}

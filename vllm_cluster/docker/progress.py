@@ -1,4 +1,4 @@
-"""What a pull and a build print while they go on: read to the end, and no more of it kept than fits a screen."""
+"""What a pull and a build print while they run: read to the end, and no more of it kept than fits a screen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ERROR = 4000
 
 
 def pulled(messages: Iterable[Mapping[str, Any]], reference: str, progress: Callable[[str], None]) -> str:
-    """Read what a pull prints, and tell how far it is; returns the error in it, empty where it succeeded."""
+    """Read what a pull prints, and report how far it is; returns the error in it, empty where it succeeded."""
     layers: dict[str, tuple[int, int]] = {}
     shown = ""
     for message in messages:

@@ -32,7 +32,7 @@ def run_once(
 
 @contextmanager
 def temporary_container(engine: DockerApi, cluster: str, purpose: str, body: Mapping[str, object]) -> Iterator[str]:
-    """A container that is removed again; what failed in between is told, and not that the removal failed after it."""
+    """A container that is removed again; what failed in between is raised, not a failure of the removal after it."""
     name = temporary_name(cluster, purpose)
     engine.create(name, body)
     try:

@@ -1,4 +1,4 @@
-"""Named volumes: made, found and removed by label, so that nobody else's is taken for ours."""
+"""Named volumes: made, found and removed by label, so that no other owner's volume is used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Volumes:
         """Create a volume; no error where it is there.
 
         Raises:
-            HostError: it is there without these labels, so it is somebody else's.
+            HostError: it exists without these labels, so it has another owner.
         """
         has = self._created(name, labels)
         if not has and self.remove_unlabelled(name, name.__eq__):
@@ -43,9 +43,9 @@ class Volumes:
         same = {key: value for key, value in labels.items() if key != HEAD_ADDRESS}
         if any(has.get(key, value if has and key == ID else None) != value for key, value in same.items()):
             hint = (
-                f"on {self._calls.host}: docker volume rm {name}, if nobody needs it; or give the cluster another name"
+                f"on {self._calls.host}: docker volume rm {name}, if it is not needed; or give the cluster another name"
             )
-            raise HostError(self._calls.host, f"the volume {name} is there and is not ours", hint=hint)
+            raise HostError(self._calls.host, f"volume {name} exists but does not belong to this cluster", hint=hint)
 
     def _created(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
         what = f"create volume {name}"
@@ -66,7 +66,7 @@ class Volumes:
         `part` is what all wanted names contain.
 
         Docker makes a volume's folder first and notes its labels after: one that is killed in between leaves such a
-        volume (4 of 24 kills of Docker 20.10 while it made volumes did), which would be taken for somebody else's.
+        volume (4 of 24 kills of Docker 20.10 while it made volumes did), which would look like another owner's.
         """
         removed = 0
         suspects = {

@@ -1,1 +1,1 @@
-"""Does things on hosts: connects, observes, holds the lease, executes a plan."""
+"""Works on hosts: connects, observes, holds the lease, executes a plan."""

@@ -116,13 +116,13 @@ def _image(spec: ContainerSpec, facts: HostFacts) -> str:
     """
     base = find_image(spec.image, facts.images)
     if base is None:
-        raise HostError(spec.host, f"{spec.image} is not there yet", hint="vcluster up, or docker pull, brings it")
+        raise HostError(spec.host, f"image {spec.image} is not on the host", hint="vcluster up")
     return (find_image(node_image_name(base.id, spec.ray), facts.images) or base).id
 
 
 def _unseen(host: str, error: VclusterError) -> Finding:
-    text = f"the collective could not be tried: {getattr(error, 'detail', error.message)}"
-    return Finding("collective-unseen", host, text, error.hint or "mend this first, then check again")
+    text = f"all-reduce test skipped: {getattr(error, 'detail', error.message)}"
+    return Finding("collective-unseen", host, text, error.hint or "correct this, then:\nvcluster check --deep")
 
 
 def _tried(
@@ -138,7 +138,7 @@ def _tried(
     names = dict.fromkeys(value for spec in stage.specs.values() for key, value in spec.environment if key == _GLOO)
     chosen = transport(whole.log) if kind == "nvidia" else NcclTransport(("TCP",), interfaces=tuple(names))
     if not whole.ok:
-        stage.emit(Event("progress", f"{whole.why()}: trying hosts alone and in pairs"))
+        stage.emit(Event("progress", f"{whole.why()}: testing single hosts, then pairs"))
         alone, pairs = _parts(stage, whole, deadline)
         found = allreduce.locate_fault(whole, alone, pairs)
         failed = next((trial for trial in [*alone.values(), *pairs.values()] if not trial.ok), whole)
@@ -146,7 +146,7 @@ def _tried(
     else:
         found = []
         if expected and allreduce.slow(whole.rows(), expected):
-            stage.emit(Event("progress", "slower than the link: trying pairs of hosts"))
+            stage.emit(Event("progress", "slower than the link: testing pairs of hosts"))
             found = [allreduce.slow_link_finding(whole, expected, _pairs(stage, hosts, deadline, lambda _: False))]
         active = {name: [port.device for port in hcas(inventory.hosts[name], facts[name])] for name in hosts}
         found += allreduce.transport_findings(hosts[0], chosen, active)
@@ -170,7 +170,7 @@ def _parts(stage: RankDriver, whole: Trial, deadline: Deadline) -> tuple[dict[st
 def _pairs(
     stage: RankDriver, hosts: Sequence[str], deadline: Deadline, enough: Callable[[Mapping[Pair, Trial]], bool]
 ) -> dict[Pair, Trial]:
-    """Pairs in rounds, while there is time and they do not tell enough."""
+    """Pairs in rounds, while there is time and they do not locate the fault."""
     tried: dict[Pair, Trial] = {}
     for pairs in allreduce.rounds(hosts):
         ended = _run(stage, pairs, deadline)

@@ -1,4 +1,4 @@
-"""Waits until the nodes are what the plan says, and says at once when one of them cannot become it."""
+"""Waits until the nodes match the plan, and raises at once when one of them cannot."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
             emit(Event("progress", text, data={"gpus": [found.have, found.want]}))
             shown = text
         if deadline.left() <= 0:
-            hint = "vcluster status shows every node; docker logs on the host shows its Ray"
-            text = f"Ray does not count the planned GPUs after {seconds:.0f} s: {text}"
+            hint = "vcluster status\nvcluster explain"
+            text = f"Ray does not report the planned GPUs after {seconds:.0f} s: {text}"
             late = [fleet.addresses[address] for address in found.missing if address in fleet.addresses]
             raise NodesNotJoined(plan.head, text, hint=hint, cut_off=late if head_up else ())
         clock.sleep(POLL)
@@ -92,8 +92,8 @@ def count(plan: Plan, head: NodeState) -> RayMembership:
 def _explain(found: RayMembership, names: Mapping[str, str], nodes: Mapping[str, NodeState]) -> str:
     missing = [names.get(address, address) for address in found.missing]
     parts = [f"waiting for {name}{_trouble(nodes.get(name))}" for name in missing]
-    parts += [f"{names.get(a, a)} is in Ray and not in the inventory" for a in found.foreign]
-    parts += [f"{names.get(a, a)} has another number of GPUs than planned" for a in found.wrong]
+    parts += [f"{names.get(a, a)} joined Ray but is not in the inventory" for a in found.foreign]
+    parts += [f"{names.get(a, a)} has a different number of GPUs than planned" for a in found.wrong]
     return ", ".join(parts) or "waiting for Ray"
 
 
@@ -125,7 +125,7 @@ def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:
         return
     ends = ray.restarts - before.setdefault(host, ray.restarts)
     if ray.ended and ends and max(ends, ray.failures) >= RAY_ATTEMPTS:
-        text = f"Ray does not start; its last words:\n{ray.error}"
+        text = f"Ray failed to start {max(ends, ray.failures)} times; last output:\n{ray.error}"
         raise CommandFailed(host, text, exit_code=1, stderr=str(ray.error))
 
 
@@ -148,9 +148,9 @@ def _refuse_outsider(plan: Plan, found: RayMembership, seconds: float) -> None:
     node = node_name(plan.cluster)
     for address in found.foreign:
         if host := plan.lost.get(address):
-            text = f"Ray still counts its node at {address}; it left the inventory and cannot be reached"
+            text = f"Ray still reports its node at {address}; it left the inventory and cannot be reached"
             raise Unreachable(host, text, hint=f"on {host}: docker rm -f {node}\nvcluster up")
         if seconds > GONE_SECONDS:
-            text = f"Ray counts a node at {address}, which is not in the inventory"
+            text = f"Ray reports a node at {address}, which is not in the inventory"
             hint = f"on {address}: docker rm -f {node}, or add that host to the inventory\nvcluster up"
             raise HostError(plan.head, text, hint=hint)

@@ -55,7 +55,7 @@ class HostConnection:
             self._engine.fence(self._dial)
 
     def unfence(self) -> None:
-        """Change nothing more on the host; its streams go on, for looking."""
+        """Change nothing more on the host; its streams stay open, for reading."""
         self._guard, self._through = self._refuse, ()
 
     def ask(self) -> None:
@@ -182,7 +182,7 @@ class Fleet:
         return answers
 
     def without_lease(self) -> None:
-        """Let temporary containers be made without the lease: they touch no node, and what runs goes on."""
+        """Let temporary containers be made without the lease: they touch no node, and what runs continues."""
         for connection in self.connections.values():
             connection.may_change = True
 
@@ -197,7 +197,7 @@ class Fleet:
 
     @property
     def stopping(self) -> bool:
-        """Whether what runs is being broken off: what fails then is no failure of a host."""
+        """Whether what runs is being broken off: what fails then is not a failure of a host."""
         return self._stopping.is_set()
 
     def stop(self) -> None:

@@ -202,7 +202,7 @@ class PlanExecution:
             return self._contexts[inside]
 
     def _same_image(self) -> None:
-        """Every node must run one image, whatever a tag says where; also those that nothing is done to."""
+        """Every node must run one image, also where a tag differs between hosts, and where nothing is done to it."""
         image = next((op.spec.image for op in self.plan.operations() if isinstance(op, CreateNode)), None)
         if image is None:
             return
@@ -222,7 +222,7 @@ class PlanExecution:
                 raise HostError(host, text, hint=f"docker pull {image} on every host, or pin a digest")
 
     def _write_secrets(self) -> None:
-        """Before anything is removed: whatever happens then, what was generated is still on the head."""
+        """Before anything is removed: what was generated is then still on the head after any failure."""
         specs = {op.host: op.spec for op in self.plan.operations() if isinstance(op, CreateNode)}
 
         def write(connection: HostConnection) -> None:
@@ -259,7 +259,7 @@ class PlanExecution:
         engine.start(container)
 
     def _give(self, engine: DockerApi, spec: ContainerSpec, image: str) -> None:
-        """Let the node's user write its state, also what an earlier node wrote as somebody else."""
+        """Let the node's user write its state, also what an earlier node wrote as another user."""
         with temporary_container(engine, spec.cluster, "probe", own_body(spec, image)) as name:
             engine.start(name)
             code = engine.wait(name, self.fleet.runtime.after(PROBE_SECONDS))

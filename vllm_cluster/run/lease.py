@@ -30,13 +30,13 @@ MAX_ANSWER = 4096
 # Below it, the script makes a folder that only those who may use Docker can enter.
 PARENT = "/tmp"  # noqa: S108 - the script verifies owner, group and mode of the folder
 
-GIVEN_UP = "the host has given it up"
+GIVEN_UP = "the host released it"
 SUSPENDED = f"this process was suspended for more than {TIME_TO_LIVE} s"
 _PREFIX = "vcluster-lease "
 
 
 def in_order(fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[HostConnection]:
-    """These hosts in the order in which everybody takes them, whatever an inventory calls them: by machine id."""
+    """These hosts in the order in which every run takes them, under any names: by machine id."""
     return [fleet.connections[name] for name in sorted(facts, key=lambda name: (facts[name].machine_id, name))]
 
 
@@ -51,9 +51,9 @@ class _Hold:
     broken: str = ""
 
     def lost(self, now: float) -> str:
-        """Why this lock may not be ours any more; empty while it surely is."""
+        """Why this lock may be lost; empty while it is surely held."""
         silent = now - self.answered
-        return self.broken or (f"no answer for {silent:.0f} s" if silent >= TIME_TO_LIVE else "")
+        return self.broken or (f"no heartbeat reply for {silent:.0f} s" if silent >= TIME_TO_LIVE else "")
 
 
 class Lease:
@@ -76,7 +76,7 @@ class Lease:
         """Take the lease of every host, trying again for `wait` seconds.
 
         Raises:
-            Locked: somebody else holds one; the message says which, who and since when.
+            Locked: another run holds one; the message names which, who and since when.
             HostError, FleetError: on these hosts it cannot be taken; then it is held nowhere.
         """
         deadline = self._runtime.after(wait)
@@ -84,8 +84,7 @@ class Lease:
             connection, holder = busy
             if not deadline.left():
                 raise Locked(
-                    f"{connection.name} is being changed by {holder or 'somebody who gives no name'}",
-                    hint="or wait until it has finished",
+                    f"{connection.name} is locked by {holder or 'an unidentified process (empty lock file)'}",
                     again=("--wait", "600"),
                 )
             if waiting and holder:
@@ -95,7 +94,7 @@ class Lease:
             hold.connection.fence(self.check, self._stream_argv(hold))
 
     def _take_all(self) -> tuple[HostConnection, str] | None:
-        """None once every host is ours, else who is in the way where; then nothing is kept."""
+        """None once every host is locked, else who holds which; then nothing is kept."""
         patience = self._runtime.after(CONTENTION_SECONDS)
         try:
             while busy := self._take_more():
@@ -152,7 +151,7 @@ class Lease:
             return ConnectionLost(connection.name, f"cannot take the lease: {error}")
         if reply == "busy":
             return rest
-        what, _, fix = (rest or problem or "no answer").partition("; do: ")
+        what, _, fix = (rest or problem or "no answer").partition("; fix: ")
         return CommandFailed(
             connection.name,
             f"cannot take the lease: {what}",
@@ -166,7 +165,7 @@ class Lease:
         return ["sh", "-c", script, "stream", hold.folder, self._token]
 
     def send_heartbeat(self) -> bool:
-        """Give every host a sign of life, and hear that it still keeps its lock for us; False once one does not."""
+        """Send every host a heartbeat, and read that it still keeps the lock; False once one does not."""
         sent = self._runtime.clock.monotonic()
         holds = list(self._holds)
         for hold in holds:
@@ -186,7 +185,7 @@ class Lease:
         return not any(hold.broken for hold in holds)
 
     def check(self) -> None:
-        """Go on only while the lease is surely ours: what is sent into a black hole seems to arrive, answers don't.
+        """Raise unless the lease is surely held: what is sent into a black hole seems to arrive, answers don't.
 
         Raises:
             LeaseLost: a channel that holds it is gone, or silent for as long as its host waits.
@@ -194,9 +193,11 @@ class Lease:
         now = self._runtime.clock.monotonic()
         for hold in self._holds:
             if why := hold.lost(now):
-                raise LeaseLost(hold.connection.name, f"the lease is lost ({why}): run the command again")
+                raise LeaseLost(hold.connection.name, f"lost the lease ({why}); completed steps are kept", again=())
         if len(self._holds) < len(self._links):
-            raise LeaseLost(self._links[len(self._holds)].name, "the lease is not held: run the command again")
+            raise LeaseLost(
+                self._links[len(self._holds)].name, "the lease is not held; completed steps are kept", again=()
+            )
 
     def refuse_given_up(self) -> None:
         """Where something failed: a host that gives the lease up ends the streams under it, which is the cause then.
@@ -272,7 +273,7 @@ def _breaking(hold: _Hold) -> Iterator[None]:
 
 
 def _answer(stream: Stream) -> tuple[str, str]:
-    """What the script answers: `held FOLDER`, `busy WHO` or `refused WHY`; whatever a login shell prints is skipped."""
+    """What the script answers: `held FOLDER`, `busy WHO` or `refused WHY`; what a login shell prints is skipped."""
     stream.settimeout(OPEN_SECONDS)
     reply = b""
     while len(reply) < MAX_ANSWER and (data := stream.recv(MAX_ANSWER)):

@@ -42,7 +42,7 @@ def run_link_test(
         return [], []
     began, run = time.monotonic(), token_hex(8)
     number = len(facts) * (len(facts) - 1)
-    emit(Event("progress", f"looking at {number} links between {len(facts)} hosts", data={"links": number}))
+    emit(Event("progress", f"testing {number} links between {len(facts)} hosts", data={"links": number}))
     probes: dict[str, RunningProgram] = {}
 
     def start(connection: HostConnection) -> dict[str, Any]:
@@ -71,11 +71,13 @@ def run_link_test(
         for probe in probes.values():
             probe.close()
     failures |= more
-    # A probe that broke off answers nobody: what the others saw of it tells nothing of their links.
+    # A probe that broke off answers none of the others: what they saw of it does not show their links.
     every = [each for host in ways.values() for each in host if each.target not in failures]
     found = link_findings(every, {name: _place(inventory, facts[name]) for name in facts})
     seconds = round(time.monotonic() - began, 1)
-    text = f"{count(len(every), 'link')} seen in {seconds} s, {count(len(found), 'finding')}"
+    text = (
+        f"tested {count(len(every), 'link')} in {seconds} s: {count(len(found), 'problem') if found else 'no problems'}"
+    )
     emit(Event("progress", text, data={"links": len(every), "seconds": seconds}))
     return found, [_unseen(name, error) for name, error in failures.items()]
 
@@ -122,7 +124,7 @@ def _ports(value: object) -> list[int]:
 
 
 def _unclear(host: str, error: ValueError) -> HostError:
-    return HostError(host, f"its program says what cannot be understood: {error}")
+    return HostError(host, f"link test: unreadable output: {error}")
 
 
 def _send_peers(probe: RunningProgram, peers: Mapping[str, Any], failures: dict[str, VclusterError]) -> None:
@@ -138,7 +140,7 @@ def _receive_results(probe: RunningProgram, names: Mapping[str, Mapping[int, str
     while "done" not in (row := probe.next(deadline)):
         target = row.get("to")
         if not isinstance(target, str) or target not in names or target == probe.host:
-            raise HostError(probe.host, "its program tells of a host that it was not asked about")
+            raise HostError(probe.host, "link test: unreadable output: a result for another host")
         try:
             seen[target] = parse_link_result(probe.host, target, names[target], row)
         except ValueError as error:

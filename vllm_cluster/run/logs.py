@@ -1,4 +1,4 @@
-"""Collects what the nodes of a cluster have written: bounded, and from whatever host still answers."""
+"""Collects what the nodes of a cluster have written: bounded, and from every host that still answers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _inside(node: NodeHandle) -> list[Log]:
 
 
 def by_file(host: str, lines: Iterable[str]) -> list[Log]:
-    """The logs that an excerpt's lines tell of; what is not such a line is passed over."""
+    """The logs that an excerpt's lines hold; other lines are skipped."""
     found: dict[str, list[tuple[int, bytes]]] = {}
     for line in lines:
         with suppress(ValueError, TypeError, RecursionError):

@@ -80,10 +80,14 @@ def _require_left(inventory: Inventory, left: Mapping[str, Member], forget: Coll
 
 
 def _warn(owner: Owner, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:
-    """Say what becomes of a member that left and cannot be reached."""
+    """Warn about a member that left and cannot be reached, with what to do."""
     text = f"it left the inventory and cannot be reached: {getattr(error, 'detail', error.message)}"
     if forgotten:
-        emit(Event("warning", f"{text}; it is forgotten. What it holds stays there. {by_hand(owner, host)}", host))
+        emit(
+            Event(
+                "warning", f"{text}; it is forgotten. Its containers and volumes remain. {by_hand(owner, host)}", host
+            )
+        )
         return
     ways = (
         f"Run vcluster up once it answers. {by_hand(owner, host)}. If it is gone for good: vcluster up --forget {host}"

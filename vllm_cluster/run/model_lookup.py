@@ -29,7 +29,7 @@ print(json.dumps({{"supports_pp": known.inspect_model_cls().supports_pp if known
 
 
 def supports_pp(head: HostConnection, facts: HostFacts, inventory: Inventory, architecture: str) -> bool | None:
-    """Whether the image's vLLM can split a model class into pipeline stages; None where that cannot be told."""
+    """Whether the image's vLLM can split a model class into pipeline stages; None where that is unknown."""
     image = find_image(inventory.image, facts.images)
     if image is None or not architecture.isidentifier():
         return None

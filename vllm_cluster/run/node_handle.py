@@ -57,7 +57,7 @@ class NodeHandle:
         """
         found = self.container()
         if found is None:
-            raise HostError(self.host, f"the container {self.name} is gone", hint="vcluster up")
+            raise HostError(self.host, f"container {self.name} is missing", hint="vcluster up")
         state = found["State"]
         if state["Status"] in _ENDED:
             raise self.exit_error(state)
@@ -76,10 +76,10 @@ class NodeHandle:
     def exit_error(self, state: Mapping[str, Any]) -> CommandFailed:
         """A container that should run and does not, with what it printed last."""
         tail = "\n".join(self.connection.engine.logs(self.name, tail=LAST_LINES).strip().splitlines()[-LAST_LINES:])
-        memory = ", killed for lack of memory" if state.get("OOMKilled") else ""
+        memory = " (killed for lack of memory)" if state.get("OOMKilled") else ""
         return CommandFailed(
             self.host,
-            f"the container {self.name} has ended with exit code {state['ExitCode']}{memory}; it printed last:\n{tail}",
+            f"container {self.name} exited with code {state['ExitCode']}{memory}; last log lines:\n{tail}",
             exit_code=int(state["ExitCode"]),
             stderr=tail,
         )

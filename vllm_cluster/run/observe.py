@@ -26,7 +26,7 @@ RECORD_FILE = "cluster.json"
 def observe(
     inventory: Inventory, connection: HostConnection, *, deep: bool = False, volumes: bool = False
 ) -> HostFacts:
-    """The facts of one host; where its Docker cannot be used, the facts say why and list nothing.
+    """The facts of one host; where its Docker cannot be used, the facts hold the reason and list nothing.
 
     `volumes` lists those of the cluster also where its node is.
     A deep look takes a second longer, still with one script: it adds the details, and whose containers else there are.
@@ -82,7 +82,7 @@ def _record(engine: DockerApi, node: Container | None) -> str:
 
 
 def _image(config: Mapping[str, Any] | None) -> ImageDetails | None:
-    """What the image itself says of where it can run."""
+    """Where the image can run, by its own labels and variables."""
     if config is None:
         return None
     inner = config.get("Config") or {}

@@ -1,4 +1,4 @@
-"""Talks JSON lines with a program of ours on a host."""
+"""Talks JSON lines with a program of vcluster on a host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_BYTES = 4 << 20
 
 
 class RunningProgram:
-    """A stream whose both directions are JSON objects, one a line. One thread may send while another hears."""
+    """A stream whose both directions are JSON objects, one a line. One thread may send while another reads."""
 
     def __init__(self, host: str, stream: Stream) -> None:
         self.host = host
@@ -40,7 +40,7 @@ class RunningProgram:
             raise self._ended(str(error) or type(error).__name__) from error
 
     def next(self, deadline: Deadline) -> dict[str, Any]:
-        """The next object; other lines are a login shell's greetings and go unheard.
+        """The next object; other lines are a login shell's greetings and are skipped.
 
         Raises:
             HostError: none comes any more, or not by the deadline, or too much.
@@ -56,7 +56,7 @@ class RunningProgram:
 
     def _more(self, deadline: Deadline) -> bytes:
         if len(self._rest) > MAX_LINE or self._received > MAX_BYTES:
-            raise HostError(self.host, "its program says more than we hear")
+            raise HostError(self.host, "its program printed too much")
         if not (left := deadline.left()):
             raise TimedOut(self.host, "its program did not answer in time")
         self._stream.settimeout(left)

@@ -1,4 +1,4 @@
-"""An image for a host: by Docker's API, which tells the bytes, else by the host's own `docker pull` and its login."""
+"""An image for a host: by Docker's API, which reports the bytes, else by the host's own `docker pull` and its login."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _pull_on_host(
 
 
 def _follow(stream: Stream, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
-    """Tell how many layers are there, until the command ends."""
+    """Report how many layers are there, until the command ends."""
     layers: dict[str, bool] = {}
     shown = ""
     for line in _lines(stream, deadline):

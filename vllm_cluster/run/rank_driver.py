@@ -115,7 +115,7 @@ class RankDriver:
             self._gone.setdefault(host, error.message)
 
     def _take(self, running: Mapping[int, _RunningTrial], limits: TrialLimits) -> None:
-        """Hear what the next host says, if any says something in a moment."""
+        """Read what the next host sends, if any sends something in a moment."""
         try:
             host, row = self._messages.get(timeout=TICK)
         except queue.Empty:
@@ -134,7 +134,7 @@ class RankDriver:
             self._order(each, limits, list(each.trial.ranks)[1:])
 
     def _report_progress(self, each: _RunningTrial, rank: int, row: Mapping[str, Any]) -> None:
-        """Progress for people, once for all ranks; trials of parts are told by who ordered them."""
+        """Progress for people, once for all ranks; trials of parts are reported by the caller."""
         trial = each.trial
         if rank != 0 or each.number != 1:
             return

@@ -20,7 +20,7 @@ from vllm_cluster.transport.ssh_config import SshEndpoint
 
 
 class Background(Protocol):
-    """Work that goes on beside the verb."""
+    """Work that runs beside the verb."""
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end, at most so many seconds."""
@@ -35,7 +35,7 @@ class Repeated(Background, Protocol):
     """Work that is done again and again."""
 
     def stop(self) -> None:
-        """Do it no more; what has begun goes on to its end."""
+        """Do it no more; what has begun runs to its end."""
         ...
 
 
@@ -81,8 +81,8 @@ def _docker(transport: Transport, api_version: str, clock: Clock) -> DockerApi:
 class Runtime:
     """One for a verb: this machine's by default, and another where a simulation runs the verb.
 
-    `repeat` does its work every so many seconds until the work says False; `processes` is called as subprocess.run is;
-    `run` tells one run of a verb from another one by the same person.
+    `repeat` does its work every so many seconds until it returns False; `processes` is called as subprocess.run is;
+    `run` differs between two runs of a verb.
     """
 
     clock: Clock = SYSTEM_CLOCK

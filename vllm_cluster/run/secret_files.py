@@ -26,7 +26,7 @@ def provide(engine: DockerApi, spec: ContainerSpec, image: str, secrets: Secrets
 
     Returns the container through which they were written, which stays until the node is there: a run that breaks off
     leaves it, and so the next one sees that there may be a volume that no node uses.
-    The labels say what the volume holds. Docker makes a volume without them for a container whose own was removed
+    The labels name what the volume holds. Docker makes a volume without them for a container whose own was removed
     meanwhile: it is empty, and makes room unless that container still has it.
     """
     owner, ids = owner_of(spec), dict(spec.secrets)

@@ -1,4 +1,4 @@
-"""The secrets of a cluster: read by reference, kept from the head, or made anew."""
+"""The secrets of a cluster: read by reference, kept from the head, or generated."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def read(inventory: Inventory, wanted: Mapping[str, SecretRef]) -> dict[str, str
 
 
 def secret_id(cluster: str, name: str, value: str) -> str:
-    """An id that changes with the value and gives nothing of it away: it stands in labels and paths.
+    """An id that changes with the value and gives nothing of it away: it is used in labels and paths.
 
     Slow on purpose (scrypt): a key that a person thought up must not be found by trying words.
     """

@@ -49,6 +49,6 @@ def refuse_replaced(node: NodeHandle, number: int) -> None:
         node.connection.runtime.clock.sleep(AUDIT_POLL)
         other = last_other(node)
     raise Replaced(
-        f"{node.host}: serve: another request took its place: {other or 'the history does not say whose'}",
+        f"{node.host}: serve: superseded by another request: {other or 'the history does not name it'}",
         hint="vcluster status",
     )

@@ -47,7 +47,7 @@ def rights(engine: DockerClient, image: str) -> dict[str, Any]:
 
 
 def _privileged_works(engine: DockerClient, image: str) -> bool:
-    """Whether all rights can be had: only starting tells, and what did not start is removed by nobody else."""
+    """Whether all rights can be had: only a start shows it, and a container that did not start is removed here."""
     probe = engine.containers.create(image, entrypoint=["true"], privileged=True, labels={LABEL: "probe"})
     try:
         probe.start()
@@ -130,7 +130,7 @@ def wait_for_engine(host: Container) -> None:
 
 
 def _last_words(host: Container) -> str:
-    """What a host that doesn't come up has said."""
+    """What a host that doesn't come up has printed."""
     printed = host.logs(tail=8).decode(errors="replace").strip()
     try:
         return f"{printed}\n{execute(host, ['tail', '-n', '8', '/var/log/dockerd.log'], deadline=10)}".strip()

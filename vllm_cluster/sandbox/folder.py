@@ -49,14 +49,16 @@ def ensure_key(folder: Path) -> str:
     try:
         loaded = load_ssh_private_key(private.read_bytes(), password=None)
     except ValueError as error:
-        raise VclusterError(f"{private} is no private key: {error}", hint="Remove it; a new one is made.") from error
+        raise VclusterError(
+            f"{private} is not a private key: {error}", hint=f"rm {private}\nvcluster sandbox up"
+        ) from error
     public = loaded.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     write(private.with_suffix(".pub"), f"{public} vcluster-sandbox\n")
     return public
 
 
 def write_files(folder: Path, hosts: Sequence[SandboxHost]) -> Path:
-    """Write what says where the hosts are; returns the inventory."""
+    """Write the files that hold the hosts' addresses; returns the inventory."""
     write(folder / "known_hosts", known_hosts(hosts))
     write(folder / "ssh_config", ssh_config(folder.resolve(), hosts))
     inventory = folder / _INVENTORY

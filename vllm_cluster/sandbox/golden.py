@@ -65,7 +65,7 @@ def _builder(engine: DockerClient, image: str) -> Iterator[Container]:
 
 
 def _make(engine: DockerClient, builder: Container, golden: str, report: Report) -> None:
-    """Build in a folder of another name; the rename says that all is there."""
+    """Build in a folder of another name; the rename marks it complete."""
     making = f"{golden}.part"
     wheels = ensure_wheels(report)
     _run(builder, f"rm -rf {making} {_BUILD}")

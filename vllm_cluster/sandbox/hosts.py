@@ -100,7 +100,7 @@ def make_host(
 
 
 def configure(container: Container, public_key: str, gpus: int) -> None:
-    """Let the user in, and say how many logical GPUs the host offers."""
+    """Allow the user's key, and write how many logical GPUs the host offers."""
     key = File(".ssh/authorized_keys", f"{public_key}\n".encode(), mode=0o600, owner=_USER_ID)
     put(container, "/home/vcluster", [key])
     put(container, "/etc/vcluster", [File("slots", f"{gpus}\n".encode())])
@@ -135,7 +135,7 @@ def _wait_for_ssh(name: str, port: int) -> None:
 
 
 def start_all(containers: Sequence[Container]) -> list[Container]:
-    """Start those that do not run, and say which."""
+    """Start those that do not run; returns which."""
     stopped = [container for container in containers if container.status != "running"]
     for container in stopped:
         container.start()
@@ -143,7 +143,7 @@ def start_all(containers: Sequence[Container]) -> list[Container]:
 
 
 def remove_network(engine: DockerClient, sandbox: Sandbox) -> None:
-    """Remove the hosts' network, if it is ours."""
+    """Remove the hosts' network, if it is the sandbox's."""
     for network in engine.networks.list(filters={"label": f"{LABEL}={sandbox.id}"}):
         try:
             network.remove()

@@ -95,7 +95,7 @@ def _remove_data(engine: DockerClient, sandbox: Sandbox) -> None:
 
 
 def _purge(engine: DockerClient, report: Report) -> None:
-    """Remove the golden data and the images, unless another folder's sandbox stands on them."""
+    """Remove the golden data and the images, unless another folder's sandbox uses them."""
     others = engine.containers.list(all=True, filters={"label": LABEL})
     if others:
         names = ", ".join(sorted(str(container.name) for container in others))

@@ -35,7 +35,7 @@ class File:
 
 
 def connect() -> DockerClient:
-    """The engine that DOCKER_HOST names, or the one of this machine; says what to do where there is none."""
+    """The Docker that DOCKER_HOST names, or that of this machine; where there is none, an error with the remedy."""
     try:
         engine = DockerClient.from_env(timeout=_ANSWER_S)
         info = engine.info()

@@ -1,4 +1,4 @@
-"""What things of the sandbox are called: on the Docker engine, in the volume, in the build files."""
+"""The sandbox's names: on the Docker engine, in the volume, in the build files."""
 
 from __future__ import annotations
 

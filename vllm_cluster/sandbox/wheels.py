@@ -74,9 +74,9 @@ def _failed(output: str) -> VclusterError:
     if "No matching distribution found for torch==" in output:
         return VclusterError(
             "pip finds no CPU build of PyTorch for the sandbox's engine",
-            hint="Tell pip where PyTorch's CPU builds are: PIP_EXTRA_INDEX_URL=index or PIP_FIND_LINKS=folder.",
+            hint="Set PIP_EXTRA_INDEX_URL=INDEX or PIP_FIND_LINKS=FOLDER to where PyTorch's CPU builds are.",
         )
     return VclusterError(
         f"pip could not download the CPU engine's wheels\n{output}",
-        hint="Check pip's index settings (`pip config list`) and run it again: it goes on where it stopped.",
+        hint="Check pip's index settings (`pip config list`) and run it again: it continues where it stopped.",
     )

@@ -29,12 +29,12 @@ def test_what_is_true_of_several_hosts_is_said_once(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.splitlines() == [
         "error port  gpu1: port 6379 is taken",
         "  why: Ray, or the endpoint, could not listen.",
-        "  do:  end it",
+        "  fix: end it",
         "warning clock  gpu1, gpu2: it is late",
         "  why: Tokens and TLS fail, and log lines of several hosts cannot be ordered.",
-        "  do:  set it",
+        "  fix: set it",
         "",
-        "not checked on gpu1, gpu2: Xid errors (forbidden)",
+        "skipped on gpu1, gpu2: Xid errors (forbidden)",
         "2 hosts checked in 1.2 s: 1 error, 2 warnings",
     ]
 
@@ -53,7 +53,7 @@ def test_programs_get_every_host_and_the_reasons() -> None:
 
 def test_nothing_wrong_is_said_too(capsys: pytest.CaptureFixture[str]) -> None:
     show_report(CheckReport((), (), ("gpu1",), 0.5), color="never")
-    assert capsys.readouterr().out == "1 host checked in 0.5 s: nothing is wrong\n"
+    assert capsys.readouterr().out == "1 host checked in 0.5 s: no problems found\n"
 
 
 def test_what_all_ranks_did_together(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def test_the_document_is_as_its_schema(name: str, capsys: pytest.CaptureFixture[
 
 def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(FOLDER / "healthy-one-process.log") == 0
-    assert re.match(r"No known failure in \d+ lines of 1 log\.\n", capsys.readouterr().out)
+    assert re.match(r"No known failure found in \d+ lines of 1 log\.\n", capsys.readouterr().out)
     strange = tmp_path / "strange.log"
     strange.write_text("StrangeError: \x1b[31mnever seen\x07\n")
     assert run(strange) == 1
@@ -65,7 +65,7 @@ def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert "vcluster bundle" in said
     (tmp_path / "empty").touch()
     assert run(tmp_path / "empty") == 0
-    assert capsys.readouterr().out.startswith("There is nothing in these logs.\n")
+    assert capsys.readouterr().out.startswith("The logs are empty.\n")
 
 
 def test_a_packed_log_a_pipe_and_standard_input(
@@ -90,8 +90,8 @@ def test_a_packed_log_a_pipe_and_standard_input(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is no text"),
-        ("UTF-16 of another shell\n".encode("utf-16"), "is no text"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is not text"),
+        ("UTF-16 of another shell\n".encode("utf-16"), "is not text"),
         (gzip.compress(b"failed\n" * 100, mtime=0)[:-12], "cannot be read to its end"),
         (b"\x1f\x8b is no gzip", "cannot be read to its end"),
     ],
@@ -109,7 +109,7 @@ def test_what_cannot_be_read(
     for path, reason in [
         (tmp_path, "is a folder"),
         (tmp_path / "none", "No such file"),
-        (Path("/dev/zero"), "is no file"),
+        (Path("/dev/zero"), "is not a file"),
     ]:
         assert run(path) == 2
         assert reason in capsys.readouterr().err

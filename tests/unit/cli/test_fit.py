@@ -75,7 +75,10 @@ def test_nothing_fits(here: Hub) -> None:
     argv = (LLAMA, "--gpus", "8", "--gpu-memory", "80GB", "--context", "8192")
     done = fit(*argv, endpoint=here.url)
     assert done.returncode == 3
-    assert done.stdout.splitlines()[-2:] == ["It does not fit. What would:", "  2 nodes of 8 such GPUs"]
+    assert done.stdout.splitlines()[-2:] == [
+        "Does not fit. Closest configurations that do:",
+        "  2 nodes of 8 such GPUs",
+    ]
     assert fit(LLAMA, *TWO_NODES, "--context", "8192", endpoint=here.url).returncode == 0
     assert json.loads(fit(*argv, "--json", endpoint=here.url).stdout)["changes"] == ["2 nodes of 8 such GPUs"]
 
@@ -105,7 +108,7 @@ def test_a_folder(tmp_path: Path) -> None:
     done = fit(str(tmp_path), "--gpu-memory", "24GB")
     assert done.returncode == 0
     assert "It fits at TP=1 PP=1 with a context of 30304 tokens at most: -- --max-model-len=30304" in done.stdout
-    assert "it is not known whether vLLM can split it" not in fit(str(tmp_path), *TWO_NODES).stdout
+    assert "pipeline parallelism support unknown" not in fit(str(tmp_path), *TWO_NODES).stdout
     for name in (path.name for path in tmp_path.iterdir() if path.name != "config.json"):
         (tmp_path / name).unlink()
     for where in (tmp_path, tmp_path / "config.json"):
@@ -123,10 +126,10 @@ def test_a_folder(tmp_path: Path) -> None:
         ((), 2, "give a model, or --params"),
         ((LLAMA, "--params", "8B"), 2, "give a model, or --params"),
         ((LLAMA, "--gpus", "8"), 2, "--gpus and --nodes need --gpu-memory"),
-        ((LLAMA, "--gpu-memory", "80"), 2, "say the unit"),
+        ((LLAMA, "--gpu-memory", "80"), 2, "write the unit"),
         ((LLAMA, "--gpu-memory", "plenty"), 2, "invalid size 'plenty'"),
         (("--params", "many"), 2, "invalid size 'many'"),
-        (("--params", "70"), 2, "do: --params 70B"),
+        (("--params", "70"), 2, "fix: --params 70B"),
         ((LLAMA, "--kv-cache-dtype", "int3"), 2, "int3 is not known"),
         ((LLAMA, "--context", "-1"), 2, "--context"),
         ((LLAMA, "--gpus", "0", "--gpu-memory", "80GB"), 2, "--gpus"),

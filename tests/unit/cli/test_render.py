@@ -71,7 +71,7 @@ def a_start() -> list[Event]:
         ("importing", "", 1, [("waiting", 12.3)], ""),
         ("joining", "ranks 1/4", 1, [("waiting", 12.3), ("importing", 8.0)], "(Worker) rank 0"),
         ("joining", "ranks 4/4", 1, [("waiting", 12.3), ("importing", 8.0)], "(Worker) rank 3"),
-        ("backoff", "starts again 2 s after: it died", 1, [], ""),
+        ("backoff", "restarting in 2 s: it died", 1, [], ""),
         ("loading", "shards 1/2", 2, [("importing", 7.0), ("joining", 3.0)], ""),
         ("ready", "", 2, [("importing", 7.0), ("joining", 3.0), ("loading", 20.0), ("probing", 1.0)], ""),
     ]
@@ -94,7 +94,7 @@ def test_a_start_is_a_line_a_phase_where_nobody_looks(capsys: pytest.CaptureFixt
         "waiting: GPUs 2/4: 10.0.0.2 is missing",
         "importing  (waiting took 12 s)",
         "joining: ranks 1/4  (importing took 8 s)",
-        "backoff: starts again 2 s after: it died",
+        "backoff: restarting in 2 s: it died",
         "loading: shards 1/2  (joining took 3 s)",
         "ready  (probing took 1 s)",
     ]
@@ -144,7 +144,7 @@ def test_the_log_of_vllm_is_shown_with_v(capsys: pytest.CaptureFixture[str]) -> 
 def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     error = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": Unreachable("b", "no route")})
     errors.show(error, as_json=False, color="never")
-    assert capsys.readouterr().err == "error: a: nothing listens\nb: no route\n  do: start sshd\n"
+    assert capsys.readouterr().err == "error: a: nothing listens\nb: no route\nfix: start sshd\n"
     errors.show(error, as_json=True, color="never")
     row = json.loads(capsys.readouterr().out)
     assert (row["exit_code"], row["hosts"]["b"]["error"]) == (4, "Unreachable")
@@ -172,7 +172,7 @@ def test_a_plan_reads_as_what_will_happen(capsys: pytest.CaptureFixture[str]) ->
     show_plan(a_plan(), color="never", verbosity=0)
     out = capsys.readouterr().out
     assert "\n+ gpu1: create head vcluster-lab with 2 GPUs on 10.0.0.1: missing\n" in out
-    assert "then wait until Ray counts exactly the planned GPUs" in out
+    assert "wait for: Ray reports exactly the planned GPUs" in out
     assert "docker create" not in out
     show_plan(a_plan(), color="never", verbosity=1)
     assert capsys.readouterr().out.count("docker create") == 2
@@ -215,7 +215,7 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
     """A host's row goes with its phase: one that waited is not left as if it still did."""
     monkeypatch.setenv("TERM", "dumb")
     live = events.LiveRenderer()
-    live.show(Event("phase", "looking at 2 hosts"))
+    live.show(Event("phase", "inspecting 2 hosts"))
     live.show(Event("phase", "head"))
     live.show(Event("progress", "waiting for Ray on the head", "gpu1"))
     live.show(Event("done", "created and started", "gpu1"))
@@ -225,6 +225,6 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
     rows = dict(live._rows)
     live.close()
     shown = capsys.readouterr().err
-    first, last = r"✓ looking at 2 hosts  \d+\.\d s\n", r"✓ head  \d+\.\d s\nlab is up  \(\d+\.\d s\)"
+    first, last = r"✓ inspecting 2 hosts  \d+\.\d s\n", r"✓ head  \d+\.\d s\nlab is up  \(\d+\.\d s\)"
     assert re.search(rf"{first}(.*\n)*  ✓ gpu1  created and started\n{last}", shown), shown
     assert list(rows) == ["gpu2"]

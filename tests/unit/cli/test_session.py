@@ -44,4 +44,4 @@ def test_ctrl_c_is_heard_wherever_it_comes(course: str) -> None:
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 130, done.stderr
-    assert done.stderr.startswith("Interrupted. Completed steps are kept.\n  do: vcluster")
+    assert done.stderr.startswith("Interrupted. Completed steps are kept.\nfix: vcluster")

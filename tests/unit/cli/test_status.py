@@ -62,7 +62,7 @@ def test_the_table_fits_its_terminal_and_breaks_no_cell(
 ) -> None:
     hosts = (GOOD, replace(BAD, problem=TRACEBACK))
     out = shown(cluster(*hosts, serve=served("ready"), up=False), capsys, width, monkeypatch)
-    lines = [line for line in out.splitlines() if not line.startswith("  do: ")]
+    lines = [line for line in out.splitlines() if not line.startswith("  fix: ")]
     assert max(map(len, lines)) <= width
     for cell in ("gpu1", "running", "2/2", "unreachable", "?/2"):
         assert any(cell in line.split() for line in lines)
@@ -75,13 +75,13 @@ def test_a_failed_start_names_the_command_that_explains_it(phase: str, named: in
     failure = ServeFailure(1.0, "it died", ())
     found = cluster(GOOD, serve=served(phase, first_failure=failure, failure=failure))
     show_status(found, color="never", paste=lambda fix: f"{fix} -i a.yaml")
-    assert capsys.readouterr().out.count("  do: vcluster explain -i a.yaml\n") == named
+    assert capsys.readouterr().out.count("  fix: vcluster explain -i a.yaml\n") == named
 
 
 @pytest.mark.promise("P23")
 def test_what_goes_elsewhere_is_neither_wrapped_nor_cut(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     out = shown(cluster(GOOD, BAD, up=False), capsys, None, monkeypatch)
-    assert f"gpu2: its key is {FINGERPRINT}\n  do: ssh gpu2\n" in out
+    assert f"gpu2: its key is {FINGERPRINT}\n  fix: ssh gpu2\n" in out
     assert "0123456789ab" in out
 
 
@@ -94,7 +94,7 @@ def test_the_whole_problem_is_behind_v(capsys: Capture, monkeypatch: pytest.Monk
 def test_one_problem_of_several_hosts_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = [replace(BAD, host=f"gpu{number}", problem="the node is missing", fix="vcluster up") for number in (2, 3)]
     out = shown(cluster(GOOD, *gone, up=False), capsys, 80, monkeypatch)
-    assert "gpu2, gpu3: the node is missing\n  do: vcluster up\n" in out
+    assert "gpu2, gpu3: the node is missing\n  fix: vcluster up\n" in out
 
 
 def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.
     out = shown(found, capsys, 80, monkeypatch)
     assert "lab is not up: ?/4 GPUs in Ray\n" in out
     assert "served model: unknown" in out
-    assert "no model is served" not in out
+    assert "No model is being served" not in out
 
 
 def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_all_unknown_options_are_named(tmp_path: Path) -> None:
     done = run("status", "--yaml", "--jsn", "-z", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
-        "error: vcluster status has no options --yaml, --jsn, -z (did you mean --json?)\n  do: vcluster status --help\n"
+        "error: vcluster status has no options --yaml, --jsn, -z (did you mean --json?)\nfix: vcluster status --help\n"
     )
 
 

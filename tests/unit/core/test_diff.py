@@ -65,7 +65,7 @@ def test_images_come_before_anything_is_removed() -> None:
     _, facts = world.converged(world.inventory())
     specs = desired(world.inventory(image="vllm/vllm-openai:v0.34.0"), facts, world.INPUTS)
     plan = diff(specs, facts)
-    assert [stage.title for stage in plan.stages] == ["images", "make room", "head", "workers"]
+    assert [stage.title for stage in plan.stages] == ["images", "remove old containers", "head", "workers"]
     assert all(isinstance(op, PrepareImage) and op.pull for op in plan.stages[0].operations)
 
 

@@ -74,7 +74,7 @@ def test_a_raylet_that_ended_unnoticed_is_noticed(world: World) -> None:
         world.ray("up")
         (world.fake / "ray.deaf").touch()
         world.ray("up", restarts=1)
-    assert f"the raylet has ended: nobody listens at {HEAD}:{port}" in world.log.read_text()
+    assert f"the raylet has ended: no process listens at {HEAD}:{port}" in world.log.read_text()
     assert len(starts(world)) == 2
 
 

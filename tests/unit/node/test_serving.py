@@ -225,7 +225,7 @@ def test_nodes_that_are_always_lost_are_given_up(world: World) -> None:
         world.runs(attempt)
         world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: f"id-{attempt}"})
     failed = world.phase("failed")
-    assert failed.detail == "started 2 times within 60 min, and no more"
+    assert failed.detail == "started 2 times within 60 min: no further attempts"
     assert failed.first_failure.what == f"Ray has lost {WORKER}"
 
 

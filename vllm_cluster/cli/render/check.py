@@ -33,13 +33,13 @@ def _collective_document(tried: allreduce.AllReduceReport | None) -> dict[str, A
     if tried is None or not tried.world:
         return None
     document = asdict(tried)
-    for key in ("findings", "words"):  # they stand among the others
+    for key in ("findings", "words"):  # they are among the others
         del document[key]
     return document
 
 
 def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] = lambda fix: fix) -> None:
-    """Write the report on standard output: each finding, then what was and what was not looked at."""
+    """Write the report on standard output: each finding, then what was skipped, and the counts."""
     red, yellow, dim, end = (
         ("\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("",) * 4
     )
@@ -50,17 +50,17 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
         out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(hosts)}: {plain(finding.text)}\n")
         why = CODES.get(finding.code, Code("")).why
         out.write(f"  why: {why}\n" if why else "")
-        out.writelines(f"  do:  {line}\n" for line in plain(paste(finding.fix)).splitlines())
+        out.writelines(f"  fix: {line}\n" for line in plain(paste(finding.fix)).splitlines())
     out.write("\n" if report.findings else "")
     for one, hosts in by_hosts((replace(one, host=""), one.host) for one in report.unseen).items():
-        out.write(f"{dim}not checked on {plain(hosts)}: {plain(one.what)} ({plain(one.why)}){end}\n")
+        out.write(f"{dim}skipped on {plain(hosts)}: {plain(one.what)} ({plain(one.why)}){end}\n")
     if report.collective and report.collective.rows:
         _show_collective(report.collective)
     errors = sum(finding.error for finding in report.findings)
     found = (
         f"{count(errors, 'error')}, {count(len(report.findings) - errors, 'warning')}"
         if report.findings
-        else "nothing is wrong"
+        else "no problems found"
     )
     out.write(f"{count(len(report.hosts), 'host')} checked in {report.seconds:.1f} s: {found}\n")
 

@@ -12,7 +12,7 @@ from vllm_cluster.actions.serve import Endpoint
 
 
 def url(host: str, port: int) -> str:
-    """The address of a server; an IPv6 address stands in brackets."""
+    """The address of a server; an IPv6 address is in brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

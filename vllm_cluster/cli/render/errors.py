@@ -21,6 +21,6 @@ def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = 
     mark = "" if isinstance(error, Aborted | Interrupted) else f"{red}error:{end} "
     print(f"{mark}{plain(error.message)}", file=sys.stderr)
     for line in (error.hint or "").splitlines():
-        print(f"{bold}  do:{end} {plain(line)}", file=sys.stderr)
+        print(f"{bold}fix:{end} {plain(line)}", file=sys.stderr)
     if log:
-        print(f"{bold}  log:{end} {plain(str(log))}", file=sys.stderr)
+        print(f"{bold}log:{end} {plain(str(log))}", file=sys.stderr)

@@ -75,7 +75,7 @@ def _text(event: Event) -> str:
 
 
 class LineRenderer:
-    """A line an event on standard error, with the seconds since the start; a phase that goes on has more lines."""
+    """A line an event on standard error, with the seconds since the start; a long phase has more lines."""
 
     def __init__(self, verbosity: int) -> None:
         self._started = self._began = self._shown = time.monotonic()

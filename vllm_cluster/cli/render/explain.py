@@ -69,7 +69,7 @@ def _lines(found: Diagnosis) -> Iterable[str]:
     if found.others:
         yield f"also:    {'; '.join(_named(other.row) for other in found.others)}"
     if (found.cause or found.symptom) and found.followed:
-        yield "then followed:"
+        yield "consequences:"
         yield from (_line(place) for place in found.followed[:3])
     for other in found.notes:
         yield f"note:    {_named(other.row)}"
@@ -78,7 +78,7 @@ def _lines(found: Diagnosis) -> Iterable[str]:
         yield f"harmless: {entry.place.source}:{entry.place.number}: {_cut(entry.place.text, 60)}"
         yield f"          {entry.why}{_evidence(entry)}"
     if found.kind != "healed":
-        yield from (f"survived: {_named(other.row)}; the server answered after it" for other in found.survived)
+        yield from (f"recovered: {_named(other.row)}; the server answered later" for other in found.survived)
     for row, times in found.earlier:
         yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(FAILURES[row])}"
     yield f"read:    {count(found.lines, 'line')} of {count(found.logs, 'log')}, {found.size / 1e6:.1f} MB"
@@ -90,18 +90,18 @@ def _answer(found: Diagnosis) -> Iterable[str]:
     elif found.symptom:
         yield from _symptom(found.symptom, found)
     elif found.kind == "unknown":
-        yield "Something failed, and it is not a known failure. Its first and last error lines:"
+        yield "Unrecognised failure. First and last error lines:"
         yield from (_line(place) for place in found.trouble or found.followed)
-        yield "do:      vcluster bundle packs what a report needs, without secrets"
+        yield "fix:     vcluster bundle"
     elif found.kind == "healed":
-        yield f"Healed: it works now, and has survived {count(len(found.survived), 'failure')}."
+        yield f"Recovered: it works now, after {count(len(found.survived), 'failure')}."
         for other in found.survived:
-            yield f"survived: {_named(other.row)}"
+            yield f"recovered: {_named(other.row)}"
             yield _line(other.places[-1])
     elif found.size:
-        yield f"No known failure in {count(found.lines, 'line')} of {count(found.logs, 'log')}."
+        yield f"No known failure found in {count(found.lines, 'line')} of {count(found.logs, 'log')}."
     else:
-        yield "There is nothing in these logs." if found.logs else "There is no node that has logs."
+        yield "The logs are empty." if found.logs else "No logs: no container of the cluster is running."
 
 
 def _cause(found: MatchedFailure) -> Iterable[str]:
@@ -120,10 +120,10 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
     yield f"Only a symptom, and no line names its cause: {row.cause} ({_link(row)})"
     yield from _shown(symptom)
     if found.strange:
-        yield "not known, and it may be why:"
+        yield "unrecognised lines, possibly the cause:"
         yield from (_line(place) for place in found.strange)
     if found.silent:
-        yield "this rank fell silent first, with:"
+        yield "the first rank without output; its last line:"
         yield _line(found.silent)
     yield f"look:    {row.fix}"
 
@@ -135,7 +135,7 @@ def _shown(found: MatchedFailure) -> Iterable[str]:
 
 def _evidence(entry: BenignMatch) -> str:
     times = f"; {entry.count} times" if entry.count > 1 else ""
-    went_on = f"; work went on in line {entry.evidence.number}" if entry.evidence else ""
+    went_on = f"; work continued in line {entry.evidence.number}" if entry.evidence else ""
     return times + went_on
 
 

@@ -11,6 +11,7 @@ from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.gpus import cdi_on
 from vllm_cluster.facts.details import Details
 from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.text import count
 
 GB = 1e9
 
@@ -29,7 +30,7 @@ def _plain(value: Any) -> Any:
 
 
 def show_facts(found: Mapping[str, HostFacts], *, color: str) -> None:
-    """Write on standard output: a block a host, a line a thing."""
+    """Write on standard output: a block for each host."""
     bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     for name, facts in found.items():
         sys.stdout.write(f"{bold}{plain(name)}{end}\n")
@@ -79,7 +80,7 @@ def _docker(facts: HostFacts) -> Iterator[tuple[str, str]]:
 def _gpus(facts: HostFacts, details: Details) -> Iterator[tuple[str, str]]:
     health = {gpu.uuid: gpu for gpu in details.health}
     if facts.slots is not None:
-        yield "GPUs", f"{facts.slots} logical ones"
+        yield "GPUs", count(facts.slots, "logical GPU")
     for gpu in facts.gpus:
         held = f"{gpu.used_mib} of {gpu.memory_mib} MiB used"
         held = f"{gpu.memory_mib} MiB of the host's memory, which it shares" if gpu.unified else held

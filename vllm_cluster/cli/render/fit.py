@@ -96,7 +96,7 @@ def _sizes(found: FitReport) -> list[tuple[str, str]]:
         rows.append(("KV cache", f"{text}; {context} tokens: {request / GIB:.2f} GiB"))
     else:
         rows.append(("KV cache", "not known from the number of parameters; name a model for it"))
-    text = f"{rule_of_thumb(weights.loaded) / 1e9:.0f} GB by P·4/(32/Q)·1.2, whatever the context"
+    text = f"{rule_of_thumb(weights.loaded) / 1e9:.0f} GB by P·4/(32/Q)·1.2 (ignores context length)"
     rows.append(("rule of thumb", text))
     if found.gpus:
         count = min_gpus(model, found.gpus.memory, workload)
@@ -107,7 +107,7 @@ def _sizes(found: FitReport) -> list[tuple[str, str]]:
         text = f"{nodes} of {found.gpus.memory / GIB:.1f} GiB, of which vLLM takes {UTILISATION:.0%}"
         rows.append(("GPUs", text))
     if shape and found.model.pipelines is None and any(layout.pp > 1 for layout in found.layouts):
-        unknown = "it is not known whether vLLM can split it into stages: the head's image would say"
+        unknown = "pipeline parallelism support unknown (run with an inventory to ask the image's vLLM)"
         rows.append(("note", unknown))
     return rows + [("note", note) for note in (shape.notes if shape else ())]
 
@@ -138,4 +138,7 @@ def _conclusion(found: FitReport) -> list[str]:
     if taken:
         flag = f"-- --max-model-len={taken.context}"
         return [f"It fits at {_name(taken)} with a context of {taken.context} tokens at most: {flag}"]
-    return ["It does not fit. What would:", *(f"  {change}" for change in found.changes or ("nothing near",))]
+    return [
+        "Does not fit. Closest configurations that do:",
+        *(f"  {change}" for change in found.changes or ("none found",)),
+    ]

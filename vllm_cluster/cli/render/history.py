@@ -22,7 +22,7 @@ def show_history(cluster: str, entries: Sequence[Entry], *, color: str) -> None:
     """Write the history on standard output, the newest entry last."""
     yellow, end = ("\x1b[33m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     if not entries:
-        print(plain(f"the history of {cluster} has no entries"))
+        print(plain(f"No history of {cluster}."))
     for entry in entries:
         line = "  ".join(filter(None, (_when(entry.at), entry.who, _what(entry), _result(entry))))
         print(f"{yellow if entry.failure else ''}{plain(line)}{end if entry.failure else ''}")
@@ -46,7 +46,7 @@ def _result(entry: Entry) -> str:
     return {
         "ready": f"ready{seconds}",
         "failed": failed,
-        "back": f"{failed}; what was ready before is served again{seconds}",
-        "not back": f"{failed}; what was ready before has not come back",
-        "replaced": "replaced before it was ready",
+        "back": f"{failed}; the previous model is served again{seconds}",
+        "not back": f"{failed}; the previous model did not become ready",
+        "replaced": "superseded by a new request",
     }.get(entry.result or "", entry.result or "")

@@ -51,7 +51,7 @@ def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (
     bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
     out = sys.stdout
     if lost:
-        out.write(f"without {', '.join(lost)}, which cannot be reached:\n")
+        out.write(f"without {', '.join(lost)} (unreachable):\n")
     if plan.empty:
         gpus, hosts = count(sum(plan.gpus.values()), "GPU"), count(len(plan.gpus), "host")
         out.write(f"{plan.cluster} is up to date: {gpus} on {hosts}\n")
@@ -63,7 +63,7 @@ def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (
         for (mark, text, more), hosts in by_hosts(shown).items():
             out.write(f"{mark} {hosts}: {text}\n{more}")
         if stage.barrier:
-            out.write(f"  then wait until {stage.barrier}\n")
+            out.write(f"  wait for: {stage.barrier}\n")
     out.write(f"{bold}{_summary(plan, marks)}{end}\n")
 
 
@@ -94,7 +94,7 @@ def _marks(plan: Plan) -> dict[int, str]:
 
 
 def _summary(plan: Plan, marks: Mapping[int, str]) -> str:
-    """How many nodes are made, made anew and removed, and how many only start."""
+    """How many nodes are created, recreated, removed and started."""
     operations = list(plan.operations())
     created = [marks[id(one)] for one in operations if isinstance(one, CreateNode)]
     removed = sum(isinstance(one, RemoveContainer) and marks[id(one)] == "-" for one in operations)

@@ -53,11 +53,11 @@ def show_status(
     for line in (whole, *_serving(status)):
         out.write(f"{plain(line) if verbosity > 0 else cut(plain(line), width)}\n")
     if serve and serve.phase in ("failed", "backoff", "hung"):
-        out.writelines(f"  do: {plain(line)}\n" for line in paste("vcluster explain").splitlines())
+        out.writelines(f"  fix: {plain(line)}\n" for line in paste("vcluster explain").splitlines())
     for problem, fix in _problems(status, verbosity):
         out.write(f"{yellow}{problem if verbosity > 0 else cut(problem, width)}{end}\n")
         # A command is pasted whole.
-        out.writelines(f"  do: {plain(line)}\n" for line in paste(fix).splitlines())
+        out.writelines(f"  fix: {plain(line)}\n" for line in paste(fix).splitlines())
     out.flush()
 
 
@@ -91,7 +91,9 @@ def _serving(status: ClusterStatus) -> Iterator[str]:
     if serve:
         yield from _served(serve, status.now)
     else:
-        yield "no model is served" if status.served is False else "served model: unknown, the head was not asked"
+        yield (
+            "No model is being served." if status.served is False else "served model: unknown (no status from the head)"
+        )
     if status.changed:
         yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.who}: {status.changed.what}"
 

@@ -15,7 +15,7 @@ MAX_TEXT = 1 << 20
 
 
 def plain(text: str) -> str:
-    """The text without anything that a terminal would obey: `MAX_LINE` characters a line, `MAX_TEXT` in all."""
+    """The text without terminal control sequences: `MAX_LINE` characters a line, `MAX_TEXT` in all."""
     text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " …"
     clean = _CONTROL.sub("", _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     return "\n".join(line if len(line) <= MAX_LINE else line[:MAX_LINE] + " …" for line in clean.split("\n"))

@@ -1,13 +1,13 @@
 # Holds this host's lease for as long as heartbeats come in on standard input. Plain POSIX sh and util-linux' flock.
 # Arguments: where the folder of the lock is (/tmp), the holder's token, who holds it, seconds without a heartbeat
 # after which the lease is given up.
-# Prints "vcluster-lease held FOLDER", "vcluster-lease busy WHO", or "vcluster-lease refused WHAT; do: REMEDY".
+# Prints "vcluster-lease held FOLDER", "vcluster-lease busy WHO", or "vcluster-lease refused WHAT; fix: REMEDY".
 parent=$1 token=$2 who=$3 ttl=$4
 LC_ALL=C
 umask 007
 # A laptop that has gone reads no answer: what is to be done here is done all the same.
 trap '' PIPE
-refuse() { echo "vcluster-lease refused $1; do: $2"; exit 69; }
+refuse() { echo "vcluster-lease refused $1; fix: $2"; exit 69; }
 command -v flock >/dev/null 2>&1 || refuse "flock is missing" "install util-linux"
 
 # Those who may use Docker share the lease, and nobody else can hold or read it: the folder has the socket's group.

@@ -88,7 +88,7 @@ class LinkTester:
                 udp.sendto(f"{self.run} {len(data)}".encode(), sender)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell who knows the run's word who we are, where it seems to come from, and when its block has come."""
+        """Answer a peer that knows the run's token: this host's name, its address, and when its block has come."""
         with contextlib.suppress(OSError, ValueError, EOFError, ASYNC_TIMEOUT):
             run, size = (await asyncio.wait_for(reader.readline(), ANSWER_SECONDS)).decode().split()
             if run == self.run:
@@ -104,7 +104,7 @@ class LinkTester:
         writer.close()
 
     async def visit(self, name: str, peer: Mapping[str, Any]) -> None:
-        """Try every port of another host, then large packets, and say what came of it."""
+        """Try every port of another host, then large packets, and print the result."""
         own = [*peer["chosen"], *peer["open"]]
         ports = [*own, *peer["taken"]]
         tried = await asyncio.gather(*(self._try(name, peer["address"], port, port in own) for port in ports))
@@ -202,14 +202,14 @@ class LinkTester:
 
 
 def listen(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
-    """Pass on what comes in; its end is ours, however busy the loop is."""
+    """Pass on what comes in; its end ends this program, however busy the loop is."""
     for line in sys.stdin:
         loop.call_soon_threadsafe(lines.put_nowait, line)
     os._exit(0)
 
 
 async def main() -> None:
-    """Open, tell the ports, hear those of the others, visit them, and go on answering until the input ends."""
+    """Open, print the ports, read those of the others, visit them, and answer until the input ends."""
     with contextlib.suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

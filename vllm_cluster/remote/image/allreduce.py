@@ -37,7 +37,7 @@ Send = Callable[..., None]
 
 
 def run_rank(order: Mapping[str, Any], rank: int, send: Send) -> None:
-    """One rank, from the rendezvous to the last size; every step is told once it is done."""
+    """One rank, from the rendezvous to the last size; every step is reported once it is done."""
     import torch  # noqa: PLC0415 - the parent has it already; by hand it is imported here
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -125,13 +125,13 @@ class RankProcesses:
             os._exit(code)
 
     def stop(self, trial: int | None = None) -> None:
-        """Kill what a trial left, or all; the end of each is told by `reap`."""
+        """Kill what a trial left, or all; the end of each is reported by `reap`."""
         for pid, (number, _) in self._running.items():
             if trial in (None, number):
                 os.kill(pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Tell of the ranks that have ended, and what their NCCL logged."""
+        """Report the ranks that have ended, and what their NCCL logged."""
         while self._running:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -151,7 +151,7 @@ def log_to(path: Path) -> None:
 
 
 def transport_lines(log: Path) -> Sequence[str]:
-    """The lines of NCCL's log that tell the transport, each once however many channels say it."""
+    """The lines of NCCL's log that name the transport, each once however many channels print it."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         text = file.read(MAX_LOG).decode("utf-8", "replace")
         lines = (re.sub(r"^.*?NCCL (?=INFO|WARN)", "NCCL ", line) for line in text.splitlines())
@@ -197,7 +197,7 @@ def serve_commands() -> None:
 
 
 def by_hand(argv: Sequence[str]) -> None:
-    """One rank, told on the terminal."""
+    """One rank, reported on the terminal."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rank", type=int, required=True)
     options.add_argument("--world", type=int, required=True)

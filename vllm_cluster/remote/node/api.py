@@ -122,7 +122,7 @@ class Api:
         self._host, self._port = _ANY.get(host, host), port
 
     def healthy(self, timeout: float) -> bool:
-        """Whether /health says 200, which an engine that hangs does, too."""
+        """Whether /health returns 200, which an engine that hangs does, too."""
         try:
             return self._ask("GET", "/health", None, timeout)[0] == http.client.OK
         except (OSError, http.client.HTTPException):
@@ -168,5 +168,5 @@ class Api:
 
 
 def in_order(tasks: Sequence[str]) -> list[Question]:
-    """The questions, those first that fit what vLLM's log says of the model's tasks; it may have said nothing."""
+    """The questions, those first that fit the model's tasks in vLLM's log, which may hold none."""
     return sorted(QUESTIONS, key=lambda question: not set(question.tasks) & set(tasks))

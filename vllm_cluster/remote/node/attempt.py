@@ -77,7 +77,7 @@ class Attempt:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def stop_in_order(self) -> None:
-        """Write down that it ends because it shall: what its processes write from now on is no failure."""
+        """Write down that it ends because it shall: what its processes write from now on is not a failure."""
         self._mark(STOPS)
 
     def _mark(self, words: str) -> None:
@@ -132,7 +132,7 @@ class Attempt:
                 self.phases.turn("ready")
                 self._keep_asking()
         except _BAD as error:
-            self.verdict = f"the server is not usable: {error or type(error).__name__}"
+            self.verdict = f"readiness probe failed: {error or type(error).__name__}"
 
     def _await_health(self) -> bool:
         """Whether it became healthy before the attempt was over.
@@ -166,7 +166,7 @@ class Attempt:
         raise ValueError(f"it answers no kind of request that vcluster knows: {refusals[0]}")
 
     def _keep_asking(self) -> None:
-        """Watch a ready model by its tokens; one that gives none while /health says 200 is hung.
+        """Watch a ready model by its tokens; one that gives none while /health returns 200 is hung.
 
         Raises:
             TimeoutError: for so long that only another start can help.
@@ -182,7 +182,7 @@ class Attempt:
             quiet = time.monotonic() - self._token
             self.hung = f"no token for {quiet:.0f} s" if quiet > pace.hung else ""
             if quiet > pace.hung_end:
-                raise TimeoutError(f"it has given no token for {pace.hung_end:g} s, though /health says 200")
+                raise TimeoutError(f"no token for {pace.hung_end:g} s, though /health returns 200")
 
     def _look_for_token(self, counted: float | None) -> float | None:
         """See by its counters whether it has given tokens; ask for one where it has not for a while."""

@@ -79,7 +79,7 @@ def _answer(client: socket.socket, parser: Any, trouble: str) -> None:
 
 
 def judged(parser: Any, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """First what the parser takes the flags for, then what vLLM says of the model with them."""
+    """First what the parser takes the flags for, then vLLM's judgement of the model with them."""
     top, command, sub = parser
     reply = io.StringIO()
     try:
@@ -124,7 +124,7 @@ def _first_words(text: str) -> str:
 
 
 def ask(state: Path, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The answer of the process above; `unchecked` says why there is none, or only a part of it."""
+    """The answer of the process above; `unchecked` is why there is none, or only a part of it."""
     answer: dict[str, Any] = {}
     deadline = time.monotonic() + seconds
     os.chdir(state)

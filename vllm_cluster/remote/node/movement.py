@@ -1,4 +1,4 @@
-"""What moves while a model starts: a start has no time limit, standing still has."""
+"""What moves while a model starts: a start has no time limit, a start without movement has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 def download_folder(model: str, argv: Sequence[str], environment: dict[str, str]) -> Path | None:
-    """Where the hub's library puts a model's files; None for a folder, which nobody downloads."""
+    """Where the hub's library puts a model's files; None for a folder, which is not downloaded."""
     if model.count("/") != 1 or model.startswith(("/", ".")):
         return None
     given = next((word.partition("=")[2] for word in reversed(argv) if word.startswith("--download-dir=")), None)
@@ -79,7 +79,7 @@ class Movement:
         self._cpu = 0.0
 
     def line(self, text: str) -> None:
-        """A line of the log moves when its wording is new; one that differs in numbers alone may come for ever."""
+        """A line of the log moves when its wording is new; one that differs in numbers alone may come without end."""
         wording = _NUMBERS.sub("#", text)[:300]
         if wording not in self._wordings and len(self._wordings) < MAX_WORDINGS:
             self._wordings.add(wording)

@@ -32,7 +32,7 @@ _TASKS = re.compile(r"[Ss]upported[_ ]tasks[:=] ?[\[(]([^\])]*)[\])]")
 
 @dataclass(frozen=True)
 class _Marker:
-    """A wording of vLLM's log, the step that it begins or belongs to, and what it says of it."""
+    """A wording of vLLM's log, the step that it begins or belongs to, and its detail."""
 
     step: int
     pattern: re.Pattern[str]
@@ -114,7 +114,7 @@ class Phases:
         self._step, self.phase, self.detail = step, STEPS[step], detail
 
     def _see_rank(self, line: str) -> None:
-        """Count the ranks that join; Ray folds equal lines of several ranks into one that says how many they were."""
+        """Count the ranks that join; Ray folds equal lines of several ranks into one with their number."""
         found = _RANK.search(line)
         if found is None or self._step > 1:
             return

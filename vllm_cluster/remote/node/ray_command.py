@@ -1,4 +1,4 @@
-"""What the command that starts Ray says, and which Ray it is."""
+"""The output of the command that starts Ray, and which Ray it is."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Requests:
     """Keeps, beyond this container, what was asked for last, what it replaced, and how it ended.
 
     `wanted.json` belongs to people; that the request before it is served in its place is written elsewhere, so that no
-    laptop's request can be lost to ours.
+    laptop's request can be overwritten.
     """
 
     def __init__(self, state: Path) -> None:

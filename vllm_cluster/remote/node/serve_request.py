@@ -30,7 +30,7 @@ class ServeRequest:
 
     @classmethod
     def read(cls, text: str) -> ServeRequest | None:
-        """What the file says; None is nothing.
+        """The content of the file; None is nothing.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError: it is half written, or wrong.

@@ -72,12 +72,12 @@ class ServeState:
         self.starts = [start for start in self.starts if now - start < pace.restarts_within]
         if len(self.starts) > pace.restarts:
             self.set_phase(
-                "failed", f"started {len(self.starts)} times within {span(pace.restarts_within)}, and no more"
+                "failed", f"started {len(self.starts)} times within {span(pace.restarts_within)}: no further attempts"
             )
             return
         pause = min(pace.serve_backoff_most, pace.serve_backoff * 2.0 ** min(self.failures - 1, 16))
         self.again_at = time.monotonic() + pause
-        self.set_phase("backoff", f"starts again {pause:g} s after: {self.what}")
+        self.set_phase("backoff", f"restarting in {pause:g} s: {self.what}")
 
     def memory(self) -> dict[str, Any]:
         """What must outlive the container."""

@@ -84,7 +84,7 @@ class ServeController:
             self._stop(self.course, self.attempt, "the node stops")
 
     def status(self) -> dict[str, Any] | None:
-        """What there is to tell; None when nothing is wanted."""
+        """The status to write; None when nothing is wanted."""
         course, attempt = self.course, self.attempt
         if course is None:
             return None
@@ -146,7 +146,7 @@ class ServeController:
         if self.course and (not same or (fresh and self.course.phase == "failed")):
             if self.attempt:
                 self.attempt.stop_in_order()
-                self._stop(self.course, self.attempt, "something else is wanted")
+                self._stop(self.course, self.attempt, "superseded by a new request")
             self.course = None
         if wanted and self.course is None:
             self.course = self._remember(ServeState(wanted))

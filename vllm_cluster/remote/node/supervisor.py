@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs in every container under its init: keeps Ray up and, on the head, keeps a model served.
 
-Standard library only and Python 3.10, because it runs in whatever image the user chose.
+Standard library only and Python 3.10, because it runs in any image that the user chose.
 One loop looks at everything five times a second and alone decides, so nothing needs a lock. Threads do only what
 blocks, reading a child's lines and asking the API, and leave what they saw in a field for the loop to find.
 """
@@ -69,7 +69,7 @@ class Supervisor:
         )
 
     def run(self) -> int:
-        """Keep everything up until told to stop; a bug ends us and the container, and Docker starts it again."""
+        """Keep everything up until a stop; a bug ends this program and the container, and Docker starts it again."""
         try:
             while not self.stopping.is_set():
                 self._keep_ray()
@@ -90,7 +90,7 @@ class Supervisor:
         return 0
 
     def publish(self) -> None:
-        """Write status.json when there is something new to tell, and at each beat, so that its age tells of ours."""
+        """Write status.json when something is new, and at each beat: its age shows whether this program lives."""
         ray = {
             "state": self._ray_state,
             "restarts": self._restarts,
@@ -156,9 +156,9 @@ class Supervisor:
         return self._look()
 
     def _look(self) -> str | None:
-        """Whether Ray's processes live: `ray start --block` goes on when they end with code 0 or by SIGTERM.
+        """Whether Ray's processes live: `ray start --block` continues when they end with code 0 or by SIGTERM.
 
-        Nor does it see that the head is another one. Only a refusal counts, for it says that nobody listens: a head
+        Nor does it see that the head is another one. Only a refusal counts, since then no process listens: a head
         that does not answer may come back, and Ray waits for it.
         """
         for what, where in (
@@ -169,7 +169,7 @@ class Supervisor:
             refused = isinstance(error, ConnectionRefusedError)
             self._misses[what] = self._misses.get(what, 0) + 1 if refused else 0
             if where and self._misses[what] >= self._pace.misses:
-                return f"{what} has ended: nobody listens at {where[0]}:{where[1]}"
+                return f"{what} has ended: no process listens at {where[0]}:{where[1]}"
             if where and where == self._head:
                 self._silent = self._silent + 1 if error else 0
                 silent = self._silent >= self._pace.misses
@@ -225,7 +225,7 @@ class Supervisor:
             self._nodes, self._nodes_at = json.loads(line)["nodes"], time.monotonic()
 
     def _reap(self) -> None:
-        """Orphans come to us; those that somebody waits for are left to him."""
+        """Orphans come to this process; those that a thread waits for are left to it."""
         attempt = self._serving.attempt if self._serving else None
         children = (self._ray, self._watch, self._checker.child, attempt.child if attempt else None)
         known = {child.pid for child in children if child}
@@ -272,7 +272,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def supervise(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int:
-    """Be the node until somebody says stop."""
+    """Be the node until a signal stops it."""
     logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
     # Orphans of Ray and vLLM become our children: else nobody could find them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

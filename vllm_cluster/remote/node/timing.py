@@ -1,4 +1,4 @@
-"""How long things may take inside a node."""
+"""How long each step may take inside a node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """How long things may take, in seconds; tests make it faster."""
+    """How long each step may take, in seconds; tests make it faster."""
 
     tick: float = 0.2
     # status.json is written at least this often: who reads it distrusts what is older than a few of these.

@@ -20,7 +20,7 @@ KEY_FILE = "VCLUSTER_API_KEY_FILE"
 
 
 class RequireKey:
-    """ASGI middleware: `Authorization: Bearer KEY` or nothing. Without a key of its own it lets nobody in."""
+    """ASGI middleware: `Authorization: Bearer KEY` or nothing. Without a key of its own it refuses every request."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -57,7 +57,7 @@ class RequireKey:
         status, code, message = (
             401,
             "invalid_api_key",
-            "send the header Authorization: Bearer KEY with the cluster's key",
+            "missing or wrong API key: send Authorization: Bearer KEY (vcluster key prints it)",
         )
         if not self._key:
             status, code, message = (
