@@ -136,7 +136,7 @@ def test_a_request_from_a_laptop_that_slept_is_refused() -> None:
 
 
 @pytest.mark.promise("P34")
-@pytest.mark.parametrize("verb", ["serve", "stop"])
+@pytest.mark.parametrize("verb", ["serve", "stop", "up"])
 def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)
     with lab.inside(world):
@@ -146,6 +146,8 @@ def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
         def replaces(inventory: Inventory, emit: Emit, runtime: Runtime) -> object:
             if verb == "stop":
                 return stop.stop(inventory, emit, confirm=lambda _: True, runtime=runtime)
+            if verb == "up":
+                return lab.do_up(inventory.model_copy(update={"head": "gpu2"}), emit, runtime)
             return lab.do_serve(inventory, emit, runtime, model="org/b")
 
         def hook(call: Call) -> None:
@@ -160,8 +162,8 @@ def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
         outcome = lab.run(world, inventory, partial(lab.do_serve, model="org/a"), script)
         assert isinstance(outcome.error, Replaced), outcome.error
         assert outcome.error.exit_code == 75
-        what = "stop" if verb == "stop" else "serve org/b"
-        assert f" ran {what} at 20" in outcome.error.message
+        words = {"stop": " ran stop at 20", "serve": " ran serve org/b at 20", "up": "moved the head to another host"}
+        assert words[verb] in outcome.error.message
 
 
 @pytest.mark.promise("P11")

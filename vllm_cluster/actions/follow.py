@@ -10,13 +10,13 @@ from dataclasses import replace
 from vllm_cluster.actions.explain import add_cause
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.errors import HostError, Interrupted, VclusterError
+from vllm_cluster.errors import HostError, Interrupted, Replaced, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.barrier import refuse_failing
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.node_handle import NodeHandle, NodeState
 
 POLL = 0.3
 # The node program looks at what is wanted several times a second; silence for this long means it does not.
@@ -72,13 +72,16 @@ class Follower:
             if self._log:
                 self._log.show()
             if serving is None or serving.request != self._number:
-                self._await_pickup()
+                self._await_pickup(node)
             elif self._see(serving):
                 return
             self._fleet.runtime.clock.sleep(POLL)
 
-    def _await_pickup(self) -> None:
+    def _await_pickup(self, node: NodeState) -> None:
         serve_request.refuse_replaced(self._node, self._number)
+        if node.status and node.status.role == "worker":
+            text = f"{self._head.name}: serve: another run moved the head to another host"
+            raise Replaced(text, hint="vcluster status")
         if not self._pickup.left():
             raise HostError(
                 self._head.name,
