@@ -198,7 +198,7 @@ def test_people_read_the_same(cluster: Sandbox) -> None:
     inventory = cluster.rewrite(Path("other.yaml"), replace=[("gpu2: {", "gpu2: {gpus: 8, ")])
     run = cluster.vcluster("check", inventory=inventory)
     assert run.code == 3
-    assert "error gpus-fewer  gpu2: 2 GPUs found, inventory expects 8" in run.out
+    assert "error gpus-fewer  gpu2: 2 logical GPUs found, inventory expects 8" in run.out
     assert "\n  fix: set hosts.gpu2.gpus to 2" in run.out
     assert "2 hosts checked in" in run.out.splitlines()[-1]
     assert "error" not in run.err

@@ -76,7 +76,7 @@ def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster:
     wrong.write_text(text + "\n")
     refused = cluster.vcluster("up", inventory=wrong)
     assert refused.code == 3
-    assert "gpu2: 2 GPUs found, inventory expects 3" in refused.err
+    assert "gpu2: 2 logical GPUs found, inventory expects 3" in refused.err
     assert "hosts.gpu2.gpus" in refused.err
     assert cluster.nodes() == before
 
