@@ -200,7 +200,7 @@ def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
     assert [(one["host"], one["text"]) for one in checked["findings"] if one["code"] == "port"] == [
         ("gpu1", "port 8000 is already in use (ports.api)")
     ]
-    assert (taken.code, "gpu1: port 8000 is taken" in taken.err) == (3, True)
+    assert (taken.code, "gpu1: serve: port 8000 is already in use (ports.api)" in taken.err) == (3, True)
 
 
 @pytest.mark.cluster("up")
