@@ -107,7 +107,7 @@ def accepts(client: Client, kind: Kind, alias: str) -> bool:
 @pytest.fixture(scope="module")
 def same() -> Iterator[dict[str, bool]]:
     """Of each case, whether both transports came to the verdict of ssh; kept as the figure of P16."""
-    what = "as ssh says, by both; for @cert-authority Fabric refuses and names openssh"
+    what = "as ssh decides, by both; for @cert-authority Fabric refuses and names openssh"
     with tallied("P16", "known_hosts × ssh_config × both transports, beside the real ssh", what) as verdicts:
         yield verdicts
 

@@ -26,7 +26,7 @@ PAGE = """# Promises
 What vcluster promises, how each promise is attacked, and what came of it the last time.
 Each row was written by its attack, never by hand, on its day, on {machine}.
 `make promises` runs them all; `make promises ARGS="P31 P34"` runs those of some promises, and the other rows stay.
-The hosts are the sandbox's: real sshd, real Docker, real Ray and real vLLM on one machine, unless a row says otherwise.
+The hosts are the sandbox's: real sshd, real Docker, real Ray and real vLLM on one machine, unless a row names others.
 A row in bold did not hold; the longest times of all cases are shown.
 
 Versions on the last day: {versions}.

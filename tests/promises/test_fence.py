@@ -125,7 +125,7 @@ def test_inventories_with_different_heads(sandbox: Sandbox) -> None:
 @pytest.mark.cluster("empty")
 def test_the_one_with_another_head_may_wait(sandbox: Sandbox) -> None:
     here, there = head_on(sandbox, "gpu1"), head_on(sandbox, "gpu2")
-    with attack("P34", "the second of two up with different heads says --wait 120") as measured:
+    with attack("P34", "the second of two up with different heads has --wait 120") as measured:
         with heads_of(sandbox) as heads:
             runs = race(here, "--wait", "120", other=there, until=partial(held_by, sandbox, "up"))
         assert [run.process.returncode for run in runs] == [0, 0], [run.events[-1] for run in runs]

@@ -50,7 +50,7 @@ def test_serves_again(sandbox: Sandbox, row: tuple[str, str, str, bool]) -> None
         unready, ready = until_ready_again(cluster, broke, LIMIT)
         assert answers(cluster) == said
         status = cluster.vcluster("status").ok().out
-        measured.figure = f"told as not ready after {unready:.0f} s, serving again after {ready:.0f} s"
+        measured.figure = f"not ready after {unready:.0f} s, serving again after {ready:.0f} s"
         if kept:
             assert "recovered from a failure " in status, status
             measured.figure += "; first failure kept and shown"
@@ -75,7 +75,7 @@ def test_a_host_is_restarted(sandbox: Sandbox, host: str) -> None:
 def test_a_container_that_a_person_stopped(sandbox: Sandbox) -> None:
     """Docker takes `docker kill` for a person's wish and leaves the container alone; an `up` brings it back."""
     cluster = serve(with_secrets(sandbox))
-    with attack("P27", "docker kill of a worker's container, which Docker takes for a wish") as measured:
+    with attack("P27", "docker kill of a worker's container, which Docker takes for a stop by a person") as measured:
         broke = time.time()
         root(cluster, "gpu2", "docker kill vcluster-sandbox")
         cluster.vcluster("up", "--yes").ok()
@@ -115,5 +115,5 @@ def test_a_worker_is_missing(sandbox: Sandbox) -> None:
             looks += 1
         refused = cluster.vcluster("serve", "sandbox/tiny-llama")
         assert (refused.code, "fix: vcluster up" in refused.err) == (3, True)
-        measured.figure = f"told as not ready after {noticed:.0f} s, and in none of {looks} looks until a minute later"
+        measured.figure = f"not ready after {noticed:.0f} s, and in none of {looks} looks until a minute later"
     cluster.vcluster("up", "--yes").ok()

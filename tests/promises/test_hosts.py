@@ -49,12 +49,12 @@ def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand) -> None:
     undo = f"docker rm -f -v {' '.join(made)}; docker volume rm vcluster-sandbox2-state"
     with (
         broken(sandbox, "gpu2", f"{make}; docker volume create vcluster-sandbox2-state", undo),
-        attack("P20", "containers and volumes of others with names like ours") as measured,
+        attack("P20", "containers and volumes of others with names like those of vcluster") as measured,
     ):
         sandbox.vcluster("down", "--yes").ok()
         left = stands(sandbox)["gpu2"] - empty["gpu2"]
         assert left == {f"container {name}" for name in made} | {"volume vcluster-sandbox2-state"}
-        measured.figure = "down left all 4 of them and removed all of ours"
+        measured.figure = "down left all 4 of them and removed all of its own"
 
 
 # Docker is killed while it makes labelled volumes, and started again; prints those that came out without their label.
@@ -81,7 +81,7 @@ def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand
     blank = "docker volume create vcluster-sandbox-state; docker volume create vcluster-sandbox-secrets-0123456789ab"
     data = names.Sandbox(sandbox.folder).data("gpu2")
     theirs = f"{data}/docker/volumes/vcluster-sandbox-state/_data/theirs"
-    with attack("P6", "volumes of ours that Docker had not labelled yet when it died") as measured:
+    with attack("P6", "our volumes that Docker had not labelled yet when it died") as measured:
         left, kills = list[str](), 0
         while not left and kills < MOST_KILLS:
             left = root(sandbox, "gpu2", KILLED_WHILE_IT_MAKES_VOLUMES.format(data=data)).splitlines()
@@ -164,7 +164,7 @@ def test_a_clock_an_hour_off(sandbox: Sandbox) -> None:
         assert re.search(r"(3600|3599) s", warned[0]["text"]), warned
         with something_to_do(sandbox, 1.5):
             judge(race(sandbox))
-        measured.figure = f"warned ({warned[0]['text'].partition(';')[0]}), up goes on; of two up one got the lease"
+        measured.figure = f"warned ({warned[0]['text'].partition(';')[0]}), up continues; of two up one got the lease"
 
 
 @pytest.mark.cluster("empty")

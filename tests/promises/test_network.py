@@ -60,7 +60,7 @@ def test_a_closed_port(sandbox: Sandbox, empty: Stand, transport: str) -> None:
 def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, transport: str, proxied: bool) -> None:
     """Without a proxy the first packet is not answered; with one the connection stands, and sshd says nothing."""
     there = sandbox if proxied and transport == "fabric" else direct(sandbox, transport)
-    kind = "greets nobody" if there is sandbox else "answers no packet"
+    kind = "sends no greeting" if there is sandbox else "answers no packet"
     with black_hole(sandbox, "gpu2"), attack("P5", f"a host that {kind} ({transport})") as measured:
         refused = there.vcluster("up", seconds=60)
         took = measured.seconds
@@ -196,4 +196,4 @@ def test_a_stopped_sshd(sandbox: Sandbox, empty: Stand) -> None:
                 took = measured.seconds
         assert took <= SILENCE + MARGIN
         left = settle(sandbox, with_nodes(empty), SILENCE)
-        measured.figure = f"given up after {took:.1f} s; {left:.1f} s after it went on nothing of ours ran there"
+        measured.figure = f"given up after {took:.1f} s; {left:.1f} s after it went on nothing of vcluster ran there"

@@ -35,7 +35,7 @@ def test_healthy_is_not_ready(world: World, completion: str, what: str) -> None:
         world.want("one")
         failed = world.phase("failed")
         assert (failed.ready_at, failed.seconds_to_ready) == (None, None)
-        measured.figure = f"never ready; told as: {failed.first_failure.what[:80]}"
+        measured.figure = f"never ready; named: {failed.first_failure.what[:80]}"
 
 
 def test_a_missing_worker_is_waited_for(world: World) -> None:
@@ -45,4 +45,4 @@ def test_a_missing_worker_is_waited_for(world: World) -> None:
         world.want("one")
         detail = world.phase("waiting", detail="GPUs 2/4").detail
         assert world.attempts == []
-        measured.figure = f"never started; told as: {detail}"
+        measured.figure = f"never started; named: {detail}"

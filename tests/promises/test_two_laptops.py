@@ -41,7 +41,7 @@ def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand) -> None:
 
 @pytest.mark.cluster("up")
 def test_the_other_may_wait(sandbox: Sandbox) -> None:
-    with something_to_do(sandbox, 3), attack("P11", "the second of two up says --wait 60") as measured:
+    with something_to_do(sandbox, 3), attack("P11", "the second of two up has --wait 60") as measured:
         with controller(sandbox, "up", "--yes") as one:
             assert one.read_until(planned)
             with controller(sandbox, "up", "--yes", "--wait", "60") as other:

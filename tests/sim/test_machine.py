@@ -281,7 +281,7 @@ def test_any_course_converges() -> None:
             "sim: any inventory × any world",
             f"{RUNS['do_plan']} plans: what ran is what was printed; 0 changing calls",
         ),
-        ("P19", "sim: down after any course", f"{RUNS['do_down']} runs of down: nothing of ours left"),
+        ("P19", "sim: down after any course", f"{RUNS['do_down']} runs of down: nothing left"),
         ("P20", "sim: neighbours with similar names", f"{total} runs: theirs byte for byte as before"),
     ):
         record(promise, attack, what, True)

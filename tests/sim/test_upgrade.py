@@ -105,4 +105,4 @@ def test_the_landed_versions_cluster_is_recreated_once_and_asked() -> None:
         assert lab.run(world, inventory, lab.do_up).error is None
         oracle.converged(world, inventory)
         oracle.untouched(lab.run(world, inventory, lab.do_up))
-    record("P43", "sim: a serving cluster of the version before", "plan says why; asked; recreated once", True)
+    record("P43", "sim: a serving cluster of the version before", "plan gives the reason; asked; recreated once", True)

@@ -65,7 +65,7 @@ SUPERLATIVE = re.compile(r"_?(?:MOST|LEAST|LONGEST|LARGEST|SMALLEST|OLDEST|NEWES
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # How many texts of each room still hold such a word or phrase: a number here may only fall, and the aim is 0.
 CEILINGS = {
-    "docs": 26,
+    "docs": 0,
 }
 
 
