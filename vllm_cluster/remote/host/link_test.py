@@ -39,9 +39,12 @@ ASYNC_TIMEOUT = asyncio.TimeoutError  # before Python 3.11 it is no OSError
 
 
 def send(row: Mapping[str, Any]) -> None:
-    """One JSON line."""
-    sys.stdout.write(json.dumps(row) + "\n")
-    sys.stdout.flush()
+    """One JSON line; where its reader has gone, this program ends as it does with its input."""
+    try:
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(0)
 
 
 class LinkTester:
