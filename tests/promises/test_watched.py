@@ -38,7 +38,7 @@ def until_not_ready(cluster: Sandbox, began: float) -> tuple[float, str]:
 
 def test_an_engine_that_hangs_behind_a_good_health(sandbox: Sandbox) -> None:
     cluster = serve(with_secrets(sandbox))
-    with attack("P38", "the engine is stopped (SIGSTOP), /health goes on saying 200") as measured:
+    with attack("P38", "the engine is stopped (SIGSTOP), /health still answers 200") as measured:
         broke, began = time.time(), time.monotonic()
         root(cluster, "gpu1", f"{IN} pkill -STOP -f VLLM::EngineCore")
         took, said = until_not_ready(cluster, began)
