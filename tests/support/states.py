@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+from tests.support.breaks import HOSTS
 from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
 
@@ -29,7 +30,6 @@ SERVE = (*PLAIN, "--", "--dtype", "float32")
 # In this order, where nothing speaks for another.
 STATES = ("none", "fresh", "empty", "up", "serving", "plain", "served", "own")
 LEFT = (*STATES, "changed")
-HOSTS = ("gpu1", "gpu2")
 T = TypeVar("T")
 Argv = tuple[str, ...]
 

@@ -116,7 +116,7 @@ def wrong(text: str) -> str | None:
 def over() -> dict[str, list[str]]:
     """Every text that is still to be written in plain English, by the room that it is in."""
     found: dict[str, list[str]] = {name: [] for name in CEILINGS}
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     places = [(path, room(path).split("/")[0].removesuffix(".py"), texts(path.read_text())) for path in MODULES]
     places += [(path, "docs", prose(path.read_text())) for path in pages]
     for path, where, lines in places:

@@ -54,7 +54,7 @@ def observe(
     engine.owner = user_numbers(inventory.user or "")
     # All of them: one that has the name that ours would get is in its way, whatever its labels.
     images = engine.images()
-    # Without its labels a copy is what it is: somebody else's container.
+    # Without its labels a copy belongs to others.
     every = [replace(c, labels={}) if is_copy(c, images) else c for c in engine.containers(None)]
     facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
     # What a cluster left says whose it was; where a node is, the node says it, if its version knew ids.
