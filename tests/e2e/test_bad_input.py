@@ -179,9 +179,14 @@ def test_a_lease_that_somebody_holds(cluster: Sandbox) -> None:
         (["sandbox/tiny-llama", "--tp", "3"], 2, "choose one of 1, 2, 4"),
         (["sandbox/tiny-llama", "--tp", "3", "--pp", "1"], 3, "TP=3 does not divide its 4 attention heads"),
         (["sandbox/tiny-llama", "--tp", "4", "--pp", "2"], 2, "needs 8 GPUs; the cluster has 4"),
+        (["sandbox/tiny-lama"], 3, "did you mean sandbox/tiny-llama?"),
+        (["sandbox/tiny-llama", "--", "--max-model-ln", "64"], 3, "unrecognized arguments: --max-model-ln"),
+        (["sandbox/tiny-llama", "--", "--max-model-len", "100000"], 3, "max_model_len (100000) is greater"),
+        (["sandbox/tiny-llama", "--", "--config", "/models/n.yml"], 3, "No such file or directory: '/models/n.yml'"),
     ],
 )
 def test_what_cannot_be_served(cluster: Sandbox, argv: list[str], code: int, message: str) -> None:
+    """Though nothing is served yet: each is refused before anything starts."""
     refused = cluster.vcluster("serve", *argv)
     assert (refused.code, message in refused.err) == (code, True), refused.err
     assert cluster.vcluster("status", "--json").json()["up"] is True

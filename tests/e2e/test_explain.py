@@ -30,8 +30,7 @@ def test_serve_names_what_is_known_and_guesses_nothing_from_earlier_failures(clu
     assert (found["verdict"], found["cause"]["failure"]) == ("explained", "28")
     assert found["cause"]["lines"][0]["source"].startswith("gpu")
     refused = changed.vcluster("serve", MODEL, "--", "--no-such-flag")
-    # Nothing is served that the flags could cost: vLLM judges them itself when it starts.
-    assert (refused.code, "failure 28" in refused.err) == (1, False), refused.err
+    assert (refused.code, "failure 28" in refused.err) == (3, False), refused.err
     cluster.vcluster("up", "--yes").ok()
     cluster.vcluster("serve", MODEL, "--yes").ok()
     well = cluster.vcluster("explain", "--json").ok().json()

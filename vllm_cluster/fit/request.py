@@ -127,7 +127,10 @@ def _total(asked: Asked) -> int:
 def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[RequestProblem]:
     if judged.flags == "refused":
         text = f"vLLM refuses these flags: {judged.problem}"
-        yield RequestProblem(head, text, f"on {head}: docker exec {asked.node} vllm serve --help=all")
+        known = f"on {head}: docker exec {asked.node} vllm serve --help=all"
+        lacking = "No such file" in judged.problem and "config" in vllm.options(asked.extra)
+        fix = "vLLM reads the file of --config in the node: put it below model_cache, or mount its folder with volumes"
+        yield RequestProblem(head, text, fix if lacking else known)
         return
     for option, fix in vllm.undone(judged.values, judged.given, asked.argv):
         yield RequestProblem(

@@ -15,10 +15,10 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 
-# vLLM's parser answers in a tenth of a second once it is at hand; on a busy host it is loaded in a minute.
-VLLM_SECONDS = 20.0
+# vLLM's parser answers in a tenth of a second; it is imported right after `up`, for the first time from a cold disk.
+VLLM_SECONDS = 90.0
 # Two requests to the hub, a start of Python, and what is above.
-ASK_SECONDS = 60.0
+ASK_SECONDS = 130.0
 
 _FILES, _JUDGED = TypeAdapter(Files), TypeAdapter(Judged)
 

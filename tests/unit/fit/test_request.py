@@ -68,6 +68,14 @@ def test_a_name_that_is_nowhere(files: dict[str, Any], text: str) -> None:
     assert text in found
 
 
+def test_a_file_of_flags_is_looked_for_in_the_node() -> None:
+    lacking = Judged(flags="refused", problem="[Errno 2] No such file or directory: 'serve.yaml'")
+    (found,) = said(asked(8, 2, "--config", "serve.yaml"), judged=lacking)
+    assert "put it below model_cache" in found
+    (other,) = said(asked(8, 2, "--chat-template=x"), judged=lacking)
+    assert "vllm serve --help=all" in other
+
+
 def test_each_rank_needs_the_files_on_its_own_host() -> None:
     files = {"gpu1": HERE, "gpu2": Files("nowhere", "it is not in the model cache, and HF_HUB_OFFLINE is set")}
     (found,) = said(asked(), files)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -106,15 +107,18 @@ def cached(home: Path, name: str = "org/model", *, index: bool = False) -> Path:
     return snapshot
 
 
-@pytest.mark.slow
-def test_flags_are_judged_by_vllm_s_own_parser_while_a_model_is_served(world: World) -> None:
-    install(world)
-    cached(world.folder / "hf")
-    world.start()
-    assert "unchecked" in check(world, seconds=1)["vllm"]
-    world.want("one")
-    world.phase("ready")
-    eventually((world.state / "check.sock").exists, "the parser")
+def checkers(world: World) -> list[str]:
+    """The processes that import vLLM to answer."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+            found += [process.name] if words[1:3] == [str(world.opt / "node.py"), "checker"] else []
+    return found
+
+
+def judge(world: World, *, served: bool) -> None:
+    """What vLLM's own parser answers about good and bad flags, while nothing or a model is served."""
     good = check(world, "--max-model-len", "1024")["vllm"]
     assert (good["flags"], good["values"], good["model"]) == ("accepted", {"nnodes": 1}, "accepted")
     assert set(good["given"]) >= {"max_model_len", "model_tag"}
@@ -125,7 +129,42 @@ def test_flags_are_judged_by_vllm_s_own_parser_while_a_model_is_served(world: Wo
     long = check(world, "--max-model-len=4096")["vllm"]
     assert (long["flags"], long["model"], long["problem"]) == ("accepted", "refused", "too long: 2048 at most")
     # Questions leave nothing behind, and the model goes on.
-    assert len(world.attempts) == 1
+    assert len(world.attempts) == served
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [False, True])
+def test_flags_are_judged_by_vllm_s_own_parser_before_anything_starts(world: World, *, served: bool) -> None:
+    install(world)
+    cached(world.folder / "hf")
+    world.start()
+    if served:
+        world.want("one")
+        world.phase("ready")
+    eventually((world.state / "check.sock").exists, "the parser")
+    judge(world, served=served)
+
+
+@pytest.mark.slow
+def test_who_asks_while_a_model_starts_is_answered_too(world: World) -> None:
+    """A node that starts again beside a request imports vLLM for the model first, for the parser once it is asked."""
+    install(world)
+    cached(world.folder / "hf")
+    world.plan({"loading": True})
+    world.want("one")
+    world.start()
+    eventually(lambda: world.attempts, "vLLM")
+    assert not checkers(world)
+    assert check(world, "--max-model-ln", "1024")["vllm"]["flags"] == "refused"
+    assert len(checkers(world)) == 1
+
+
+@pytest.mark.slow
+def test_a_vllm_that_ends_its_importer_is_an_answer(world: World) -> None:
+    install(world, "import os\nos._exit(132)")
+    world.start()
+    eventually((world.state / "check.sock").exists, "the parser")
+    assert check(world)["vllm"] == {"unchecked": "importing the image's vLLM ended with exit code 132"}
 
 
 @pytest.mark.slow
@@ -139,8 +178,6 @@ def test_flags_are_judged_by_vllm_s_own_parser_while_a_model_is_served(world: Wo
 def test_another_vllm_is_not_checked_and_that_is_said(world: World, serve: str, why: str) -> None:
     install(world, serve)
     world.start()
-    world.want("one")
-    world.phase("ready")
     eventually((world.state / "check.sock").exists, "the parser")
     answer = check(world, "--no-such-flag")["vllm"]
     assert list(answer) == ["unchecked"]

@@ -1,7 +1,8 @@
 """Judges flags and a model's config as vLLM itself would, before anything is stopped for them.
 
-Importing vLLM costs 10 s of a processor, so one process does it once, at the lowest priority while a model is served,
-and forks for every question: its answer takes a tenth of a second.
+Importing vLLM costs 10 s of a processor, so one process does it once, at the lowest priority and before anything is
+asked, and forks for every question: its answer takes a tenth of a second. The socket is the node program's and outlives
+that process: who asks while vLLM is imported waits in its queue.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import io
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -29,18 +31,36 @@ MAX_QUESTION = 1 << 20
 PAUSE = 60.0
 
 
-def serve_checks(state: Path) -> int:
-    """Answer questions until this process is ended."""
+def listening(state: Path) -> socket.socket:
+    """The socket on which questions come in, for this container's user alone."""
+    server = socket.socket(socket.AF_UNIX)
+    with _short(state) as path:
+        Path(path).unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            server.bind(path)
+        finally:
+            os.umask(before)
+    server.listen(8)
+    return server
+
+
+@contextlib.contextmanager
+def _short(state: Path) -> Iterator[str]:
+    """The path of the socket: it may have 108 bytes, and that of its folder can be longer."""
+    folder = os.open(state, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET}"
+    finally:
+        os.close(folder)
+
+
+def serve_checks() -> int:
+    """Answer questions on the socket that is standard input, until this process is ended."""
     os.nice(19)
-    # A path of a socket may have 108 bytes, that of the folder can be longer.
-    os.chdir(state)
-    Path(SOCKET).unlink(missing_ok=True)
-    os.umask(0o177)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(SOCKET)
-        server.listen(8)  # who asks while vLLM is imported waits in this queue
-        parser, trouble = _load()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    parser, trouble = _load()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=os.dup(0)) as server:
         while True:
             client, _ = server.accept()
             with client:
@@ -127,18 +147,15 @@ def ask(state: Path, question: Mapping[str, Any], seconds: float) -> dict[str, A
     """The answer of the process above; `unchecked` is why there is none, or only a part of it."""
     answer: dict[str, Any] = {}
     deadline = time.monotonic() + seconds
-    os.chdir(state)
     try:
-        with socket.socket(socket.AF_UNIX) as client:
+        with socket.socket(socket.AF_UNIX) as client, _short(state) as path:
             client.settimeout(max(0.1, seconds))
-            client.connect(SOCKET)
+            client.connect(path)
             client.sendall(json.dumps(question).encode() + b"\n")
             with client.makefile("rb") as file:
                 while line := file.readline():
                     answer |= json.loads(line)
                     client.settimeout(max(0.1, deadline - time.monotonic()))
-    except (FileNotFoundError, ConnectionRefusedError):
-        answer["unchecked"] = "vLLM checks them itself when it starts"  # the process above runs once a model is ready
     except TimeoutError:
         answer["unchecked"] = f"the image's vLLM has not answered within {seconds:.0f} s"
     except (OSError, ValueError) as error:
@@ -162,14 +179,33 @@ def check(state: Path, text: str) -> int:
 
 
 class Standby:
-    """Keeps the process that answers, from when a model is first ready: before, a bad request costs nothing."""
+    """Keeps the process that answers, from when the cluster is up; while a model starts, only once it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: Path) -> None:
         self.child: Child | None = None
+        self._state = state
+        self._server: socket.socket | None = None
 
-    def keep(self, *, ready: bool) -> None:
-        """Start it when it is due."""
-        if not ready or (self.child and (self.child.code() is None or time.monotonic() - self.child.began < PAUSE)):
+    def keep(self, *, due: bool) -> None:
+        """Start it when it is due or asked; where it has just ended, answer so."""
+        if self.child and self.child.code() is None:
             return
-        program = [sys.executable, str(Path(__file__).parents[__name__.count(".")] / "node.py"), "checker"]
-        self.child = Child("checker", program, os.environ, lambda _: None, quiet=True)
+        with contextlib.suppress(OSError):  # a full disk: the next look may find room
+            self._server = self._server or listening(self._state)
+        if self._server is None:
+            return
+        asked = bool(select.select([self._server], [], [], 0)[0])
+        if self.child and time.monotonic() - self.child.began < PAUSE:
+            if asked:
+                _refuse(self._server, f"importing the image's vLLM ended with exit code {self.child.code()}")
+        elif due or asked:
+            program = [sys.executable, str(Path(__file__).parents[__name__.count(".")] / "node.py"), "checker"]
+            self.child = Child("checker", program, os.environ, lambda _: None, quiet=True, stdin=self._server.fileno())
+
+
+def _refuse(server: socket.socket, why: str) -> None:
+    client, _ = server.accept()
+    client.settimeout(0.5)
+    with client, contextlib.suppress(OSError), client.makefile("rwb") as file:
+        file.readline(MAX_QUESTION)  # what is not read resets the connection, and the answer with it
+        file.write(json.dumps({"unchecked": why}).encode() + b"\n")

@@ -113,7 +113,14 @@ class Child:
     """A command in a session of its own: its lines are printed, and the last ones kept."""
 
     def __init__(
-        self, name: str, argv: Sequence[str], env: Mapping[str, str], see: Callable[[str], None], *, quiet: bool = False
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        see: Callable[[str], None],
+        *,
+        quiet: bool = False,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         self.name, self.began = name, time.monotonic()
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
@@ -122,9 +129,7 @@ class Child:
         self._reader: threading.Thread | None = None
         out, err = subprocess.PIPE, subprocess.STDOUT
         try:
-            self._process = subprocess.Popen(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
+            self._process = subprocess.Popen(argv, env=env, stdin=stdin, stdout=out, stderr=err, start_new_session=True)
         except OSError as error:
             self._take(f"{argv[0]}: {error.strerror}")
             return

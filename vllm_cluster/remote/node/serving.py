@@ -68,9 +68,9 @@ class ServeController:
             self._take(self._requests.served, fresh=True)
 
     @property
-    def ready(self) -> bool:
-        """Whether a model answers."""
-        return self.course is not None and self.course.phase == "ready"
+    def settled(self) -> bool:
+        """Whether no start of a model is under way, which needs the processors itself."""
+        return self.course is None or self.course.phase in ("ready", "failed")
 
     def ray_ended(self, why: str) -> None:
         """End vLLM, whose ranks have gone with Ray."""

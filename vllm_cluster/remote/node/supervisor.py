@@ -58,7 +58,7 @@ class Supervisor:
         self._silent = 0
         self._watch: Child | None = None
         self._watch_due = 0.0
-        self._checker = Standby()
+        self._checker = Standby(state_folder())
         self._nodes: list[dict[str, Any]] | None = None
         self._nodes_at = 0.0
         self._version = ray_version()
@@ -76,7 +76,7 @@ class Supervisor:
                 if self._serving:
                     self._keep_watch()
                     self._serving.tick(self._nodes)
-                    self._checker.keep(ready=self._serving.ready)
+                    self._checker.keep(due=self._nodes is not None and self._serving.settled)
                 self._reap()
                 self.publish()
                 self.stopping.wait(self._pace.tick)
@@ -263,7 +263,7 @@ def main(argv: Sequence[str]) -> int:
     if given.command == "ray-nodes":
         return ray_nodes(given.address, given.every)
     if given.command in ("checker", "check"):
-        return serve_checks(state_folder()) if given.command == "checker" else check(state_folder(), given.question)
+        return serve_checks() if given.command == "checker" else check(state_folder(), given.question)
     if given.command == "status":
         sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
         return 0
