@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.carriers import REMOTE, Client
-from tests.support.sshd import Sshd, free_port
+from tests.support.ports import free_port
+from tests.support.sshd import Sshd
 from vllm_cluster.actions.tunnel import Passage
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import HostError, UsageError, VclusterError

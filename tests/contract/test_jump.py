@@ -16,7 +16,8 @@ import pytest
 from tests.support.carriers import Client, make
 from tests.support.login_shells import forced
 from tests.support.paths import ROOT
-from tests.support.sshd import Sshd, free_port
+from tests.support.ports import free_port
+from tests.support.sshd import Sshd
 from tests.support.waiting import until
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import HostKeyRejected, Unreachable, UsageError, VclusterError

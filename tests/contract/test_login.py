@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.carriers import Client, make
-from tests.support.sshd import USER, Sshd, free_port, keygen
+from tests.support.ports import free_port
+from tests.support.sshd import USER, Sshd, keygen
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import AuthenticationFailed, Unreachable, UsageError, VclusterError
 from vllm_cluster.transport import Kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,7 @@ import bcrypt
 import pytest
 
 from tests.support import docker_api
+from tests.support.ports import free_port
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.run.connection import HostConnection
@@ -72,8 +72,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     program = shutil.which("docker-registry")
     assert program, "docker-registry not found; scripts/setup-sshd.sh installs it"
     folder = tmp_path_factory.mktemp("registry")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     (folder / "htpasswd").write_text(f"{USER}:{bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(5)).decode()}\n")
     (folder / "config.yml").write_text(CONFIG.format(folder=folder, port=port))
     with (folder / "log").open("wb") as log:

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -56,6 +57,40 @@ class Ended:
     seconds: float
 
 
+class Sessions:
+    """The sessions that lanes have of their own: the terminal interrupts its own session alone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: set[int] = set()
+        self._interrupted = False
+
+    @contextmanager
+    def running(self, session: int) -> Iterator[None]:
+        """Interrupt this session when this program is interrupted, or has been: it may come between start and here."""
+        with self._lock:
+            self._sessions.add(session)
+            if self._interrupted:
+                _interrupt(session)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sessions.discard(session)
+
+    def interrupt(self) -> None:
+        """Interrupt every session that runs, and each that has just begun."""
+        with self._lock:
+            self._interrupted = True
+            for session in self._sessions:
+                _interrupt(session)
+
+
+def _interrupt(session: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGINT)
+
+
 def tests(lane: str, marked: str, *argv: str) -> list[str]:
     """The command that runs a lane's tests."""
     # A cache of its own: it remembers what failed, and another run beside it or after it would forget that.
@@ -69,15 +104,12 @@ def run(lanes: Iterable[Lane], environment: Mapping[str, str] = {}) -> list[Ende
     lanes = list(lanes)
     for lane in lanes:
         lane.results.unlink(missing_ok=True)
-    apart: set[int] = set()
+    apart = Sessions()
     with ThreadPoolExecutor(len(lanes)) as pool:
         try:
             ended = list(pool.map(lambda lane: _run(lane, {**os.environ, **environment}, apart), lanes))
         except KeyboardInterrupt:
-            # The terminal interrupts its own session alone.
-            for session in apart.copy():
-                with suppress(ProcessLookupError):
-                    os.killpg(session, signal.SIGINT)
+            apart.interrupt()
             raise
     for one in ended:
         if not one.lane.live:
@@ -85,7 +117,7 @@ def run(lanes: Iterable[Lane], environment: Mapping[str, str] = {}) -> list[Ende
     return ended
 
 
-def _run(lane: Lane, environment: Mapping[str, str], apart: set[int]) -> Ended:
+def _run(lane: Lane, environment: Mapping[str, str], apart: Sessions) -> Ended:
     began, good = time.monotonic(), []
     with lane.log.open("wb") as log:
         for command in lane.commands:
@@ -104,7 +136,7 @@ def _run(lane: Lane, environment: Mapping[str, str], apart: set[int]) -> Ended:
 
 
 def _wait(
-    lane: Lane, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None, apart: set[int]
+    lane: Lane, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None, apart: Sessions
 ) -> int:
     """Run one command to its end; the exit code."""
     if not lane.nice:
@@ -112,12 +144,10 @@ def _wait(
     # Linux shares the processor among sessions first: the niceness of a process counts inside its session alone.
     argv = ["nice", "-n", str(lane.nice), *command]
     with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True) as process:
-        apart.add(process.pid)
         with suppress(OSError):  # macOS and containers without it have no such file
             Path(f"/proc/{process.pid}/autogroup").write_text(str(lane.nice))
-        code = process.wait()
-        apart.discard(process.pid)
-    return code
+        with apart.running(process.pid):
+            return process.wait()
 
 
 def summed_up(ended: Iterable[Ended]) -> bool:

@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.ports import free_port
+
 SSHD = Path("/usr/sbin/sshd")
 
 
@@ -33,12 +35,6 @@ def keygen(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
         stdin=subprocess.DEVNULL,
     )
     return path
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 @dataclass

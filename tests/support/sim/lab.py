@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -139,7 +141,9 @@ def _secret_id(cluster: str, name: str, value: str) -> str:
 @functools.cache
 def cache() -> Path:
     """Where wheels are kept, for all worlds."""
-    return Path(tempfile.mkdtemp(prefix="vcluster-sim-"))
+    folder = Path(tempfile.mkdtemp(prefix="vcluster-sim-"))
+    atexit.register(shutil.rmtree, folder)
+    return folder
 
 
 def _process(argv: Sequence[str], **_: Any) -> subprocess.CompletedProcess[Any]:

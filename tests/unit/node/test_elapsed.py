@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.node.world import World, eventually
+from tests.support.node.world import World
 from vllm_cluster.remote.node import elapsed
 
 # Each look at the wall clock finds it an hour further on.
@@ -28,7 +28,7 @@ def test_no_duration_is_of_the_wall_clock(world: World) -> None:
     for number, (name, phase) in enumerate((("good", "ready"), ("slow", "importing"), ("bad", "ready")), 1):
         world.want(name, {"epoch": number, "by": "ada@laptop"}, name=name)
         if name == "bad":
-            eventually(lambda: "back" in results(world), "back")
+            world.until(lambda: "back" in results(world), "back")
         served = world.phase(phase)
         if name == "good":
             assert 0 < served.seconds_to_ready < 60

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.node.world import HEAD, World, eventually, free_port, lives
+from tests.support.node.world import HEAD, World, eventually, lives
+from tests.support.ports import free_port
 from vllm_cluster.remote.node import supervisor
 
 

@@ -19,6 +19,7 @@ MAX_LINE = 16 * 1024
 SECRET_FILES = ("RAY_AUTH_TOKEN_PATH", "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
 # JSON: the variables that only processes below this one get, and the file with the value of each.
 HIDDEN_VARIABLES = "VCLUSTER_SECRET_ENVIRONMENT"
+_THREADS = 17  # of /proc/PID/stat behind the name: proc(5), num_threads
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -77,7 +78,8 @@ def _processes() -> dict[int, tuple[int, int]]:
                 fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             except OSError:
                 continue
-            if fields[0] != "Z":
+            # A process is a zombie from the end of its first thread on: while others are left, so are its ports and GPUs.
+            if fields[0] != "Z" or int(fields[_THREADS]) > 1:
                 found[int(folder.name)] = int(fields[1]), int(fields[3])
     return found
 
