@@ -207,8 +207,8 @@ class World:
         def there() -> object:
             serve = self.status.serve if self.status else None
             fits = serve and serve.phase == phase and generation in (None, serve.generation)
-            if phase == "importing":  # not counted yet: ended now, its plan would be the next one's
-                fits = fits and self.attempts and lives(self.attempts[-1]["pid"])
+            if phase == "importing" and not (self.attempts and lives(self.attempts[-1]["pid"])):
+                return None  # not counted yet: ended now, its plan would be the next one's
             return serve if serve and fits and serve.attempt >= attempt and detail in serve.detail else None
 
         return self.until(there, phase)

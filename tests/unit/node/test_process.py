@@ -29,4 +29,4 @@ def test_a_process_is_alive_while_one_of_its_threads_is() -> None:
         assert child.alive() == [child.pid]
     finally:
         os.kill(child.pid, 9)
-    until(lambda: child.code() == -9 and not child.alive())
+    until(lambda: child.code() == 128 + 9 and not child.alive())

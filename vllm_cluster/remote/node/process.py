@@ -78,7 +78,7 @@ def _processes() -> dict[int, tuple[int, int]]:
                 fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             except OSError:
                 continue
-            # A process is a zombie from the end of its first thread on: while others are left, so are its ports and GPUs.
+            # A process is a zombie from the end of its first thread on; while others are left, so are ports and GPUs.
             if fields[0] != "Z" or int(fields[_THREADS]) > 1:
                 found[int(folder.name)] = int(fields[1]), int(fields[3])
     return found
