@@ -5,27 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.support.corpus import CORPUS
-from tests.support.logs import PRODUCED, reported, row_of
-from vllm_cluster.checks.codes import CODES, PREVENTED_BY_DESIGN
+from tests.support.logs import PRODUCED, failure_of, reported
 from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.failure import KnownFailure
 
-# Each row of these stands in the log of another one too.
-WITHIN = {"69": "in the log of 40-worker-killed-after-a-stop", "72": "in the log of 71-context"}
-SECTIONS = (
-    ("1", "Host, SSH, Docker"),
-    ("19", "Network: interface, Gloo, NCCL, RDMA"),
-    ("35", "Ray"),
-    ("44", "vLLM: plan, memory, life"),
-    ("60", "Model and tokens"),
-    ("71", "More of vLLM"),
-    ("74", "Starts that fail at once, and what many causes share"),
-    ("87", "Drivers, downloads, images, and models that vLLM does not know"),
-)
+# It is in the log of another one.
+WITHIN = {"model-name-unknown": "in the log of rank-killed.worker-killed-after-a-stop"}
+SUBJECTS = {
+    "host": "Host, SSH, Docker",
+    "network": "Network: interface, Gloo, NCCL, RDMA",
+    "ray": "Ray",
+    "serve": "vLLM: plan, memory, life",
+    "model": "Model and tokens",
+    "start": "Starts that fail at once, and what many causes share",
+    "image": "Drivers, downloads, images, and models that vLLM does not know",
+}
 HEAD = """# Failures
 
-How a cluster of several hosts fails, as its users reported it: what is seen, why, and what repairs it. The numbers \
-are those that `vcluster explain` names, and `docs/failures.md#failure-71` is failure 71.
+How a cluster of several hosts fails, as its users reported it: what is seen, why, and what repairs it. The names \
+are those that `vcluster explain` prints; `docs/failures.md#failure-71` leads to the one that had that number.
 
 A **symptom** has many causes, and its line does not show which: `vcluster explain` then calls it a symptom, and names \
 where the cause is written.
@@ -39,45 +37,37 @@ This page is written by `make docs`.
 """
 
 
-def checked() -> dict[str, str]:
-    """What finds each row before anything runs: codes of findings, or why none is needed."""
-    codes: dict[str, list[str]] = {}
-    for code, reason in CODES.items():
-        for row in reason.rows:
-            codes.setdefault(str(row), []).append(f"`{code}`")
-    held = {str(row): f"held otherwise: {why}" for row, why in PREVENTED_BY_DESIGN.items()}
-    return {**held, **{row: ", ".join(names) for row, names in codes.items()}}
-
-
 def shown() -> dict[str, list[str]]:
-    """The logs that show each row."""
-    found: dict[str, list[str]] = {row: [text] for row, text in WITHIN.items()}
+    """The logs that show each failure."""
+    found: dict[str, list[str]] = {slug: [text] for slug, text in WITHIN.items()}
     for path in PRODUCED:
-        found.setdefault(row_of(path), []).append(f"produced: {path.stem}")
-    for row, source, _ in reported():
-        found.setdefault(row.removeprefix("note-"), []).append(f"reported: {source}")
-    for row in {row for case in CORPUS for row in case.rows[:1]} - set(found):
-        found[row] = [f"corpus: {next(case.log for case in CORPUS if case.rows[:1] == (row,))}"]
+        found.setdefault(failure_of(path), []).append(f"produced: {path.stem}")
+    for slug, source, _ in reported():
+        found.setdefault(slug.removeprefix("note-"), []).append(f"reported: {source}")
+    for slug in {slug for case in CORPUS for slug in case.failures[:1]} - set(found):
+        found[slug] = [f"corpus: {next(case.log for case in CORPUS if case.failures[:1] == (slug,))}"]
     return found
 
 
 def page() -> str:
-    """The whole page: a section for each row, so that it can be linked."""
-    found, logs, heads = checked(), shown(), dict(SECTIONS)
-    lines = [HEAD]
-    for number, row in FAILURES.items():
-        if number in heads:
-            lines += [f"## {heads[number]}", ""]
-        lines += section(row, found.get(number, ""), logs.get(number, ()))
+    """The whole page: a section for each failure, so that it can be linked."""
+    logs, lines = shown(), [HEAD]
+    for subject, title in SUBJECTS.items():
+        lines += [f"## {title}", ""]
+        for failure in FAILURES.values():
+            lines += section(failure, logs.get(failure.slug, ())) if failure.subject == subject else ()
     return "\n".join(lines).rstrip() + "\n"
 
 
-def section(row: KnownFailure, found: str, logs: Sequence[str]) -> list[str]:
-    """One row under its anchor."""
-    before = found or (f"`{row.before}`" if row.before else "nothing")
-    explained = "; ".join(logs) or f"no: {row.silent}"
-    names = ("What it means", "Where its cause is written") if row.kind == "symptom" else ("Cause", "Fix")
-    parts = [("Seen", row.symptom), (names[0], row.cause), (names[1], row.fix), ("Found by", before)]
-    kind = " (symptom)" if row.kind == "symptom" else ""
-    cells = [f"- {name}{kind if name == 'Seen' else ''}: {text}" for name, text in (*parts, ("Explained", explained))]
-    return [f"### Failure {row.number}", "", *cells, ""]
+def section(failure: KnownFailure, logs: Sequence[str]) -> list[str]:
+    """One failure under its anchors: its slug, and the number that it had."""
+    before = ", ".join(f"`{code}`" for code in failure.checks)
+    before = before or (f"held otherwise: {failure.prevented}" if failure.prevented else "")
+    before = before or (f"`{failure.found_by}`" if failure.found_by else "nothing")
+    explained = "; ".join(logs) or f"no: {failure.silent}"
+    symptom = failure.kind == "symptom"
+    names = ("What it means", "Where its cause is written") if symptom else ("Cause", "Fix")
+    parts = [("Seen (symptom)" if symptom else "Seen", failure.symptom), (names[0], failure.cause)]
+    parts += [(names[1], failure.fix), ("Found by", before), ("Explained", explained)]
+    number = [f'<a id="failure-{failure.number}"></a>', ""] if failure.number else []
+    return [*number, f"### {failure.slug}", "", *(f"- {name}: {text}" for name, text in parts), ""]

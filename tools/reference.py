@@ -8,12 +8,13 @@ from typing import Any, get_args
 import typer
 
 from tests.support.json_schemas import schemas
-from vllm_cluster.checks.codes import CODES, PREVENTED_BY_DESIGN
+from vllm_cluster.checks.codes import CODES
 from vllm_cluster.cli.app import NAME, app
 from vllm_cluster.cli.help import COMMON, option_row, shown_name, usage_lines
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.verbs import SANDBOX, VERBS
 from vllm_cluster.events import Kind
+from vllm_cluster.explain.catalogue import CHECKED, FAILURES
 
 EXIT_CODES = {
     0: "done",
@@ -135,17 +136,18 @@ def checks() -> str:
     lines = [
         "# Checks",
         "",
-        "The codes of the findings of [`vcluster check`](../check.md), which are `code` in its JSON. The numbers are "
-        "those of the [failures](../failures.md) that a check finds before anything is loaded.",
+        "The codes of the findings of [`vcluster check`](../check.md), which are `code` in its JSON. The failures are "
+        "[those](../failures.md) that a check finds before anything is loaded.",
         "",
     ]
-    codes = ((f"`{code}`", one.why, ", ".join(map(_failure, one.rows))) for code, one in CODES.items())
+    codes = ((f"`{code}`", why, ", ".join(map(_failure, CHECKED.get(code, ())))) for code, why in CODES.items())
     lines += [*_table("code | why it matters | failures", codes), "", "## What needs no check, or allows none", ""]
-    return _page([*lines, *_table("failure | why", ((_failure(row), why) for row, why in PREVENTED_BY_DESIGN.items()))])
+    prevented = ((_failure(one.slug), one.prevented) for one in FAILURES.values() if one.prevented)
+    return _page([*lines, *_table("failure | why", prevented)])
 
 
-def _failure(number: object) -> str:
-    return f"[{number}](../failures.md#failure-{number})"
+def _failure(slug: str) -> str:
+    return f"[{slug}](../failures.md#{slug})"
 
 
 def _table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:

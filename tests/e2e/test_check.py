@@ -79,7 +79,7 @@ def test_a_host_that_is_broken(cluster: Sandbox, script: str, undo: str, code: s
         report = check(cluster, inventory)
         assert codes(report) == {(code, "gpu2")}
         assert codes(report, errors=True) == ({(code, "gpu2")} if error else set())
-        assert all(one["why"] and one["fix"] and one["rows"] for one in report["findings"])
+        assert all(one["why"] and one["fix"] and one["failures"] for one in report["findings"])
 
 
 @pytest.mark.cluster("empty")

@@ -171,12 +171,12 @@ def test_the_fit_page(sandbox: Sandbox, tmp_path: Path) -> None:
 @pytest.mark.cluster("empty")
 def test_the_explain_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """The logs are recorded ones; the cluster is the sandbox's."""
-    text = (ROOT / "tests" / "fixtures" / "logs" / "71-context.log").read_bytes()
+    text = (ROOT / "tests" / "fixtures" / "logs" / "context-too-long.context.log").read_bytes()
     (tmp_path / "head.log").write_bytes(text)
     (tmp_path / "worker.log.gz").write_bytes(gzip.compress(text))
     for command in commands("explain.md"):
         said = shell(command, tmp_path, {**sandbox.environment})
-        assert "(docs/failures.md#failure-71)" in said or "head.log" not in command
+        assert "(docs/failures.md#context-too-long)" in said or "head.log" not in command
     assert {path.name for path in tmp_path.glob("*.tar.gz")} == {"report.tar.gz", "anonymous.tar.gz"}
 
 

@@ -25,12 +25,12 @@ def test_serve_names_what_is_known_and_guesses_nothing_from_earlier_failures(clu
     changed = Sandbox(cluster.folder, {**cluster.environment, "VCLUSTER_INVENTORY": str(small)})
     changed.vcluster("up", "--yes").ok()
     failed = changed.vcluster("serve", MODEL)
-    assert (failed.code, "cause (failure 28)" in failed.err) == (1, True), failed.err
+    assert (failed.code, "cause (shm-small)" in failed.err) == (1, True), failed.err
     found = changed.vcluster("explain", "--json").ok().json()
-    assert (found["verdict"], found["cause"]["failure"]) == ("explained", "28")
+    assert (found["verdict"], found["cause"]["failure"]) == ("explained", "shm-small")
     assert found["cause"]["lines"][0]["source"].startswith("gpu")
     refused = changed.vcluster("serve", MODEL, "--", "--no-such-flag")
-    assert (refused.code, "failure 28" in refused.err) == (3, False), refused.err
+    assert (refused.code, "shm-small" in refused.err) == (3, False), refused.err
     cluster.vcluster("up", "--yes").ok()
     cluster.vcluster("serve", MODEL, "--yes").ok()
     well = cluster.vcluster("explain", "--json").ok().json()
@@ -61,7 +61,7 @@ def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failur
     found = said[-1]
     until(lambda: served_by_attempt_after(sandbox, first), 240)
     assert found["cause"] is None
-    assert not found["symptom"] or found["symptom"]["failure"] == "40"
+    assert not found["symptom"] or found["symptom"]["failure"] == "rank-killed"
 
 
 @pytest.mark.promise("P37", "P41")

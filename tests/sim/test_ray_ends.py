@@ -53,14 +53,14 @@ def test_the_worker_that_cannot_join_is_not_blamed_while_the_head_is_down() -> N
         failed: Any = lab.run(world, inventory, lab.do_up)
         assert world.clock.now - began < 35
         assert failed.error.host == "gpu1"
-        assert "cause (failure 77)" in failed.error.message
+        assert "cause (dashboard-missing)" in failed.error.message
         served: Any = lab.run(world, inventory, lab.do_serve)
         assert (served.error.host, DASHBOARD in served.error.message) == ("gpu1", True), served.story()
         status = lab.run(world, inventory, lab.do_status).value
         assert not status.up
         assert next(host.problem for host in status.hosts if host.host == "gpu1") == f"Ray is down: {DASHBOARD}"
         told = lab.run(world, inventory, lambda i, e, r: explain.of_cluster(i, e, runtime=r)).value.verdict
-        assert (told.cause.row.number, told.symptom) == ("77", None)
+        assert (told.cause.failure.slug, told.symptom) == ("dashboard-missing", None)
 
 
 def test_explain_shows_words_that_it_does_not_know_rather_than_what_the_workers_write() -> None:
@@ -83,4 +83,4 @@ def test_a_cluster_that_works_has_healed_of_what_its_logs_show() -> None:
         assert box
         box.log = "(raylet) A worker died or was killed while executing a task\nFrobError: strange\n"
         told = lab.run(world, inventory, lambda i, e, r: explain.of_cluster(i, e, runtime=r)).value.verdict
-    assert (told.kind, [one.row.number for one in told.survived]) == ("healed", ["40"])
+    assert (told.kind, [one.failure.slug for one in told.survived]) == ("healed", ["rank-killed"])

@@ -16,11 +16,11 @@ Outcome = Literal["right", "wrong", "unknown"]
 
 @dataclass(frozen=True)
 class Case:
-    """A log, where it comes from, and its answer: a cause or symptom by any of these rows, none known, or health."""
+    """A log, where it comes from, and its answer: one of these causes or symptoms, none, or health."""
 
     log: str
     kind: Literal["cause", "symptom", "unknown", "healthy"]
-    rows: tuple[str, ...]
+    failures: tuple[str, ...]
     source: str
 
     @property
@@ -30,7 +30,7 @@ class Case:
 
 
 CORPUS = tuple(
-    Case(entry["log"], entry["kind"], tuple(entry["rows"]), entry["source"])
+    Case(entry["log"], entry["kind"], tuple(entry["failures"]), entry["source"])
     for entry in json.loads((FOLDER / "index.json").read_text())
 )
 
@@ -39,12 +39,12 @@ def judged(case: Case) -> tuple[Outcome, Diagnosis]:
     """Whether the verdict is right; wrong is a name for what is not there, unknown is no name for what is."""
     found = explained((FOLDER / f"{case.log}.log").read_bytes())
     named = found.named
-    row = named.row.number if named else ""
+    slug = named.failure.slug if named else ""
     if case.kind == "healthy":
         return ("right" if found.kind in ("nothing", "healed") else "wrong"), found
     if case.kind == "unknown":
         return ("wrong" if named or found.kind == "healed" else "right"), found
-    if row in case.rows and (found.kind == "explained") == (case.kind == "cause"):
+    if slug in case.failures and (found.kind == "explained") == (case.kind == "cause"):
         return "right", found
     # A symptom where the cause was there to be read misleads no reader, and names nothing.
     misleads = found.kind in ("explained", "healed") or bool(named and case.kind == "symptom")

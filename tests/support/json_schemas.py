@@ -105,7 +105,7 @@ def schemas() -> dict[str, Schema]:
             {
                 "v": VERSION,
                 "ok": YES,
-                "findings": rows(fields(Finding, why=TEXT, rows=rows(COUNT))),
+                "findings": rows(fields(Finding, why=TEXT, failures=rows(TEXT))),
                 "unseen": rows(fields(NotChecked)),
                 "hosts": rows(TEXT),
                 "seconds": NUMBER,

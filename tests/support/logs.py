@@ -21,12 +21,12 @@ def explained(*texts: str | bytes) -> Diagnosis:
 
 
 def reported() -> list[tuple[str, str, str]]:
-    """The blocks of the file: row, source, text."""
+    """The blocks of the file: failure, source, text."""
     blocks = (FOLDER / "reported.txt").read_text().split("\n== ")[1:]
     heads = [block.split("\n", 1) for block in blocks]
     return [(*head.replace("note ", "note-").split(" ", 1), text) for head, text in heads]  # type: ignore[misc]
 
 
-def row_of(path: Path) -> str:
-    """The row that a recorded log shows, by its name: 01 is row 1."""
-    return path.name.split("-", 1)[0].lstrip("0")
+def failure_of(path: Path) -> str:
+    """The failure that a recorded log shows: its name is SLUG.log or SLUG.VARIANT.log."""
+    return path.name.split(".", 1)[0]

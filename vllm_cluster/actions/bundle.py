@@ -168,7 +168,7 @@ def _files(
     yield "plan.json", _json(_plan(inventory, {name: host.facts for name, host in hosts.items()}))
     found = diagnose([scan(source) for source in sources(host.logs for host in hosts.values())])
     places = found.named.places if found.named else found.trouble
-    failure = found.named.row.number if found.named else None
+    failure = found.named.failure.slug if found.named else None
     document = {"verdict": found.kind, "failure": failure, "lines": [asdict(place) for place in places]}
     yield "explain.json", _json(document)
     for name, host in hosts.items():

@@ -107,5 +107,5 @@ def _explained(tried: allreduce.AllReduceReport) -> list[Finding]:
     if named is None or not tried.findings:
         return list(tried.findings)
     first, *others = tried.findings
-    explained = f"{first.text}; the ranks' output matches failure {named.row.number}: {named.row.cause}"
+    explained = f"{first.text}; the ranks' output matches failure {named.failure.slug}: {named.failure.cause}"
     return [replace(first, text=explained), *others]

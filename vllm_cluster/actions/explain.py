@@ -157,16 +157,16 @@ def add_cause(
 
 def _named(error: VclusterError, found: MatchedFailure) -> VclusterError:
     """The error with a cause and its fix, or with a symptom and the place where its cause is written."""
-    row, place = found.row, found.places[0]
+    failure, place = found.failure, found.places[0]
     where = "" if place.source == _OWN else f"\n  {place.source}:{place.number}: {place.text}"
-    if row.kind == "cause":
-        error.message += f"\ncause (failure {row.number}): {row.cause}{where}"
+    if failure.kind == "cause":
+        error.message += f"\ncause ({failure.slug}): {failure.cause}{where}"
         # The error's own words: whoever raised it knows the host and the command, and the list does not.
-        known, listed = error.hint, _lines(row.fix, "vcluster explain")
+        known, listed = error.hint, _lines(failure.fix, "vcluster explain")
         error.hint = _lines(known, listed) if place.source == _OWN else _lines(listed, known)
     else:
-        error.message += f"\nsymptom (failure {row.number}), no line names its cause: {row.cause}{where}"
-        error.message += f"\nwhere to look for the cause: {row.fix}"
+        error.message += f"\nsymptom ({failure.slug}), no line names its cause: {failure.cause}{where}"
+        error.message += f"\nwhere to look for the cause: {failure.fix}"
         error.hint = _lines(error.hint, "vcluster explain")
     return error
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AllowInfNan, TypeAdapter, ValidationError
 
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.explain.benign import TROUBLE
+from vllm_cluster.explain.progress import TROUBLE
 
 VERSION = 1
 RayState = Literal["waiting", "starting", "up", "down", "unknown"]

@@ -1,70 +1,73 @@
-"""All rows, and what to look for in a line."""
+"""All known failures, read from failures.toml, and what to look for in a line."""
 
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from vllm_cluster.explain import (
-    benign,
-    failures_host,
-    failures_image,
-    failures_model,
-    failures_more,
-    failures_network,
-    failures_ray,
-    failures_serve,
-    failures_start,
-)
-from vllm_cluster.explain.failure import KnownFailure, SignKind
-
-_EVERY = (
-    *failures_host.FAILURES,
-    *failures_network.FAILURES,
-    *failures_ray.FAILURES,
-    *failures_serve.FAILURES,
-    *failures_model.FAILURES,
-    *failures_start.FAILURES,
-    *failures_image.FAILURES,
-    *failures_more.FAILURES,
-)
-
-
-def _order(row: KnownFailure) -> tuple[int, str]:
-    digits = row.number.rstrip("ab")
-    return int(digits), row.number
-
-
-FAILURES = {row.number: row for row in sorted(_EVERY, key=_order)}
+from vllm_cluster.explain import progress
+from vllm_cluster.explain.failure import KnownFailure, Sign, SignKind
 
 
 @dataclass(frozen=True, eq=False)
 class LogPattern:
-    """One sign to look for: of a failure, or of a harmless line with the reason why it is harmless."""
+    """One sign to look for: of a failure, or of a harmless line with the reason why it is harmless.
 
-    row: str
+    A harmless line with a failure is harmless only if work continues.
+    """
+
+    failure: str
     needle: str
     matches: re.Pattern[str] | None
-    weight: SignKind
+    kind: SignKind
     explains: tuple[str, ...] = ()
     host: bool = False
     why: str = ""
 
 
+def _failures(subjects: Mapping[str, Mapping[str, Any]], patterns: Mapping[str, str]) -> Iterator[KnownFailure]:
+    for subject, entries in subjects.items():
+        for slug, entry in entries.items():
+            signs = [_sign(sign, entry.get("kind", "cause"), patterns) for sign in entry.pop("signs", ())]
+            checks = tuple(entry.pop("checks", ()))
+            yield KnownFailure(slug, subject, **entry, checks=checks, signs=tuple(signs))
+
+
+def _sign(words: str | Mapping[str, Any], kind: str, patterns: Mapping[str, str]) -> Sign:
+    if isinstance(words, str):
+        return Sign(words, "", SignKind[kind.upper()])
+    pattern = words.get("pattern", "")
+    for name, part in patterns.items():
+        pattern = pattern.replace(f"(?&{name})", part)
+    kind = words.get("kind", kind)
+    return Sign(words["needle"], pattern, SignKind[kind.upper()], tuple(words.get("explains", ())))
+
+
+_DOCUMENT = tomllib.loads(Path(__file__).with_name("failures.toml").read_text("utf-8"))
+_PATTERNS, HARMLESS = _DOCUMENT.pop("patterns"), _DOCUMENT.pop("harmless")
+FAILURES = {failure.slug: failure for failure in _failures(_DOCUMENT, _PATTERNS)}
+CHECKED = {
+    code: [failure.slug for failure in FAILURES.values() if code in failure.checks]
+    for code in {code for failure in FAILURES.values() for code in failure.checks}
+}
 SIGNS = (
     *(
         LogPattern(
-            row.number,
+            failure.slug,
             sign.needle,
             re.compile(sign.pattern) if sign.pattern else None,
-            sign.weight,
+            sign.kind,
             sign.explains,
-            row.host,
+            failure.host,
         )
-        for row in FAILURES.values()
-        for sign in row.signs
+        for failure in FAILURES.values()
+        for sign in failure.signs
     ),
-    *(LogPattern(like.row, like.needle, None, SignKind.HARMLESS, why=like.why) for like in benign.BENIGN),
+    *(LogPattern(like.get("else", ""), like["needle"], None, SignKind.HARMLESS, why=like["why"]) for like in HARMLESS),
 )
 
 # Pieces of words that many signs and most lines of trouble share, whole needles for the rest: see `candidate_lines`.
@@ -75,7 +78,11 @@ _SHARED = (
 )
 _TROUBLE = ("CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "core dumped", "Killed", "Aborted")
 _WHOLE = dict.fromkeys(
-    (*(known.needle for known in SIGNS), *benign.START, benign.OWN_START, benign.OWN_STOP, *benign.RAY_START, *_TROUBLE)
+    (
+        *(known.needle for known in SIGNS),
+        *(*progress.START, progress.OWN_START, progress.OWN_STOP, *progress.RAY_START),
+        *_TROUBLE,
+    )
 )
 KEYS = tuple(
     key.encode() for key in (*_SHARED, *(word for word in _WHOLE if not any(part in word for part in _SHARED)))

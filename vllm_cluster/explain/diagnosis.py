@@ -30,7 +30,7 @@ Kind = Literal["explained", "symptom", "unknown", "healed", "nothing"]
 class MatchedFailure:
     """A failure of the catalogue, and the lines that show it, the earliest first."""
 
-    row: KnownFailure
+    failure: KnownFailure
     places: tuple[LogPosition, ...]
     more: tuple[str, ...]
     count: int
@@ -51,7 +51,8 @@ class Diagnosis:
     """What the logs show.
 
     `cause` is there when the kind is "explained", `symptom` when it is "symptom": then no line names a cause.
-    `strange` are the first lines of trouble that no row knows, `silent` is the last line of the rank that ended first.
+    `strange` are the first lines of trouble that no failure explains, `silent` is the last line of
+    the rank that ended first.
     """
 
     kind: Kind
@@ -97,10 +98,10 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
     is evidence of another attempt. `healthy`: the cluster works now, so that it has survived what is found.
     """
     seen = _evidence(logs, since, healthy=healthy)
-    notes = [hit for hit in seen.hits if hit.known.weight is SignKind.NOTE]
+    notes = [hit for hit in seen.hits if hit.known.kind is SignKind.NOTE]
     first, others = _first(_foremost(seen), notes)
-    survived = _findings(hit for hit in seen.survived if hit.known.weight <= SignKind.SYMPTOM)
-    symptom = first if first and first.row.kind == "symptom" else None
+    survived = _findings(hit for hit in seen.survived if hit.known.kind <= SignKind.SYMPTOM)
+    symptom = first if first and first.failure.kind == "symptom" else None
     kind: Kind = "symptom" if symptom else "explained" if first else "healed" if survived else "nothing"
     if not first and (seen.trouble or seen.failing):
         kind = "unknown"
@@ -110,7 +111,7 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
         cause=None if symptom else first,
         symptom=symptom,
         others=tuple(others[:MAX_OTHERS]),
-        notes=tuple(_findings(hit for hit in notes if first is None or hit.known.row != first.row.number)),
+        notes=tuple(_findings(hit for hit in notes if first is None or hit.known.failure != first.failure.slug)),
         followed=_once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=_when)),
         harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
         survived=tuple(survived),
@@ -135,9 +136,9 @@ def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, hea
     def now(places: Iterable[LogPosition]) -> list[LogPosition]:
         return sorted((place for place in places if not (over(place) or in_order(place, place))), key=_when)
 
-    failing = [hit for hit in hits if hit.known.weight <= SignKind.CONSEQUENCE]
-    failing = [hit for hit in failing if hit.known.weight is SignKind.CAUSE or not in_order(hit.first, hit.last)]
-    stuck = [hit for hit in hits if hit.known.weight is SignKind.HARMLESS and hit.known.row and not hit.evidence]
+    failing = [hit for hit in hits if hit.known.kind <= SignKind.CONSEQUENCE]
+    failing = [hit for hit in failing if hit.known.kind is SignKind.CAUSE or not in_order(hit.first, hit.last)]
+    stuck = [hit for hit in hits if hit.known.kind is SignKind.HARMLESS and hit.known.failure and not hit.evidence]
     return _Evidence(
         hits=hits,
         failing=[hit for hit in failing if not over(hit.last)],
@@ -155,7 +156,7 @@ def _foremost(seen: _Evidence) -> list[SignMatch]:
 
     A line that only reports a failure ranks last: an error line that no sign matches is nearer to the cause.
     """
-    of = {weight: [hit for hit in seen.failing if hit.known.weight is weight] for weight in SignKind}
+    of = {weight: [hit for hit in seen.failing if hit.known.kind is weight] for weight in SignKind}
     ends = [] if seen.strange else of[SignKind.CONSEQUENCE]
     return of[SignKind.CAUSE] or seen.before or of[SignKind.BROAD] or of[SignKind.SYMPTOM] or seen.stuck or ends
 
@@ -209,10 +210,10 @@ def _of_last_run(logs: Sequence[LogScan], since: Mapping[str, float] | None) -> 
         earlier.update(log.earlier)
         for hit in log.hits.values():
             time = hit.last.time
-            lasting = hit.known.host and hit.known.weight is SignKind.CAUSE
+            lasting = hit.known.host and hit.known.kind is SignKind.CAUSE
             if started is not None and time is not None and time < started - (LASTING if lasting else SLACK):
-                if hit.known.weight <= SignKind.SYMPTOM:
-                    earlier[hit.known.row] += 1
+                if hit.known.kind <= SignKind.SYMPTOM:
+                    earlier[hit.known.failure] += 1
             elif _within(hit.last, since):
                 hits.append(hit)
     return hits, earlier
@@ -227,24 +228,24 @@ def _first(
         return None, []
     first = found[0]
     # A note can be why: Gloo fell back to loopback, and then no rank could connect.
-    reasons = [hit for hit in notes if first.row.number in hit.known.explains]
+    reasons = [hit for hit in notes if first.failure.slug in hit.known.explains]
     if reasons:
         return _findings(reasons)[0], found
     return first, found[1:]
 
 
 def _findings(hits: Iterable[SignMatch]) -> list[MatchedFailure]:
-    by_row: dict[str, list[SignMatch]] = {}
-    for hit in sorted(hits, key=lambda hit: (hit.known.weight, _when(hit.first))):
-        by_row.setdefault(hit.known.row, []).append(hit)
+    by_failure: dict[str, list[SignMatch]] = {}
+    for hit in sorted(hits, key=lambda hit: (hit.known.kind, _when(hit.first))):
+        by_failure.setdefault(hit.known.failure, []).append(hit)
     return [
         MatchedFailure(
-            FAILURES[row],
+            FAILURES[slug],
             _once(hit.first for hit in several)[:MAX_LINES],
             several[0].more,
             sum(hit.count for hit in several),
         )
-        for row, several in by_row.items()
+        for slug, several in by_failure.items()
     ]
 
 
@@ -261,9 +262,9 @@ def _once(places: Iterable[LogPosition]) -> tuple[LogPosition, ...]:
 def _harmless(hits: Iterable[SignMatch], stuck: Sequence[SignMatch]) -> list[BenignMatch]:
     found: dict[str, BenignMatch] = {}
     for hit in hits:
-        if hit.known.weight is SignKind.HARMLESS and hit not in stuck:
+        if hit.known.kind is SignKind.HARMLESS and hit not in stuck:
             # Where words alone are harmless there is nothing to prove.
-            one = BenignMatch(hit.first, hit.count, hit.known.why, hit.evidence if hit.known.row else None)
+            one = BenignMatch(hit.first, hit.count, hit.known.why, hit.evidence if hit.known.failure else None)
             same = found.get(one.why)
             found[one.why] = replace(same, count=same.count + one.count) if same else one
     return list(found.values())

@@ -1,4 +1,4 @@
-"""A row of the catalogue of failures, and the signs by which a log shows it."""
+"""A failure of the catalogue, and the signs by which a log shows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
-# A symptom has many causes: its row names where the cause is written, and is never given as one.
+# A symptom has many causes: its entry names where the cause is written, and is never given as one.
 FailureKind = Literal["cause", "symptom"]
 
 
@@ -29,54 +29,36 @@ class SignKind(IntEnum):
 class Sign:
     """Words that a line holds: `needle` literally, and `pattern` where the words alone are ambiguous.
 
-    A note can be why a failure came about that alone looks like another: `explains` are the rows of such failures.
+    A note can be why a failure came about that alone looks like another: `explains` are the slugs of such failures.
     """
 
     needle: str
-    pattern: str = ""
-    weight: SignKind = SignKind.CAUSE
+    pattern: str
+    kind: SignKind
     explains: tuple[str, ...] = ()
-
-
-def cause(needle: str, pattern: str = "") -> Sign:
-    """A line that names the cause."""
-    return Sign(needle, pattern)
-
-
-def broad(needle: str, pattern: str = "") -> Sign:
-    """A line whose own words are the cause, on any subject."""
-    return Sign(needle, pattern, SignKind.BROAD)
-
-
-def symptom(needle: str, pattern: str = "") -> Sign:
-    """A line that many causes share; only rows of that kind have such signs."""
-    return Sign(needle, pattern, SignKind.SYMPTOM)
-
-
-def after(needle: str, pattern: str = "") -> Sign:
-    """A line that only shows that something else has failed."""
-    return Sign(needle, pattern, SignKind.CONSEQUENCE)
-
-
-def note(needle: str, pattern: str = "", explains: tuple[str, ...] = ()) -> Sign:
-    """A line that shows something slow or doubtful, not a failure."""
-    return Sign(needle, pattern, SignKind.NOTE, explains)
 
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """One way to fail. `before` is the command that would have found it; `silent` is the reason why no log shows it.
+    """One way to fail.
 
-    `host` rows are about the host or Ray: they can precede the start of vLLM that they make fail.
+    `found_by` is the command that would have found it, `checks` are the codes of its findings;
+    `prevented` is what else keeps it from happening, `silent` why no log shows it.
+
+    A failure of the `host` or of Ray can precede the start of vLLM that it makes fail.
     Of a symptom, `cause` is what it means and `fix` where its cause is written.
     """
 
-    number: str
+    slug: str
+    subject: str
     symptom: str
     cause: str
     fix: str
-    before: str = ""
-    signs: tuple[Sign, ...] = ()
+    found_by: str = ""
+    checks: tuple[str, ...] = ()
+    prevented: str = ""
     silent: str = ""
     host: bool = False
     kind: FailureKind = "cause"
+    signs: tuple[Sign, ...] = ()
+    number: int | str | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from vllm_cluster.explain import benign
+from vllm_cluster.explain import progress
 from vllm_cluster.explain.catalogue import KEYS, SIGNS, LogPattern
 from vllm_cluster.explain.failure import SignKind
 from vllm_cluster.explain.log_line import MAX_LINE, LogLine, parse_line
@@ -21,7 +21,7 @@ LAST_TROUBLE = 12
 FIRST_STRANGE = 3
 ABOVE = 8192  # characters above a line that are looked through for its time
 _CACHE = 4096
-_PROGRESS = tuple(mark.encode() for mark in benign.PROGRESS)
+_PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class SignMatch:
 
 @dataclass
 class LogScan:
-    """What one log shows: the hits of its last run; of runs before, what a host suffered from, and rows by number.
+    """What one log shows: the hits of its last run; of runs before, what a host suffered from, and failures by slug.
 
-    `strange` are the first lines of trouble of the last run that no row knows, `last` is the log's last line.
+    `strange` are the first lines of trouble of the last run that no failure explains, `last` is its last line.
     """
 
     name: str
@@ -86,13 +86,13 @@ def classify(words: str) -> tuple[tuple[LogPattern, ...], bool]:
     if words.startswith("raise "):
         return (), False
     # What Ray counts up as possible has not been seen.
-    words = benign.POSSIBLE.split(words, maxsplit=1)[0]
+    words = progress.POSSIBLE.split(words, maxsplit=1)[0]
     found = tuple(
         known for known in SIGNS if known.needle in words and (known.matches is None or known.matches.search(words))
     )
     # What is harmless in any case may quote the failure that it warns of: a limit of files, and `Too many open files`.
-    calm = tuple(known for known in found if known.weight is SignKind.HARMLESS and not known.row)
-    return calm or found, bool(benign.TROUBLE.search(words))
+    calm = tuple(known for known in found if known.kind is SignKind.HARMLESS and not known.failure)
+    return calm or found, bool(progress.TROUBLE.search(words))
 
 
 def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> LogScan:
@@ -143,11 +143,11 @@ class _State:
         """Look at one line that may matter."""
         parsed = parse_line(raw, self._source.year)
         self._time = self._time if parsed.time is None else parsed.time
-        if benign.OWN_START in parsed.words or any(mark in parsed.words for mark in benign.START):
+        if progress.OWN_START in parsed.words or any(mark in parsed.words for mark in progress.START):
             self._begin(seen, self._place(number, parsed))
-        elif benign.OWN_STOP in parsed.words:
+        elif progress.OWN_STOP in parsed.words:
             seen.stopped = self._place(number, parsed)
-        elif any(mark in parsed.words for mark in benign.RAY_START):
+        elif any(mark in parsed.words for mark in progress.RAY_START):
             self._forget(seen, ray=True)
         # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
         found, trouble = classify(parsed.words) if parsed.level != "DEBUG" else ((), False)
@@ -156,9 +156,9 @@ class _State:
         place = self._place(number, parsed)
         for known in found:
             self._add(seen, known, place, parsed.times, below)
-        if trouble and not parsed.calm and not any(known.weight is SignKind.HARMLESS for known in found):
+        if trouble and not parsed.calm and not any(known.kind is SignKind.HARMLESS for known in found):
             seen.trouble.append(place)
-            if not found and len(seen.strange) < FIRST_STRANGE and not parsed.words.startswith(benign.ANNOUNCED):
+            if not found and len(seen.strange) < FIRST_STRANGE and not parsed.words.startswith(progress.ANNOUNCED):
                 seen.strange.append(place)
 
     def _place(self, number: int, parsed: LogLine) -> LogPosition:
@@ -171,7 +171,7 @@ class _State:
         if hit is None:
             hit = seen.hits[known] = SignMatch(known, place, place, more=self._continued(below))
         hit.count, hit.last, hit.evidence = hit.count + times, place, None
-        if known.weight is SignKind.HARMLESS and hit not in self._open:
+        if known.kind is SignKind.HARMLESS and hit not in self._open:
             self._open.append(hit)
 
     def _continued(self, below: bytes) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ class _State:
     def _begin(self, seen: LogScan, place: LogPosition) -> None:
         """A new run of vLLM: what was found belongs to the one before it."""
         new = seen.started is None or place.number - seen.started.number > BANNER
-        if new or benign.OWN_START in place.text:
+        if new or progress.OWN_START in place.text:
             self._forget(seen, ray=False)
         seen.started, seen.alive = place, None
 
@@ -195,10 +195,10 @@ class _State:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
         for known in [known for known in seen.hits if known.host or not ray]:
             hit = seen.hits.pop(known)
-            if known.weight <= SignKind.SYMPTOM:
-                seen.earlier[known.row] += 1
+            if known.kind <= SignKind.SYMPTOM:
+                seen.earlier[known.failure] += 1
                 # Not what only looks like one: a rank that was killed yesterday explains nothing.
-                if known.host and known.weight is SignKind.CAUSE and not ray:
+                if known.host and known.kind is SignKind.CAUSE and not ray:
                     seen.before.setdefault(known, hit)
         if ray:
             seen.before.clear()
@@ -211,7 +211,7 @@ class _State:
         """After a piece: its last line, the last sign of progress, and whether the server answers."""
         seen.last = self._at(number, part, len(part.rstrip()))
         answers = -1
-        for found in benign.STRONG.finditer(part):
+        for found in progress.STRONG.finditer(part):
             answers = found.start()
         if answers >= 0:
             place = self._at(number, part, answers)

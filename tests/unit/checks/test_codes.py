@@ -6,31 +6,35 @@ import re
 from pathlib import Path
 
 import vllm_cluster
-from vllm_cluster.checks.codes import CODES, PREVENTED_BY_DESIGN
-from vllm_cluster.explain.catalogue import FAILURES
+from vllm_cluster.checks.codes import CODES
+from vllm_cluster.explain.catalogue import CHECKED, FAILURES
 
 PACKAGE = Path(vllm_cluster.__file__).parent
 
 
 def test_each_code_that_is_raised_has_a_reason_and_the_other_way_round() -> None:
-    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "reasons.py")
+    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "codes.py")
     assert set(re.findall(r'Finding\(\s*"([a-z-]+)"', text)) - set(CODES) == set()
     assert [code for code in CODES if f'"{code}"' not in text] == []
 
 
-def test_no_row_is_both_checked_and_held_otherwise() -> None:
-    """But 21, 22 and 43, of which a check finds one half."""
-    checked = {row for reason in CODES.values() for row in reason.rows}
-    assert checked & set(PREVENTED_BY_DESIGN) == {21, 22, 43}
+def test_each_code_that_a_failure_names_exists() -> None:
+    assert set(CHECKED) - set(CODES) == set()
 
 
-def test_every_row_that_can_be_known_beforehand_is_accounted_for() -> None:
-    """Rows of stage P of the catalogue, but for what the model and the plan decide (44 to 49, 71)."""
-    beforehand = {*range(1, 38), 43, 53, 58, 60, 61, 62, 64, 65, 66, 67, 68, 69, 70, 73}
-    accounted = {row for reason in CODES.values() for row in reason.rows} | set(PREVENTED_BY_DESIGN)
-    assert beforehand - accounted == set()
+def test_no_failure_is_both_checked_and_prevented() -> None:
+    """But three, of which a check finds one half."""
+    both = {failure.slug for failure in FAILURES.values() if failure.checks and failure.prevented}
+    assert both == {"interface-missing", "environment-copied", "dashboard-open"}
+
+
+def test_every_failure_that_can_be_known_beforehand_is_accounted_for() -> None:
+    """Those of hosts, networks and models; what the model and the plan decide, `fit` and `serve` find."""
+    others = {"placement-impossible", "gpus-fewer-in-ray", "ray-versions-differ", "dashboard-open"}
+    others |= {"gpu-memory-full", "io-uring-forbidden", "gpu-memory-held-by-others"}
+    beforehand = [one for one in FAILURES.values() if one.subject in ("host", "network", "model") or one.slug in others]
+    assert [one.slug for one in beforehand if not (one.checks or one.prevented)] == []
 
 
 def test_where_explain_names_check_there_is_a_finding() -> None:
-    found = {str(row) for reason in CODES.values() for row in reason.rows}
-    assert [number for number, row in FAILURES.items() if row.before == "vcluster check" and number not in found] == []
+    assert [one.slug for one in FAILURES.values() if one.found_by == "vcluster check" and not one.checks] == []

@@ -44,10 +44,10 @@ def test_programs_get_every_host_and_the_reasons() -> None:
     assert document.keys() == {"v", "ok", "findings", "unseen", "hosts", "seconds", "collective"}
     assert document["collective"] is None
     assert document["ok"] is False
-    assert [(row["code"], row["host"], row["rows"]) for row in document["findings"]] == [
-        ("port", "gpu1", [30, 43, 46]),
-        ("clock", "gpu1", [15]),
-        ("clock", "gpu2", [15]),
+    assert [(row["code"], row["host"], row["failures"]) for row in document["findings"]] == [
+        ("port", "gpu1", ["peer-unanswered", "dashboard-open", "port-taken"]),
+        ("clock", "gpu1", ["clock-wrong"]),
+        ("clock", "gpu2", ["clock-wrong"]),
     ]
 
 

@@ -31,10 +31,10 @@ def run(*paths: Path, as_json: bool = False) -> int:
 
 
 def test_a_cause_with_its_lines_its_fix_and_what_finds_it_before(capsys: pytest.CaptureFixture[str]) -> None:
-    path = FOLDER / "71-context.log"
+    path = FOLDER / "context-too-long.context.log"
     assert run(path) == 0
     said = capsys.readouterr().out
-    assert said.startswith("The context does not fit beside the weights (docs/failures.md#failure-71)\n")
+    assert said.startswith("The context does not fit beside the weights (docs/failures.md#context-too-long)\n")
     assert f"  {path}:" in said
     assert "(EngineCore pid=24) ValueError: To serve at least one request" in said
     assert "fix:     vcluster serve MODEL -- --max-model-len N" in said
@@ -42,13 +42,15 @@ def test_a_cause_with_its_lines_its_fix_and_what_finds_it_before(capsys: pytest.
 
 
 def test_as_a_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(FOLDER / "17-no-space.log", FOLDER / "healthy-one-process.log", as_json=True) == 0
+    assert run(FOLDER / "disk-full.log", FOLDER / "healthy-one-process.log", as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["cause"]["failure"], found["read"]["logs"]) == ("explained", "17", 2)
-    assert found["cause"]["lines"][0]["source"].endswith("17-no-space.log")
+    assert (found["verdict"], found["cause"]["failure"], found["read"]["logs"]) == ("explained", "disk-full", 2)
+    assert found["cause"]["lines"][0]["source"].endswith("disk-full.log")
 
 
-@pytest.mark.parametrize("name", ["17-no-space", "40-rank-killed", "51-stuck", "71-context", "healthy-slow-work"])
+@pytest.mark.parametrize(
+    "name", ["disk-full", "rank-killed.rank-killed", "rank-stuck", "context-too-long.context", "healthy-slow-work"]
+)
 def test_the_document_is_as_its_schema(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(FOLDER / f"{name}.log", as_json=True)
     validate(["explain"], capsys.readouterr().out)
@@ -71,14 +73,14 @@ def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_packed_log_a_pipe_and_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (FOLDER / "71-context.log").read_bytes()
+    text = (FOLDER / "context-too-long.context.log").read_bytes()
     packed = tmp_path / "serve.log.1.gz"
     packed.write_bytes(gzip.compress(text))
     assert run(packed, as_json=True) == 0
     plain = json.loads(capsys.readouterr().out)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(text))))
     assert run(Path("-"), as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["cause"]["failure"] == plain["cause"]["failure"] == "71"
+    assert json.loads(capsys.readouterr().out)["cause"]["failure"] == plain["cause"]["failure"] == "context-too-long"
     reader, writer = os.pipe()
     os.write(writer, text[-4096:])
     os.close(writer)

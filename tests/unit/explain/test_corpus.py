@@ -42,9 +42,9 @@ def test_each_log_has_an_answer_a_source_and_no_second_entry() -> None:
     assert sorted(logs) == sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.log"))
     for case in CORPUS:
         assert case.source, case.log
-        assert bool(case.rows) == (case.kind in ("cause", "symptom")), case.log
-        # A cause is a row of a cause; what is called by two names may be either.
-        assert case.kind in {*(FAILURES[row].kind for row in case.rows), "unknown", "healthy"}, case.log
+        assert bool(case.failures) == (case.kind in ("cause", "symptom")), case.log
+        # A cause is a failure with a cause; what is called by two names may be either.
+        assert case.kind in {*(FAILURES[slug].kind for slug in case.failures), "unknown", "healthy"}, case.log
 
 
 @pytest.mark.promise("P41")
@@ -54,4 +54,4 @@ def test_older_failures_in_the_logs_change_no_answer(case: Case) -> None:
     text = (FOLDER / f"{case.log}.log").read_bytes()
     found = explained(OLDER + text)
     named, alone = found.named, judged(case)[1].named
-    assert (named and named.row.number) == (alone and alone.row.number)
+    assert (named and named.failure.slug) == (alone and alone.failure.slug)

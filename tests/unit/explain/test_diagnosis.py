@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.logs import FOLDER, HEALTHY, explained
-from vllm_cluster.explain.benign import BENIGN, OWN_START, OWN_STOP, BenignPattern
+from vllm_cluster.explain.catalogue import HARMLESS
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.log_line import parse_line, parse_time
+from vllm_cluster.explain.progress import OWN_START, OWN_STOP
 from vllm_cluster.explain.scan import LogScan, LogSource, scan
 from vllm_cluster.remote.node.attempt import STARTS, STOPS
 
@@ -38,7 +39,7 @@ def test_a_cause_outranks_what_follows_from_it_though_that_is_said_first() -> No
     )
     found = explained(head, worker)
     assert found.cause
-    assert (found.cause.row.number, found.cause.places[0].source) == ("17", "1")
+    assert (found.cause.failure.slug, found.cause.places[0].source) == ("disk-full", "1")
     assert found.cause.places[0].who == "RayWorkerProc pid=7, ip=10.0.0.2"
     assert {place.number for place in found.followed} == {52, 53}
     assert found.others == ()
@@ -47,7 +48,8 @@ def test_a_cause_outranks_what_follows_from_it_though_that_is_said_first() -> No
 def test_the_earliest_of_two_causes_comes_first_whatever_log_it_stands_in() -> None:
     found = explained(at(5, PORT), at(4, CONTEXT))
     assert found.cause
-    assert (found.cause.row.number, [other.row.number for other in found.others]) == ("71", ["46"])
+    assert found.cause.failure.slug == "context-too-long"
+    assert [other.failure.slug for other in found.others] == ["port-taken"]
 
 
 def test_a_symptom_is_never_given_as_a_cause() -> None:
@@ -55,17 +57,17 @@ def test_a_symptom_is_never_given_as_a_cause() -> None:
         "x [c10d] The client socket has timed out after 600s while trying to connect to (10.0.0.1, 29501)\n"
     )
     assert found.symptom
-    assert (found.kind, found.cause, found.symptom.row.number) == ("symptom", None, "30")
+    assert (found.kind, found.cause, found.symptom.failure.slug) == ("symptom", None, "peer-unanswered")
 
 
-def test_what_no_row_knows_is_shown_beside_a_symptom_for_it_may_be_why() -> None:
+def test_what_no_failure_explains_is_shown_beside_a_symptom_for_it_may_be_why() -> None:
     found = explained(at(1, START, "FrobnicationError: the frob is out\n", DIED, DEAD))
     assert found.symptom
-    assert (found.symptom.row.number, [place.text for place in found.strange]) == (
-        "40",
+    assert (found.symptom.failure.slug, [place.text for place in found.strange]) == (
+        "rank-killed",
         ["FrobnicationError: the frob is out"],
     )
-    # That something has failed is less than a line that no row knows.
+    # That something has failed is less than a line that no failure explains.
     assert explained(at(1, START, DEAD)).kind == "symptom"
     assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).kind == "unknown"
 
@@ -85,11 +87,11 @@ def test_the_rank_that_fell_silent_first_is_named() -> None:
 def test_the_last_run_counts_and_the_earlier_ones_are_named() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, PORT))
     assert found.cause
-    assert (found.cause.row.number, found.earlier) == ("46", (("71", 1),))
+    assert (found.cause.failure.slug, found.earlier) == ("port-taken", (("context-too-long", 1),))
     # Also where it stands in the log of another process.
     found = explained(at(9, START, PORT), at(1, CONTEXT))
     assert found.cause
-    assert (found.cause.row.number, found.earlier) == ("46", (("71", 1),))
+    assert (found.cause.failure.slug, found.earlier) == ("port-taken", (("context-too-long", 1),))
 
 
 def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> None:
@@ -98,7 +100,7 @@ def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> Non
     first = (begin + START + CONTEXT).format(minute="01")
     found = explained(first + begin.format(minute="02") + usage)
     assert found.cause
-    assert (found.cause.row.number, found.earlier) == ("74", (("71", 1),))
+    assert (found.cause.failure.slug, found.earlier) == ("flag-unknown", (("context-too-long", 1),))
     assert explained(first).kind == "explained"
     # The node program's word, in a log of its own making.
     assert STARTS == OWN_START
@@ -124,15 +126,15 @@ def test_what_ends_by_a_request_is_no_failure() -> None:
 
 def test_what_was_mended_by_a_new_start_is_no_failure_any_more() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, READY))
-    assert (found.kind, found.earlier) == ("nothing", (("71", 1),))
+    assert (found.kind, found.earlier) == ("nothing", (("context-too-long", 1),))
 
 
 def test_a_host_that_suffered_before_the_start_is_why_it_fails_when_nothing_better_is_there() -> None:
     mismatch = "RuntimeError: Version mismatch: The cluster was started with:\n    Ray: 2.56.1\n    Python: 3.11.2\n"
     found = explained(mismatch + at(3, START, DEAD))
     assert found.cause
-    assert (found.cause.row.number, found.cause.more) == ("37", ("Ray: 2.56.1", "Python: 3.11.2"))
-    assert (explained(mismatch + at(3, START, PORT)).cause or found.cause).row.number == "46"
+    assert (found.cause.failure.slug, found.cause.more) == ("ray-versions-differ", ("Ray: 2.56.1", "Python: 3.11.2"))
+    assert (explained(mismatch + at(3, START, PORT)).cause or found.cause).failure.slug == "port-taken"
 
 
 def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_it() -> None:
@@ -141,17 +143,17 @@ def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_
     for logs in ((died + flag,), (flag, died)):
         found = explained(*logs)
         assert found.cause
-        assert (found.cause.row.number, found.earlier) == ("74", (("40", 1),))
+        assert (found.cause.failure.slug, found.earlier) == ("flag-unknown", (("rank-killed", 1),))
 
 
 def test_what_the_server_has_survived_is_no_failure() -> None:
     found = explained(at(1, START, PORT) + READY)
-    assert (found.kind, [one.row.number for one in found.survived]) == ("healed", ["46"])
+    assert (found.kind, [one.failure.slug for one in found.survived]) == ("healed", ["port-taken"])
     assert explained(at(1, START) + READY + at(2, PORT)).kind == "explained"
     refused = 'INFO: 10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
     found = explained(at(1, START, PORT) + READY + at(2, CONTEXT) + refused)
     assert found.cause
-    assert [one.row.number for one in (found.cause, *found.survived)] == ["71", "46"]
+    assert [one.failure.slug for one in (found.cause, *found.survived)] == ["context-too-long", "port-taken"]
 
 
 def test_long_work_is_harmless_with_the_evidence_and_a_stop_is_not() -> None:
@@ -161,19 +163,20 @@ def test_long_work_is_harmless_with_the_evidence_and_a_stop_is_not() -> None:
     assert entry.evidence is not None
     assert entry.evidence.number > entry.place.number
     assert "200" in entry.evidence.text
-    stuck = explained((FOLDER / "51-stuck.log").read_bytes())
+    stuck = explained((FOLDER / "rank-stuck.log").read_bytes())
     assert stuck.symptom
-    assert stuck.symptom.row.number == "51"
+    assert stuck.symptom.failure.slug == "rank-stuck"
     assert not any("shared memory broadcast" in entry.place.text for entry in stuck.harmless)
 
 
 def test_loopback_is_the_cause_where_nobody_can_connect_and_no_cause_on_one_host() -> None:
     warning = (FOLDER / "healthy-loopback-on-one-host.log").read_text()
-    failure = (FOLDER / "19-gloo-mesh.log").read_text()
+    failure = (FOLDER / "gloo-interface.log").read_text()
     assert explained(warning).kind == "nothing"
     found = explained(warning, failure)
     assert found.cause
-    assert (found.cause.row.number, [other.row.number for other in found.others]) == ("20", ["19"])
+    assert found.cause.failure.slug == "loopback-address"
+    assert [other.failure.slug for other in found.others] == ["gloo-interface"]
 
 
 def test_what_is_not_known_is_called_unknown_with_the_last_lines() -> None:
@@ -248,20 +251,20 @@ def test_lines_are_numbered_across_pieces() -> None:
 def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
     """Every healthy log before it, each with lines that look like failures; and the ranks that only saw it end."""
     noise = [path.read_bytes() for path in HEALTHY]
-    ends = (FOLDER / "40-rank-killed.log").read_bytes()
-    for name, row in (("17-no-space", "17"), ("28-shm", "28"), ("71-context", "71"), ("62-gated", "62")):
+    ends = (FOLDER / "rank-killed.rank-killed.log").read_bytes()
+    for name in ("disk-full", "shm-small", "context-too-long.context", "access-denied"):
         # Hours later than all that: the last start is the one that failed.
         cause = (FOLDER / f"{name}.log").read_bytes().replace(b"11-21 02:", b"11-21 09:")
         found = explained(*noise, ends, cause)
         assert found.cause, name
-        assert (found.cause.row.number, found.cause.places[0].source) == (row, str(len(noise) + 1))
-        assert all(other.row.kind == "cause" for other in found.others)
+        assert (found.cause.failure.slug, found.cause.places[0].source) == (name.split(".")[0], str(len(noise) + 1))
+        assert all(other.failure.kind == "cause" for other in found.others)
 
 
-@pytest.mark.parametrize("like", BENIGN, ids=lambda like: like.needle[:40])
-def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: BenignPattern) -> None:
-    alone = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n")
-    after = explained(f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like.needle}: error, failed\n{READY}")
-    assert (after.kind, [entry.why for entry in after.harmless]) == ("nothing", [like.why])
-    assert alone.kind == ("symptom" if like.row else "nothing")
-    assert (alone.symptom.row.number if alone.symptom else "") == like.row
+@pytest.mark.parametrize("like", HARMLESS, ids=lambda like: like["needle"][:40])
+def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: dict[str, str]) -> None:
+    line = f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like['needle']}: error, failed\n"
+    alone, after = explained(line), explained(line + READY)
+    assert (after.kind, [entry.why for entry in after.harmless]) == ("nothing", [like["why"]])
+    assert alone.kind == ("symptom" if like.get("else") else "nothing")
+    assert (alone.symptom.failure.slug if alone.symptom else "") == like.get("else", "")

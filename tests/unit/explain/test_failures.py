@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.corpus import CORPUS
-from tests.support.logs import FOLDER, HEALTHY, PRODUCED, explained, reported, row_of
-from vllm_cluster.explain.catalogue import FAILURES
+from tests.support.logs import FOLDER, HEALTHY, PRODUCED, explained, failure_of, reported
+from vllm_cluster.explain.catalogue import FAILURES, HARMLESS
 from vllm_cluster.explain.failure import SignKind
 
 
@@ -17,19 +18,22 @@ def test_what_was_broken_is_named(path: Path) -> None:
     found = explained(path.read_bytes())
     named = found.named
     assert named, found.trouble
-    assert (named.row.number, found.kind) == (row_of(path), "symptom" if named.row.kind == "symptom" else "explained")
-    assert named.row.fix
+    assert (named.failure.slug, found.kind) == (
+        failure_of(path),
+        "symptom" if named.failure.kind == "symptom" else "explained",
+    )
+    assert named.failure.fix
 
 
-@pytest.mark.parametrize(("row", "source", "text"), reported(), ids=lambda value: value[:60].replace("\n", " "))
-def test_what_was_reported_is_named(row: str, source: str, text: str) -> None:
+@pytest.mark.parametrize(("slug", "source", "text"), reported(), ids=lambda value: value[:60].replace("\n", " "))
+def test_what_was_reported_is_named(slug: str, source: str, text: str) -> None:
     found = explained(text)
-    if row.startswith("note-"):
-        assert (found.kind, found.notes[0].row.number) == ("nothing", row.removeprefix("note-")), source
+    if slug.startswith("note-"):
+        assert (found.kind, found.notes[0].failure.slug) == ("nothing", slug.removeprefix("note-")), source
     else:
         named = found.named
         assert named, (source, found.trouble)
-        assert named.row.number == row, source
+        assert named.failure.slug == slug, source
 
 
 @pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.stem)
@@ -38,30 +42,40 @@ def test_a_healthy_log_holds_no_failure(path: Path) -> None:
     assert (found.kind, found.cause, found.trouble) == ("nothing", None, ())
 
 
-def test_every_row_is_shown_by_a_log_or_says_why_not() -> None:
-    shown = {row_of(path) for path in PRODUCED} | {row.removeprefix("note-") for row, _, _ in reported()}
-    for number, row in FAILURES.items():
-        assert bool(row.signs) != bool(row.silent), number
-    shown |= {row for case in CORPUS for row in case.rows}
-    # 69 stands in the log of row 40.
-    assert {number for number, row in FAILURES.items() if row.signs} - shown == {"69"}
+def test_every_failure_is_shown_by_a_log_or_says_why_not() -> None:
+    shown = {failure_of(path) for path in PRODUCED} | {slug.removeprefix("note-") for slug, _, _ in reported()}
+    for slug, failure in FAILURES.items():
+        assert bool(failure.signs) != bool(failure.silent), slug
+    shown |= {slug for case in CORPUS for slug in case.failures}
+    # It is in the log of rank-killed.worker-killed-after-a-stop, which names another.
+    assert {slug for slug, failure in FAILURES.items() if failure.signs} - shown == {"model-name-unknown"}
 
 
 def test_a_symptom_has_no_sign_of_a_cause_and_a_cause_none_of_a_symptom() -> None:
     """Else a line that many causes share would stand in for one of them."""
     of_symptoms = (SignKind.SYMPTOM, SignKind.CONSEQUENCE)
-    for number, row in FAILURES.items():
-        for sign in row.signs:
-            assert sign.weight is SignKind.NOTE or (sign.weight in of_symptoms) == (row.kind == "symptom"), number
+    for slug, failure in FAILURES.items():
+        for sign in failure.signs:
+            assert sign.kind is SignKind.NOTE or (sign.kind in of_symptoms) == (failure.kind == "symptom"), slug
 
 
-def test_the_numbers_are_those_of_the_catalogue() -> None:
-    numbers = [*map(str, range(1, 45)), "44a", *map(str, range(45, 106))]
-    assert list(FAILURES) == numbers
+def test_each_old_number_names_one_failure() -> None:
+    numbers = [failure.number for failure in FAILURES.values() if failure.number]
+    assert sorted(numbers, key=lambda number: (int(str(number).rstrip("a")), str(number))) == [
+        *range(1, 45),
+        "44a",
+        *range(45, 106),
+    ]
+
+
+def test_a_slug_that_names_another_failure_names_one_that_exists() -> None:
+    named = {slug for failure in FAILURES.values() for sign in failure.signs for slug in sign.explains}
+    assert named | {like["else"] for like in HARMLESS if "else" in like} <= set(FAILURES)
+    assert all(re.fullmatch(r"[a-z][a-z-]+", slug) for slug in FAILURES)
 
 
 def test_what_nccl_says_of_ethernet_is_no_word_on_adapters() -> None:
     """Two H200s joined by TCP: NCCL calls GPU Direct disabled for eth0 too."""
     found = explained((FOLDER.parent / "gpu" / "h200-x2-nccl-socket.log").read_bytes())
-    assert (found.kind, [one.row.number for one in found.notes]) == ("nothing", ["24"])
+    assert (found.kind, [one.failure.slug for one in found.notes]) == ("nothing", ["nccl-over-tcp"])
     assert len(found.harmless) == 1

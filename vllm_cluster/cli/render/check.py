@@ -9,19 +9,22 @@ from typing import Any
 
 from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.checks.allreduce import binary
-from vllm_cluster.checks.codes import CODES, Code
+from vllm_cluster.checks.codes import CODES
 from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.explain.catalogue import CHECKED
 from vllm_cluster.run import allreduce
 from vllm_cluster.text import by_hosts, count
 
 
 def report_document(report: CheckReport) -> dict[str, Any]:
     """The report as JSON would have it."""
-    rows = [(finding, CODES.get(finding.code, Code(""))) for finding in report.findings]
     return {
         "v": 1,
         "ok": not report.failed,
-        "findings": [{**asdict(finding), "why": reason.why, "rows": list(reason.rows)} for finding, reason in rows],
+        "findings": [
+            {**asdict(one), "why": CODES.get(one.code, ""), "failures": CHECKED.get(one.code, [])}
+            for one in report.findings
+        ],
         "unseen": [asdict(one) for one in report.unseen],
         "hosts": list(report.hosts),
         "seconds": round(report.seconds, 3),
@@ -48,7 +51,7 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
     for finding, hosts in same.items():
         level, tone = ("error", red) if finding.error else ("warning", yellow)
         out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(hosts)}: {plain(finding.text)}\n")
-        why = CODES.get(finding.code, Code("")).why
+        why = CODES.get(finding.code, "")
         out.write(f"  why: {why}\n" if why else "")
         out.writelines(f"  fix: {line}\n" for line in plain(paste(finding.fix)).splitlines())
     out.write("\n" if report.findings else "")

@@ -40,16 +40,16 @@ def explain_document(found: Diagnosis, failures: Mapping[str, VclusterError]) ->
 
 
 def _finding(found: MatchedFailure) -> dict[str, Any]:
-    row = found.row
+    failure = found.failure
     return {
-        "failure": row.number,
-        "kind": row.kind,
-        "seen": row.symptom,
-        "cause": row.cause if row.kind == "cause" else None,
-        "meaning": row.cause if row.kind == "symptom" else None,
-        "fix": row.fix if row.kind == "cause" else None,
-        "look": row.fix if row.kind == "symptom" else None,
-        "found_by": row.before or None,
+        "failure": failure.slug,
+        "kind": failure.kind,
+        "seen": failure.symptom,
+        "cause": failure.cause if failure.kind == "cause" else None,
+        "meaning": failure.cause if failure.kind == "symptom" else None,
+        "fix": failure.fix if failure.kind == "cause" else None,
+        "look": failure.fix if failure.kind == "symptom" else None,
+        "found_by": failure.found_by or None,
         "count": found.count,
         "lines": [asdict(place) for place in found.places],
         "more": list(found.more),
@@ -67,20 +67,20 @@ def show_explained(found: Diagnosis, *, color: str) -> None:
 def _lines(found: Diagnosis) -> Iterable[str]:
     yield from _answer(found)
     if found.others:
-        yield f"also:    {'; '.join(_named(other.row) for other in found.others)}"
+        yield f"also:    {'; '.join(_named(other.failure) for other in found.others)}"
     if (found.cause or found.symptom) and found.followed:
         yield "consequences:"
         yield from (_line(place) for place in found.followed[:3])
     for other in found.notes:
-        yield f"note:    {_named(other.row)}"
+        yield f"note:    {_named(other.failure)}"
         yield _line(other.places[0])
     for entry in found.harmless:
         yield f"harmless: {entry.place.source}:{entry.place.number}: {_cut(entry.place.text, 60)}"
         yield f"          {entry.why}{_evidence(entry)}"
     if found.kind != "healed":
-        yield from (f"recovered: {_named(other.row)}; the server answered later" for other in found.survived)
-    for row, times in found.earlier:
-        yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(FAILURES[row])}"
+        yield from (f"recovered: {_named(other.failure)}; the server answered later" for other in found.survived)
+    for slug, times in found.earlier:
+        yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(FAILURES[slug])}"
     yield f"read:    {count(found.lines, 'line')} of {count(found.logs, 'log')}, {found.size / 1e6:.1f} MB"
 
 
@@ -96,7 +96,7 @@ def _answer(found: Diagnosis) -> Iterable[str]:
     elif found.kind == "healed":
         yield f"Recovered: it works now, after {count(len(found.survived), 'failure')}."
         for other in found.survived:
-            yield f"recovered: {_named(other.row)}"
+            yield f"recovered: {_named(other.failure)}"
             yield _line(other.places[-1])
     elif found.size:
         yield f"No known failure found in {count(found.lines, 'line')} of {count(found.logs, 'log')}."
@@ -105,19 +105,19 @@ def _answer(found: Diagnosis) -> Iterable[str]:
 
 
 def _cause(found: MatchedFailure) -> Iterable[str]:
-    row = found.row
-    begun = row.cause if row.cause.startswith("vLLM") else row.cause[0].upper() + row.cause[1:]
-    yield f"{begun} ({_link(row)})"
+    failure = found.failure
+    begun = failure.cause if failure.cause.startswith("vLLM") else failure.cause[0].upper() + failure.cause[1:]
+    yield f"{begun} ({_link(failure)})"
     yield from _shown(found)
-    yield f"fix:     {row.fix}"
-    if row.before:
-        yield f"before:  {row.before} finds it before anything is loaded"
+    yield f"fix:     {failure.fix}"
+    if failure.found_by:
+        yield f"before:  {failure.found_by} finds it before anything is loaded"
 
 
 def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
     """What is seen, that its cause is not in these logs, and where the cause is written."""
-    row = symptom.row
-    yield f"Only a symptom, and no line names its cause: {row.cause} ({_link(row)})"
+    failure = symptom.failure
+    yield f"Only a symptom, and no line names its cause: {failure.cause} ({_link(failure)})"
     yield from _shown(symptom)
     if found.strange:
         yield "unrecognised lines, possibly the cause:"
@@ -125,7 +125,7 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
     if found.silent:
         yield "the first rank without output; its last line:"
         yield _line(found.silent)
-    yield f"look:    {row.fix}"
+    yield f"look:    {failure.fix}"
 
 
 def _shown(found: MatchedFailure) -> Iterable[str]:
@@ -139,13 +139,13 @@ def _evidence(entry: BenignMatch) -> str:
     return times + went_on
 
 
-def _named(row: KnownFailure) -> str:
-    return f"{row.cause} ({_link(row)})"
+def _named(failure: KnownFailure) -> str:
+    return f"{failure.cause} ({_link(failure)})"
 
 
-def _link(row: KnownFailure) -> str:
-    """The row's place in the catalogue, as its page names it."""
-    return f"docs/failures.md#failure-{row.number}"
+def _link(failure: KnownFailure) -> str:
+    """The failure's place in the catalogue, as its page names it."""
+    return f"docs/failures.md#{failure.slug}"
 
 
 def _line(place: LogPosition) -> str:
