@@ -147,7 +147,7 @@ def test_no_test_imports_another_test_or_another_folder_of_tests() -> None:
 # What help and completion wait for, beside typer and the standard library.
 AT_START = {
     "app",
-    "complete",
+    "completion",
     "edge",
     "help",
     "options",

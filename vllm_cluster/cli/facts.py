@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.complete import complete_hosts
+from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_cluster.cli.complete import complete_models
+from vllm_cluster.cli.completion import complete_models
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError

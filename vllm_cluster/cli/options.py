@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.complete import complete_colors, complete_inventories
+from vllm_cluster.cli.completion import complete_colors, complete_inventories
 
 
 def _color(value: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.complete import complete_models, remember_model
+from vllm_cluster.cli.completion import complete_models, remember_model
 from vllm_cluster.cli.help import VLLM_FLAGS
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import SETTINGS, Session

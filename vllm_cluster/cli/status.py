@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.complete import remember_model
+from vllm_cluster.cli.completion import remember_model
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.cli.complete import MAX_MODELS, complete_hosts, complete_models, remember_model
+from vllm_cluster.cli.completion import MAX_MODELS, complete_hosts, complete_models, remember_model
 
 INVENTORY = """version: 1
 cluster: lab
