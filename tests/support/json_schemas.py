@@ -20,6 +20,7 @@ from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import NotChecked
 from vllm_cluster.core import plan
+from vllm_cluster.core.answer import Answer, TokenLogprob
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.explain.diagnosis import BenignMatch
 from vllm_cluster.explain.scan import LogPosition
@@ -35,7 +36,7 @@ Schema = dict[str, Any]
 TEXT, NUMBER, COUNT, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 VERSION = {"const": 1}
 # The document of a verb; every other verb with --json writes events.
-DOCUMENTS = ("plan", "status", "check", "facts", "fit", "explain", "bundle", "history")
+DOCUMENTS = ("plan", "status", "check", "facts", "fit", "explain", "bundle", "history", "complete", "chat")
 OPERATIONS = get_args(plan.Operation)
 
 
@@ -117,6 +118,8 @@ def schemas() -> dict[str, Schema]:
         "explain": _explain(),
         "bundle": keys({"v": VERSION, "file": TEXT, "packed": by_name(COUNT), "unreachable": by_name(TEXT)}),
         "history": keys({"v": VERSION, "cluster": TEXT, "entries": rows(fields(Entry))}),
+        "complete": _answer(),
+        "chat": _answer(),
         "events": {"anyOf": [*_events(), _error(), _endpoint()]},
     }
 
@@ -193,6 +196,21 @@ def _explain() -> Schema:
             "earlier": by_name(COUNT),
             "read": keys(dict.fromkeys(("logs", "lines", "bytes"), COUNT)),
             "unreachable": by_name(TEXT),
+        }
+    )
+
+
+def _answer() -> Schema:
+    token = fields(TokenLogprob)
+    return keys(
+        {
+            "v": VERSION,
+            "model": TEXT,
+            "answers": rows(fields(Answer)),
+            "prompt_logprobs": rows(token),
+            **dict.fromkeys(("prompt_tokens", "completion_tokens"), maybe(COUNT)),
+            "seconds": NUMBER,
+            **dict.fromkeys(("seconds_to_first", "tokens_per_second"), maybe(NUMBER)),
         }
     )
 

@@ -30,7 +30,7 @@ def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
         PreflightFailed: the cluster has none, since it is not up.
     """
     with Fleet(inventory, runtime) as fleet:
-        return _key(inventory, _head(inventory, fleet))
+        return read_key(inventory, reach_head(inventory, fleet))
 
 
 def tunnel(inventory: Inventory, emit: Emit, *, port: int, inside: Callable[[], object] | None = None) -> None:
@@ -40,8 +40,8 @@ def tunnel(inventory: Inventory, emit: Emit, *, port: int, inside: Callable[[], 
         HostError: nothing passes, or the connection broke.
     """
     with Fleet(inventory) as fleet:
-        head = _head(inventory, fleet)
-        _key(inventory, head)
+        head = reach_head(inventory, fleet)
+        read_key(inventory, head)
         passage = Passage(head, inventory.ports.api, port, lambda: _served(inventory, head))
         try:
             url = f"http://127.0.0.1:{passage.port}"
@@ -64,17 +64,13 @@ class Passage:
 
     def __init__(self, head: HostConnection, remote: int, local: int, served: Callable[[], ServeStatus | None]) -> None:
         self._head, self._remote, self._served = head, remote, served
-        self._address = _address(serve := served())
+        self._address = address_of(serve := served())
         self._forward = head.transport.forward(remote, local, remote_host=self._address)
         self.port = self._forward.local_port
         self._answers = answers(self.port)
         if serve and serve.phase == "ready" and not self._answers:
             self._forward.close()
-            raise HostError(
-                head.name,
-                f"tunnel: cannot reach {self._address}:{remote} through SSH, though {serve.name} is ready there",
-                hint="set AllowTcpForwarding yes in its sshd_config",
-            )
+            raise no_passage(head, serve)
 
     def hold(self, emit: Emit) -> None:
         """Watch the connection and what is behind it until the connection breaks.
@@ -94,7 +90,7 @@ class Passage:
 
     def _follow(self, emit: Emit) -> None:
         now = answers(self.port)
-        if not now and (address := _address(self._served())) != self._address:
+        if not now and (address := address_of(self._served())) != self._address:
             # It was served again with or without --expose.
             self._forward.close()
             self._forward = self._head.transport.forward(self._remote, self.port, remote_host=address)
@@ -108,6 +104,12 @@ class Passage:
     def close(self) -> None:
         """Stop listening."""
         self._forward.close()
+
+
+def no_passage(head: HostConnection, serve: ServeStatus) -> HostError:
+    """The error of a host that forwards nothing, though a model is ready there."""
+    text = f"tunnel: cannot reach {address_of(serve)}:{serve.port} through SSH, though {serve.name} is ready there"
+    return HostError(head.name, text, hint="set AllowTcpForwarding yes in its sshd_config")
 
 
 def answers(port: int) -> bool:
@@ -124,7 +126,8 @@ def answers(port: int) -> bool:
         return False
 
 
-def _address(serve: ServeStatus | None) -> str:
+def address_of(serve: ServeStatus | None) -> str:
+    """Where the API listens, as the head reaches it."""
     return serve.host if serve else "127.0.0.1"
 
 
@@ -137,14 +140,24 @@ def _served(inventory: Inventory, head: HostConnection) -> ServeStatus | None:
         return None
 
 
-def _head(inventory: Inventory, fleet: Fleet) -> HostConnection:
+def reach_head(inventory: Inventory, fleet: Fleet) -> HostConnection:
+    """The head, connected.
+
+    Raises:
+        Unreachable: it cannot be reached.
+    """
     _, failures = fleet.connect([inventory.head_name])
     for error in failures.values():
         raise error
     return fleet.connections[inventory.head_name]
 
 
-def _key(inventory: Inventory, head: HostConnection) -> str:
+def read_key(inventory: Inventory, head: HostConnection) -> str:
+    """The API key, and an engine for the head.
+
+    Raises:
+        PreflightFailed: as `key`.
+    """
     facts = observe(inventory, head)
     ensure_no_errors(list(foreign(inventory, {head.name: facts})))
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")

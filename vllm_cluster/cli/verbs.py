@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_cluster.cli.program import Verb
 
-_SET_UP, _RUN, _LOOK, _OTHER = "Set up", "Run", "Look into a failure", "Other"
+_SET_UP, _RUN, _USE, _LOOK, _OTHER = "Set up", "Run", "Use", "Look into a failure", "Other"
 _LEASE = {
     2: "usage or inventory; or a question without a terminal and without --yes",
     3: "an error was found before anything was changed",
@@ -12,6 +12,12 @@ _LEASE = {
     75: "another run holds the lease",
 }
 _READ = {2: "usage or inventory", 4: "a host is unreachable"}
+_ASK = {
+    1: "the answer broke off",
+    2: "usage, inventory or a request that the server refuses",
+    3: "no model is ready",
+    4: "a host is unreachable",
+}
 
 VERBS = {
     "init": Verb(
@@ -112,8 +118,31 @@ VERBS = {
         ("vcluster history", "vcluster history --last 100 --json"),
         {3: "the cluster is not up", **_READ},
     ),
+    "complete": Verb(
+        _USE,
+        "complete:complete",
+        "Continue a text with the served model.",
+        "Opens the way to the API by itself, and uses the cluster's key. The answer alone is on standard output.",
+        (
+            'vcluster complete "The capital of France is" --max-tokens 8 --temperature 0',
+            "vcluster complete - --logprobs 5 < prompt.txt",
+        ),
+        _ASK,
+    ),
+    "chat": Verb(
+        _USE,
+        "chat:chat",
+        "Talk with the served model.",
+        "A conversation on a terminal; one answer with PROMPT, or where standard input is piped.",
+        (
+            "vcluster chat",
+            'vcluster chat "What is a river?" --system "Answer in one sentence." --max-tokens 64',
+            "git diff | vcluster chat - --json-schema review.json",
+        ),
+        _ASK,
+    ),
     "tunnel": Verb(
-        _RUN,
+        _USE,
         "tunnel:tunnel",
         "Forward the API to localhost until Ctrl-C.",
         "Ends with an error when the connection to the head breaks.",
@@ -121,7 +150,7 @@ VERBS = {
         {1: "the connection broke", **_READ},
     ),
     "key": Verb(
-        _RUN,
+        _USE,
         "key:key",
         "Print the API key.",
         examples=("vcluster key", 'curl -H "Authorization: Bearer $(vcluster key)" http://127.0.0.1:8000/v1/models'),

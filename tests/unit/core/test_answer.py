@@ -1,0 +1,103 @@
+"""What a request holds, and what the pieces of an answer mean; the documents are vLLM 0.32.0's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vllm_cluster.core.answer import (
+    CHAT,
+    COMPLETIONS,
+    Alternative,
+    ModelReply,
+    body,
+    pieces,
+    probability,
+    prompt_logprobs,
+)
+
+
+def test_a_request_holds_what_was_given_alone() -> None:
+    made = body(COMPLETIONS, "m", {"prompt": "Hi", "temperature": 0.0, "seed": None})
+    stream = {"include_usage": True, "continuous_usage_stats": True}
+    assert made == {"model": "m", "prompt": "Hi", "temperature": 0.0, "stream": True, "stream_options": stream}
+
+
+@pytest.mark.parametrize("given", [{"use_beam_search": True}, {}], ids=["beam search", "prompt_logprobs"])
+def test_what_vllm_does_not_stream_is_asked_for_whole(given: dict[str, object]) -> None:
+    made = body(COMPLETIONS, "m", given, prompt_logprobs=None if given else 2)
+    assert "stream" not in made
+    assert made.get("prompt_logprobs") == (None if given else 2)
+
+
+@pytest.mark.parametrize(("wanted", "asked"), [(0, 0), (1, 2), (5, 6), (20, 20), (40, 40)])
+def test_a_chat_asks_for_one_more_so_that_no_rank_is_hidden(wanted: int, asked: int) -> None:
+    assert body(COMPLETIONS, "m", {}, logprobs=wanted)["logprobs"] == wanted
+    assert body(CHAT, "m", {}, logprobs=wanted)["top_logprobs"] == asked
+
+
+def completion(token: str, logprob: float, top: dict[str, float]) -> dict[str, object]:
+    """An event with one token."""
+    logprobs = {"tokens": [token], "token_logprobs": [logprob], "top_logprobs": [top]}
+    return {"choices": [{"index": 0, "text": token, "logprobs": logprobs, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize(
+    ("token", "logprob", "top", "rank"),
+    [
+        ("a", -0.1, {"a": -0.1, "b": -2.0}, 1),
+        ("b", -2.0, {"a": -0.1, "b": -2.0}, 2),
+        # vLLM adds the token itself to the two most probable ones.
+        ("z", -9.0, {"z": -9.0, "a": -0.1, "b": -2.0}, None),
+        # Parts of a character are all the empty text: one of the two is missing.
+        ("", -3.0, {"": -0.1}, None),
+    ],
+)
+def test_a_rank_is_shown_where_it_is_known(token: str, logprob: float, top: dict[str, float], rank: int | None) -> None:
+    (piece,) = pieces(completion(token, logprob, top), 2)
+    (found,) = piece.logprobs
+    assert (found.token, found.logprob, found.rank) == (token, logprob, rank)
+    assert list(found.top) == sorted(found.top, key=lambda one: -one.logprob)
+    assert len(found.top) <= 2
+
+
+def test_a_chat_shows_the_same_although_its_list_holds_the_token_first() -> None:
+    top = [{"token": text, "logprob": value} for text, value in (("z", -9.0), ("a", -0.1), ("b", -2.0))]
+    content = [{"token": "z", "logprob": -9.0, "top_logprobs": top}]
+    (piece,) = pieces({"choices": [{"index": 0, "delta": {"content": "z"}, "logprobs": {"content": content}}]}, 2)
+    assert piece.logprobs[0].rank is None
+    assert piece.logprobs[0].top == (Alternative("a", -0.1), Alternative("b", -2.0))
+
+
+def test_the_tokens_of_a_prompt_are_those_of_its_ids() -> None:
+    row = {
+        "189": {"logprob": -3.0, "rank": 1, "decoded_token": "x"},
+        "329": {"logprob": -5.0, "rank": 50, "decoded_token": " cluster"},
+    }
+    document = {"choices": [{"prompt_logprobs": [None, row], "prompt_token_ids": [287, 329]}]}
+    first, second = prompt_logprobs(document, 1)
+    assert (first.token, first.logprob, first.rank) == ("<287>", None, None)
+    assert (second.token, second.rank, second.top) == (" cluster", 50, (Alternative("x", -3.0),))
+    # A chat has both beside its choices.
+    assert prompt_logprobs({"choices": [{}], **document["choices"][0]}, 1) == [first, second]
+
+
+def test_a_rate_counts_from_the_first_token() -> None:
+    reply = ModelReply()
+    for seconds, text in ((1.0, "a"), (2.0, "b"), (3.0, "c")):
+        usage = {"prompt_tokens": 4, "completion_tokens": round(seconds)}
+        reply.add({"choices": [{"index": 0, "text": text}], "usage": usage}, 0, None, seconds)
+    assert (reply.first.text, reply.seconds_to_first, reply.tokens_per_second) == ("abc", 1.0, 1.0)
+
+
+def test_an_answer_that_came_whole_has_no_rate() -> None:
+    reply = ModelReply()
+    reply.add({"choices": [{"text": "abc"}], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}, 0, None, 2.0)
+    assert reply.tokens_per_second is None
+
+
+def test_a_probability_is_one_at_most() -> None:
+    assert probability(None) is None
+    assert probability(math.log(0.25)) == pytest.approx(0.25)
+    assert probability(1e-9) == 1.0

@@ -1,0 +1,127 @@
+"""Answers that come piece by piece, refusals, and servers that break off, over real sockets."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from vllm_cluster.run.api_client import Broken, Refused, Silent, post
+
+EVENTS = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
+STREAM = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in EVENTS)
+
+
+@contextmanager
+def server(status: int, kind: str, *parts: bytes | threading.Event) -> Iterator[int]:
+    """Answers every request with these parts; an event is waited for, and the answer ends without its last chunk."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            assert self.headers["Authorization"] == "Bearer k"
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for part in parts:
+                if isinstance(part, threading.Event):
+                    part.wait(60)
+                    self.close_connection = True
+                    return
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+            self.wfile.write(b"0\r\n\r\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield made.server_address[1]
+    finally:
+        for part in parts:
+            if isinstance(part, threading.Event):
+                part.set()
+        made.shutdown()
+        thread.join()
+        made.server_close()
+
+
+def test_each_event_arrives_when_it_is_sent() -> None:
+    gate = threading.Event()
+    with server(200, "text/event-stream; charset=utf-8", STREAM, gate) as port:
+        answer = post(port, "/v1/completions", {}, "k", 60)
+        # The server is still waiting: nothing was held back for more.
+        assert [next(answer), next(answer)] == EVENTS
+
+
+def test_a_stream_ends_with_its_mark() -> None:
+    with server(200, "text/event-stream", STREAM, b": a comment\n\ndata: [DONE]\n\n", b"data: never\n\n") as port:
+        assert list(post(port, "/", {}, "k", 60)) == EVENTS
+
+
+def test_an_answer_that_is_no_stream_is_one_event() -> None:
+    with server(200, "application/json", json.dumps(EVENTS[0]).encode()) as port:
+        assert list(post(port, "/", {}, "k", 60)) == EVENTS[:1]
+
+
+@pytest.mark.parametrize(
+    ("status", "raw", "message"),
+    [
+        (400, json.dumps({"error": {"message": "too long", "code": 400}}).encode(), "too long"),
+        (401, json.dumps({"error": "Unauthorized"}).encode(), "Unauthorized"),
+        (502, b"<html>bad gateway</html>", "<html>bad gateway</html>"),
+        (500, b"[" * 100_000, "[" * 500),
+    ],
+)
+def test_a_refusal_has_the_words_of_the_server(status: int, raw: bytes, message: str) -> None:
+    with server(status, "application/json", raw) as port, pytest.raises(Refused) as caught:
+        list(post(port, "/", {}, "k", 60))
+    assert (caught.value.status, caught.value.message) == (status, message)
+
+
+def test_an_error_within_a_stream_is_a_refusal() -> None:
+    error = b'data: {"error": {"message": "engine died", "code": 500}}\n\ndata: [DONE]\n\n'
+    seen: list[object] = []
+    with server(200, "text/event-stream", STREAM, error) as port, pytest.raises(Refused, match="engine died") as caught:
+        seen.extend(post(port, "/", {}, "k", 60))
+    assert caught.value.status == 500
+
+
+@pytest.mark.parametrize(
+    "last", [b"", b"data: {\n\n", b"data: 7\n\n"], ids=["no end", "half an event", "another document"]
+)
+def test_an_answer_that_breaks_off_is_no_answer(last: bytes) -> None:
+    parts = [STREAM, last] if last else [STREAM]
+    with server(200, "text/event-stream", *parts) as port, pytest.raises(Broken):
+        list(post(port, "/", {}, "k", 60))
+
+
+def test_a_connection_that_ends_in_the_middle_is_broken() -> None:
+    ended = threading.Event()
+    ended.set()
+    with server(200, "text/event-stream", STREAM, ended) as port, pytest.raises(Broken):
+        list(post(port, "/", {}, "k", 60))
+
+
+def test_nobody_listens() -> None:
+    with server(200, "text/event-stream") as port:
+        pass
+    with pytest.raises(Broken, match="refused"):
+        list(post(port, "/", {}, "k", 60))
+
+
+def test_silence_has_an_end() -> None:
+    with (
+        server(200, "text/event-stream", STREAM, threading.Event()) as port,
+        pytest.raises(Silent, match=r"no token for 0\.2 s|no token for 0 s"),
+    ):
+        list(post(port, "/", {}, "k", 0.2))

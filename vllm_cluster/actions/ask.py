@@ -1,0 +1,184 @@
+"""Ask the served model: the way to it, its answer piece by piece, and why one broke off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from vllm_cluster.actions.tunnel import address_of, answers, no_passage, reach_head, read_key
+from vllm_cluster.core.answer import ModelReply, Piece, body
+from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.errors import (
+    ConnectionLost,
+    HostError,
+    PreflightFailed,
+    TimedOut,
+    Unreachable,
+    UsageError,
+    VclusterError,
+)
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.api_client import Broken, Refused, Silent, post
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+# An answer that breaks off is seen here before the head's node program has written why.
+CAUSE_SECONDS = 15.0
+POLL = 0.5
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """A request: `given` are fields of the API, `schema` the file of one of them.
+
+    `seconds` is how long the server may be silent.
+    """
+
+    path: str
+    given: Mapping[str, Any]
+    model: str | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    seconds: float = 600.0
+    schema: str = ""
+
+
+@contextmanager
+def open_api(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> Iterator[ModelApi]:
+    """The API of the model that is ready, for as long as it is needed.
+
+    Raises:
+        PreflightFailed: no model is ready, with the phase that it is in.
+    """
+    with Fleet(inventory, runtime) as fleet:
+        head = reach_head(inventory, fleet)
+        key = read_key(inventory, head)
+        serve = ready(inventory, head)
+        forward = head.transport.forward(serve.port, 0, remote_host=address_of(serve))
+        try:
+            yield ModelApi(inventory, head, serve, key, forward.local_port)
+        finally:
+            forward.close()
+
+
+def ready(inventory: Inventory, head: HostConnection) -> ServeStatus:
+    """What is served on this head.
+
+    Raises:
+        PreflightFailed: it is not ready.
+    """
+    serve = NodeHandle(head, inventory.cluster).state().serving
+    if serve is None:
+        raise PreflightFailed(f"no model is served on {inventory.cluster}", hint="vcluster serve MODEL")
+    if serve.phase != "ready":
+        detail = f": {serve.detail}" if serve.detail else ""
+        raise PreflightFailed(f"{serve.name} is not ready: {serve.phase}{detail}", hint="vcluster status")
+    return serve
+
+
+class ModelApi:
+    """The API of one model from here."""
+
+    def __init__(self, inventory: Inventory, head: HostConnection, serve: ServeStatus, key: str, port: int) -> None:
+        self._inventory, self._head, self._serve, self._key, self._port = inventory, head, serve, key, port
+        self.model = serve.name
+
+    def ask(self, question: ModelRequest, reply: ModelReply) -> Iterator[Piece]:
+        """The pieces of the answer as they arrive; `reply` has all that came so far, also where it breaks off.
+
+        Raises:
+            UsageError, HostError: as `events`.
+        """
+        request = body(
+            question.path,
+            question.model or self.model,
+            question.given,
+            logprobs=question.logprobs,
+            prompt_logprobs=question.prompt_logprobs,
+        )
+        clock = self._head.runtime.clock
+        began = clock.monotonic()
+        try:
+            for document in self.events(question.path, request, question.seconds):
+                seconds = clock.monotonic() - began
+                yield from reply.add(document, question.logprobs or 0, question.prompt_logprobs, seconds)
+        except UsageError as error:
+            if question.schema and "grammar" in error.message.lower():
+                raise UsageError(f"{question.schema}: --json-schema: {error.message}") from None
+            raise
+
+    def events(self, path: str, body: Mapping[str, Any], seconds: float) -> Iterator[Mapping[str, Any]]:
+        """The events of an answer; `seconds` is how long the server may be silent.
+
+        Raises:
+            UsageError: the server refuses the request as it is.
+            HostError: it ended before the answer did; with the reason.
+        """
+        for again in (True, False):
+            try:
+                yield from post(self._port, path, body, self._key, seconds)
+                return
+            except Refused as error:
+                if not (again and self._key_changed(error)):
+                    raise self._refusal(error, str(body.get("model"))) from None
+            except Silent as error:
+                raise TimedOut(self._head.name, f"api: {error.message}", hint="vcluster status") from None
+            except Broken as error:
+                raise self._cause(error) from None
+
+    def _key_changed(self, error: Refused) -> bool:
+        """Whether the key was rotated since it was read: then nothing was answered yet."""
+        if error.status != HTTPStatus.UNAUTHORIZED:
+            return False
+        before, self._key = self._key, read_key(self._inventory, self._head)
+        return before != self._key
+
+    def _refusal(self, error: Refused, model: str) -> VclusterError:
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            text = f"api: the key is refused: {error.message}"
+            return HostError(self._head.name, text, hint="vcluster status")
+        if error.status == HTTPStatus.NOT_FOUND:
+            now = self._now()
+            served = now.name if now and now.phase == "ready" else None
+            if served and served != model:
+                return PreflightFailed(f"{model} is not served on {self._inventory.cluster}; it serves {served}")
+        if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return UsageError(f"{model}: {error.message}")
+        return self._cause(Broken(f"HTTP {error.status}: {error.message}"))
+
+    def _now(self) -> ServeStatus | None:
+        return NodeHandle(self._head, self._inventory.cluster).state().serving
+
+    def _cause(self, error: Broken) -> VclusterError:
+        """Why an answer broke off: the connection, another model, or the end of vLLM; else what was seen here."""
+        deadline = self._head.runtime.after(CAUSE_SECONDS)
+        while True:
+            try:
+                self._head.transport.require_alive()
+                now = self._now()
+            except Unreachable as lost:
+                return ConnectionLost(self._head.name, f"tunnel: {lost.detail}")
+            except VclusterError as gone:
+                return gone
+            if found := self._changed(now):
+                return HostError(self._head.name, f"api: {found}", hint="vcluster status")
+            if not deadline.left():
+                if not answers(self._port):
+                    return no_passage(self._head, self._serve)
+                text = f"api: the answer broke off, though {self.model} is ready: {error.message}"
+                return HostError(self._head.name, text, hint="vcluster explain")
+            self._head.runtime.clock.sleep(POLL)
+
+    def _changed(self, now: ServeStatus | None) -> str | None:
+        if now is None:
+            return f"{self.model} was stopped before the answer ended"
+        if now.generation != self._serve.generation:
+            return f"{self.model} was replaced by {now.name} ({now.phase}) before the answer ended"
+        if now.phase != "ready" or now.attempt != self._serve.attempt:
+            why = now.failure.what if now.failure else now.detail
+            return f"vLLM ended before the answer did; it is {now.phase}" + (f": {why}" if why else "")
+        return None

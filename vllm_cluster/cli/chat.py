@@ -1,0 +1,114 @@
+"""`vcluster chat`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vllm_cluster.cli import question
+from vllm_cluster.cli.answering import answer, ensure_printable
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.sampling import with_sampling
+from vllm_cluster.cli.session import SETTINGS, Session
+from vllm_cluster.errors import UsageError, VclusterError
+
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROMPT", help="The one message to answer; - reads standard input. Default: a conversation."
+    ),
+]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")]
+Effort = Annotated[
+    str | None,
+    typer.Option("--reasoning-effort", metavar="LEVEL", help="none, minimal, low, medium, high, xhigh or max."),
+]
+
+
+@with_sampling
+def chat(
+    sampling: Mapping[str, Any],
+    prompt: Prompt = None,
+    system: System = None,
+    file: question.ChatFiles = None,
+    model: question.Model = None,
+    logprobs: question.Logprobs = None,
+    prompt_logprobs: question.PromptLogprobs = None,
+    json_schema: question.JsonSchema = None,
+    reasoning_effort: Effort = None,
+    set_: question.Set = None,
+    timeout: question.Timeout = 600.0,
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+) -> None:
+    """Talk with the served model."""
+
+    def action(session: Session) -> None:
+        given = question.fields(sampling, set_ or (), json_schema)
+        ensure_printable(given, as_json=as_json)
+        if reasoning_effort:
+            given["reasoning_effort"] = reasoning_effort
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        talk = prompt is None and sys.stdin.isatty() and not as_json
+        typed = "" if talk else question.read_prompt(prompt, file or (), required=True)
+        first = question.content(typed, file or ())
+        loaded, schema = session.load(), str(json_schema or "")
+        from vllm_cluster.actions.ask import ModelRequest, open_api
+        from vllm_cluster.core.answer import CHAT
+
+        with open_api(loaded) as api:
+
+            def ask(content: object) -> str:
+                turn = [*messages, {"role": "user", "content": content}]
+                asked = ModelRequest(
+                    CHAT, {**given, "messages": turn}, model, logprobs, prompt_logprobs, timeout, schema
+                )
+                text = answer(session, api, asked).first.text
+                messages[:] = [*turn, {"role": "assistant", "content": text}]
+                return text
+
+            if talk:
+                _talk(session, api.model, ask, file or ())
+            else:
+                ask(first)
+
+    Session(inventory, as_json=as_json).run(action)
+
+
+def _talk(session: Session, model: str, ask: Callable[[object], object], files: Sequence[Path]) -> None:
+    """Ask what is typed, line by line, until Ctrl-D; Ctrl-C ends an answer, and not the conversation."""
+    session.finish()
+    if SETTINGS.verbosity >= 0:
+        sys.stderr.write(f"{model}: Ctrl-C ends an answer, Ctrl-D the conversation\n")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for line in _lines():
+        content, files = question.content(line, files), ()
+        try:
+            ask(content)
+        except KeyboardInterrupt:
+            continue
+        except UsageError as error:  # too long, or refused: the conversation is as it was before
+            sys.stderr.write(f"error: {error.message}\n")
+
+
+def _lines() -> Iterator[str]:
+    import readline  # noqa: F401 - gives input() its editing and history
+
+    while True:
+        try:
+            line = input("> ")
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")
+            continue
+        except EOFError:
+            sys.stdout.write("\n")
+            return
+        except OSError as error:
+            raise VclusterError(f"cannot read standard input: {error.strerror}") from None
+        if line.strip():
+            yield line

@@ -1,0 +1,160 @@
+"""What a person asks: the prompt, files, and fields of the request that need reading."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vllm_cluster.errors import UsageError
+from vllm_cluster.laptop import expanded
+
+# A longer prompt fits no model's context.
+MAX_INPUT = 64 << 20
+# What the first bytes of an image are.
+_IMAGES = {b"\x89PNG\r\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--file", "-f", metavar="FILE", help="Put this text file before the prompt; repeatable."),
+]
+ChatFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--file", "-f", metavar="FILE", help="Send this text file or image with the prompt; repeatable."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Default: the served model; else that of a LoRA.", show_default=False),
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        metavar="N",
+        min=0,
+        help="Print each token with its probability, its rank and the N most probable tokens.",
+        show_default=False,
+    ),
+]
+PromptLogprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--prompt-logprobs", metavar="N", min=0, help="The same for the prompt; not streamed.", show_default=False
+    ),
+]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option("--json-schema", metavar="FILE", help="Answer in JSON of this schema.", show_default=False),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=JSON", help="Any other field of the request; repeatable."),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=1, max=1e6, help="Longest wait for the next token.")
+]
+
+
+def read_prompt(prompt: str | None, files: Sequence[Path], *, required: bool) -> str:
+    """The prompt: as given, from standard input for `-` or where it is piped; empty where files are enough."""
+    piped = prompt is None and not files and not sys.stdin.isatty()
+    if prompt == "-" or piped:
+        raw = sys.stdin.buffer.read(MAX_INPUT + 1)
+        return _text(raw, "standard input")
+    if prompt is None and not files and required:
+        raise UsageError("missing PROMPT", hint='vcluster complete "Hello"')
+    return prompt or ""
+
+
+def text_of(path: Path) -> str:
+    """The content of a text file.
+
+    Raises:
+        UsageError: it cannot be read, or is not text.
+    """
+    return _text(_read(path), str(path))
+
+
+def content(prompt: str, files: Sequence[Path]) -> str | list[dict[str, Any]]:
+    """A message of a chat: files by name before the prompt, images as parts of their own."""
+    raw = {path: _read(path) for path in files}
+    kinds = {path: _image(data) for path, data in raw.items()}
+    texts = [f"{path.name}:\n{_text(data, str(path))}\n" for path, data in raw.items() if not kinds[path]]
+    text = "\n".join([*texts, prompt]) if prompt else "\n".join(texts)
+    images = [
+        {"type": "image_url", "image_url": {"url": f"data:{kinds[path]};base64,{base64.b64encode(data).decode()}"}}
+        for path, data in raw.items()
+        if kinds[path]
+    ]
+    return [*images, {"type": "text", "text": text}] if images else text
+
+
+def fields(sampling: Mapping[str, Any], more: Iterable[str], schema: Path | None) -> dict[str, Any]:
+    """The fields of the request, those with a form of their own read.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    found = dict(sampling)
+    if "logit_bias" in found:
+        found["logit_bias"] = dict(_bias(one) for one in found["logit_bias"])
+    for one in more:
+        name, equals, value = one.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            equals = ""
+        if not equals or not name:
+            raise UsageError(f"--set must be FIELD=JSON, got {one!r}", hint="""--set 'cache_salt="mine"'""")
+    return {**found, **({"response_format": _schema_format(schema)} if schema else {})}
+
+
+def _bias(one: str) -> tuple[str, float]:
+    number, _, value = one.partition("=")
+    try:
+        return str(int(number)), float(value)
+    except ValueError:
+        raise UsageError(f"--logit-bias must be ID=NUMBER, got {one!r}") from None
+
+
+def _schema_format(path: Path) -> dict[str, Any]:
+    from vllm_cluster.core.answer import schema_format
+
+    try:
+        schema = json.loads(text_of(path))
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}:{error.lineno}: --json-schema: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: --json-schema: nested too deeply") from None
+    if not isinstance(schema, dict):
+        raise UsageError(f"{path}:1: --json-schema: a schema is an object, got {json.dumps(schema)[:40]}")
+    return schema_format(schema)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with expanded(path).open("rb") as file:
+            raw = file.read(MAX_INPUT + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{path}: cannot be read: {reason}") from None
+    return raw
+
+
+def _text(raw: bytes, name: str) -> str:
+    if len(raw) > MAX_INPUT:
+        raise UsageError(f"{name}: longer than {MAX_INPUT >> 20} MB")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise UsageError(f"{name}:{line}: neither UTF-8 text nor an image") from None
+
+
+def _image(raw: bytes) -> str | None:
+    return next((kind for start, kind in _IMAGES.items() if raw.startswith(start)), None)
