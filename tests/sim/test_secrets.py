@@ -12,9 +12,13 @@ from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.world import Volume, World, ours
 from vllm_cluster.actions import tunnel
+from vllm_cluster.actions.rotate import rotate
 from vllm_cluster.core.kept import secret_ids
 from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.errors import UsageError
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.run.secrets import secret_id
 
 
@@ -114,6 +118,71 @@ def test_the_key_moves_with_the_head() -> None:
             assert told(outcome) == []
             assert key(world, now) == had
             oracle.converged(world, now)
+
+
+def do_rotate(inventory: Inventory, emit: Emit, runtime: Runtime) -> str:
+    """`vcluster key --rotate --grace 10m`."""
+    return rotate(inventory, emit, grace=600, runtime=runtime)
+
+
+def test_a_rotated_key_survives_up_a_recreation_and_a_move_of_the_head() -> None:
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        lab.run(world, inventory, lab.do_up)
+        first, boxes = key(world, inventory), dict(world.machines["gpu1"].boxes)
+        rotated = lab.run(world, inventory, do_rotate)
+        assert rotated.error is None, rotated.story()
+        assert key(world, inventory) == rotated.value != first
+        # Nothing was made again for it, and nothing is to do.
+        assert world.machines["gpu1"].boxes == boxes
+        assert lab.run(world, inventory, lab.do_plan).value.empty
+        for now in (
+            make.inventory(2),
+            make.inventory(2, environment={"A": "1"}),
+            make.inventory(2, environment={"A": "1"}, head="gpu2"),
+        ):
+            outcome = lab.run(world, now, lab.do_up)
+            assert outcome.error is None, outcome.story()
+            assert told(outcome) == []
+            assert key(world, now) == rotated.value
+            oracle.converged(world, now)
+        again = lab.run(world, now, do_rotate)
+        assert key(world, now) == again.value not in (first, rotated.value)
+
+
+def test_a_rotation_that_is_killed_anywhere_leaves_a_key() -> None:
+    points = kills = 0
+    while True:
+        world, inventory = make.world(), make.inventory(2)
+        with lab.inside(world):
+            lab.run(world, inventory, lab.do_up)
+            first = key(world, inventory)
+            cut = lab.run(world, inventory, do_rotate, Script({points: (Fault.KILLED, Fault.KILLED_AFTER)[points % 2]}))
+            if cut.error is None:
+                break
+            kills += 1
+            world.clock.sleep(20)
+            left = key(world, inventory)
+            healed = lab.run(world, inventory, lab.do_up)
+            assert healed.error is None, f"{points}: {cut.story()}\n{healed.story()}"
+            assert key(world, inventory) == left, f"{points}: {cut.story()}"
+            oracle.converged(world, inventory)
+            assert (lab.run(world, inventory, do_rotate).value == key(world, inventory)) and left != key(
+                world, inventory
+            )
+        points += 1
+    assert kills > 8
+    assert first
+
+
+def test_a_key_of_the_inventory_is_rotated_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "a-key-of-mine")
+    world, inventory = make.world(), make.inventory(2, api_key="env:KEY")
+    with lab.inside(world):
+        lab.run(world, inventory, lab.do_up)
+        refused = lab.run(world, inventory, do_rotate)
+        assert isinstance(refused.error, UsageError)
+        assert not refused.script.calls
 
 
 @pytest.mark.promise("P33")

@@ -101,7 +101,8 @@ def _look(inventory: Inventory, connection: HostConnection) -> _Host:
         ).items():
             with suppress(VclusterError):
                 content = node.secret(name, identity)
-                secrets.append((content or b"").decode("utf-8", "replace").strip())
+                text = (content or b"").decode("utf-8", "replace").strip()
+                secrets += [text, *(text.split() if name == "api-key" else ())]
     return _Host(facts, collect(connection, inventory.cluster), _without_values(dict(inspected or {})), secrets)
 
 

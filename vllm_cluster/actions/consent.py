@@ -30,9 +30,11 @@ host, port, seconds = sys.argv[1:]
 load = {"now": time.time(), "requests": None}
 try:
     with open(os.environ["VCLUSTER_API_KEY_FILE"]) as file:
-        key = {"Authorization": "Bearer " + file.read().strip()}
+        key = file.read().strip()
+    # Once it was rotated, others are behind it.
+    key = key.split()[1] if key.startswith("#vcluster-keys") else key
     server = http.client.HTTPConnection(host, int(port), timeout=float(seconds))
-    server.request("GET", "/metrics", headers=key)
+    server.request("GET", "/metrics", headers={"Authorization": "Bearer " + key})
     reply = server.getresponse()
     text = reply.read(8 << 20).decode("utf-8", "replace")
     gauges = re.findall(r"^vllm:num_requests_(?:running|waiting)(?:{[^\\n]*})? +(\\S+)$", text, re.M)

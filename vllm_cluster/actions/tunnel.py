@@ -9,6 +9,7 @@ from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.kept import kept_secrets
+from vllm_cluster.core.key_file import parse_key_file
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
@@ -166,4 +167,4 @@ def read_key(inventory: Inventory, head: HostConnection) -> str:
     content = NodeHandle(head, inventory.cluster).secret("api-key", identity)
     if content is None:
         raise PreflightFailed(f"{head.name}: key: the API key is missing", hint="vcluster up")
-    return content.decode()
+    return parse_key_file(content.decode()).key

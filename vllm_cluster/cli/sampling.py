@@ -65,7 +65,9 @@ def with_sampling(function: Callable[..., None]) -> Callable[..., None]:
         function(**named, sampling={name: _value(name, value) for name, value in wanted.items()})
 
     options = [
-        inspect.Parameter(_option(name), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(one))
+        inspect.Parameter(
+            _option(name), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name, one)
+        )
         for name, one in PARAMETERS.items()
     ]
     parameters = [*(one.replace(kind=one.KEYWORD_ONLY) for one in own), *options]
@@ -83,7 +85,15 @@ def _value(name: str, value: Any) -> Any:
     return not value if PARAMETERS[name].off else value
 
 
-def _annotation(one: Parameter) -> Any:
+def _annotation(name: str, one: Parameter) -> Any:
     metavar = one.metavar or {bool: None, str: "TEXT", list[str]: "TEXT"}.get(one.type, "NUMBER")
-    made = typer.Option(metavar=metavar, min=one.min, max=one.max, help=one.help, show_default=False)
+    # Named, since typer would add the other side of a flag.
+    made = typer.Option(
+        "--" + _option(name).replace("_", "-"),
+        metavar=metavar,
+        min=one.min,
+        max=one.max,
+        help=one.help,
+        show_default=False,
+    )
     return Annotated[bool if one.type is bool else one.type | None, made]

@@ -153,8 +153,13 @@ VERBS = {
         _USE,
         "key:key",
         "Print the API key.",
-        examples=("vcluster key", 'curl -H "Authorization: Bearer $(vcluster key)" http://127.0.0.1:8000/v1/models'),
-        exits={3: "the cluster is not up", **_READ},
+        "With --rotate a new one: what runs continues, and every client needs the new key.",
+        (
+            "vcluster key",
+            'curl -H "Authorization: Bearer $(vcluster key)" http://127.0.0.1:8000/v1/models',
+            "vcluster key --rotate --grace 10m",
+        ),
+        {3: "the cluster is not up", 75: "another run holds the lease", **_READ},
     ),
     "down": Verb(
         _RUN,

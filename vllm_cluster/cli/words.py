@@ -33,6 +33,7 @@ _MEANINGS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("diff", "dry-run", "preview"): ("vcluster plan",),
     ("doctor", "verify", "validate", "preflight", "lint", "test"): ("vcluster check",),
     ("connect", "forward", "port-forward", "proxy", "open"): ("vcluster tunnel",),
+    ("rotate", "rotate-key"): ("vcluster key --rotate",),
     ("ask", "prompt", "generate", "query"): ("vcluster chat", "vcluster complete PROMPT"),
     ("token", "password", "secret", "auth", "api-key", "login"): ("vcluster key",),
     ("hosts", "nodes", "gpus", "describe", "inspect", "hardware"): ("vcluster facts",),

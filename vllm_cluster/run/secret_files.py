@@ -8,6 +8,7 @@ from functools import partial
 from vllm_cluster.core.desired import SECRETS_FOLDER
 from vllm_cluster.core.identity import Owner, is_volume_name, owner_of
 from vllm_cluster.core.kept import Holder, holders
+from vllm_cluster.core.key_file import is_whole
 from vllm_cluster.core.spec import CLUSTER, ID, SECRET, ContainerSpec, Mount, node_name, state_volume
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
@@ -16,7 +17,7 @@ from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.secrets import GENERATED, Secrets
+from vllm_cluster.run.secrets import GENERATED, KeptSecret, Secrets
 
 CONFLICT = 409
 
@@ -59,19 +60,19 @@ def remove_orphaned(engine: DockerApi, owner: Owner) -> None:
             _in_use(engine, name)
 
 
-def read_kept(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> dict[str, str]:
-    """The values of the generated secrets that are still there, on the head or where it was before; needs the lease."""
-    found: dict[str, str] = {}
+def read_kept(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet) -> dict[str, KeptSecret]:
+    """The generated secrets that are still there, on the head or where it was before; needs the lease."""
+    found: dict[str, KeptSecret] = {}
     for holder in holders(inventory, facts):
         wanted = {name: holder.ids[name] for name in GENERATED if name in holder.ids and name not in found}
         if wanted:
             images = [image.id for image in facts[holder.host].images]
             read = _read(fleet.connections[holder.host].engine, inventory.cluster, holder, wanted, images)
             # A file that was cut off while it was written is not what its name says.
-            identify = fleet.runtime.secret_id
-            found |= {
-                name: value for name, value in read.items() if identify(inventory.cluster, name, value) == wanted[name]
-            }
+            for name, text in read.items():
+                identify = partial(fleet.runtime.secret_id, inventory.cluster, name)
+                if is_whole(text, wanted[name], identify):
+                    found[name] = KeptSecret(wanted[name], text)
     return found
 
 

@@ -35,6 +35,14 @@ class Reading(Enum):
     NONE = 2
 
 
+@dataclass(frozen=True)
+class KeptSecret:
+    """The id that names a secret's file, and what the file holds: of a key that was rotated another one than at first."""
+
+    identity: str
+    content: str = field(repr=False)
+
+
 @dataclass
 class Secrets:
     """Ids by name, and those values that are known here; values never show in a repr."""
@@ -81,11 +89,10 @@ def _collected(
     return Secrets(ids, values, frozenset(made))
 
 
-def collect_with_values(inventory: Inventory, kept: Mapping[str, str], runtime: Runtime) -> Secrets:
-    """The same from the kept values by name, ready to be written."""
-    ids = {name: runtime.secret_id(inventory.cluster, name, value) for name, value in kept.items()}
-    found = collect_secrets(inventory, ids, runtime)
-    return Secrets(found.ids, {**kept, **found.values}, found.new)
+def collect_with_values(inventory: Inventory, kept: Mapping[str, KeptSecret], runtime: Runtime) -> Secrets:
+    """The same from what was kept by name, ready to be written."""
+    found = collect_secrets(inventory, {name: secret.identity for name, secret in kept.items()}, runtime)
+    return Secrets(found.ids, {**{name: secret.content for name, secret in kept.items()}, **found.values}, found.new)
 
 
 def references(inventory: Inventory) -> dict[str, SecretRef]:

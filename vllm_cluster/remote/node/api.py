@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.remote.node.key_file import keys
+
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (asked at loopback when it listens everywhere)
 MAX_ANSWER = 16 << 20
 # What a server answers on a path that its model does not serve; older ones have the path and refuse each request.
@@ -158,7 +160,8 @@ class Api:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         headers: Mapping[str, str] = {"Content-Type": kind}
         if key := os.environ.get("VCLUSTER_API_KEY_FILE"):
-            headers = {**headers, "Authorization": f"Bearer {Path(key).read_text().strip()}"}
+            (first, *_) = keys(Path(key).read_bytes()) or [b""]
+            headers = {**headers, "Authorization": f"Bearer {first.decode()}"}
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from vllm_cluster.remote.node.key_file import keys
+
 KEPT_LINES = 40
 MAX_LINE = 16 * 1024
 SECRET_FILES = ("RAY_AUTH_TOKEN_PATH", "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
@@ -65,7 +67,7 @@ def secret_environment() -> dict[str, str]:
 def secrets() -> tuple[str, ...]:
     """The values that no log may hold."""
     files = [path for path in secret_files().values() if os.access(path, os.R_OK)]
-    values = [file.read_text(errors="replace").strip() for file in files]
+    values = [key.decode("utf-8", "replace") for file in files for key in keys(file.read_bytes())]
     return tuple(value for value in values if len(value) >= 8)
 
 

@@ -1,0 +1,90 @@
+"""The file of the API key: what the laptop writes is what the head reads, also while it is being written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_cluster.core.key_file import KeyFile, is_whole, parse_key_file
+from vllm_cluster.remote.node.key_file import keys
+from vllm_cluster.remote.node.vcluster_auth import KEY_FILE, RequireKey
+
+KEYS = st.text("0123456789abcdef", min_size=1, max_size=64)
+
+
+def identify(key: str) -> str:
+    """An id that a key alone has."""
+    return f"id{key}"
+
+
+@given(first=KEYS, older=st.dictionaries(KEYS, st.integers(0, 2_000_000_000), max_size=3))
+def test_both_sides_read_what_a_rotation_writes(first: str, older: dict[str, int]) -> None:
+    written = KeyFile(first, identify(first), {key: float(until) for key, until in older.items()})
+    assert parse_key_file(written.text()) == written
+    valid = [key for key, until in older.items() if until > 1_000_000_000]
+    assert keys(written.text().encode(), 1_000_000_000) == [key.encode() for key in (first, *valid)]
+    assert is_whole(written.text(), "any name", identify)
+
+
+@given(first=KEYS, cut=st.integers(0, 100))
+def test_what_was_cut_off_is_no_key(first: str, cut: int) -> None:
+    """But for the lines of older keys, which are lost with it."""
+    text = KeyFile(first, identify(first), {}).text()
+    part = text[: min(cut, len(text) - 1)]
+    assert not is_whole(part, identify(first), identify)
+    assert first.encode() not in keys(part.encode())
+
+
+@pytest.mark.parametrize("key", ["sk-0123", "a key with spaces", "two words"])
+def test_a_key_that_a_person_thought_up_is_the_whole_file(key: str) -> None:
+    assert parse_key_file(key) == KeyFile(key)
+    assert keys(f"{key}\n".encode()) == [key.encode()]
+    assert is_whole(key, identify(key), identify)
+
+
+class Server:
+    """The middleware as vLLM makes it: once."""
+
+    def __init__(self) -> None:
+        self._middleware = RequireKey(self._application)
+        self._sent: list[MutableMapping[str, Any]] = []
+
+    async def _application(self, _scope: object, _receive: object, send: Any) -> None:
+        await send({"type": "inside"})
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        self._sent.append(message)
+
+    async def _receive(self) -> MutableMapping[str, Any]:
+        raise AssertionError("nothing is read before the key is known")
+
+    def opens(self, key: str) -> bool:
+        """Whether a request with this key gets in."""
+        self._sent.clear()
+        headers = [(b"authorization", f"Bearer {key}".encode())]
+        scope = {"type": "http", "method": "GET", "path": "/v1/models", "raw_path": b"/v1/models", "headers": headers}
+        asyncio.run(self._middleware(scope, self._receive, self._send))
+        return self._sent == [{"type": "inside"}]
+
+
+def test_a_rotation_needs_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    path.write_text("old")
+    monkeypatch.setenv(KEY_FILE, str(path))
+    server = Server()
+    assert (server.opens("old"), server.opens("new")) == (True, False)
+    path.write_text(KeyFile("new", "id", {}).text())
+    assert (server.opens("old"), server.opens("new")) == (False, True)
+    path.write_text(KeyFile("newer", "id", {"new": 4e9, "old": 1e9}).text())
+    assert [server.opens(key) for key in ("old", "new", "newer")] == [False, True, True]
+    # Docker removes a file before it writes it: what was read last holds.
+    path.unlink()
+    assert (server.opens("newer"), server.opens("old")) == (True, False)
+    path.write_text("#vcluster-keys\nne")
+    assert (server.opens("newer"), server.opens("ne")) == (True, False)

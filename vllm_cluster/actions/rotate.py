@@ -1,0 +1,102 @@
+"""A new API key for a cluster that serves: the file of the key is rewritten, and nothing restarts."""
+
+from __future__ import annotations
+
+from vllm_cluster.actions.assess import connect_all, ensure_no_errors
+from vllm_cluster.checks.docker import foreign
+from vllm_cluster.core.desired import CODE_FOLDER, SECRETS_FOLDER
+from vllm_cluster.core.identity import Owner, cluster_id, node_of
+from vllm_cluster.core.kept import Holder, holders
+from vllm_cluster.core.key_file import KeyFile, parse_key_file
+from vllm_cluster.core.spec import Mount
+from vllm_cluster.docker.container_body import volume_writer_body
+from vllm_cluster.docker.temporary import temporary_container
+from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.events import Emit, Event, waiting
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.audit import record
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.lease import Lease
+from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.run.secrets import KEY_BYTES
+from vllm_cluster.text import age
+
+NAME = "api-key"
+
+
+def rotate(
+    inventory: Inventory, emit: Emit, *, grace: float = 0.0, wait: float = 0.0, runtime: Runtime = SYSTEM
+) -> str:
+    """Give the cluster a new API key, which is returned; the one before is refused after `grace` seconds.
+
+    Raises:
+        UsageError: the inventory gives the key.
+        PreflightFailed: the cluster is not up, or its node is of a version that reads the key once.
+    """
+    if inventory.api_key:
+        text = "the API key is given by api_key of the inventory"
+        raise UsageError(text, hint="change the key there, then run:\nvcluster up")
+    with connect_all(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
+        head = fleet.connections[inventory.head_name]
+        node = NodeHandle(head, inventory.cluster)
+        observe(inventory, head)
+        with Lease([head], inventory.cluster, "key") as lease:
+            lease.acquire(wait, waiting(emit))
+            facts = observe(inventory, head)
+            holder = _holder(inventory, head, facts)
+            before = _current(node, holder.ids[NAME])
+            made = runtime.token(KEY_BYTES)
+            now = head.engine.now or runtime.clock.time()
+            older = {key: until for key, until in before.older.items() if until > now}
+            if grace:
+                older[before.key] = now + grace
+            content = KeyFile(made, runtime.secret_id(inventory.cluster, NAME, made), older).text()
+            owner = Owner(inventory.cluster, cluster_id(inventory, {head.name: facts}))
+            _write(inventory, head, facts, holder, owner, content)
+            record(node, "key", [f"rotate the API key{f', {age(grace)} grace' if grace else ''}"], emit)
+    emit(Event("result", _changed(grace)))
+    return made
+
+
+def _changed(grace: float) -> str:
+    old = f"the old one is refused in {age(grace)}" if grace else "the old one is refused"
+    return f"The API key is new; {old}. Every client needs the new one: vcluster key"
+
+
+def _holder(inventory: Inventory, head: HostConnection, facts: HostFacts) -> Holder:
+    """The node on the head, which holds the key."""
+    ensure_no_errors(list(foreign(inventory, {head.name: facts})))
+    for holder in holders(inventory, {head.name: facts}):
+        if holder.has_node and NAME in holder.ids:
+            break
+    else:
+        raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
+    node = NodeHandle(head, inventory.cluster)
+    reader = head.engine.read_file(node.name, f"{CODE_FOLDER}/vllm_cluster/remote/node/key_file.py")
+    if reader is None:
+        text = f"{head.name}: the node was made by an earlier vcluster, which reads the API key once"
+        raise PreflightFailed(text, hint="vcluster up\nvcluster key --rotate")
+    return holder
+
+
+def _current(node: NodeHandle, identity: str) -> KeyFile:
+    content = node.secret(NAME, identity)
+    if content is None:
+        raise PreflightFailed(f"{node.host}: key: the API key is missing", hint="vcluster up")
+    return parse_key_file(content.decode())
+
+
+def _write(
+    inventory: Inventory, head: HostConnection, facts: HostFacts, holder: Holder, owner: Owner, content: str
+) -> None:
+    """Through a container of its own, as Docker writes through no read-only mount: the node sees the volume so."""
+    there = node_of(inventory.cluster, facts)
+    if there is None:
+        raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
+    body = volume_writer_body(owner, there.image_id, Mount(holder.volume, SECRETS_FOLDER))
+    with temporary_container(head.engine, inventory.cluster, "door", body) as door:
+        files = {f"{NAME}-{holder.ids[NAME]}": (content.encode(), 0o600)}
+        head.engine.put_files(door, SECRETS_FOLDER, files)
