@@ -54,8 +54,7 @@ def rotate(
             if grace:
                 older[before.key] = now + grace
             content = KeyFile(made, runtime.secret_id(inventory.cluster, NAME, made), older).text()
-            owner = Owner(inventory.cluster, cluster_id(inventory, {head.name: facts}))
-            _write(inventory, head, facts, holder, owner, content)
+            _write(inventory, head, facts, holder, content)
             record(node, "key", [f"rotate the API key{f', {age(grace)} grace' if grace else ''}"], emit)
     emit(Event("result", _changed(grace)))
     return made
@@ -89,13 +88,12 @@ def _current(node: NodeHandle, identity: str) -> KeyFile:
     return parse_key_file(content.decode())
 
 
-def _write(
-    inventory: Inventory, head: HostConnection, facts: HostFacts, holder: Holder, owner: Owner, content: str
-) -> None:
+def _write(inventory: Inventory, head: HostConnection, facts: HostFacts, holder: Holder, content: str) -> None:
     """Through a container of its own, as Docker writes through no read-only mount: the node sees the volume so."""
     there = node_of(inventory.cluster, facts)
     if there is None:
         raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
+    owner = Owner(inventory.cluster, cluster_id(inventory, {head.name: facts}))
     body = volume_writer_body(owner, there.image_id, Mount(holder.volume, SECRETS_FOLDER))
     with temporary_container(head.engine, inventory.cluster, "door", body) as door:
         files = {f"{NAME}-{holder.ids[NAME]}": (content.encode(), 0o600)}

@@ -37,7 +37,7 @@ class Reading(Enum):
 
 @dataclass(frozen=True)
 class KeptSecret:
-    """The id that names a secret's file, and what the file holds: of a key that was rotated another one than at first."""
+    """The id that names a secret's file, and what the file holds: once it was rotated not what its name was made of."""
 
     identity: str
     content: str = field(repr=False)

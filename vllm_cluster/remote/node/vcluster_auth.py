@@ -6,6 +6,7 @@ import hmac
 import json
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
 from vllm_cluster.remote.node.key_file import keys
@@ -34,12 +35,11 @@ class RequireKey:
     def _keys(self) -> list[bytes]:
         """The keys that are valid now; what was read last where the file is being written at this moment."""
         try:
-            path = os.environ[KEY_FILE]
-            found = os.stat(path)
+            path = Path(os.environ[KEY_FILE])
+            found = path.stat()
             seen = (found.st_ino, found.st_mtime_ns, found.st_size)
             if seen != self._seen:
-                with open(path, "rb") as file:
-                    content = file.read()
+                content = path.read_bytes()
                 if keys(content):
                     self._content, self._seen = content, seen
         except (KeyError, OSError):
