@@ -76,7 +76,7 @@ def install(world: World, serve: str = SERVE) -> None:
         path.write_text(text)
 
 
-def check(world: World, *flags: str, model: str = "org/model", seconds: float = 20) -> dict[str, Any]:
+def check(world: World, *flags: str, model: str = "org/model", seconds: float = 120) -> dict[str, Any]:
     """What `node.py check` answers."""
     argv = ["serve", model, *flags]
     question = {"model": model, "argv": argv, "ask": ["nnodes", "gone"], "seconds": seconds}
@@ -85,7 +85,7 @@ def check(world: World, *flags: str, model: str = "org/model", seconds: float = 
         env={"VCLUSTER_STATE": str(world.state), "HF_HOME": str(world.folder / "hf"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout.strip())

@@ -31,12 +31,12 @@ def test_no_duration_is_of_the_wall_clock(world: World) -> None:
             world.until(lambda: "back" in results(world), "back")
         served = world.phase(phase)
         if name == "good":
-            assert 0 < served.seconds_to_ready < 60
-    assert 0 < served.away_s < 60
-    assert all(seconds < 60 for _, seconds in served.phases)
+            assert 0 < served.seconds_to_ready < 1800
+    assert 0 < served.away_s < 1800
+    assert all(seconds < 1800 for _, seconds in served.phases)
     rows = results(world)
-    assert [rows["ready"]["seconds"] < 60, rows["back"]["seconds"] < 60] == [True, True]
-    assert 0 <= int(rows["replaced"]["what"].split()[-2]) < 60
+    assert [rows["ready"]["seconds"] < 1800, rows["back"]["seconds"] < 1800] == [True, True]
+    assert 0 <= int(rows["replaced"]["what"].split()[-2]) < 1800
 
 
 def results(world: World) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def results(world: World) -> dict[str, Any]:
 def test_a_mark_holds_until_the_host_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     marked = json.loads(json.dumps(elapsed.mark()))
     passed = elapsed.since(marked)
-    assert passed is not None and 0 <= passed < 60
+    assert passed is not None and 0 <= passed < 1800
     (tmp_path / "boot_id").write_text("another\n")
     monkeypatch.setattr(elapsed, "_BOOT_ID", tmp_path / "boot_id")
     assert elapsed.since(marked) is None

@@ -89,7 +89,7 @@ def test_cpu_time_alone_counts_for_a_while(clock: Clock, monkeypatch: pytest.Mon
 
 def test_the_processes_are_measured() -> None:
     began = movement.cpu_seconds([os.getpid()])
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while movement.cpu_seconds([os.getpid()]) - began < 0.05:
         assert time.monotonic() < end
     assert movement.read_bytes([os.getpid(), 2**22 + 1]) >= 0

@@ -37,7 +37,7 @@ def test_the_last_ready_one_comes_back(world: World) -> None:
     back = world.phase("ready", generation="good")
     assert (back.request, back.instead_of.name) == (2, "bad")
     assert back.instead_of.what == "vLLM ended with exit code 1: OSError: no/such is not a local folder"
-    assert 0 < back.away_s < 30
+    assert 0 < back.away_s < 300
     assert results(world) == [(1, "good", "ready"), (2, "bad", "failed"), (2, "bad", "back")]
     assert {json.loads(line)["who"] for line in (world.state / "results.jsonl").read_text().splitlines()} == {
         "ada@laptop"

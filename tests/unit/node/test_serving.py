@@ -197,6 +197,7 @@ def test_a_node_that_died_and_came_back_between_two_looks_is_lost(world: World) 
 
 
 def test_vllm_may_die_before_ray_knows_why(world: World) -> None:
+    world.pace["notice_loss"] = 120.0  # as long as the loss below may take to be noticed
     world.plan({"lines": ["RayWorkerProc rank=[1] died unexpectedly, shutting down executor.\n"], "exit": 0}, {})
     world.start()
     world.want("one")
@@ -370,5 +371,5 @@ def test_without_the_file_of_a_secret_it_ends_and_names_it(world: World, gone: s
     (world.folder / gone).unlink()
     world.start("worker", VCLUSTER_SECRET_ENVIRONMENT=json.dumps(paths))
     assert world.node
-    assert world.node.wait(30) == NO_SECRETS
+    assert world.node.wait(90) == NO_SECRETS
     assert f"secret files are not there: {world.folder / gone}; run vcluster up" in world.log.read_text()
