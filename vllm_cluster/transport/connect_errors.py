@@ -106,7 +106,7 @@ def no_answer(at: SshEndpoint, seconds: float) -> Unreachable:
     return Unreachable(
         at.name,
         f"no answer from {at.host}:{at.port} within {seconds:.0f} s",
-        hint="check that the host is up and that no firewall blocks port {at.port}: nc -vz {at.host} {at.port}",
+        hint=f"check that the host is up and that no firewall blocks port {at.port}: nc -vz {at.host} {at.port}",
     )
 
 

@@ -97,6 +97,11 @@ def test_no_remedy_wraps_a_command_in_a_sentence() -> None:
     assert [text for text in remedies() if SENTENCE.search(text)] == []
 
 
+def test_no_text_shows_its_own_code() -> None:
+    """A text whose f is forgotten reads `nc -vz {at.host}`."""
+    assert [text for text in TEXTS if re.search(r"(?<!\{)\{[a-z_]+[.\[(][^{}]*\}", text)] == []
+
+
 def test_no_remedy_asks_what_was_meant() -> None:
     """What was probably meant is said in the error; the remedy is the call with it."""
     assert {text for text in remedies() if text.startswith("did you mean")} == set()

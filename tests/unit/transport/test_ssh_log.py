@@ -1,0 +1,54 @@
+"""What the ssh command prints, as an error of ours: from logs as OpenSSH 9 and 10 write them at LogLevel DEBUG1."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_cluster.transport import ssh_log
+from vllm_cluster.transport.ssh_config import SshEndpoint
+
+AT = SshEndpoint("gpu1", "gpu1", "10.0.0.7", 22, "ada")
+STATISTICS = """debug1: Entering interactive session.
+Transferred: sent 3415, received 3125 bytes, in 0.3 seconds
+Bytes per second: sent 3415.0, received 3125.4
+Connection to 10.0.0.7 closed.
+"""
+OFFERED = "debug1: Offering public key: /home/ada/.ssh/id_ed25519 ED25519 SHA256:abc explicit\n"
+
+
+def test_statistics_explain_nothing() -> None:
+    assert ssh_log.words(STATISTICS + "Connection reset by 10.0.0.7 port 22\n") == [
+        "Connection reset by 10.0.0.7 port 22"
+    ]
+    assert ssh_log.let_in(STATISTICS)
+
+
+@pytest.mark.parametrize(
+    ("log", "why", "fix"),
+    [
+        (
+            f"{OFFERED}Received disconnect from 10.0.0.7 port 22:2: Too many authentication failures\n",
+            "too many keys (MaxAuthTries); offered: /home/ada/.ssh/id_ed25519",
+            "IdentitiesOnly yes",
+        ),
+        (
+            f'{OFFERED}Authenticated using "publickey" with partial success.\n'
+            "ada@10.0.0.7: Permission denied (keyboard-interactive).\n",
+            "a key was accepted, but keyboard-interactive is also required",
+            "AuthenticationMethods publickey",
+        ),
+        ("ada@10.0.0.7: Permission denied (password).\n", "it accepts only password, no keys", "PubkeyAuthentication"),
+        (f"{OFFERED}ada@10.0.0.7: Permission denied (publickey).\n", "no offered key was accepted", "ssh-copy-id"),
+    ],
+)
+def test_why_a_login_failed(log: str, why: str, fix: str) -> None:
+    error = ssh_log.explain(log, AT, 5)
+    assert error.message.startswith("gpu1: authentication failed for ada@10.0.0.7:22: ")
+    assert why in error.message
+    assert fix in str(error.hint)
+
+
+def test_a_host_that_does_not_answer_is_named_in_the_remedy() -> None:
+    error = ssh_log.explain("ssh: connect to host 10.0.0.7 port 22: Connection timed out\n", AT, 5)
+    assert error.message == "gpu1: no answer from 10.0.0.7:22 within 5 s"
+    assert str(error.hint).endswith("no firewall blocks port 22: nc -vz 10.0.0.7 22")
