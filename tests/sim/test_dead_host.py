@@ -91,3 +91,20 @@ def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatc
     assert codes == [("unreachable", dead), ("clock", "gpu2")]
     others = [name for name in ("gpu1", "gpu2", "gpu3") if name != dead]
     assert (report.unreachable, list(report.hosts), seen) == (True, others, [others])
+
+
+def test_check_finds_the_port_of_the_api_taken_while_nothing_is_served(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes run, and another program has taken the port that only `serve` would miss."""
+    monkeypatch.setattr(check, "run_link_test", lambda *_: ([], []))
+    monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
+    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [])
+    assert lab.run(world, INVENTORY, lab.do_up).error is None
+    world.machines["gpu1"].listening.add(8000)
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> check.CheckReport:
+        return check.check(inventory, emit, runtime=runtime)
+
+    report = lab.run(world, INVENTORY, verb).value
+    assert [(one.code, one.host) for one in report.findings] == [("port", "gpu1")]

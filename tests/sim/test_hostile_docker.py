@@ -88,3 +88,18 @@ def test_an_answer_that_is_not_what_it_should_be_is_no_bug(monkeypatch: pytest.M
         lies += bool(liar.lie)
     assert lies > CASES / 4
     record("P23", "sim: one answer of Docker has another type or value at a random place", f"{lies} lies: 0 bugs", True)
+
+
+def test_down_says_what_docker_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Docker that answers a removal with yes and does nothing: down has looked."""
+    honest = FakeEngine.answer
+
+    def answer(engine: FakeEngine, request: Request) -> Answer:
+        return Answer(204) if request.method == "DELETE" else honest(engine, request)
+
+    world = make.world((2,))
+    with lab.inside(world):
+        assert lab.run(world, inventory(1), lab.do_up).error is None
+        monkeypatch.setattr(FakeEngine, "answer", answer)
+        ended = lab.run(world, inventory(1), lab.do_down).error
+    assert "gpu1: down: not removed: vcluster-lab" in str(ended)

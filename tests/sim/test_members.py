@@ -386,6 +386,8 @@ def test_a_node_that_nobody_knows_is_named_once_ray_would_have_noticed_its_end()
     with lab.inside(world):
         good(world, inventory(1, 2, 3), lab.do_up)
         del world.machines["gpu1"].volumes["vcluster-lab-state"].files["cluster.json"]
+        seen = lab.run(world, inventory(1, 2), lab.do_status).value
+        assert (seen.up, seen.hosts[-1].address, seen.hosts[-1].state) == (False, "10.0.0.3", "in Ray")
         outcome = lab.run(world, inventory(1, 2), lab.do_up)
         assert isinstance(outcome.error, HostError), outcome.story()
         assert "Ray reports a node at 10.0.0.3, which is not in the inventory" in outcome.error.message

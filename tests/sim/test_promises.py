@@ -130,6 +130,13 @@ def test_a_failing_host_has_a_row_of_its_own() -> None:
     assert [event.host for event in broken.events if event.kind == "failed"] == ["gpu2"]
 
 
+def test_a_docker_that_fails_is_not_a_host_that_cannot_be_reached() -> None:
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    with lab.inside(world):
+        seen = lab.run(world, inventory, lab.do_status, first("GET /containers/json", Fault.ERROR, "gpu2")).value
+    assert ([row.state for row in seen.hosts], seen.unreachable) == (["missing", "docker-error"], ())
+
+
 # ---- P25
 
 

@@ -246,3 +246,15 @@ def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypa
         held = [volume for name, volume in head.volumes.items() if "-secrets-" in name]
         assert [secret_ids(volume.labels).keys() for volume in held] == [{"ray-token", "api-key"}]
         assert head.volumes["vcluster-lab-secrets"].files == {"file": b"precious"}
+
+
+@pytest.mark.parametrize("verb", [lab.do_serve, lab.do_stop, lab.do_down])
+def test_only_up_needs_the_secrets_of_this_laptop(verb: lab.Verb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A colleague who may serve need not have the token with which the nodes were made."""
+    world, inventory = make.world((2,)), make.inventory(1, hf_token="env:SOMEBODYS_TOKEN")
+    monkeypatch.setenv("SOMEBODYS_TOKEN", "hf_canary")
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        monkeypatch.delenv("SOMEBODYS_TOKEN")
+        ended = lab.run(world, inventory, verb)
+    assert ended.error is None, ended.story()

@@ -7,7 +7,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support import world
@@ -148,6 +148,7 @@ json_values = simple | st.lists(simple, max_size=3) | st.dictionaries(words, sim
 
 
 @calm
+@example({"bad": {"40000": "silent"}})
 @given(st.dictionaries(st.sampled_from(["bad", "seen", "ms", "mtu", "passes", "block"]), json_values))
 def test_whatever_a_host_says_is_a_way_or_refused(row: dict[str, Any]) -> None:
     try:

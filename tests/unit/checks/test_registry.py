@@ -86,6 +86,11 @@ def test_a_clock_that_is_off_is_measured_from_the_median(count: int) -> None:
     assert "+3600 s" in found[0].text
 
 
+def test_a_clock_that_is_slow_makes_no_other_a_finding() -> None:
+    found = preflight(world.inventory(3), world.hosts(3, gpu2={"clock": 1_699_996_400.0}))
+    assert [(f.code, f.host) for f in found] == [("clock", "gpu2")]
+
+
 def test_a_host_that_was_asked_later_is_no_later() -> None:
     facts = world.hosts(gpu2={"clock": 1_700_000_060.0, "asked": 60.0})
     assert preflight(world.inventory(), facts) == ()

@@ -70,6 +70,15 @@ def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith("The logs are empty.\n")
 
 
+def test_a_failure_before_the_last_start_has_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "serve.log"
+    start = "2026-11-21T0{}:00:00Z vcluster starts vLLM\n"
+    log.write_text(start.format(1) + "OSError: [Errno 28] No space left on device\n" + start.format(2))
+    assert run(log) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("before the last start")]
+    assert re.fullmatch(r"before the last start: \w.+ \(docs/failures\.md#[a-z-]+\)", line)
+
+
 def test_a_packed_log_a_pipe_and_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

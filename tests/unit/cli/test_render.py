@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.support import world
 from vllm_cluster.actions.serve import Endpoint
 from vllm_cluster.cli.render import errors, events
-from vllm_cluster.cli.render.endpoint import curl_line
+from vllm_cluster.cli.render.endpoint import curl_line, show_endpoint
 from vllm_cluster.cli.render.plan import plan_document, show_plan
 from vllm_cluster.cli.render.text import plain
 from vllm_cluster.core.desired import desired
@@ -228,3 +229,19 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
     first, last = r"✓ inspecting 2 hosts  \d+\.\d s\n", r"✓ head  \d+\.\d s\nlab is up  \(\d+\.\d s\)"
     assert re.search(rf"{first}(.*\n)*  ✓ gpu1  created and started\n{last}", shown), shown
     assert list(rows) == ["gpu2"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "begin"),
+    [
+        (Endpoint("m", "127.0.0.1", "gpu1", 8000), "vcluster tunnel -q -i lab.yaml -- curl -s http://127.0.0.1:8000/"),
+        (Endpoint("m", "fd00::1", "gpu1", 8000), "curl -s http://[fd00::1]:8000/"),
+    ],
+)
+def test_the_line_to_ask_works_as_it_is_pasted(
+    endpoint: Endpoint, begin: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where only a tunnel leads there, the line opens it."""
+    show_endpoint(endpoint, Path("lab.yaml"), as_json=False)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ask:")]
+    assert line.removeprefix("ask:").strip().startswith(begin)

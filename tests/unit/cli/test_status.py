@@ -18,6 +18,7 @@ from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.checks.docker import engine_problem
 from vllm_cluster.cli import status
 from vllm_cluster.cli.paste import pasteable
+from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status
 from vllm_cluster.cli.session import Session
 from vllm_cluster.core.node_status import NodeStatus, RayNode, RayStatus, ServeFailure, ServeStatus
@@ -83,6 +84,12 @@ def test_what_goes_elsewhere_is_neither_wrapped_nor_cut(capsys: Capture, monkeyp
     out = shown(cluster(GOOD, BAD, up=False), capsys, None, monkeypatch)
     assert f"gpu2: its key is {FINGERPRINT}\n  fix: ssh gpu2\n" in out
     assert "0123456789ab" in out
+
+
+@pytest.mark.usefixtures("capsys")
+def test_what_goes_elsewhere_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert table.columns() is None
 
 
 def test_the_whole_problem_is_behind_v(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

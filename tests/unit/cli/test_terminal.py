@@ -118,6 +118,8 @@ def test_progress_goes_on_after_a_yes(verb: str, tmp_path: Path) -> None:
         assert terminal.end() == 0, terminal.shown
         after = terminal.shown[len(before) :]
         assert {"up": "created and started", "stop": "stopping", "down": "removing"}[verb] in after
+        # A live picture hides the cursor as it begins: lines alone would leave a long step without a sign of life.
+        assert "\x1b[?25l" in after
         quiet(terminal.shown)
 
 

@@ -18,6 +18,20 @@ def test_it_quotes_what_a_shell_would_read() -> None:
     assert line.startswith("docker create --name vcluster-lab --network host --ipc private")
 
 
+def test_every_node_comes_back_ends_in_order_and_gains_no_rights() -> None:
+    line = create_line(desired(world.inventory(), world.hosts(), world.INPUTS)[0])
+    for words in (
+        "--restart unless-stopped",
+        "--security-opt no-new-privileges",
+        "--init",
+        "--stop-signal SIGTERM --stop-timeout 30",
+        "--log-opt max-size=50m --log-opt max-file=3",
+        "--no-healthcheck",
+    ):
+        assert f" {words} " in line
+    assert "--privileged" not in line
+
+
 def test_gpus_by_the_runtime_and_by_cdi() -> None:
     spec = desired(world.inventory(), world.hosts(), world.INPUTS)[0]
     runtime = shlex.split(create_line(replace(spec, gpus=GpuRequest(("0", "1")))))

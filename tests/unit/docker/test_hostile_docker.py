@@ -209,6 +209,13 @@ def test_one_stream_serves_many_requests_and_a_broken_one_none() -> None:
     assert all(stream.closed for stream in host.streams)
 
 
+def test_a_stream_with_an_answer_left_in_it_serves_no_other_request() -> None:
+    docker, host = canned(lambda line: iter([answer(bytes(client.MAX_LOG + 100) if "/logs" in line else b"[]")]))
+    docker.logs("some")
+    assert docker.images() == ()
+    assert [stream.closed for stream in host.streams] == [True, False]
+
+
 def test_a_request_holds_nothing_but_what_was_asked() -> None:
     docker, host = canned(always(answer(b'{"Id": "made"}', 201)))
     body: dict[str, Any] = {"Image": "some"}

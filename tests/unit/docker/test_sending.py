@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.support.canned_docker import answer, canned
+import pytest
+
+from tests.support.canned_docker import CHUNKED, answer, canned
 from vllm_cluster.clock import Deadline
 from vllm_cluster.events import Event
 from vllm_cluster.run.pull import sending
@@ -33,3 +35,18 @@ def test_the_amount_is_shown_every_few_seconds_and_at_the_end() -> None:
         ("gpu1", "sending wheels: 40 of 85 MB"),
         ("gpu1", "sent 85 MB of wheels, building node:1"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("reference", "asked"),
+    [
+        ("vllm/vllm-openai", "fromImage=vllm%2Fvllm-openai&tag=latest"),
+        ("registry:5000/vllm", "fromImage=registry%3A5000%2Fvllm&tag=latest"),
+        ("vllm:v1", "fromImage=vllm&tag=v1"),
+        ("vllm@sha256:12", "fromImage=vllm&tag=sha256%3A12"),
+    ],
+)
+def test_one_tag_of_an_image_is_pulled(reference: str, asked: str) -> None:
+    docker, host = canned(lambda _: iter([CHUNKED, b"0\r\n\r\n"]))
+    docker.pull(reference, Deadline.after(10), lambda _: None)
+    assert asked in bytes(host.streams[0].sent).split(b"\r\n")[0].decode()

@@ -9,6 +9,7 @@ import pytest
 from tests.support import world
 from vllm_cluster.checks.registry import check_all, engine_problem
 from vllm_cluster.facts.parse import facts
+from vllm_cluster.facts.values import number
 
 ANSWER = """
 @@machine
@@ -129,3 +130,15 @@ def test_garbage_in_one_section_is_no_fact_and_no_harm(section: str, said: str) 
 
 def _sections() -> list[str]:
     return [line[2:] for line in ANSWER.splitlines() if line.startswith("@@")]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("12", 12), (" 12 MiB", 12), (7, 7), ("N/A", None), ("", None), (None, None), ("-1", None), ("1.5", None)),
+        # Digits of another script, and more of them than Python turns into a number.
+        *(("\u0661\u0662", None), ("\u00b2", None), ("9" * 5000, None)),
+    ],
+)
+def test_what_is_no_number_is_none(text: object, value: int | None) -> None:
+    assert number(text) == value

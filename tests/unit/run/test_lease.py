@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,30 @@ def test_nobody_learns_it_from_the_text_of_a_file(parent: Path) -> None:
     one.acquire()
     (folder(parent) / "holder").write_text("held\nvcluster-lease held /tmp\n")
     with pytest.raises(Locked, match=r"gpu1 is locked by held$"):
+        other.acquire()
+    one.release()
+
+
+class Greeted:
+    """A stream of a host whose login shell prints something first."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._greeting, self._stream = b"Welcome to gpu1! 3 updates are available\n", stream
+
+    def recv(self, size: int, /) -> bytes:
+        greeting, self._greeting = self._greeting, b""
+        return greeting or self._stream.recv(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def test_a_line_of_the_login_shell_is_not_the_answer(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = LocalTransport.open_stream
+    monkeypatch.setattr(LocalTransport, "open_stream", lambda *words: Greeted(opened(*words)))
+    one, other = taker(parent), taker(parent)
+    one.acquire()
+    with pytest.raises(Locked, match=r"gpu1 is locked by \S+@\S+ \(vcluster up of lab\)"):
         other.acquire()
     one.release()
 

@@ -55,6 +55,11 @@ def test_values_do_not_show() -> None:
     assert "hunter2" not in repr(Secrets({"api-key": "11"}, {"api-key": "hunter2"}))
 
 
+def test_files_of_secrets_are_for_their_owner_alone() -> None:
+    made = Secrets({"api-key": "11"}, {"api-key": "hunter2"})
+    assert made.files({"api-key": "11"}) == {"api-key-11": (b"hunter2", 0o600)}
+
+
 REFERENCES: dict[str, Any] = {
     "hf_token": "env:NOWHERE_HF",
     "secrets": {"AWS_SECRET_ACCESS_KEY": "cmd:sh -c 'echo ran >&2; exit 3'"},

@@ -93,3 +93,10 @@ def test_the_known_types_are_told_in_order() -> None:
 def test_a_fingerprint_is_written_as_ssh_writes_it() -> None:
     body = base64.b64decode("AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl")
     assert fingerprint(body) == "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
+
+
+@pytest.mark.parametrize("more", ["", f"h ssh-ed25519 {b64(ED)}\n"])
+def test_a_revoked_key_is_refused_though_another_line_knows_it(more: str) -> None:
+    keys = parse(f"{more}@revoked * ssh-ed25519 {b64(ED)}\n", "f")
+    assert check_key(keys, "h", 22, None, ED).verdict is KeyStatus.REVOKED
+    assert check_key(keys, "h", 22, None, OTHER).verdict is (KeyStatus.CHANGED if more else KeyStatus.UNKNOWN)

@@ -1,0 +1,29 @@
+"""What is collected of a host's logs: nothing of the kernel's that is older than the container."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from vllm_cluster.run.logs import collect
+from vllm_cluster.run.runtime import SYSTEM
+from vllm_cluster.transport.base import Result
+
+KERNEL = b"""[Sat Nov 21 01:59:59 2026] Out of memory: Killed process 1 (of another time)
+[Sat Nov 21 02:00:01 2026] Out of memory: Killed process 2 (ray::RayWorkerW)
+"""
+STATE = {"Status": "exited", "ExitCode": 137, "OOMKilled": True, "Error": ""}
+TIMES = {"StartedAt": "2026-11-21T02:00:00.5Z", "FinishedAt": "2026-11-21T02:00:02Z"}
+
+
+def test_the_kernel_s_lines_of_before_are_left() -> None:
+    engine = SimpleNamespace(
+        container_info=lambda _: {"State": {**STATE, **TIMES}},
+        read_file=lambda *_: None,
+        logs=lambda *_, **__: "",
+    )
+    host = SimpleNamespace(
+        name="gpu1", engine=engine, runtime=SYSTEM, transport=SimpleNamespace(run=lambda *_: Result(0, KERNEL, b""))
+    )
+    parts = {log.name: b"".join(part for _, part in log.parts) for log in collect(cast(Any, host), "lab")}
+    assert parts["dmesg"] == KERNEL.splitlines(keepends=True)[1]
