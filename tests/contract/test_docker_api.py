@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import docker_api
-from tests.support.docker_api import LABEL, REPOSITORY, Docker, packed, unpacked
+from tests.support.docker_api import LABEL, REPOSITORY, SECONDS, Docker, packed, unpacked
 from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.calls import NotFound
 from vllm_cluster.errors import CommandFailed, HostError
@@ -207,31 +207,47 @@ def test_a_read_only_volume_takes_no_file(docker: Docker) -> None:
     assert docker.client.read_file(made, "/kept/file") == b"content"
 
 
-# ---- exec
+# ---- programs
 
 
-def test_a_command_in_a_container(docker: Docker) -> None:
+def command(docker: Docker, *argv: str) -> tuple[bytes, str, int | None]:
+    """What `docker` prints on both outputs, and its exit code."""
+    stream = docker.transport.open_stream(["docker", *argv], Deadline.after(SECONDS))
+    stream.settimeout(SECONDS)
+    out = b""
+    while data := stream.recv(1 << 16):
+        out += data
+    ended = out, stream.stderr_tail().strip(), stream.exit_code()
+    stream.close()
+    return ended
+
+
+def test_a_program_in_a_container_that_runs(docker: Docker) -> None:
     made = docker.run("one", "sleep 60")
-    body = {"Cmd": ["/bin/sh", "-c", "echo out; exit 3"], "AttachStdout": True, "AttachStderr": True}
-    created = docker.ask("POST", f"/containers/{made}/exec", json_body=body)
-    assert created.status == 201
-    there = f"/exec/{created.json['Id']}"
-    output = docker.ask("POST", f"{there}/start", json_body={"Detach": False, "Tty": False})
-    assert (output.status, output.frames) == (200, [(1, b"out\n")])
-    assert "content-length" not in output.headers
-    info = docker.ask("GET", f"{there}/json")
-    assert (info.status, info.json["ExitCode"], info.json["Running"]) == (200, 3, False)
-    ended = docker.client.exec(made, ["/bin/sh", "-c", "echo out; exit 3"], Deadline.after(20))
-    assert (ended.code, ended.output) == (3, "out\n")
+    script = "echo out; echo error >&2; exit 3"
+    assert command(docker, "exec", "--interactive", made, "/bin/sh", "-c", script) == (b"out\n", "error", 3)
 
 
-def test_no_command_where_nothing_runs(docker: Docker) -> None:
+def test_no_program_where_nothing_runs(docker: Docker) -> None:
     made = docker.create("one", "exit 0")
-    body = {"Cmd": ["/bin/sh"], "AttachStdout": True}
-    assert "is not running" in refused(docker.ask("POST", f"/containers/{made}/exec", json_body=body), 409)
-    assert NOWHERE in refused(docker.ask("POST", f"/containers/{NOWHERE}/exec", json_body=body), 404)
-    assert NOWHERE in refused(docker.ask("POST", f"/exec/{NOWHERE}/start", json_body={"Detach": False}), 404)
-    assert NOWHERE in refused(docker.ask("GET", f"/exec/{NOWHERE}/json"), 404)
+    out, error, code = command(docker, "exec", "--interactive", made, "/bin/sh", "-c", "exit 0")
+    assert (out, error.startswith("Error response from daemon: "), code) == (b"", True, 1)
+    assert "is not running" in error
+    out, error, code = command(docker, "exec", "--interactive", NOWHERE, "/bin/sh", "-c", "exit 0")
+    assert (out, error.startswith("Error"), error.endswith(f": No such container: {NOWHERE}"), code) == (
+        b"",
+        True,
+        True,
+        1,
+    )
+
+
+def test_a_program_in_a_container_of_its_own(docker: Docker) -> None:
+    attached = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+    once = {"AutoRemove": True, "LogConfig": {"Type": "none"}}
+    made = docker.create("one", "echo out; echo error >&2; exit 3", **attached, HostConfig=once)
+    assert command(docker, "start", "--attach", "--interactive", made) == (b"out\n", "error", 3)
+    assert docker.client.container_info(made) is None
 
 
 # ---- images

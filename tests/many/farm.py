@@ -20,7 +20,7 @@ from typing import Any
 
 import asyncssh
 
-from tests.many.engine import HOSTILE, Engine, flood
+from tests.many.engine import HOSTILE, WELL, Engine, flood
 
 PORT = 2222
 BACKLOG = 128
@@ -101,6 +101,13 @@ class Host:
     def _problem(self, _found: re.Match[bytes]) -> bytes:
         return b"\n@@dockerinfo\n" + HOSTILE.encode() * 1000
 
+    async def _container(self, process: asyncssh.SSHServerProcess[bytes], name: str) -> None:
+        """What a temporary container prints, by its name."""
+        if "-links-" in name:
+            await self._probe(process)
+        else:
+            process.stdout.write(json.dumps(WELL).encode() + b"\n")
+
     async def _probe(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         """What the program says that visits the other hosts, where all is well."""
         order = json.loads(await process.stdin.readline())
@@ -129,8 +136,8 @@ class Host:
             process.stdout.write(b"vcluster-lease held /tmp/vcluster\n")
             while (await process.stdin.readline()) not in (b"end\n", b""):
                 process.stdout.write(b".\n")
-        elif words[:3] == ["exec", "docker", "run"]:
-            await self._probe(process)
+        elif "--attach" in words:
+            await self._container(process, words[-1])
         else:
             await process.stdin.read()
             if self.kind == "half":

@@ -41,15 +41,11 @@ def test_a_colleague_leaves_what_check_runs_alone(verb: lab.Verb) -> None:
     world, others, script = make.world((2, 2)), [verb], Script()
 
     def decide(call: Call) -> Fault | None:
-        if call.what.endswith("/wait") and others:
+        if call.what == "output of inspect_image" and others:
             ran = temporary(world)
-            for box in ran.values():
-                box.state = "running"  # In this world a script has ended as soon as it starts.
             outcome = lab.run(world, INVENTORY, others.pop())
             assert outcome.error is None, outcome.story()
             assert ran and temporary(world) == ran
-            for box in ran.values():
-                box.state = "exited"
         return None
 
     script.by_words = decide
@@ -61,13 +57,24 @@ def test_a_colleague_leaves_what_check_runs_alone(verb: lab.Verb) -> None:
 
 
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
-def test_what_a_killed_check_left_is_removed_once_it_has_ended(verb: lab.Verb) -> None:
+def test_what_a_killed_check_made_and_did_not_start_is_removed(verb: lab.Verb) -> None:
     world = make.world((2, 2))
     with lab.inside(world):
         assert lab.run(world, INVENTORY, lab.do_up).error is None
-        script = Script(by_words=lambda call: Fault.KILLED if call.what.endswith("/wait") else None)
+        script = Script(by_words=lambda call: Fault.KILLED if call.what.startswith("docker start") else None)
         lab.run(world, INVENTORY, look, script)
         assert temporary(world)
         world.settle()
         assert lab.run(world, INVENTORY, verb).error is None
+        assert temporary(world) == {}
+
+
+def test_what_a_killed_check_runs_ends_with_it() -> None:
+    world = make.world((2, 2))
+    with lab.inside(world):
+        assert lab.run(world, INVENTORY, lab.do_up).error is None
+        script = Script(by_words=lambda call: Fault.KILLED if call.what == "output of inspect_image" else None)
+        lab.run(world, INVENTORY, look, script)
+        assert temporary(world)
+        world.settle()
         assert temporary(world) == {}

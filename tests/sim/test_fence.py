@@ -153,7 +153,7 @@ def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
         def hook(call: Call) -> None:
             # While it follows: three looks after the line of the history.
             written = next((c.index for c in script.calls if c.what.startswith("PUT")), len(script.calls))
-            audit = [c for c in script.calls if c.what.endswith("/exec") and c.index > written]
+            audit = [c for c in script.calls if c.what == "docker exec append_line" and c.index > written]
             if audit and call.index > audit[-1].index + 8 and not fired:
                 fired.append(1)
                 assert lab.run(world, inventory, replaces).error is None

@@ -36,7 +36,9 @@ def failure(outcome: Outcome) -> VclusterError:
 
 @pytest.mark.promise("P18")
 @pytest.mark.parametrize("fault", [Fault.SILENT, Fault.LOST, Fault.REFUSED, Fault.ERROR, Fault.KILLED])
-@pytest.mark.parametrize("words", ["/images/create", "/wait", "/build", "archive", "/exec/", "/start"])
+@pytest.mark.parametrize(
+    "words", ["/images/create", "docker start", "output of", "/build", "archive", "docker exec", "/start"]
+)
 def test_no_call_is_without_an_end(fault: Fault, words: str) -> None:
     world, inventory = make.world((2,), present=False), make.inventory(1)
     with lab.inside(world):
@@ -45,7 +47,7 @@ def test_no_call_is_without_an_end(fault: Fault, words: str) -> None:
         warned = any("has no line for this up" in event.text for event in broken.events if event.kind == "warning")
         # What Docker's API refuses is asked of the host's own docker pull.
         pulled = words == "/images/create" and fault is Fault.ERROR and any(map(lab.at("docker pull"), calls(broken)))
-        assert broken.error is not None or (words == "/exec/" and warned) or pulled, broken.story()
+        assert broken.error is not None or (words == "docker exec" and warned) or pulled, broken.story()
         assert broken.seconds < PULL_SECONDS + 100, "it waited longer than any deadline"
         world.settle()
         assert lab.run(world, inventory, lab.do_up).error is None
@@ -77,7 +79,7 @@ STAGES = {
     "facts": "facts",
     "list": "GET /containers/json",
     "pull": "docker pull",
-    "probe": "/wait",
+    "probe": "output of inspect_image",
     "build": "/build",
     "remove": "DELETE /containers",
     "volumes": "/volumes/create",

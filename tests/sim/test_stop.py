@@ -165,7 +165,7 @@ def test_a_change_under_way_is_not_disturbed(serving: tuple[World, Inventory]) -
 
 def test_a_line_of_history_that_cannot_be_written_is_a_warning(serving: tuple[World, Inventory]) -> None:
     world, inventory = serving
-    script = Script(by_words=lambda call: Fault.ERROR if "/exec" in call.what else None)
+    script = Script(by_words=lambda call: Fault.ERROR if call.what == "docker exec append_line" else None)
     outcome = lab.run(world, inventory, lab.do_stop, script)
     assert outcome.error is None, outcome.story()
     assert script.met

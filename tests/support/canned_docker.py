@@ -56,6 +56,9 @@ class CannedStream:
     def stderr_tail(self) -> str:
         return ""
 
+    def exit_code(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.closed = True
 

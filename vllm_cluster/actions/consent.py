@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +13,7 @@ from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFai
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.program import python
 from vllm_cluster.text import age, count, plural
 
 # Asks a person: yes, no, or None without a terminal.
@@ -22,28 +22,6 @@ Confirm = Callable[[str], bool | None]
 LOAD_SECONDS = 10
 # States in which a container holds its processes; a paused one continues where it was.
 _RUNS = ("running", "paused")
-# Runs in the head's container: vLLM's own count, and the head's clock, since the laptop's may differ. Only the two
-# gauges are read; http.client and not urllib, which would ask a proxy for our own port.
-LOAD = """
-import http.client, json, os, re, sys, time
-host, port, seconds = sys.argv[1:]
-load = {"now": time.time(), "requests": None}
-try:
-    with open(os.environ["VCLUSTER_API_KEY_FILE"]) as file:
-        key = file.read().strip()
-    # Once it was rotated, others are behind it.
-    key = key.split()[1] if key.startswith("#vcluster-keys") else key
-    server = http.client.HTTPConnection(host, int(port), timeout=float(seconds))
-    server.request("GET", "/metrics", headers={"Authorization": "Bearer " + key})
-    reply = server.getresponse()
-    text = reply.read(8 << 20).decode("utf-8", "replace")
-    gauges = re.findall(r"^vllm:num_requests_(?:running|waiting)(?:{[^\\n]*})? +(\\S+)$", text, re.M)
-    if reply.status == 200 and gauges:
-        load["requests"] = round(sum(map(float, gauges)))
-except (OSError, KeyError, ValueError, ArithmeticError, http.client.HTTPException):
-    pass
-print(json.dumps(load))
-"""
 
 
 @dataclass(frozen=True)
@@ -191,12 +169,11 @@ def served_on(node: NodeHandle) -> Stops:
 def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, int | None]:
     """The head's clock, and how many requests vLLM works on; None for what cannot be asked."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(serve.host, serve.host)  # noqa: S104 - asked at loopback
-    argv = ["timeout", str(LOAD_SECONDS), "python3", "-c", LOAD, address, str(serve.port), str(LOAD_SECONDS / 2)]
+    program = python("image", "vllm_load", address, str(serve.port), str(LOAD_SECONDS / 2), seconds=LOAD_SECONDS)
     try:
-        output = node.exec(argv, node.connection.runtime.after(LOAD_SECONDS + 5)).output
-        load = json.loads(output.strip().rpartition("\n")[2])
+        load = node.run(program, LOAD_SECONDS + 5).messages[-1]
         return float(load["now"]), None if load["requests"] is None else int(load["requests"])
     except ConnectionLost:
         raise
-    except (HostError, ValueError, KeyError, TypeError):
+    except (HostError, ValueError, LookupError, TypeError):
         return None, None

@@ -19,6 +19,7 @@ from vllm_cluster.run.audit import AuditEntry, last_change
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
+from vllm_cluster.run.program import RemoteProgram
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
 
@@ -27,6 +28,7 @@ RUNNING, STARTING, STOPPED, MISSING = "running", "starting", "stopped", "missing
 UNREACHABLE, DOCKER_ERROR, SHELL_ERROR, UNKNOWN = "unreachable", "docker-error", "shell-error", "unknown"
 
 OUTSIDE = "not in the inventory"
+RAY_STATUS = RemoteProgram("ray status", ("timeout", "30", "ray", "status"))
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,7 @@ def ray_status(inventory: Inventory, emit: Emit) -> str:
             raise error
         head = fleet.connections[inventory.head_name]
         observe(inventory, head)
-        argv = ["timeout", "30", "ray", "status"]
-        return NodeHandle(head, inventory.cluster).exec(argv, head.runtime.after(40)).output
+        return NodeHandle(head, inventory.cluster).run(RAY_STATUS, 40).text
 
 
 def _look(inventory: Inventory, connection: HostConnection) -> _HostState:

@@ -45,8 +45,6 @@ class Call:
     json: Mapping[str, object] | None = None
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    # POST is how Docker starts a command in a container too, also one that only looks.
-    reads: bool = False
     # Is called with how many bytes of a large body are sent.
     sent: Callable[[int], None] | None = None
 
@@ -209,7 +207,7 @@ class Calls:
             with reply.failing():
                 connection = self.pool.take(deadline)
             try:
-                if self.guard and call.method not in _SAFE and not call.reads:
+                if self.guard and call.method not in _SAFE:
                     self.guard()
                 reply.send(connection, target)
                 self.now = reply.date or self.now

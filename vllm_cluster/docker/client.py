@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
 from vllm_cluster.docker import archive, parse
 from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, path
 from vllm_cluster.docker.connection import Guard, OpenStream
-from vllm_cluster.docker.output import ExecResult, read_framed
+from vllm_cluster.docker.output import read_framed
 from vllm_cluster.docker.progress import built, pulled
 from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.errors import CommandFailed
@@ -23,7 +23,6 @@ MAX_API = (1, 47)
 
 # What is kept of text from a host: a log of one endless line must not fill our memory.
 MAX_LOG = 256 << 10
-MAX_OUTPUT = 4 << 20
 MAX_FILE = 4 << 20
 MAX_SYMLINKS = 5
 # For a file of that size over a slow line.
@@ -172,11 +171,6 @@ class DockerApi:
             with suppress(NotFound):
                 self._calls.do(gone, deadline)
 
-    def wait(self, container: str, deadline: Deadline) -> int:
-        """Wait until a container has ended; returns its exit code."""
-        call = Call(f"wait for {container[:12]}", "POST", path("containers", container, "wait"))
-        return self._calls.ask(call, lambda ended: int(ended["StatusCode"]), deadline)
-
     def logs(self, container: str, tail: int = 200, *, times: bool = False) -> str:
         """The last lines that a container printed, both streams, with the time of each; at most `MAX_LOG` bytes."""
         query = {"stdout": 1, "stderr": 1, "tail": tail, "timestamps": int(times)}
@@ -214,22 +208,6 @@ class DockerApi:
             # Docker sends a link as itself, whatever it points to.
             place = archive.target(place, found)
         return None
-
-    def exec(self, container: str, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> ExecResult:
-        """Run a command in a running container to its end; both output streams together.
-
-        The guard is asked about one that `changes` something; the others only look.
-        """
-        what = f"exec in {container[:12]}"
-        body = {"Cmd": list(argv), "AttachStdout": True, "AttachStderr": True}
-        create = Call(what, "POST", path("containers", container, "exec"), json=body, reads=not changes)
-        made = self._calls.ask(create, lambda made: parse.text(made["Id"]), deadline)
-        start = {"Detach": False, "Tty": False}
-        call = Call(what, "POST", path("exec", made, "start"), json=start, reads=not changes)
-        with self._calls.stream(call, deadline) as reply:
-            output = read_framed(reply.read(MAX_OUTPUT))
-        ended = Call(what, "GET", path("exec", made, "json"))
-        return ExecResult(self._calls.ask(ended, lambda info: int(info["ExitCode"] or 0), deadline), output)
 
 
 def _parts(reference: str) -> tuple[str, str]:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from vllm_cluster.core.gpus import RUNTIME
-from vllm_cluster.core.identity import Owner, owner_of, without_lease
-from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount, user_numbers
+from vllm_cluster.core.identity import Owner, owner_of
+from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount
 
-# Where a volume is seen by the container that changes its owner.
-STATE = "/state"
-_OWN = """
-import os, sys
-folder, user, group = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-for path, folders, files in os.walk(folder):
-    for name in [path, *(os.path.join(path, entry) for entry in folders + files)]:
-        os.lchown(name, user, group)
-"""
 # Docker's own grace is 10 s; vLLM and Ray need longer to end in order.
 STOP_SECONDS = 30
 
@@ -50,7 +41,7 @@ def _host_config(spec: ContainerSpec) -> dict[str, Any]:
         "RestartPolicy": {"Name": "unless-stopped"},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "50m", "max-file": "3"}},
         "Binds": [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in spec.mounts if not _volume(m)],
-        "Mounts": [_labelled(m, owner_of(spec)) for m in spec.mounts if _volume(m)],
+        "Mounts": [volume_mount(m, owner_of(spec)) for m in spec.mounts if _volume(m)],
         "Devices": [
             {"PathOnHost": device, "PathInContainer": device, "CgroupPermissions": "rw"} for device in spec.devices
         ],
@@ -67,7 +58,7 @@ def _volume(mount: Mount) -> bool:
     return not mount.source.startswith("/")
 
 
-def _labelled(mount: Mount, owner: Owner, labels: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def volume_mount(mount: Mount, owner: Owner, labels: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """A volume with the cluster's labels also where Docker makes it again: else nothing would ever remove it."""
     options = {"Labels": {**owner.labels, **labels}}
     place = {"Type": "volume", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
@@ -103,43 +94,5 @@ def volume_writer_body(
         "Entrypoint": ["true"],
         "Cmd": [],
         "Labels": owner.labels,
-        "HostConfig": {"NetworkMode": "none", "Mounts": [_labelled(volume, owner, labels)]},
-    }
-
-
-def allreduce_body(spec: ContainerSpec, image: str, script: str) -> dict[str, Any]:
-    """A node's container, image, environment and devices alike, for a Python script that reads its input.
-
-    It needs no lease. It ends with the connection that feeds it, and removes itself; it gets no volume.
-    """
-    body = node_body(spec, image, "")
-    kept = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}, "Mounts": []}
-    open_input = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-    start = {"Entrypoint": ["python3"], "Cmd": ["-u", "-c", script], "Labels": without_lease(spec.cluster).labels}
-    return {**body, **open_input, **start, "HostConfig": {**body["HostConfig"], **kept}}
-
-
-def glance_body(spec: ContainerSpec, image: str, script: str, words: Sequence[str]) -> dict[str, Any]:
-    """A node's container, devices and folders alike, for a Python script that runs once without the lease, and ends."""
-    body = node_body(spec, image, "")
-    start = {"Entrypoint": ["python3"], "Cmd": ["-c", script, *words], "Labels": without_lease(spec.cluster).labels}
-    log = {"Type": "json-file", "Config": {}}
-    return {**body, **start, "HostConfig": {**body["HostConfig"], "RestartPolicy": {"Name": "no"}, "LogConfig": log}}
-
-
-def own_body(spec: ContainerSpec, image: str) -> dict[str, Any]:
-    """The body for a container that gives all that is in the node's state volume to the node's user."""
-    body = probe_body(owner_of(spec), image, _OWN, [STATE, *map(str, user_numbers(spec.user))])
-    mount = _labelled(Mount(spec.state_volume, STATE), owner_of(spec))
-    return {**body, "User": "0:0", "HostConfig": {"NetworkMode": "none", "Mounts": [mount]}}
-
-
-def probe_body(owner: Owner, image: str, script: str, words: Sequence[str] = ()) -> dict[str, Any]:
-    """The body for a container that runs a Python script once, without network, and ends."""
-    return {
-        "Image": image,
-        "Entrypoint": ["python3"],
-        "Cmd": ["-c", script, *words],
-        "Labels": owner.labels,
-        "HostConfig": {"NetworkMode": "none"},
+        "HostConfig": {"NetworkMode": "none", "Mounts": [volume_mount(volume, owner, labels)]},
     }

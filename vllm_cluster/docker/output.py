@@ -3,15 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class ExecResult:
-    """A process in a container that came to its end."""
-
-    code: int
-    output: str
 
 
 def read_framed(data: bytes) -> str:

@@ -1,33 +1,54 @@
-"""Runs a Python script in an image once, and leaves nothing behind."""
+"""Containers that are made for one purpose, and leave nothing behind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from secrets import token_hex
+from typing import Any
 
-from vllm_cluster.clock import Deadline
 from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.spec import ContainerSpec, Mount
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.docker.container_body import probe_body
-from vllm_cluster.docker.output import ExecResult
+from vllm_cluster.docker.container_body import node_body, volume_mount
 from vllm_cluster.errors import HostError
 
+_ATTACHED = {"OpenStdin": True, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
 
-def run_once(
-    engine: DockerApi,
-    owner: Owner,
-    purpose: str,
-    image: str,
-    *,
-    script: str,
-    deadline: Deadline,
-    words: Sequence[str] = (),
-) -> ExecResult:
-    """What the script printed and how it ended, in a throwaway container without network."""
-    with temporary_container(engine, owner.cluster, purpose, probe_body(owner, image, script, words)) as name:
-        engine.start(name)
-        return ExecResult(engine.wait(name, deadline), engine.logs(name))
+
+@dataclass(frozen=True)
+class TemporaryContainer:
+    """Where one program runs: a bare container, or one `like` a node's: its devices, network, folders and environment.
+
+    `kind` is one of `core.identity.KINDS`. It ends with the connection that feeds it, and removes itself.
+    """
+
+    owner: Owner
+    kind: str
+    image: str
+    like: ContainerSpec | None = None
+    network: str = "none"
+    user: str = ""
+    volume: Mount | None = None
+    drop: tuple[str, ...] = ()
+
+    def body(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The body of the call that creates it."""
+        node = node_body(self.like, self.image, "") if self.like else {}
+        bare = {"NetworkMode": self.network, "CapDrop": list(self.drop)}
+        once = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}}
+        mounts = [volume_mount(self.volume, self.owner)] if self.volume else []
+        return {
+            **node,
+            **_ATTACHED,
+            **({"User": self.user} if self.user else {}),
+            "Image": self.image,
+            "Entrypoint": [argv[0]],
+            "Cmd": list(argv[1:]),
+            "Labels": self.owner.labels,
+            "HostConfig": {**(node.get("HostConfig") or bare), **once, "Mounts": mounts},
+        }
 
 
 @contextmanager

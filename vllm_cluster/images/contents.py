@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,18 +78,16 @@ class Reach:
     unwritable: str = ""
 
 
-def parse(output: str) -> tuple[ImageContents, Reach]:
-    """What the program printed; lines that an image's own start-up adds before it are passed over.
+def parse(messages: Sequence[dict[str, Any]]) -> tuple[ImageContents, Reach]:
+    """What the program printed; messages that an image's own start-up adds before it are passed over.
 
     Raises:
         ValueError: nothing of the program is in it.
     """
-    for line in reversed(output.splitlines()):
-        if line.startswith("{"):
-            document = json.loads(line)
-            python, machine, glibc = (str(document.get(key)) for key in ("python", "machine", "glibc"))
-            if _WORD.fullmatch(python) and _WORD.fullmatch(machine) and _VERSION.fullmatch(glibc):
-                return _inside(document, python, machine, glibc), _reach(document)
+    for document in reversed(messages):
+        python, machine, glibc = (str(document.get(key)) for key in ("python", "machine", "glibc"))
+        if _WORD.fullmatch(python) and _WORD.fullmatch(machine) and _VERSION.fullmatch(glibc):
+            return _inside(document, python, machine, glibc), _reach(document)
     raise ValueError("the probe printed nothing")
 
 

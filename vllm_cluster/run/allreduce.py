@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from typing import Any
 
 from vllm_cluster.backends.nccl import NcclTransport, transport
@@ -15,23 +14,25 @@ from vllm_cluster.checks.registry import Finding
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.adapters import gigabits
 from vllm_cluster.core.desired import Inputs, desired, gpu_count, hcas
-from vllm_cluster.core.identity import cluster_id
+from vllm_cluster.core.identity import cluster_id, without_lease
 from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.docker.container_body import allreduce_body
-from vllm_cluster.docker.temporary import temporary_name
+from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.program import RunningProgram
+from vllm_cluster.run.program import RunningProgram, python
+from vllm_cluster.run.program import start as start_program
 from vllm_cluster.run.rank_driver import RankDriver, TrialLimits
 
 # Everything, bisection and clearing away included.
 SECONDS = 90.0
 CLEARING_SECONDS = 8.0
 START_SECONDS = 40.0
+# Nothing of this stays on a host for longer, whoever forgot it.
+LIFE_SECONDS = 150.0
 _GLOO = "GLOO_SOCKET_IFNAME"
 _KIB, _MIB = 1 << 10, 1 << 20
 SIZES = {
@@ -70,17 +71,13 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
     if any(container.state == "running" for host in facts.values() for container in host.containers):
         emit(Event("warning", "the cluster is up: this shares its GPUs for a moment, and slows down what is served"))
     emit(Event("progress", f"starting {sum(spec.gpu_count for spec in specs.values())} ranks on {len(specs)} hosts"))
-    script = files("vllm_cluster.remote.image").joinpath("allreduce.py").read_text()
-    made: dict[str, str] = {}
-    opened: dict[str, RunningProgram] = {}
+    program, opened = python("image", "allreduce", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
 
     def start(connection: HostConnection) -> dict[str, Any]:
-        name, soon = temporary_name(inventory.cluster, "ranks"), deadline.sooner(START_SECONDS)
-        body = allreduce_body(specs[connection.name], _image(specs[connection.name], facts[connection.name]), script)
-        made[connection.name] = name
-        connection.engine.create(name, body)
-        argv = ["docker", "start", "--attach", "--interactive", name]
-        opened[connection.name] = RunningProgram(connection.name, connection.transport.open_stream(argv, soon))
+        spec, soon = specs[connection.name], deadline.sooner(START_SECONDS)
+        image = _image(spec, facts[connection.name])
+        place = TemporaryContainer(without_lease(inventory.cluster), "ranks", image, like=spec)
+        opened[connection.name] = start_program(connection, program, place, soon)
         return opened[connection.name].next(soon)
 
     try:
@@ -92,10 +89,8 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
         stage = RankDriver(inventory.accelerator, specs, opened, emit)
         return replace(_tried(stage, inventory, facts, ready, deadline), seconds=_since(began))
     finally:
-        for lines in opened.values():
-            lines.close()
-        # Each goes with its connection; this waits until they have gone.
-        fleet.each(lambda connection: connection.engine.remove(made[connection.name], grace=0), made)
+        # This waits until they have gone.
+        fleet.each(lambda connection: opened[connection.name].close(), opened)
 
 
 def _since(began: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +13,20 @@ from vllm_cluster.fit.request import Files, Judged
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.program import python_source
 
 # vLLM's parser answers in a tenth of a second; it is imported right after `up`, for the first time from a cold disk.
 VLLM_SECONDS = 90.0
 # Two requests to the hub, a start of Python, and what is above.
 ASK_SECONDS = 130.0
+
+# The node program's file, in a process that ends with its input.
+_CHECK = f"""
+import runpy, sys
+sys.path.insert(0, {CODE_FOLDER!r})
+sys.argv.append("check")
+runpy.run_path("{CODE_FOLDER}/node.py", run_name="__main__")
+"""
 
 _FILES, _JUDGED = TypeAdapter(Files), TypeAdapter(Judged)
 
@@ -38,14 +46,13 @@ def ask_nodes(fleet: Fleet, inventory: Inventory, question: Mapping[str, Any]) -
 
 
 def _ask(connection: HostConnection, cluster: str, question: Mapping[str, Any]) -> tuple[Files, Judged]:
-    argv = ["timeout", f"{ASK_SECONDS:.0f}", "python3", f"{CODE_FOLDER}/node.py", "check", json.dumps(question)]
+    check = python_source("check", _CHECK, seconds=ASK_SECONDS)
     try:
-        ended = NodeHandle(connection, cluster).exec(argv, connection.runtime.after(ASK_SECONDS + 10))
-        lines = [line for line in ended.output.splitlines() if line.startswith('{"v": 1, "files"')]
-        answer = json.loads(lines[-1])
+        ended = NodeHandle(connection, cluster).run(check, ASK_SECONDS + 10, question)
+        answer = next(row for row in reversed(ended.messages) if row.get("v") == 1)
         return _FILES.validate_python(answer["files"]), _JUDGED.validate_python(answer["vllm"])
     except ConnectionLost:
         raise
-    except (HostError, ValueError, LookupError, TypeError, ValidationError) as error:
+    except (HostError, StopIteration, LookupError, ValidationError) as error:
         why = error.detail if isinstance(error, HostError) else "the node gave no answer"
         return Files("unknown"), Judged(unchecked=why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from vllm_cluster import __version__
@@ -13,9 +13,11 @@ from vllm_cluster.errors import HostError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.program import python
 from vllm_cluster.text import count
 
 AUDIT_FILE = "audit.jsonl"
+APPEND_SECONDS = 10.0
 
 
 def record(node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, request: int = 0) -> None:
@@ -35,12 +37,14 @@ def record(node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, requ
             **({"request": request} if request else {}),
         }
     )
-    script = 'printf "%s\\n" "$1" >>"$2"'
-    argv = ["timeout", "10", "sh", "-c", script, "audit", line, f"{STATE_FOLDER}/{AUDIT_FILE}"]
+    program = replace(python("image", "append_line", seconds=APPEND_SECONDS), changes=True)
     try:
-        node.exec(argv, node.connection.runtime.after(15), changes=True)
+        ended = node.run(program, APPEND_SECONDS + 5, {"path": f"{STATE_FOLDER}/{AUDIT_FILE}", "line": line})
+        problem = "" if ended.messages else ended.text.rpartition("\n")[2] or f"exit code {ended.code}"
     except HostError as error:
-        emit(Event("warning", f"the history of {node.cluster} has no line for this {verb}: {error.detail}", node.host))
+        problem = error.detail
+    if problem:
+        emit(Event("warning", f"the history of {node.cluster} has no line for this {verb}: {problem}", node.host))
 
 
 @dataclass(frozen=True)

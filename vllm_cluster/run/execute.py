@@ -24,20 +24,21 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, node_name
+from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, Mount, node_name, user_numbers
 from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.docker.container_body import node_body, own_body
-from vllm_cluster.docker.temporary import run_once, temporary_container
+from vllm_cluster.docker.container_body import node_body
+from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import CommandFailed, HostError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
 from vllm_cluster.run.barrier import await_gpus, await_ray
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.image_contents import script
+from vllm_cluster.run.image_contents import LIFE_SECONDS
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.program import python, run
 from vllm_cluster.run.pull import pull, sending
 from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.run.secrets import Secrets
@@ -48,6 +49,8 @@ BUILD_SECONDS = 900.0
 # The wheels are sent within the build; bytes a second.
 MIN_UPLOAD = 256 << 10
 PROBE_SECONDS = 120.0
+# Where the container that changes its owner sees the state volume.
+STATE = "/state"
 
 
 @dataclass
@@ -121,7 +124,7 @@ class PlanExecution:
             case RemoveContainer():
                 self._remove(connection.engine, operation)
             case CreateNode():
-                self._create(connection.engine, operation.spec)
+                self._create(connection, operation.spec)
             case StartNode():
                 connection.engine.start(operation.id)
             case RestartNode():
@@ -163,7 +166,7 @@ class PlanExecution:
         name = node_image_name(base, operation.ray)
         if engine.image_info(name):
             return
-        inside = self._probe(engine, operation.image, base)
+        inside = self._probe(connection, operation.image, base)
         if inside.has_usable_ray:
             self.emit(Event("note", f"{operation.image} brings Ray {inside.version('ray')}", connection.name))
             engine.tag(base, NODE_IMAGE_REPOSITORY, node_image_tag(base, operation.ray))
@@ -177,19 +180,20 @@ class PlanExecution:
         sent = sending(connection, len(context), name, self.emit)
         engine.build(context, name, arguments, {BASE_IMAGE: base}, deadline, sent=sent)
 
-    def _probe(self, engine: DockerApi, image: str, base: str) -> ImageContents:
-        deadline = self.fleet.runtime.after(PROBE_SECONDS)
+    def _probe(self, connection: HostConnection, image: str, base: str) -> ImageContents:
         # With the head's address: where a run breaks off before there is a node, the next one finds the id by it.
         owner = Owner(self.plan.cluster, self.plan.id, self.plan.head_address)
-        ended = run_once(engine, owner, "probe", base, script=script(), words=["", *OPTIONS], deadline=deadline)
+        program = python("image", "inspect_image", "", *OPTIONS, seconds=LIFE_SECONDS)
+        place = TemporaryContainer(owner, "probe", base)
+        ended = run(connection, program, place, connection.runtime.after(PROBE_SECONDS))
         try:
-            inside, _ = parse(ended.output)
+            inside, _ = parse(ended.messages)
         except ValueError:
-            tail = ended.output.strip()[-500:]
+            tail = ended.text[-500:]
             text = f"{image} does not run Python (exit {ended.code}): {tail}"
-            raise CommandFailed(engine.host, text, exit_code=ended.code, stderr=tail) from None
+            raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=tail) from None
         if inside.refusal:
-            raise HostError(engine.host, f"{image} {inside.refusal}", hint="set image to a vLLM image")
+            raise HostError(connection.name, f"{image} {inside.refusal}", hint="set image to a vLLM image")
         return inside
 
     def _context(self, inside: ImageContents, ray: str) -> bytes:
@@ -240,13 +244,14 @@ class PlanExecution:
         if door := provide(engine, spec, image, self.secrets):
             self._doors[engine.host] = door
 
-    def _create(self, engine: DockerApi, spec: ContainerSpec) -> None:
+    def _create(self, connection: HostConnection, spec: ContainerSpec) -> None:
+        engine = connection.engine
         base, image = self._images(engine, spec)
         engine.volumes.create(spec.state_volume, owner_of(spec).labels)
         if engine.host not in self._doors:
             self._provide(engine, spec, image)
         if spec.user:
-            self._give(engine, spec, image)
+            self._give(connection, spec, image)
         container = self._create_or_adopt(engine, spec, node_body(spec, image, base))
         engine.put_files(container, "/", {path: (content, 0o644) for path, content in self.files.items()})
         if spec.role == "worker":
@@ -258,15 +263,15 @@ class PlanExecution:
         remove_unused(engine, spec)
         engine.start(container)
 
-    def _give(self, engine: DockerApi, spec: ContainerSpec, image: str) -> None:
+    def _give(self, connection: HostConnection, spec: ContainerSpec, image: str) -> None:
         """Let the node's user write its state, also what an earlier node wrote as another user."""
-        with temporary_container(engine, spec.cluster, "probe", own_body(spec, image)) as name:
-            engine.start(name)
-            code = engine.wait(name, self.fleet.runtime.after(PROBE_SECONDS))
-            if code:
-                output = engine.logs(name).strip()[-300:]
-                text = f"cannot give its state to {spec.user}: {output}"
-                raise CommandFailed(engine.host, text, exit_code=code, stderr=output)
+        state = Mount(spec.state_volume, STATE)
+        program = python("image", "give_files", STATE, *map(str, user_numbers(spec.user)), seconds=PROBE_SECONDS)
+        place = TemporaryContainer(owner_of(spec), "probe", image, user="0:0", volume=state)
+        ended = run(connection, program, place, connection.runtime.after(PROBE_SECONDS))
+        if ended.code:
+            text = f"cannot give its state to {spec.user}: {ended.text[-300:]}"
+            raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=ended.text)
 
     def _images(self, engine: DockerApi, spec: ContainerSpec) -> tuple[str, str]:
         """The id of the image that the inventory names, and the name of the one with Ray."""

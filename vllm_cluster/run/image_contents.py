@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from importlib.resources import files
 
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.core.desired import Inputs, desired
-from vllm_cluster.core.identity import cluster_id
+from vllm_cluster.core.identity import cluster_id, without_lease
 from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.docker.container_body import glance_body
-from vllm_cluster.docker.temporary import temporary_container
+from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import HostError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.images import contents
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.program import python, run
 from vllm_cluster.text import count
 
 SECONDS = 90.0
-
-
-def script() -> str:
-    """The program that looks."""
-    return files("vllm_cluster.remote.image").joinpath("inspect_image.py").read_text()
+# Longer than any caller waits for the answer: a driver that hangs must not keep the container for ever.
+LIFE_SECONDS = 150.0
 
 
 def look_inside(
@@ -75,15 +71,13 @@ def _look(connection: HostConnection, inventory: Inventory, facts: HostFacts, sp
     image = find_image(node_image_name(base.id, spec.ray), facts.images) or base
     cache = inventory.model_cache
     folder = cache if any(mount.target == cache for mount in spec.mounts) else "/tmp"  # noqa: S108 (in the container)
-    body = glance_body(spec, image.id, script(), [folder, *contents.OPTIONS])
-    with temporary_container(connection.engine, inventory.cluster, "probe", body) as name:
-        connection.engine.start(name)
-        code = connection.engine.wait(name, connection.runtime.after(SECONDS))
-        output = connection.engine.logs(name)
+    place = TemporaryContainer(without_lease(inventory.cluster), "probe", image.id, like=spec)
+    program = python("image", "inspect_image", folder, *contents.OPTIONS, seconds=LIFE_SECONDS)
+    ended = run(connection, program, place, connection.runtime.after(SECONDS))
     try:
-        found, reach = contents.parse(output)
+        found, reach = contents.parse(ended.messages)
     except ValueError:
-        text = f"{inventory.image} does not run Python (exit {code}): {output.strip()[-300:]}"
+        text = f"{inventory.image} does not run Python (exit {ended.code}): {ended.text[-300:]}"
         return [Finding("image-unfit", connection.name, text, "name an image of vLLM")]
     given = spec.gpu_count if spec.gpus else 0
     offline = inventory.environment.get("HF_HUB_OFFLINE") == "1"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from importlib.resources import files
 from ipaddress import ip_interface
 from secrets import token_hex
 from typing import Any
@@ -15,13 +14,14 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.core.desired import interface
 from vllm_cluster.core.identity import without_lease
 from vllm_cluster.core.images import find_image
-from vllm_cluster.docker.temporary import temporary_name
+from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.program import RunningProgram
+from vllm_cluster.run.program import OnHost, RunningProgram, python
+from vllm_cluster.run.program import start as start_program
 from vllm_cluster.text import count
 
 # A cold container on a busy host takes its time; then a closed port takes 4 s, and a large block as much again.
@@ -29,9 +29,9 @@ OPEN_SECONDS = 30.0
 VISIT_SECONDS = 30.0
 GONE_SECONDS = 10.0
 CHOSEN_PORTS = 2
-# For hosts without the image; one without Python says so, and hears the order out.
-_NO_PYTHON = 'echo \'{"error": "no python3"}\'; while read -r line; do :; done'
-_HOSTS_OWN = f'command -v python3 >/dev/null || {{ {_NO_PYTHON}; exit; }}; exec python3 -u -c "$1"'
+# Nothing of this stays on a host for longer, whoever forgot it.
+LIFE_SECONDS = 180.0
+NOT_FOUND = 127
 
 
 def run_link_test(
@@ -43,15 +43,15 @@ def run_link_test(
     began, run = time.monotonic(), token_hex(8)
     number = len(facts) * (len(facts) - 1)
     emit(Event("progress", f"testing {number} links between {len(facts)} hosts", data={"links": number}))
-    probes: dict[str, RunningProgram] = {}
+    program, probes = python("host", "link_test", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
 
     def start(connection: HostConnection) -> dict[str, Any]:
-        probes[connection.name] = RunningProgram(
-            connection.name,
-            connection.transport.open_stream(_argv(inventory, facts[connection.name]), _soon()),
-        )
+        place = _place(inventory, facts[connection.name])
+        probes[connection.name] = start_program(connection, program, place, _soon())
         return _open(probes[connection.name], inventory, run)
 
+    # Its containers touch no node.
+    fleet.without_lease()
     try:
         opened, failures = fleet.each(start, facts)
         peers = {name: {"address": inventory.hosts[name].address, **ports} for name, ports in opened.items()}
@@ -68,12 +68,11 @@ def run_link_test(
         gone = Deadline.after(GONE_SECONDS)
         fleet.each(lambda connection: probes[connection.name].end(gone), ways)
     finally:
-        for probe in probes.values():
-            probe.close()
+        fleet.each(lambda connection: probes[connection.name].close(), probes)
     failures |= more
     # A probe that broke off answers none of the others: what they saw of it does not show their links.
     every = [each for host in ways.values() for each in host if each.target not in failures]
-    found = link_findings(every, {name: _place(inventory, facts[name]) for name in facts})
+    found = link_findings(every, {name: _address(inventory, facts[name]) for name in facts})
     seconds = round(time.monotonic() - began, 1)
     text = (
         f"tested {count(len(every), 'link')} in {seconds} s: {count(len(found), 'problem') if found else 'no problems'}"
@@ -86,16 +85,13 @@ def _soon() -> Deadline:
     return Deadline.after(OPEN_SECONDS)
 
 
-def _argv(inventory: Inventory, facts: HostFacts) -> list[str]:
-    program = files("vllm_cluster.remote.host").joinpath("link_test.py").read_text()
+def _place(inventory: Inventory, facts: HostFacts) -> OnHost | TemporaryContainer:
+    """In the image that will serve, for it has Python; where it is not there, the host may have one."""
     image = None if facts.engine.problem else find_image(inventory.image, facts.images)
     if image is None:
-        return ["sh", "-c", _HOSTS_OWN, "probe", program]
-    name, labels = temporary_name(inventory.cluster, "links"), without_lease(inventory.cluster).labels.items()
-    argv = ["docker", "run", "--rm", "--interactive", "--init", "--pull", "never", "--log-driver", "none"]
-    argv += ["--network", "host", "--cap-drop", "ALL", "--name", name]
-    argv += [word for key, value in labels for word in ("--label", f"{key}={value}")]
-    return [*argv, "--entrypoint", "python3", image.id, "-u", "-c", program]
+        return OnHost()
+    owner = without_lease(inventory.cluster)
+    return TemporaryContainer(owner, "links", image.id, network="host", drop=("ALL",))
 
 
 def _open(probe: RunningProgram, inventory: Inventory, run: str) -> dict[str, Any]:
@@ -103,10 +99,15 @@ def _open(probe: RunningProgram, inventory: Inventory, run: str) -> dict[str, An
     host = inventory.hosts[probe.host]
     asked = list(ports_of(inventory, host.name))
     probe.send({"me": host.name, "address": host.address, "run": run, "ports": asked, "more": CHOSEN_PORTS})
-    ready = probe.next(_soon())
+    try:
+        ready = probe.next(_soon())
+    except HostError:
+        if probe.code == NOT_FOUND:
+            hint = "vcluster up brings the image, which has Python in it; or install python3"
+            raise HostError(host.name, "no python3", hint=hint) from None
+        raise
     if "error" in ready:
-        hint = "vcluster up brings the image, which has Python in it; or install python3"
-        raise HostError(host.name, str(ready["error"])[:200], hint=hint if ready["error"] == "no python3" else None)
+        raise HostError(host.name, str(ready["error"])[:200])
     try:
         opened, taken, chosen = (_ports(ready.get(key)) for key in ("open", "taken", "chosen"))
         (udp,) = _ports([ready.get("udp")])
@@ -153,7 +154,7 @@ def _unseen(host: str, error: VclusterError) -> NotChecked:
     return NotChecked(host, "its links to the other hosts", f"{why}; {error.hint}" if error.hint else why)
 
 
-def _place(inventory: Inventory, facts: HostFacts) -> HostAddress:
+def _address(inventory: Inventory, facts: HostFacts) -> HostAddress:
     host = inventory.hosts[facts.host]
     nic = facts.interface_of(host.address)
     networks = [ip_interface(entry).network for entry in nic.addresses] if nic else []

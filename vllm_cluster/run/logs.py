@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.resources import files
 
 from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.errors import CommandFailed
@@ -17,8 +16,11 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
+from vllm_cluster.run.program import python
 
 EXCERPT_SECONDS = 30.0
+# As text in JSON, the longest piece of a file that the excerpt prints at once.
+MAX_PIECE = 2 << 20
 KERNEL_SECONDS = 10.0
 TAIL = 2000
 STOPPED_LOG = 8 << 20
@@ -88,20 +90,17 @@ def collect(connection: HostConnection, cluster: str) -> list[Log]:
 
 def _inside(node: NodeHandle) -> list[Log]:
     """What the container's own Python picks out of its files."""
-    script = files("vllm_cluster.remote.image").joinpath("log_excerpt.py").read_text()
-    deadline = node.connection.runtime.after(EXCERPT_SECONDS)
-    argv = ["timeout", f"{EXCERPT_SECONDS - 5:.0f}", "python3", "-c", script]
-    return by_file(node.host, node.exec(argv, deadline).output.splitlines())
+    program = replace(python("image", "log_excerpt", seconds=EXCERPT_SECONDS - 5), max_line=MAX_PIECE)
+    return by_file(node.host, node.run(program, EXCERPT_SECONDS).messages)
 
 
-def by_file(host: str, lines: Iterable[str]) -> list[Log]:
-    """The logs that an excerpt's lines hold; other lines are skipped."""
+def by_file(host: str, rows: Iterable[Mapping[str, object]]) -> list[Log]:
+    """The logs that an excerpt's rows hold; other rows are skipped."""
     found: dict[str, list[tuple[int, bytes]]] = {}
-    for line in lines:
-        with suppress(ValueError, TypeError, RecursionError):
-            name, number, text = json.loads(line)
-            if isinstance(name, str) and isinstance(number, int) and isinstance(text, str):
-                found.setdefault(name[:200], []).append((number, text.encode("utf-8", "replace")))
+    for row in rows:
+        name, number, text = (row.get(key) for key in ("file", "line", "text"))
+        if isinstance(name, str) and isinstance(number, int) and isinstance(text, str):
+            found.setdefault(name[:200], []).append((number, text.encode("utf-8", "replace")))
     return [Log(host, name, tuple(parts)) for name, parts in found.items()]
 
 

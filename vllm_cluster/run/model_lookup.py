@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 from vllm_cluster.core.identity import without_lease
 from vllm_cluster.core.images import find_image
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.docker.temporary import run_once
+from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import CommandFailed, TimedOut
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.program import InNode, Place, python, run
 
 # Importing vLLM and a model's class took a minute on two busy cores.
 CLASS_SECONDS = 180.0
-
-# The container ends by itself, also where the laptop that would remove it is gone.
-_CLASS = """
-import json, os, threading
-end = threading.Timer({seconds}, os._exit, (1,))
-end.daemon = True
-end.start()
-from vllm.model_executor.models.registry import ModelRegistry
-known = ModelRegistry.models.get({architecture!r})
-print(json.dumps({{"supports_pp": known.inspect_model_cls().supports_pp if known else None}}))
-"""
 
 
 def supports_pp(head: HostConnection, facts: HostFacts, inventory: Inventory, architecture: str) -> bool | None:
@@ -33,16 +21,14 @@ def supports_pp(head: HostConnection, facts: HostFacts, inventory: Inventory, ar
     image = find_image(inventory.image, facts.images)
     if image is None or not architecture.isidentifier():
         return None
-    deadline = head.runtime.after(CLASS_SECONDS)
-    script = _CLASS.format(architecture=architecture, seconds=CLASS_SECONDS)
-    node, owner = node_name(inventory.cluster), without_lease(inventory.cluster)
+    program = python("image", "supports_pp", architecture, seconds=CLASS_SECONDS)
+    node = node_name(inventory.cluster)
+    up = any(container.name == node and container.state == "running" for container in facts.containers)
+    beside = TemporaryContainer(without_lease(inventory.cluster), "fit", image.id)
+    place: Place = InNode(node) if up else beside
     try:
-        if any(container.name == node and container.state == "running" for container in facts.containers):
-            ended = head.engine.exec(node, ["timeout", f"{CLASS_SECONDS:.0f}", "python3", "-c", script], deadline)
-        else:
-            ended = run_once(head.engine, owner, "fit", image.id, script=script, deadline=deadline)
-        lines = [json.loads(line) for line in ended.output.splitlines() if line.startswith('{"supports_pp"')]
-    except (CommandFailed, TimedOut, ValueError):
+        rows = run(head, program, place, head.runtime.after(CLASS_SECONDS)).messages
+    except (CommandFailed, TimedOut):
         return None
-    supported = lines[-1]["supports_pp"] if lines else None
+    supported = next((row["supports_pp"] for row in reversed(rows) if "supports_pp" in row), None)
     return supported if isinstance(supported, bool) else None

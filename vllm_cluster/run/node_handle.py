@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from vllm_cluster.clock import Deadline
 from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER
 from vllm_cluster.core.node_status import NodeStatus, ServeStatus, current, parse_status
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.docker.output import ExecResult
 from vllm_cluster.errors import CommandFailed, HostError, VclusterError
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.program import Finished, InNode, Message, RemoteProgram, run
 
 _ENDED = ("exited", "dead", "restarting")
 LAST_LINES = 20
@@ -98,9 +97,9 @@ class NodeHandle:
         """A secret by its name and the id of its value; None where it is not there."""
         return self.connection.engine.read_file(self.name, f"{SECRETS_FOLDER}/{name}-{identity}", MAX_SECRET)
 
-    def exec(self, argv: Sequence[str], deadline: Deadline, *, changes: bool = False) -> ExecResult:
-        """Run a command in the container."""
-        return self.connection.engine.exec(self.name, argv, deadline, changes=changes)
+    def run(self, program: RemoteProgram, seconds: float, first: Message | None = None) -> Finished:
+        """Run a program in the container; see `run.program`."""
+        return run(self.connection, program, InNode(self.name), self.connection.runtime.after(seconds), first)
 
 
 def _timestamp(text: str) -> float:

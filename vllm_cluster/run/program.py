@@ -1,73 +1,178 @@
-"""Talks JSON lines with a program of vcluster on a host."""
+"""Runs a program elsewhere: in a node, in a temporary container or on a host, with JSON lines in both directions."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, HostError, TimedOut
+from vllm_cluster.docker.temporary import TemporaryContainer, temporary_name
+from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, TimedOut
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.transport.base import Stream
 
 MAX_LINE = 64 << 10
-# What a host may say in all: 256 hosts with every port of every other closed take less than a tenth of it.
+# What a program may print in all: 256 hosts with every port of every other closed take less than a tenth of it.
 MAX_BYTES = 4 << 20
+# What is kept of the lines that are no messages.
+MAX_PRINTED = 64 << 10
+PIECE = 64 << 10
+SEND_SECONDS = 10.0
+END_SECONDS = 10.0
+# What docker itself prints where it starts nothing; 20.10 names no daemon where there is no such container.
+_REFUSED = re.compile(r"^Error(?: response from daemon)?: (.+)", re.MULTILINE)
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RemoteProgram:
+    """What to run, by a name for errors; one that `changes` the host is sent under the lease, and ends with it."""
+
+    name: str
+    argv: tuple[str, ...]
+    changes: bool = False
+    max_line: int = MAX_LINE
+
+
+def python(where: str, name: str, *arguments: str, seconds: float) -> RemoteProgram:
+    """The program `remote/WHERE/NAME.py`, which ends with its input and after so many seconds."""
+    return python_source(name, _text(where, name), *arguments, seconds=seconds)
+
+
+def python_source(name: str, source: str, *arguments: str, seconds: float) -> RemoteProgram:
+    """As `python`, for this source."""
+    return RemoteProgram(
+        name, ("python3", "-u", "-c", _text("host", "bounded"), f"{seconds:g}", name, source, *arguments)
+    )
+
+
+def _text(where: str, name: str) -> str:
+    return files(f"vllm_cluster.remote.{where}").joinpath(f"{name}.py").read_text()
+
+
+@dataclass(frozen=True)
+class InNode:
+    """In a container that runs."""
+
+    container: str
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """On the host itself."""
+
+
+Place = InNode | TemporaryContainer | OnHost
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a program ended: its exit code, its messages, and the end of what else it printed."""
+
+    code: int
+    messages: tuple[dict[str, Any], ...]
+    printed: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        """What it printed beside its messages."""
+        return "\n".join(filter(None, (self.printed.strip(), self.stderr.strip())))
 
 
 class RunningProgram:
-    """A stream whose both directions are JSON objects, one a line. One thread may send while another reads."""
+    """A program under way; leaving it ends the program. One thread may send while another reads."""
 
-    def __init__(self, host: str, stream: Stream) -> None:
-        self.host = host
-        self._stream = stream
+    def __init__(
+        self, host: str, program: RemoteProgram, stream: Stream, remove: Callable[[], None] = lambda: None
+    ) -> None:
+        """`remove` takes away what a program that did not end by itself leaves on the host."""
+        self.host, self.program = host, program
+        self._stream, self._remove = stream, remove
         self._lines: deque[bytes] = deque()
-        self._rest = b""
+        self._rest, self._printed = b"", bytearray()
         self._received = 0
+        self._over = False
+        # How it ended; None before that, and where that is not known.
+        self.code: int | None = None
 
-    def send(self, row: Mapping[str, Any]) -> None:
+    def send(self, row: Message) -> None:
         """Send one object.
 
         Raises:
             HostError: it cannot be sent any more.
         """
         try:
-            self._stream.settimeout(10)
+            self._stream.settimeout(SEND_SECONDS)
             self._stream.sendall(json.dumps(row).encode() + b"\n")
         except (OSError, EOFError) as error:
             raise self._ended(str(error) or type(error).__name__) from error
 
     def next(self, deadline: Deadline) -> dict[str, Any]:
-        """The next object; other lines are a login shell's greetings and are skipped.
+        """The next object.
 
         Raises:
             HostError: none comes any more, or not by the deadline, or too much.
         """
+        for row in self.messages(deadline):
+            return row
+        raise self._ended("it has ended")
+
+    def messages(self, deadline: Deadline) -> Iterator[dict[str, Any]]:
+        """Each object, until the program ends; other lines are a login shell's greetings, or of an image's start-up.
+
+        Raises:
+            HostError: as `next`.
+        """
+        for line in self.lines(deadline):
+            row = _object(line)
+            if row is None:
+                self._printed += line + b"\n"
+                if len(self._printed) > 2 * MAX_PRINTED:  # not at every line: each cut copies what is left
+                    del self._printed[:-MAX_PRINTED]
+            else:
+                yield row
+
+    def lines(self, deadline: Deadline) -> Iterator[bytes]:
+        """Each line, until the program ends.
+
+        Raises:
+            HostError: as `next`.
+        """
         while True:
             while self._lines:
-                row = _object(self._lines.popleft())
-                if row is not None:
-                    return row
+                yield self._lines.popleft()
+            if self._over:
+                return
+            data = self._more(deadline)
             # Split once: to cut off one line at a time copies what is left for each.
-            *lines, self._rest = (self._rest + self._more(deadline)).split(b"\n")
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if not data and self._rest:
+                lines, self._rest = [self._rest], b""
             self._lines.extend(lines)
 
     def _more(self, deadline: Deadline) -> bytes:
-        if len(self._rest) > MAX_LINE or self._received > MAX_BYTES:
+        if len(self._rest) > self.program.max_line or self._received > MAX_BYTES:
             raise HostError(self.host, "its program printed too much")
         if not (left := deadline.left()):
             raise TimedOut(self.host, "its program did not answer in time")
         self._stream.settimeout(left)
         try:
-            data = self._stream.recv(65536)
+            data = self._stream.recv(PIECE)
         except TimeoutError:
             raise TimedOut(self.host, "its program did not answer in time") from None
         except (OSError, EOFError) as error:
             raise ConnectionLost(self.host, f"the connection to its program broke: {error}") from error
         if not data:
-            raise self._ended("it has ended")
+            # Before the stream is closed: a host may send it after the end of the output.
+            self._over, self.code = True, self._stream.exit_code()
         self._received += len(data)
         return data
 
@@ -75,16 +180,91 @@ class RunningProgram:
         stderr = self._stream.stderr_tail().strip()[-500:]
         return HostError(self.host, f"its program does not run: {stderr or why}")
 
+    def stderr_tail(self) -> str:
+        """The last lines that it wrote to standard error."""
+        return self._stream.stderr_tail()
+
+    def finish(self, deadline: Deadline) -> Finished:
+        """Read the program to its end.
+
+        Raises:
+            CommandFailed: Docker did not start it, in Docker's words.
+            HostError: it does not end by the deadline, or how it ended is not known.
+        """
+        messages = tuple(self.messages(deadline))
+        code, stderr = self.code, self._stream.stderr_tail()
+        if code is None:
+            raise ConnectionLost(self.host, "the connection to its program broke: it was killed")
+        refused = _REFUSED.search(stderr)
+        if code and refused and not messages:
+            self._over = False
+            raise CommandFailed(self.host, f"{self.program.name}: {refused[1]}", exit_code=code, stderr=stderr)
+        return Finished(code, messages, self._printed.decode("utf-8", "replace"), stderr)
+
     def end(self, deadline: Deadline) -> None:
-        """End the program and wait until it has gone: `docker run --rm` goes after its container."""
+        """End the program, and wait until it has gone: docker goes after its container."""
         with suppress(HostError, OSError, EOFError):
             self._stream.shutdown_write()
-            while True:
+            while not self._over:
+                self._rest = b""
                 self._more(deadline)
+        self.close()
 
     def close(self) -> None:
         """End the program: it lives no longer than this."""
         self._stream.close()
+        if not self._over:
+            with suppress(HostError):
+                self._remove()
+
+    def __enter__(self) -> RunningProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start(connection: HostConnection, program: RemoteProgram, place: Place, deadline: Deadline) -> RunningProgram:
+    """Start a program there; the deadline is for the start alone.
+
+    Raises:
+        HostError: it cannot be started.
+    """
+    match place:
+        case OnHost():
+            opened = connection.open_changing if program.changes else connection.transport.open_stream
+            return RunningProgram(connection.name, program, opened(program.argv, deadline))
+        case InNode(container):
+            argv = ("docker", "exec", "--interactive", container, *program.argv)
+            opened = connection.open_changing if program.changes else connection.transport.open_stream
+            return RunningProgram(connection.name, program, opened(argv, deadline))
+    name = temporary_name(place.owner.cluster, place.kind)
+
+    def remove() -> None:
+        connection.engine.remove(name, grace=0)
+
+    connection.engine.create(name, place.body(program.argv))
+    try:
+        stream = connection.open_changing(("docker", "start", "--attach", "--interactive", name), deadline)
+    except BaseException:
+        with suppress(HostError):
+            remove()
+        raise
+    return RunningProgram(connection.name, program, stream, remove)
+
+
+def run(
+    connection: HostConnection, program: RemoteProgram, place: Place, deadline: Deadline, first: Message | None = None
+) -> Finished:
+    """Run a program there to its end; `first` is its first message, which is the place for a secret.
+
+    Raises:
+        HostError: as `RunningProgram.finish`.
+    """
+    with start(connection, program, place, deadline) as running:
+        if first is not None:
+            running.send(first)
+        return running.finish(deadline)
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

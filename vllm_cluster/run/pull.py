@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.images import registry
 from vllm_cluster.errors import CommandFailed, TimedOut
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.transport.base import Stream
+from vllm_cluster.run.program import OnHost, RemoteProgram, start
 
-MAX_LINE = 4096
 # An image has at most 127 layers.
 MAX_LAYERS = 1000
-PIECE = 32 << 10
 SHOW_SECONDS = 3.0
 
 
@@ -43,15 +41,15 @@ def _pull_on_host(
     connection: HostConnection, image: str, deadline: Deadline, progress: Callable[[str], None], refusal: CommandFailed
 ) -> None:
     """Docker's API knows no login of the host; its docker command does, and its credential helpers."""
-    stream = connection.open_changing(["docker", "pull", image], deadline)
-    try:
-        _follow(stream, image, deadline, progress)
-    except TimeoutError as error:
-        raise TimedOut(connection.name, f"pull {image}: docker pull did not end in time") from error
-    finally:
-        stream.close()
+    program = RemoteProgram("pull", ("docker", "pull", image), changes=True)
+    with start(connection, program, OnHost(), deadline) as running:
+        try:
+            _follow(running.lines(deadline), image, progress)
+        except TimedOut as error:
+            raise TimedOut(connection.name, f"pull {image}: docker pull did not end in time") from error
+        stderr = running.stderr_tail()
     if connection.engine.image_info(image) is None:
-        reason = stream.stderr_tail().strip().rpartition("\n")[2] or refusal.stderr
+        reason = stderr.strip().rpartition("\n")[2] or refusal.stderr
         where = registry(image)
         login = f"docker login {where}" if where else "docker login"
         hint = f"Check the name. If the image is private, run on {connection.name}: {login}"
@@ -60,12 +58,12 @@ def _pull_on_host(
         raise CommandFailed(connection.name, f"cannot pull {image}: {reason}", exit_code=1, stderr=reason, hint=hint)
 
 
-def _follow(stream: Stream, image: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
+def _follow(lines: Iterable[bytes], image: str, progress: Callable[[str], None]) -> None:
     """Report how many layers are there, until the command ends."""
     layers: dict[str, bool] = {}
     shown = ""
-    for line in _lines(stream, deadline):
-        layer, _, status = line.partition(": ")
+    for line in lines:
+        layer, _, status = line.decode("utf-8", "replace").strip().partition(": ")
         if status in ("Pulling fs layer", "Already exists", "Pull complete"):
             if layer in layers or len(layers) < MAX_LAYERS:
                 layers[layer] = status != "Pulling fs layer"
@@ -73,22 +71,6 @@ def _follow(stream: Stream, image: str, deadline: Deadline, progress: Callable[[
             if text != shown:
                 progress(text)
             shown = text
-
-
-def _lines(stream: Stream, deadline: Deadline) -> Iterator[str]:
-    """The lines of an output; of a long one its end."""
-    rest = b""
-    while True:
-        left = deadline.left()
-        if not left:
-            raise TimeoutError
-        stream.settimeout(left)
-        piece = stream.recv(PIECE)
-        *lines, rest = (rest + piece).split(b"\n")
-        rest = rest[-MAX_LINE:]
-        yield from (line[-MAX_LINE:].decode("utf-8", "replace").strip() for line in lines)
-        if not piece:
-            return
 
 
 def sending(connection: HostConnection, size: int, name: str, emit: Emit) -> Callable[[int], None]:

@@ -85,6 +85,10 @@ class Stream(Protocol):
         """The last lines that the command wrote to standard error, for error messages."""
         ...
 
+    def exit_code(self) -> int | None:
+        """How the command ended, once its output has; None where that does not come, as after a signal."""
+        ...
+
     def close(self) -> None: ...
 
 

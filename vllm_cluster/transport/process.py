@@ -192,6 +192,13 @@ class ProcessStream:
         """The last lines of standard error."""
         return self._tail.decode("utf-8", "replace").strip()
 
+    def exit_code(self) -> int | None:
+        """How the process ended; of one that a signal ended 128 and the signal's number, as a shell has it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(GRACE_SECONDS)
+            return code if code >= 0 else 128 - code
+        return None
+
     def close(self) -> None:
         """End the process."""
         with self._close_lock:

@@ -47,6 +47,7 @@ class MarkedStream:
         self.sendall = stream.sendall
         self.settimeout = stream.settimeout
         self.shutdown_write = stream.shutdown_write
+        self.exit_code = stream.exit_code
 
     def recv(self, size: int, /) -> bytes:
         """At most `size` bytes; empty when the command has ended its output."""

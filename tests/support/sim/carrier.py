@@ -7,6 +7,7 @@ from email.utils import formatdate
 from importlib.resources import files
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.support.sim import programs
 from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch, reply
 from tests.support.sim.facts import told
 from tests.support.sim.faults import Fault, Killed, StillWaiting
@@ -70,9 +71,14 @@ class FakeTransport:
         self._alive()
         docker = tuple(argv[-3:]) == DIAL
         pull = list(argv[-3:-1]) == ["docker", "pull"]
-        what = "dial docker" if docker else "docker pull" if pull else "lease"
+        command = list(argv[argv.index("docker") :]) if "docker" in argv else []
+        program = command[1:2] in (["exec"], ["start"])
+        what = "dial docker" if docker else "docker pull" if pull else programs.called(command) if program else "lease"
         # Whoever gets the lease changes a lock file; that is for all to see, but nothing of a cluster.
-        fault = self.script.ask(self._name, what, pull)
+        changes = pull or (program and programs.changes(command))
+        fault = self.script.ask(self._name, what, changes)
+        if changes:
+            self.judge(what)
         self.stumble(fault, what, deadline)
         if fault in (Fault.LOST, Fault.LOST_AFTER):
             raise self.lose("the connection broke")
@@ -84,6 +90,10 @@ class FakeTransport:
         elif pull:
             stream = _PullStream(self, self._world, argv[-1], fault)
             self._fence(stream, argv)
+        elif program:
+            stream = _ProgramStream(self, self._world, command, fault)
+            if len(command) < len(argv):
+                self._fence(stream, argv)
         elif argv[:3] == ["sh", "-c", LEASE]:
             stream = _LeaseStream(self, self._world, argv[5], argv[6], float(argv[7]))
         else:
@@ -100,6 +110,12 @@ class FakeTransport:
             lock.ways.append(stream)
         else:
             stream.ended = True
+
+    def judge(self, what: str) -> None:
+        """Note what changes a host without its lease."""
+        lock = self.machine.lock
+        if not (lock and lock.stream.script is self.script):
+            self._world.unfenced.append(f"{self._name}: {what}")
 
     def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
         """No verb that runs here puts files on hosts."""
@@ -204,6 +220,10 @@ class _Stream:
         """Nothing was written there."""
         return ""
 
+    def exit_code(self) -> int | None:
+        """It ended well."""
+        return 0
+
     def hang_up(self) -> None:
         """The link under it is gone."""
 
@@ -272,6 +292,53 @@ class _PullStream(_Stream):
         return self._said
 
 
+class _ProgramStream(_Stream):
+    """A program in a container: `docker exec`, or `docker start` of one that was made for it."""
+
+    def __init__(self, transport: FakeTransport, world: World, argv: list[str], fault: Fault | None) -> None:
+        super().__init__(transport, world)
+        self._program = programs.Program(world, transport.machine, argv)
+        self._errors, self._code = self._program.start() if fault is None or fault.happens else ("", 1)
+        if fault:
+            self._refuse()
+        self.ended = self._code != 0
+        self._shown = self.ended
+
+    def _refuse(self) -> None:
+        self._errors, self._code = "Error response from daemon: something broke inside dockerd", 1
+
+    def take(self, data: bytes) -> None:
+        self._program.take(data)
+
+    def recv(self, size: int, /) -> bytes:
+        """What it prints, once it has what it waits for; that may go wrong too."""
+        if not self._shown and not self.ended and self._program.fed:
+            self._shown = True
+            fault = self.script.ask(self.transport.host, f"output of {self._program.name}", False)
+            self.transport.stumble(fault, self._program.name, Deadline.after(self.seconds or 0, self.world.clock))
+            if fault in (Fault.LOST, Fault.LOST_AFTER):
+                raise self.transport.lose("the connection broke")
+            self.out += self._program.end()
+            self._errors, self._code, self.ended = self._program.errors, self._program.code, True
+            if fault:
+                self.out.clear()
+                self._refuse()
+        return super().recv(size)
+
+    def stderr_tail(self) -> str:
+        """What docker says of a failure, and the program."""
+        return self._errors
+
+    def exit_code(self) -> int | None:
+        """How it ended; None where the lease's end killed docker."""
+        return self._code if self._shown else None
+
+    def hang_up(self) -> None:
+        # Its input ends with the link, and it ends a moment later.
+        if not self.ended:
+            self.transport.machine.late.append((1, self._program.end))
+
+
 class EngineStream(_Stream):
     """`docker system dial-stdio`: HTTP in, HTTP out."""
 
@@ -310,7 +377,8 @@ class EngineStream(_Stream):
         fault = self.script.ask(transport.host, request.what, request.changes)
         if self.killed:  # while the request was on its way
             raise BrokenPipeError("the command has ended")
-        self._judge(request)
+        if request.changes:
+            transport.judge(request.what)
         if fault is Fault.KILLED_LATE and request.path.endswith(SLOW):
             due = 1 + len(self.script.calls) % 7
             machine.late.append((due, lambda: FakeEngine(self.world, machine).answer(request)))
@@ -325,12 +393,6 @@ class EngineStream(_Stream):
         elif fault and fault not in (Fault.SILENT, Fault.SILENT_AFTER):
             transport.stumble(fault, request.what, Deadline.after(0, self.world.clock))
         return answer if fault is None else None
-
-    def _judge(self, request: Request) -> None:
-        """Note what changes a host without its lease; commands in a container are judged by what they leave."""
-        lock = self.transport.machine.lock
-        if request.changes and not request.path.endswith("/exec") and not (lock and lock.stream.script is self.script):
-            self.world.unfenced.append(f"{self.transport.host}: {request.what}")
 
     def _send(self, answer: Answer) -> None:
         now = self.world.host_time(self.transport.machine)

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.sim import shell
 from tests.support.sim.world import Box, File, Machine, Picture, Volume, World, identity
-from vllm_cluster.actions.consent import LOAD
 
 
 @dataclass
@@ -47,14 +45,8 @@ class Request:
 
     @property
     def changes(self) -> bool:
-        """Whether it may change the host. Waiting and asking are POSTs too, but change nothing.
-
-        An exec is judged when it is made, which is when the command is sent.
-        """
-        if self.method in ("GET", "HEAD") or self.path.endswith("/wait") or re.search("/exec/.*/start$", self.path):
-            return False
-        asks = self.path.endswith("/exec") and (LOAD in self.json["Cmd"] or "check" in self.json["Cmd"])
-        return not asks
+        """Whether it may change the host. Waiting is a POST too, but changes nothing."""
+        return self.method not in ("GET", "HEAD") and not self.path.endswith("/wait")
 
     @property
     def what(self) -> str:
@@ -111,12 +103,6 @@ class FakeEngine:
         if box is None:
             raise Refused(404, f"No such container: {reference}")
         return box
-
-    def exec(self, reference: str) -> dict[str, Any]:
-        """The command in a container that has this id."""
-        if reference not in self.machine.execs:
-            raise Refused(404, f"No such exec instance: {reference}")
-        return self.machine.execs[reference]
 
     def picture(self, reference: str) -> Picture:
         """The image of that name or id."""
@@ -296,43 +282,6 @@ def _put_archive(engine: FakeEngine, request: Request, reference: str) -> Answer
             files, inside, _ = engine.machine.place(box, f"{folder}/{member.name.lstrip('/')}")
             files[inside] = file
     return Answer(200)
-
-
-@route("POST", "/containers/*/exec")
-def _exec(engine: FakeEngine, request: Request, reference: str) -> Answer:
-    box = engine.box(reference)
-    if box.state != "running":
-        raise Refused(409, f"container {box.id} is not running")
-    made = engine.world.next_id("exec")
-    engine.machine.execs[made] = {"box": box, "argv": request.json["Cmd"], "code": None}
-    return reply({"Id": made}, 201)
-
-
-@route("POST", "/exec/*/start")
-def _exec_start(engine: FakeEngine, _: Request, reference: str) -> Answer:
-    run = engine.exec(reference)
-    argv: list[str] = run["argv"]
-    run["code"] = 0
-    if argv[:2] == ["/bin/sh", "-c"]:
-        out, errors, run["code"] = shell.run(argv[2])
-        return Answer(200, framed(out.encode()) + framed(errors.encode(), 2), raw=True)
-    if argv[2:4] == ["sh", "-c"] and argv[5] == "audit":
-        files, inside, _read_only = engine.machine.place(run["box"], argv[7])
-        files[inside] = files.get(inside, b"") + argv[6].encode() + b"\n"
-        return Answer(200, raw=True)
-    if argv[2:5] == ["python3", "-c", LOAD]:
-        now = engine.world.host_time(engine.machine)
-        said = json.dumps({"now": now, "requests": engine.world.requests})
-        return Answer(200, framed(f"some banner of the image\n{said}\n".encode()), raw=True)
-    if argv[4:5] == ["check"] and engine.machine.name in engine.world.answers:
-        said = json.dumps({"v": 1, **engine.world.answers[engine.machine.name]})
-        return Answer(200, framed(f"some banner of the image\n{said}\n".encode()), raw=True)
-    return Answer(200, framed(b"what ray status says\n"), raw=True)
-
-
-@route("GET", "/exec/*/json")
-def _exec_inspect(engine: FakeEngine, _: Request, reference: str) -> Answer:
-    return reply({"ExitCode": engine.exec(reference)["code"], "Running": False})
 
 
 # ---- images

@@ -25,11 +25,7 @@ def begin(world: World, machine: Machine, box: Box) -> None:
     """The first moment after a start."""
     image = machine.images.get(box.image)
     have = image.have if image else {}
-    if box.argv[:2] == ["python3", "-c"]:
-        inside = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.35", "have": have}
-        box.log += "some banner of the image\n" + json.dumps(inside) + "\n"
-        box.state, box.exit_code = "exited", 0
-    elif box.argv[:2] == ["/bin/sh", "-c"]:
+    if box.argv[:2] == ["/bin/sh", "-c"]:
         out, errors, code = shell.run(box.argv[2])
         box.log, box.errors = box.log + out, box.errors + errors
         if code is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from tests.support.sim import lab, life
@@ -106,10 +105,7 @@ def honest(world: World, before: Outcome, outcome: Outcome, inventory: Inventory
         assert sorted(map(str, said)) == sorted(map(str, ran)), f"plan said {said}, ran {ran}"
         assert sorted(map(str, outcome.planned)) == sorted(map(str, ran))
     hosts = {host for host, _ in outcome.operations} | {inventory.head_name}
-    # What fails is explained: then a program that reads logs runs in the nodes' containers, whatever the plan was.
-    changed = {
-        call.host for call in outcome.script.changing if not (outcome.error and re.search(r"/exec(/|$)", call.what))
-    }
+    changed = {call.host for call in outcome.script.changing}
     assert changed <= hosts, f"{changed} changed, of the plan are {hosts}"
 
 

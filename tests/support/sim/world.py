@@ -137,7 +137,6 @@ class Machine:
     lock: Lock | None = None
     listening: set[int] = field(default_factory=set)
     ray_ends: str = ""  # with these last words, again and again
-    execs: dict[str, dict[str, Any]] = field(default_factory=dict)
     late: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
 
     def free(self, *, kill: bool = True) -> None:

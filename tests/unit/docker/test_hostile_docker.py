@@ -41,10 +41,6 @@ def build(docker: DockerApi) -> object:
     return docker.build(b"", "some:1", {}, {}, deadline())
 
 
-def exec_(docker: DockerApi) -> object:
-    return docker.exec("some", ["true"], deadline())
-
-
 USES: dict[str, Use] = {
     "containers": lambda docker: docker.containers("some"),
     "container_named": lambda docker: docker.container_info("some"),
@@ -53,10 +49,8 @@ USES: dict[str, Use] = {
     "pull": pull,
     "build": build,
     "create": lambda docker: docker.create("some", {}),
-    "wait": lambda docker: docker.wait("some", deadline()),
     "logs": lambda docker: docker.logs("some"),
     "read_file": lambda docker: docker.read_file("some", "/file"),
-    "exec": exec_,
     "labelled": lambda docker: docker.volumes.labelled("some"),
     "create volume": lambda docker: docker.volumes.create("some", {"some": "label"}),
     "remove_blank": lambda docker: docker.volumes.remove_unlabelled("some", "some".__eq__),
@@ -93,20 +87,20 @@ FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = 
     "pull, endless layers": (pull, lambda: lines(layer), TimedOut),
     "pull, one endless line": (pull, lambda: endless(CHUNKED, chunk(b'{"id": "' + BIG)), HostError),
     "pull, an endless refusal": (pull, lambda: endless(b"HTTP/1.1 500 no\r\n\r\n", BIG), HostError),
-    "wait, endless spaces": (lambda d: d.wait("some", deadline()), lambda: endless(CHUNKED, chunk(b" ")), HostError),
+    "containers, endless spaces": (USES["containers"], lambda: endless(CHUNKED, chunk(b" ")), HostError),
     "containers, endless list": (USES["containers"], lambda: endless(RAW, BIG), HostError),
-    "wait, endless 100": (
-        lambda d: d.wait("some", deadline()),
+    "build, endless 100": (
+        build,
         lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
         TimedOut,
     ),
-    "wait, endless headers": (
-        lambda d: d.wait("some", deadline()),
+    "build, endless headers": (
+        build,
         lambda: endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
         ConnectionLost,
     ),
-    "wait, one endless header": (
-        lambda d: d.wait("some", deadline()),
+    "build, one endless header": (
+        build,
         lambda: endless(b"HTTP/1.1 200 OK\r\n", BIG),
         ConnectionLost,
     ),
@@ -130,7 +124,7 @@ def test_a_flood_ends_by_its_deadline_in_little_memory() -> None:
             assert cases[name], f"{name}: {took:.1f} s, {most / MB:.0f} MB"
 
 
-@pytest.mark.parametrize("use", [build, pull, exec_], ids=["build", "pull", "exec"])
+@pytest.mark.parametrize("use", [build, pull], ids=["build", "pull"])
 def test_a_byte_at_a_time_gains_no_time(use: Use) -> None:
     def trickle(_line: str) -> Iterator[bytes]:
         for byte in itertools.chain(CHUNKED, itertools.cycle(chunk(b"\n"))):
@@ -144,17 +138,9 @@ def test_a_byte_at_a_time_gains_no_time(use: Use) -> None:
     assert time.monotonic() - began < SECONDS + MAX_LATE
 
 
-def test_of_a_log_an_output_and_a_file_no_more_than_the_limit_is_kept() -> None:
+def test_of_a_log_and_a_file_no_more_than_the_limit_is_kept() -> None:
     frames = canned(lambda _line: endless(RAW, FRAME))[0]
     assert len(frames.logs("some")) <= client.MAX_LOG
-
-    def executed(line: str) -> Iterator[bytes]:
-        if line.endswith("/start HTTP/1.1"):
-            return endless(RAW, FRAME)
-        return iter([answer(b'{"Id": "made", "ExitCode": 0}')])
-
-    ended = canned(executed)[0].exec("some", ["cat"], Deadline.after(20))
-    assert client.MAX_OUTPUT - 2 * len(FRAME) < len(ended.output) <= client.MAX_OUTPUT
 
 
 @pytest.mark.parametrize(

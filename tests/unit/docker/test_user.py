@@ -10,10 +10,12 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.core.desired import desired
-from vllm_cluster.core.spec import user_numbers
+from vllm_cluster.core.identity import owner_of
+from vllm_cluster.core.spec import Mount, user_numbers
 from vllm_cluster.docker.archive import packed
-from vllm_cluster.docker.container_body import glance_body, node_body, own_body
+from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.docker.create_line import create_line
+from vllm_cluster.docker.temporary import TemporaryContainer
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("", (0, 0)), ("1000", (1000, 0)), ("1000:100", (1000, 100))])
@@ -23,7 +25,8 @@ def test_its_numbers(text: str, numbers: tuple[int, int]) -> None:
 
 def test_node_and_glance_run_as_the_user_and_have_a_home() -> None:
     head = desired(world.inventory(user="1000:100"), world.hosts(), world.INPUTS)[0]
-    assert node_body(head, "i", "")["User"] == glance_body(head, "i", "x", [])["User"] == "1000:100"
+    beside = TemporaryContainer(owner_of(head), "probe", "i", like=head).body(["python3"])
+    assert node_body(head, "i", "")["User"] == beside["User"] == "1000:100"
     words = shlex.split(create_line(head))
     assert words[words.index("--user") + 1] == "1000:100"
     assert dict(head.environment)["HOME"].startswith("/var/lib/vcluster/")
@@ -32,10 +35,11 @@ def test_node_and_glance_run_as_the_user_and_have_a_home() -> None:
     assert "HOME" not in dict(plain.environment)
 
 
-def test_the_state_is_given_by_root_and_nothing_else_is_mounted() -> None:
+def test_of_a_volume_nothing_else_is_mounted() -> None:
     head = desired(world.inventory(user="1000:100"), world.hosts(), world.INPUTS)[0]
-    body = own_body(head, "i")
-    assert (body["User"], body["Cmd"][-2:], body["HostConfig"]["NetworkMode"]) == ("0:0", ["1000", "100"], "none")
+    state = Mount(head.state_volume, "/state")
+    body = TemporaryContainer(owner_of(head), "probe", "i", user="0:0", volume=state).body(["python3", "-c"])
+    assert (body["User"], body["Cmd"], body["HostConfig"]["NetworkMode"]) == ("0:0", ["-c"], "none")
     assert [mount["Source"] for mount in body["HostConfig"]["Mounts"]] == [head.state_volume]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -47,9 +48,10 @@ def test_a_container_that_is_well() -> None:
 
 
 def test_hostile_answers_are_words_and_numbers_only() -> None:
-    inside, reach = parse(
+    hostile = (
         '{"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm": "1", "x;rm": "2"}, "lacking": '
         '["ok", "a b", 7], "unknown": "all", "cuda": "$(rm)", "gpus": "many", "problem": null, "unwritable": ["x"]}'
     )
+    inside, reach = parse([json.loads(hostile)])
     assert (inside.have, inside.lacking, inside.unknown, inside.cuda) == ((("vllm", "1"),), ("ok",), (), "")
     assert (reach.gpus, reach.problem) == (None, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from vllm_cluster.images.contents import ImageContents, parse
 def inside(**have: str) -> ImageContents:
     """An image with these distributions."""
     said = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": have}
-    return parse(f"a banner of the image\n{json.dumps(said)}\n")[0]
+    return parse([said])[0]
 
 
 @pytest.mark.parametrize(("ray", "will_do"), [("2.56.1", True), ("2.55.0", True), ("2.54.9", False), ("2.9", False)])
@@ -32,7 +31,7 @@ def test_an_image_without_ray() -> None:
 
 def test_an_image_that_prints_something_else() -> None:
     with pytest.raises(ValueError, match="printed nothing"):
-        parse("exec: python3: not found")
+        parse([])
 
 
 def test_pip_is_asked_once_with_the_images_versions_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,12 +63,12 @@ def test_pip_that_fails_both_ways_is_an_error_with_its_words(tmp_path: Path, mon
 def test_what_an_image_says_gives_pip_no_option() -> None:
     have = {"--index-url": "http://x", "a\n--index-url http://x": "1", "-r": "1", "good": "1.0+cpu", "odd": "1 --pre"}
     said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": have}
-    assert parse(json.dumps(said))[0].have == (("good", "1.0+cpu"),)
-    assert parse(json.dumps({**said, "glibc": ""}))[0].glibc == ""
+    assert parse([said])[0].have == (("good", "1.0+cpu"),)
+    assert parse([{**said, "glibc": ""}])[0].glibc == ""
 
 
 @pytest.mark.parametrize("wrong", [{"python": "-x"}, {"machine": "../x"}, {"glibc": "2.x"}, {"python": "3 --pre"}])
 def test_a_probe_s_answer_that_is_no_version_is_refused(wrong: dict[str, str]) -> None:
     said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": {}}
     with pytest.raises(ValueError, match="printed nothing"):
-        parse(json.dumps({**said, **wrong}))
+        parse([{**said, **wrong}])

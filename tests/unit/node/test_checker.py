@@ -81,7 +81,8 @@ def check(world: World, *flags: str, model: str = "org/model", seconds: float = 
     argv = ["serve", model, *flags]
     question = {"model": model, "argv": argv, "ask": ["nnodes", "gone"], "seconds": seconds}
     done = subprocess.run(
-        [sys.executable, str(world.opt / "node.py"), "check", json.dumps(question)],
+        [sys.executable, str(world.opt / "node.py"), "check"],
+        input=json.dumps(question) + "\n",
         env={"VCLUSTER_STATE": str(world.state), "HF_HOME": str(world.folder / "hf"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,

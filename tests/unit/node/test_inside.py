@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
-from vllm_cluster.run.image_contents import script
+from vllm_cluster.run.program import python
 
 RAY = (
     'aiohttp>=3.13; extra == "default"',
@@ -41,10 +41,12 @@ def package(site: Path, name: str, version: str, needs: tuple[str, ...] = (), **
         file.write_text(text)
 
 
-def look(site: Path, *words: str) -> str:
+def look(site: Path, *words: str) -> list[dict[str, Any]]:
     """What the program prints with these packages and no other."""
-    argv = [sys.executable, "-S", "-c", script(), *words]
-    return subprocess.run(argv, env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=True).stdout
+    argv = [sys.executable, "-S", *python("image", "inspect_image", *words, seconds=300).argv[1:]]
+    alone = {"PYTHONPATH": str(site)}
+    done = subprocess.run(argv, env=alone, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def made(site: Path, *have: str, frontend: str = FRONTEND) -> ImageContents:
@@ -100,4 +102,4 @@ def test_what_a_container_reaches(tmp_path: Path) -> None:
 def test_what_cannot_be_meant_is_no_answer(said: dict[str, Any]) -> None:
     whole = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39"}
     with pytest.raises(ValueError, match="printed nothing"):
-        parse(json.dumps({**whole, **said} if said else {}))
+        parse([{**whole, **said}] if said else [])

@@ -79,6 +79,7 @@ class Ranks:
             host = _Host(name, self)
             fleet.connections[name] = HostConnection(name, cast(Transport, host))
             fleet.connections[name]._engine = cast(DockerApi, host)
+        fleet.without_lease()
         return fleet
 
 
@@ -111,6 +112,10 @@ class Stream:
         """What Docker said."""
         return "the container went away"
 
+    def exit_code(self) -> int:
+        """It ended well."""
+        return 0
+
     def close(self) -> None:
         """The end of what is told."""
         self.told.put(b"")
@@ -123,7 +128,7 @@ class _Host:
         self.host, self._ranks = name, ranks
 
     def open_stream(self, argv: Sequence[str], _deadline: Deadline) -> Stream:
-        assert argv[:2] == ["docker", "start"] and argv[-1] in self._ranks.bodies
+        assert list(argv[:2]) == ["docker", "start"] and argv[-1] in self._ranks.bodies
         self._ranks.streams[self.host] = Stream(self.host, self._ranks)
         return self._ranks.streams[self.host]
 

@@ -14,7 +14,7 @@ from vllm_cluster.run.logs import by_file
 def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[tuple[int, bytes]]]:
     """What the excerpt of these folders tells, by file."""
     log_excerpt.main(str(tmp_path / "state"), str(tmp_path / "ray"))
-    return {log.name: list(log.parts) for log in by_file("gpu1", capsys.readouterr().out.splitlines())}
+    return {log.name: list(log.parts) for log in by_file("gpu1", map(json.loads, capsys.readouterr().out.splitlines()))}
 
 
 @pytest.fixture
@@ -54,6 +54,6 @@ def test_all_of_it_has_an_end(folders: Path, capsys: pytest.CaptureFixture[str])
     assert len(capsys.readouterr().out) <= log_excerpt.MAX_BYTES
 
 
-@pytest.mark.parametrize("line", ["", "what ray status says", "[1, 2", "[]", '["x", "1", "y"]', "[" * 5000, "null"])
-def test_what_no_excerpt_prints_is_passed_over(line: str) -> None:
-    assert by_file("gpu1", [line]) == []
+@pytest.mark.parametrize("row", [{}, {"level": "INFO"}, {"file": "x", "line": "1", "text": "y"}, {"file": []}])
+def test_what_no_excerpt_prints_is_passed_over(row: dict[str, object]) -> None:
+    assert by_file("gpu1", [row]) == []

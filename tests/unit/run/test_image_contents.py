@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,6 +22,28 @@ WELL = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39", "have": {"vllm
 CGROUP = "runc create failed: write /sys/fs/cgroup/docker/cgroup.procs: no such file or directory"
 
 
+class Output:
+    """What comes of a container's program; docker itself fails where it prints an error."""
+
+    def __init__(self, prints: str, errors: str = "") -> None:
+        self._pieces, self._errors = [prints.encode(), b""], errors
+
+    def settimeout(self, seconds: float | None) -> None:
+        assert seconds
+
+    def recv(self, _size: int) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+    def stderr_tail(self) -> str:
+        return self._errors
+
+    def exit_code(self) -> int:
+        return 1 if self._errors else 0
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
 class Docker:
     """A host's engine: what it refuses, and what its containers print."""
 
@@ -35,18 +57,17 @@ class Docker:
         self.bodies[name] = body
         return name
 
-    def start(self, _name: str) -> None:
-        self._refuse("start")
+    def open_stream(self, argv: Sequence[str], _deadline: object) -> Output:
+        (name,) = self.bodies
+        assert list(argv) == ["docker", "start", "--attach", "--interactive", name]
+        if self.refuses:
+            return Output("", f"Error response from daemon: {self.refuses}\nError: failed to start containers: {name}")
+        self.bodies[name]["Cmd"].index("inspect_image")
+        return Output(self.prints)
 
     def _refuse(self, call: str) -> None:
         if self.refuses and self.at == call:
             raise CommandFailed(self.host, self.refuses, exit_code=500, stderr=self.refuses)
-
-    def wait(self, _name: str, _deadline: object) -> int:
-        return 0
-
-    def logs(self, _name: str) -> str:
-        return self.prints
 
     def remove(self, name: str, grace: int) -> None:
         assert grace == 0
@@ -59,7 +80,8 @@ def looked(facts: dict[str, HostFacts], *, leave: tuple[str, ...] = (), **docker
     fleet = Fleet(words)
     engines = {"gpu1": Docker("gpu1", prints=json.dumps({**WELL, "gpus": 2})), "gpu2": Docker("gpu2", **docker)}
     for name, engine in engines.items():
-        fleet.connections[name] = HostConnection(name, cast(Transport, None))
+        fleet.connections[name] = HostConnection(name, cast(Transport, engine))
+        fleet.connections[name].may_change = True
         fleet.connections[name]._engine = cast(DockerApi, engine)
     return look_inside(fleet, words, facts, lambda _: None, leave=leave), engines["gpu2"]
 
@@ -90,7 +112,7 @@ def test_it_is_a_nodes_container_and_makes_no_folder() -> None:
     assert found == []
     assert config["DeviceRequests"] == [{"Driver": "nvidia", "DeviceIDs": ["0", "1"], "Capabilities": [["gpu"]]}]
     assert (config["Binds"], config["Mounts"], config["RestartPolicy"]) == ([], [], {"Name": "no"})
-    assert docker.removed == list(docker.bodies)
+    assert config["AutoRemove"]
 
 
 def test_hosts_without_the_image_are_left_alone() -> None:

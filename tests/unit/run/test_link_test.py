@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from tests.support import world
 from vllm_cluster.events import Event
 from vllm_cluster.facts.host_facts import DockerFacts, HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.remote.host.bounded import HUNG_UP
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.link_test import run_link_test
+from vllm_cluster.run.program import python
 
-PROGRAM = files("vllm_cluster.remote.host").joinpath("link_test.py").read_text()
 NO_DOCKER = DockerFacts(problem="docker: not found")
 
 
@@ -145,7 +145,7 @@ class Probe:
     """One probe, talked to by hand."""
 
     def __init__(self, name: str, address: str, run: str = "word") -> None:
-        argv = [sys.executable, "-u", "-c", PROGRAM]
+        argv = [sys.executable, *python("host", "link_test", seconds=180).argv[1:]]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.say({"me": name, "address": address, "run": run, "ports": [], "more": 2})
         self.ports = self.update()
@@ -180,7 +180,7 @@ def two() -> Iterator[tuple[Probe, Probe]]:
     probes = Probe("one", "127.0.0.1"), Probe("two", "127.0.0.2")
     yield probes
     for probe in probes:
-        assert probe.end() == 0
+        assert probe.end() == HUNG_UP
 
 
 def test_a_probe_ends_with_its_input(two: tuple[Probe, Probe]) -> None:
@@ -188,7 +188,7 @@ def test_a_probe_ends_with_its_input(two: tuple[Probe, Probe]) -> None:
     third = Probe("three", "127.0.0.3")
     third.say({"one": two[0].peer(address="192.0.2.1")})
     began = time.monotonic()
-    assert third.end() == 0
+    assert third.end() == HUNG_UP
     assert time.monotonic() - began < 2
 
 

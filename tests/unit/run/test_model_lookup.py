@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from tests.support import world
 from tests.support.canned_docker import CannedHost, answer
-from vllm_cluster.docker.client import DockerApi
-from vllm_cluster.docker.output import ExecResult
+from vllm_cluster.core.identity import without_lease
+from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import Container
 from vllm_cluster.run import model_lookup
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.program import Finished, InNode, Place, RemoteProgram
 from vllm_cluster.transport.base import Transport
 
 
@@ -24,48 +26,60 @@ def head() -> HostConnection:
     return link
 
 
+Rows = tuple[dict[str, Any], ...]
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Place], Rows]) -> None:
+    """What the program prints, wherever it runs."""
+
+    def run(_connection: object, program: RemoteProgram, place: Place, _deadline: object) -> Finished:
+        assert program.argv[-1] == "LlamaForCausalLM"
+        return Finished(0, answer(place), "", "")
+
+    monkeypatch.setattr(model_lookup, "run", run)
+
+
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("rows", "expected"),
     [
-        ('INFO loading\n{"supports_pp": true}\n', True),
-        ('{"supports_pp": false}', False),
-        ('{"supports_pp": null}', None),
-        ('{"supports_pp": tru', None),
-        ("ImportError: libcuda.so.1", None),
-        ("", None),
+        (({"level": "INFO"}, {"supports_pp": True}), True),
+        (({"supports_pp": False},), False),
+        (({"supports_pp": None},), None),
+        (({"supports_pp": "yes"},), None),
+        ((), None),
     ],
 )
 @pytest.mark.parametrize("up", [True, False])
 def test_the_image_says_whether_a_class_has_stages(
-    monkeypatch: pytest.MonkeyPatch, said: str, expected: bool | None, up: bool
+    monkeypatch: pytest.MonkeyPatch, rows: Rows, expected: bool | None, up: bool
 ) -> None:
-    asked: list[str] = []
+    asked: list[Place] = []
 
-    def answer(where: str) -> ExecResult:
-        asked.append(where)
-        return ExecResult(0, said)
+    def answer(place: Place) -> Rows:
+        asked.append(place)
+        return rows
 
-    monkeypatch.setattr(DockerApi, "exec", lambda *_, **__: answer("in the node"))
-    monkeypatch.setattr(model_lookup, "run_once", lambda *_, **__: answer("beside it"))
+    answers(monkeypatch, answer)
     node = Container("id", "vcluster-lab", "running" if up else "exited", "image", {})
     facts = world.host(1, containers=(node,))
     found = model_lookup.supports_pp(head(), facts, world.inventory(), "LlamaForCausalLM")
-    assert (found, asked) == (expected, ["in the node" if up else "beside it"])
+    beside = TemporaryContainer(without_lease("lab"), "fit", world.BASE.id)
+    assert (found, asked) == (expected, [InNode("vcluster-lab") if up else beside])
 
 
 def test_nothing_is_run_for_a_name_that_is_none_or_without_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_once(*_: object, **__: object) -> ExecResult:
+    def fail(_place: Place) -> Rows:
         raise AssertionError("ran")
 
-    monkeypatch.setattr(model_lookup, "run_once", run_once)
+    answers(monkeypatch, fail)
     link, words = head(), world.inventory()
     assert model_lookup.supports_pp(link, world.host(1), words, "x'); import os; ('") is None
     assert model_lookup.supports_pp(link, world.host(1, images=()), words, "LlamaForCausalLM") is None
 
 
 def test_an_image_that_cannot_be_run_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_once(*_: object, **__: object) -> ExecResult:
+    def fail(_place: Place) -> Rows:
         raise CommandFailed("gpu1", "no space left", exit_code=1, stderr="")
 
-    monkeypatch.setattr(model_lookup, "run_once", run_once)
+    answers(monkeypatch, fail)
     assert model_lookup.supports_pp(head(), world.host(1), world.inventory(), "LlamaForCausalLM") is None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.resources import files
 from typing import Any
 
 import pytest
+
+from vllm_cluster.run.program import python
 
 # Two hosts, `a` here and `b` beyond the router `r`; each link a pair of interfaces.
 _NETWORK = """
@@ -36,7 +37,7 @@ exec "$@"
 # What both probes say of each other; run where the network is.
 _TALK = """
 import json, subprocess, sys
-argv = [sys.executable, "-u", "-c", sys.argv[1]]
+argv = [sys.executable, *sys.argv[1:]]
 starts = {"a": argv, "b": ["ip", "netns", "exec", "b", *argv]}
 pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 made = {name: subprocess.Popen(words, **pipes) for name, words in starts.items()}
@@ -60,9 +61,9 @@ for probe in made.values():
 
 def seen(mtu: int, icmp: str) -> Any:
     """What two hosts see over a router whose second link has this MTU, which says so (`told`) or is not heard."""
-    program = files("vllm_cluster.remote.host").joinpath("link_test.py").read_text()
+    program = python("host", "link_test", seconds=60).argv[1:]
     words = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-c", _NETWORK, "network", str(mtu), icmp]
-    argv = [*words, sys.executable, "-c", _TALK, program]
+    argv = [*words, sys.executable, "-c", _TALK, *program]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

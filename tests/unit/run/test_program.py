@@ -8,7 +8,7 @@ import pytest
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import HostError, TimedOut
-from vllm_cluster.run.program import MAX_BYTES, MAX_LINE, RunningProgram
+from vllm_cluster.run.program import MAX_BYTES, MAX_LINE, RemoteProgram, RunningProgram
 from vllm_cluster.transport.base import Stream
 
 
@@ -26,13 +26,16 @@ class Says:
             raise TimeoutError
         return self._pieces.pop(0) if self._pieces else b""
 
+    def exit_code(self) -> int:
+        return 1
+
     def stderr_tail(self) -> str:
         return "docker: Error response from daemon\n"
 
 
 def heard(*pieces: bytes, ends: bool = True) -> RunningProgram:
     """What is heard of these pieces."""
-    return RunningProgram("gpu1", cast(Stream, Says(*pieces, ends=ends)))
+    return RunningProgram("gpu1", RemoteProgram("test", ()), cast(Stream, Says(*pieces, ends=ends)))
 
 
 def test_objects_are_heard_however_they_are_cut_and_greetings_are_not() -> None:

@@ -1,6 +1,6 @@
-"""Runs inside a node's container by `python3 -c`: what is worth reading of its logs, bounded. Standard library alone.
+"""What is worth reading of its logs, bounded. Standard library alone.
 
-Prints one JSON list a line: the file's name, the number of the first line, and the text.
+Prints one JSON object a line: the file's name, the number of the first line, and the text.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
 def main(state: str = STATE, ray: str = RAY_LOGS) -> None:
     """Print all of it."""
     found = {name: version for name in PACKAGES if (version := _version(name))}
-    versions = json.dumps(["versions.json", 1, json.dumps({"python": sys.version.split()[0], **found})])
+    versions = row("versions.json", 1, json.dumps({"python": sys.version.split()[0], **found}))
     print(versions)
     left = MAX_BYTES - len(versions) - 1
     for name, path in paths(Path(state), Path(ray)):
@@ -67,13 +67,18 @@ def main(state: str = STATE, ray: str = RAY_LOGS) -> None:
             if not path.is_file() or not path.stat().st_size:
                 continue
             for number, piece in pieces(path):
-                text = json.dumps([name, number, piece.decode("utf-8", "replace")])
+                text = row(name, number, piece.decode("utf-8", "replace"))
                 left -= len(text) + 1
                 if left < 0:
                     return
                 print(text)
         except OSError as error:
-            print(json.dumps([name, 1, f"cannot be read: {error.strerror}\n"]))
+            print(row(name, 1, f"cannot be read: {error.strerror}\n"))
+
+
+def row(name: str, number: int, text: str) -> str:
+    """One line of output."""
+    return json.dumps({"file": name, "line": number, "text": text})
 
 
 def _version(name: str) -> str | None:

@@ -165,10 +165,13 @@ def ask(state: Path, question: Mapping[str, Any], seconds: float) -> dict[str, A
     return answer
 
 
-def check(state: Path, text: str) -> int:
-    """`node.py check JSON`: what is known here of a model and of the flags for it, as one JSON document."""
+def check(state: Path) -> int:
+    """`node.py check`: what is known here of a model and of the flags for it, as one JSON document.
+
+    The question is a line of standard input: who lists processes does not see the model's variables in it.
+    """
     os.environ.update(secret_environment())
-    question = json.loads(text)
+    question = json.loads(sys.stdin.readline())
     files = look(question["model"], question.get("revision") or "main", ask_hub=question.get("ask_hub", True))
     answer = {}
     if "argv" in question:

@@ -258,12 +258,12 @@ def main(argv: Sequence[str]) -> int:
     nodes.add_argument("--every", type=float, default=1.0)
     commands.add_parser("status")
     commands.add_parser("checker")
-    commands.add_parser("check").add_argument("question")
+    commands.add_parser("check")
     given = parser.parse_args(argv)
     if given.command == "ray-nodes":
         return ray_nodes(given.address, given.every)
     if given.command in ("checker", "check"):
-        return serve_checks() if given.command == "checker" else check(state_folder(), given.question)
+        return serve_checks() if given.command == "checker" else check(state_folder())
     if given.command == "status":
         sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
         return 0

@@ -17,6 +17,8 @@ from vllm_cluster.transport.fabric.keepalive import BROKEN, KeepaliveSocket, Kee
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
 _POLL_SECONDS = 0.25
+# The exit code comes right after the end of the output.
+EXIT_SECONDS = 5.0
 
 
 class FabricConnection:
@@ -140,6 +142,11 @@ class ChannelStream:
         """The last lines of standard error."""
         self._drain()
         return self._tail.decode("utf-8", "replace").strip()
+
+    def exit_code(self) -> int | None:
+        """How the command ended; None where the host sent none: a signal ended it, or the connection broke."""
+        self._channel.status_event.wait(EXIT_SECONDS)
+        return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def close(self) -> None:
         """End the channel; the command sees its input end."""

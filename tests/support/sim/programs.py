@@ -1,0 +1,88 @@
+"""What the programs do that run in containers: `docker exec --interactive`, `docker start --attach --interactive`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from tests.support.sim import shell
+from tests.support.sim.world import Machine, World
+
+# Those that wait for a message before they do anything.
+READERS = ("append_line", "check")
+
+
+def called(command: Sequence[str]) -> str:
+    """The call in a line."""
+    return f"docker exec {_name(command[4:])}" if command[1] == "exec" else f"docker start {command[4]}"
+
+
+def changes(command: Sequence[str]) -> bool:
+    """Whether it changes something on the host."""
+    return command[1] == "start" or _name(command[4:]) == "append_line"
+
+
+def _name(argv: Sequence[str]) -> str:
+    """What a program is called: one of ours by its name, any other by its command."""
+    return argv[5] if argv[:3] == ["python3", "-u", "-c"] else argv[0]
+
+
+class Program:
+    """One program, from its start to its end."""
+
+    def __init__(self, world: World, machine: Machine, command: Sequence[str]) -> None:
+        self._world, self._machine = world, machine
+        self._starts, self._reference = command[1] == "start", command[4 if command[1] == "start" else 3]
+        self._argv, self._input = list(command[4:]), b""
+        self._box = machine.box(self._reference)
+        self.name, self.errors, self.code = self._reference, "", 0
+
+    def start(self) -> tuple[str, int]:
+        """Start it: what Docker says where that cannot be, and the exit code then."""
+        if self._box is None:
+            return f"Error: No such container: {self._reference}", 1
+        if self._starts:
+            self._world.start(self._machine, self._box)
+            self._argv = self._box.argv
+        elif self._box.state != "running":
+            return f"Error response from daemon: container {self._box.id} is not running", 1
+        self.name = _name(self._argv)
+        return "", 0
+
+    @property
+    def fed(self) -> bool:
+        """Whether it waits for no message any more."""
+        return self.name not in READERS or bool(self._input)
+
+    def take(self, data: bytes) -> None:
+        """A message: what it asks for is done at once."""
+        self._input += data
+        if self.name == "append_line" and self._box:
+            order = json.loads(data)
+            files, inside, _ = self._machine.place(self._box, order["path"])
+            files[inside] = files.get(inside, b"") + order["line"].encode() + b"\n"
+
+    def end(self) -> bytes:
+        """What it prints until its end."""
+        world, machine, box = self._world, self._machine, self._box
+        assert box
+        if self._starts:
+            box.state = "exited"
+            if box.body["HostConfig"].get("AutoRemove"):
+                world.remove(machine, box)
+        if self.name == "/bin/sh":
+            out, self.errors, code = shell.run(self._argv[2])
+            self.code = code or 0
+            return out.encode()
+        rows: list[object] = []
+        match self.name:
+            case "append_line":
+                rows = [{"appended": True}]
+            case "vllm_load":
+                rows = [{"now": world.host_time(machine), "requests": world.requests}]
+            case "check" if machine.name in world.answers:
+                rows = [{"v": 1, **world.answers[machine.name]}]
+            case "inspect_image":
+                image = machine.images.get(box.image)
+                rows = [{"python": "3.12.3", "machine": "x86_64", "glibc": "2.35", "have": image.have if image else {}}]
+        return "".join(f"{line}\n" for line in ("some banner of the image", *map(json.dumps, rows))).encode()

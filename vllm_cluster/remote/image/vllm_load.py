@@ -1,0 +1,39 @@
+"""Reports how many requests vLLM works on, and the host's clock, since the laptop's may differ.
+
+Arguments: vLLM's host and port, and the seconds that it may take. Only its two gauges are read; by http.client and not
+urllib, which would ask a proxy for our own port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+GAUGES = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{[^\n]*})? +(\S+)$", re.MULTILINE)
+MAX_METRICS = 8 << 20
+
+
+def requests(host: str, port: int, seconds: float) -> int | None:
+    """How many requests run or wait; None where vLLM does not answer."""
+    with contextlib.suppress(OSError, KeyError, ValueError, ArithmeticError, http.client.HTTPException):
+        key = Path(os.environ["VCLUSTER_API_KEY_FILE"]).read_text().strip()
+        # Once it was rotated, others are behind it.
+        key = key.split()[1] if key.startswith("#vcluster-keys") else key
+        server = http.client.HTTPConnection(host, port, timeout=seconds)
+        server.request("GET", "/metrics", headers={"Authorization": f"Bearer {key}"})
+        reply = server.getresponse()
+        gauges = GAUGES.findall(reply.read(MAX_METRICS).decode("utf-8", "replace"))
+        if reply.status == http.HTTPStatus.OK and gauges:
+            return round(sum(map(float, gauges)))
+    return None
+
+
+if __name__ == "__main__":
+    began = time.time()
+    print(json.dumps({"now": began, "requests": requests(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))}))
