@@ -239,6 +239,7 @@ def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypa
     for value in ("first-key", "second-key"):
         monkeypatch.setenv("KEY", value)
         head.volumes["vcluster-lab-secrets"] = Volume("vcluster-lab-secrets", {}, {"file": b"precious"})
+        head.volumes["data"] = Volume("data", {CLUSTER: "lab"}, {"file": b"theirs"})
         with lab.inside(world):
             outcome = lab.run(world, inventory, lab.do_up)
             assert outcome.error is None, outcome.error
@@ -246,6 +247,7 @@ def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypa
         held = [volume for name, volume in head.volumes.items() if "-secrets-" in name]
         assert [secret_ids(volume.labels).keys() for volume in held] == [{"ray-token", "api-key"}]
         assert head.volumes["vcluster-lab-secrets"].files == {"file": b"precious"}
+        assert head.volumes["data"].files == {"file": b"theirs"}
 
 
 @pytest.mark.parametrize("verb", [lab.do_serve, lab.do_stop, lab.do_down])

@@ -25,6 +25,23 @@ def test_what_was_broken_is_named(path: Path) -> None:
     assert named.failure.fix
 
 
+@pytest.mark.parametrize(
+    ("line", "slug"),
+    [
+        ("vllm: error: unrecognized arguments: --max-model-ln 1024", "flag-unknown"),
+        (
+            "ValueError: User-specified max_model_len (100000) is greater than the derived max_model_len "
+            "(max_position_embeddings=2048 or model_max_length=None in model's config.json).",
+            "context-above-model",
+        ),
+    ],
+)
+def test_the_commonest_mistakes_are_named_by_one_line(line: str, slug: str) -> None:
+    """The line alone, as people pipe it into `vcluster explain -`."""
+    found = explained(f"{line}\n")
+    assert found.cause and found.cause.failure.slug == slug
+
+
 @pytest.mark.parametrize(("slug", "source", "text"), reported(), ids=lambda value: value[:60].replace("\n", " "))
 def test_what_was_reported_is_named(slug: str, source: str, text: str) -> None:
     found = explained(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ def inside(**have: str) -> ImageContents:
 @pytest.mark.parametrize(("ray", "will_do"), [("2.56.1", True), ("2.55.0", True), ("2.54.9", False), ("2.9", False)])
 def test_ray_must_be_able_to_ask_for_a_token(ray: str, will_do: bool) -> None:
     assert inside(vllm="0.33.0", ray=ray).has_usable_ray is will_do
+
+
+def test_a_ray_without_what_its_dashboard_needs_gets_that_beside_it() -> None:
+    plain = replace(inside(vllm="0.33.0", ray="2.56.1"), lacking=("aiohttp",))
+    assert (plain.ray_is_new, plain.has_usable_ray, plain.ray_to_add("2.60.0")) == (True, False, "2.56.1")
 
 
 def test_an_image_without_ray() -> None:

@@ -155,6 +155,26 @@ def test_a_lock_whose_file_was_cleaned_away_is_no_lock(parent: Path) -> None:
     one.release()
 
 
+def test_a_lock_on_a_file_that_was_just_removed_excludes_others(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever lets go removes the file right between the opening and the lock."""
+    flock = tmp_path / "bin" / "flock"
+    flock.parent.mkdir()
+    lock, real = folder(parent) / "lock", shutil.which("flock")
+    flock.write_text(
+        f'#!/bin/sh\n[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; rm {lock}; }}\nexec {real} "$@"\n'
+    )
+    flock.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{flock.parent}:{os.environ['PATH']}")
+    one, other = taker(parent), taker(parent)
+    one.acquire()
+    assert (tmp_path / "once").exists()
+    with pytest.raises(Locked):
+        other.acquire()
+    one.release()
+
+
 def test_three_who_wait_never_fail(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everyone who waits gets its turn, however often the lease changes hands."""
     monkeypatch.setattr(lease, "RETRY", 0.02)
