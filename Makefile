@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-pythons promises lint fmt bench gpu docs messages schemas release clean clean-all
+.PHONY: demo test test-fast test-pythons promises faults lint fmt bench gpu docs messages schemas release clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/ready
@@ -32,6 +32,11 @@ promises: $(VENV)/ready
 	@scripts/setup-docker.sh
 	@scripts/setup-sshd.sh
 	$(BIN)/python -m tests.promises $(ARGS)
+
+# Plants each fault of tests/faults in a copy of this tree, one at a time, and shows that its tests turn red;
+# with ARGS="core fit" those of some rooms, or by name.
+faults: $(VENV)/ready
+	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
