@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,7 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -63,12 +64,13 @@ def serve(
     expose: bool,
     extra: Sequence[str],
     confirm: Confirm,
+    hosts: Sequence[str] = (),
     rollback: bool = True,
     log: bool = False,
     wait: float = 0.0,
     runtime: Runtime = SYSTEM,
 ) -> Endpoint:
-    """Serve a model on the whole cluster; returns once it has generated a token.
+    """Serve a model on the whole cluster or on some of its hosts; returns once it has generated a token.
 
     Where it cannot, the head serves again what was ready before, unless `rollback` is off.
 
@@ -79,12 +81,14 @@ def serve(
     """
     served, by_default = name or model, tp is None and pp is None
     vllm.ensure_allowed(model, served, extra)
+    named = _named(inventory, hosts)
     with connect_all(inventory, emit, runtime=runtime) as fleet:
         seen = assess(inventory, fleet, emit, reading=Reading.NONE)
         require_up(seen.plan)
-        layout = _layout(inventory, seen.plan, tp, pp)
+        layout, ranks = _layout(inventory, seen.plan.gpus, named, tp, pp)
         head = fleet.connections[inventory.head_name]
         given = {"model": model, "nodes": seen.plan.gpus, "by_default": by_default, "rollback": rollback}
+        given |= {"ranks": ranks, **({"hosts": [inventory.hosts[name].address for name in named]} if named else {})}
         wanted = _request(inventory, layout, given, served=served, expose=expose, extra=extra)
         endpoint = Endpoint(served, wanted["host"], head.name, wanted["port"])
         serving = serving_on(head, inventory)
@@ -96,7 +100,7 @@ def serve(
         if number is None:
             _ensure_possible(fleet, inventory, seen, wanted, emit, serving=serving, layout=layout, extra=extra)
             consent = Consent(confirm, inventory.cluster, then=f" and serve {served}")
-            number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what=f"serve {model}")
+            number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what=_what(model, named))
             text = f"serving {served}: TP={layout.tp} × PP={layout.pp}"
         emit(Event("phase", text))
         with continues_on_interrupt(inventory.cluster, served):
@@ -104,10 +108,38 @@ def serve(
         return endpoint
 
 
-def _layout(inventory: Inventory, plan: Plan, tp: int | None, pp: int | None) -> vllm.Parallelism:
-    """How the model is laid over the GPUs of the plan."""
+def _named(inventory: Inventory, hosts: Sequence[str]) -> tuple[str, ...]:
+    """The hosts that were named, in the inventory's order; none where all were.
+
+    Raises:
+        UsageError: there is no such host.
+    """
+    for name in hosts:
+        if name not in inventory.hosts:
+            near = difflib.get_close_matches(name, inventory.hosts, n=1, cutoff=0.5)
+            also = f", did you mean {near[0]}?" if near else ""
+            hint = f"hosts of the inventory: {', '.join(inventory.hosts)}"
+            raise UsageError(f'--hosts: the inventory has no host "{name}"{also}', hint=hint)
+    named = tuple(name for name in inventory.hosts if name in hosts)
+    return () if len(named) == len(inventory.hosts) else named
+
+
+def _what(model: str, named: Sequence[str]) -> str:
+    return f"serve {model}" + (f" --hosts {','.join(named)}" if named else "")
+
+
+def _layout(
+    inventory: Inventory, gpus: Mapping[str, int], named: Sequence[str], tp: int | None, pp: int | None
+) -> tuple[vllm.Parallelism, dict[str, int]]:
+    """How the model is laid over the GPUs (address → number, the head first), and which of them get ranks."""
     names = {host.address: name for name, host in inventory.hosts.items()}
-    return vllm.choose_parallelism(list(plan.gpus.values()), tp, pp, [names[address] for address in plan.gpus])
+    there = {address: number for address, number in gpus.items() if not named or names[address] in named}
+    idle = [f"{gpus[address]} of {names[address]}" for address in gpus if address not in there]
+    where = ", ".join(names[address] for address in there) if named else "the cluster"
+    numbers, labels = list(there.values()), [names[address] for address in there]
+    layout = vllm.choose_parallelism(numbers, tp, pp, labels, where=where)
+    reasons = [*layout.reasons, *([f"--hosts {','.join(named)}: GPUs stay idle: {', '.join(idle)}"] if named else [])]
+    return replace(layout, reasons=tuple(reasons)), vllm.place(there, layout.tp, layout.pp)
 
 
 def _request(

@@ -13,7 +13,7 @@ from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.fit.layouts import GpuPool
-from vllm_cluster.fit.request import Asked, Files, Judged, problems, to_download
+from vllm_cluster.fit.request import Asked, Files, Judged, fewer, problems, to_download
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.ask_nodes import VLLM_SECONDS, ask_nodes
 from vllm_cluster.run.connection import Fleet
@@ -35,6 +35,8 @@ def check_request(
     """
     emit(Event("phase", f"checking {wanted['model']} and its flags"))
     argv, head = list(wanted["argv"]), inventory.head_name
+    names = {host.address: name for name, host in inventory.hosts.items()}
+    ranks = {names[address]: number for address, number in wanted["ranks"].items()}
     question = {
         "model": wanted["model"],
         "revision": _revision(extra),
@@ -43,16 +45,18 @@ def check_request(
         "ask": vllm.ASKED,
         "seconds": VLLM_SECONDS,
     }
-    files, judged = ask_nodes(fleet, inventory, question)
+    files, judged = ask_nodes(fleet, inventory, question, [name for name in inventory.hosts if name in (head, *ranks)])
     tp, pp = (int(next(word for word in argv if word.startswith(name)).partition("=")[2]) for name in vllm.SIZES)
-    gpus, node = _gpus(inventory, facts, wanted["nodes"]), node_name(inventory.cluster)
-    asked = Asked(wanted["model"], tp, pp, argv, extra, gpus, node)
+    gpus, node = _gpus(inventory, facts, ranks), node_name(inventory.cluster)
+    asked = Asked(wanted["model"], tp, pp, argv, extra, gpus, node, tuple(ranks))
     found = list(problems(asked, head, files, judged))
     if found:
         text = "\n".join(dict.fromkeys(f"{one.host}: {one.text}" for one in found))
         near = next((one.near for one in found if one.near), None)
         hint = "\n".join(dict.fromkeys(one.fix for one in found if one.fix))
         raise PreflightFailed(text, hint=hint or None, instead={asked.model: near} if near else {})
+    if wanted["by_default"] and "hosts" not in wanted and (advice := fewer(asked, files[head], judged)):
+        emit(Event("note", advice))
     _report_unchecked(head, files, judged, emit)
 
 
@@ -63,14 +67,14 @@ def _revision(extra: Sequence[str]) -> str:
     return next(iter(given), "main")
 
 
-def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], nodes: Mapping[str, int]) -> GpuPool | None:
-    """The GPUs there are; None where a host does not report their memory."""
-    hosts = inventory.hosts.items()
+def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], ranks: Mapping[str, int]) -> GpuPool | None:
+    """The GPUs of the hosts that get ranks; None where a host does not report their memory."""
+    hosts = [inventory.hosts[name] for name in ranks]
     try:
-        memory = min(gpu_memory(inventory, host, facts[name]) for name, host in hosts)
+        memory = min(gpu_memory(inventory, host, facts[host.name]) for host in hosts)
     except PreflightFailed:
         return None
-    return GpuPool(tuple(nodes.values()), memory, all(hcas(host, facts[name]) for name, host in hosts))
+    return GpuPool(tuple(ranks.values()), memory, all(hcas(host, facts[host.name]) for host in hosts))
 
 
 def _report_unchecked(head: str, files: Mapping[str, Files], judged: Judged, emit: Emit) -> None:

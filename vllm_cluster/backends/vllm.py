@@ -212,10 +212,12 @@ def _reserved_option(flag: str) -> str | None:
     return next((option for short, option in _SHORT.items() if len(name) > 1 and short.startswith(name)), None)
 
 
-def choose_parallelism(nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = ()) -> Parallelism:
+def choose_parallelism(
+    nodes: Sequence[int], tp: int | None, pp: int | None, names: Sequence[str] = (), *, where: str = "the cluster"
+) -> Parallelism:
     """TP = GPUs of a host and PP = hosts, unless given. `nodes` are the GPUs of each host, the head first.
 
-    `names` are those of the hosts, to name those that idle.
+    `names` are those of the hosts, to name those that idle; `where` is what they are together.
 
     Raises:
         UsageError: the GPUs cannot be split so; names a split that works.
@@ -226,40 +228,55 @@ def choose_parallelism(nodes: Sequence[int], tp: int | None, pp: int | None, nam
     for option, value in (("--tp", tp), ("--pp", pp)):
         if value is not None and value < 1:
             raise UsageError(f"{option} {value} is not a number of GPUs", hint="give 1 or more")
-    tp, pp, reasons = _sizes(nodes, tp, pp)
+    tp, pp, reasons = _sizes(nodes, tp, pp, where)
     if tp * pp > total:
-        text = f"TP={tp} x PP={pp} needs {tp * pp} GPUs; the cluster has {total}"
+        text = f"TP={tp} x PP={pp} needs {tp * pp} GPUs; {where} has {total}"
         raise UsageError(text, hint=f"choose --tp and --pp whose product is {total}, or give neither")
     if tp * pp < total:
-        reasons.append(_idle(nodes, tp * pp, names))
+        reasons.append(_idle(nodes, tp, pp, names))
     if len(nodes) > 1 and any(count % tp for count in nodes):
         reasons.append(f"TP={tp} spans hosts: each layer runs an all-reduce over the network; needs RDMA")
     return Parallelism(tp, pp, tuple(reasons))
 
 
-def _idle(nodes: Sequence[int], used: int, names: Sequence[str]) -> str:
-    """Which GPUs stay idle: Ray packs the ranks, and the head has the first of them."""
-    total, hosts = sum(nodes), list(names) or [f"host {number}" for number in range(1, len(nodes) + 1)]
-    text = f"{total - used} of the {total} GPUs stay idle"
-    left = [max(0, nodes[0] - used), *nodes[1:]]
+def place(nodes: Mapping[str, int], tp: int, pp: int) -> dict[str, int]:
+    """The GPUs of each host that get ranks, of those that there are: whole TP groups, the first hosts first.
+
+    Where hosts are too small for that, groups span them.
+    """
+    ranks, groups = {}, pp
+    for host, number in nodes.items():
+        if whole := min(groups, number // tp):
+            ranks[host], groups = whole * tp, groups - whole
+    if not groups:
+        return ranks
+    ranks, left = {}, tp * pp
+    for host, number in nodes.items():
+        if taken := min(left, number):
+            ranks[host], left = taken, left - taken
+    return ranks
+
+
+def _idle(nodes: Sequence[int], tp: int, pp: int, names: Sequence[str]) -> str:
+    """Which GPUs stay idle."""
+    hosts = dict(zip(list(names) or [f"host {number}" for number in range(1, len(nodes) + 1)], nodes, strict=True))
+    text = f"{sum(nodes) - tp * pp} of the {sum(nodes)} GPUs stay idle"
     if len(nodes) == 1:
         return text
-    if used > nodes[0] and len(nodes) > 2:
-        return f"{text}, of those on {', '.join(hosts[1:])}: Ray chooses which"
-    left[1] -= max(0, used - nodes[0])
-    idle = [f"{count} of {host}" for host, count in zip(hosts, left, strict=True) if count]
-    return f"{text}: {', '.join(idle)}"
+    ranks = place(hosts, tp, pp)
+    left = {host: number - ranks.get(host, 0) for host, number in hosts.items()}
+    return f"{text}: {', '.join(f'{number} of {host}' for host, number in left.items() if number)}"
 
 
-def _sizes(nodes: Sequence[int], tp: int | None, pp: int | None) -> tuple[int, int, list[str]]:
+def _sizes(nodes: Sequence[int], tp: int | None, pp: int | None, where: str) -> tuple[int, int, list[str]]:
     total = sum(nodes)
     if tp is not None and pp is not None:
         return tp, pp, [f"TP={tp}, PP={pp} (from the command line)"]
     if tp is not None:
-        pp = _other("--tp", tp, total)
+        pp = _other("--tp", tp, total, where)
         return tp, pp, [f"TP={tp} (from the command line), PP={pp}: {total} GPUs in groups of {tp}"]
     if pp is not None:
-        tp = _other("--pp", pp, total)
+        tp = _other("--pp", pp, total, where)
         return tp, pp, [f"PP={pp} (from the command line), TP={tp}: {total} GPUs over {count(pp, 'pipeline stage')}"]
     return _by_itself(nodes)
 
@@ -277,9 +294,9 @@ def _by_itself(nodes: Sequence[int]) -> tuple[int, int, list[str]]:
     return tp, total // tp, [f"TP={tp}: the hosts have {counts} GPUs, {why}", f"PP={total // tp}: {total} GPUs / {tp}"]
 
 
-def _other(option: str, value: int, total: int) -> int:
+def _other(option: str, value: int, total: int, where: str) -> int:
     if total % value:
         fitting = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
-        text = f"{option} {value} does not divide the cluster's {total} GPUs"
+        text = f"{option} {value} does not divide the {total} GPUs of {where}"
         raise UsageError(text, hint=f"choose one of {fitting}, or give both --tp and --pp")
     return total // value

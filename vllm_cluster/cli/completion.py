@@ -40,6 +40,13 @@ def complete_hosts(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     return [name for indent, name in keys if indent == keys[0][0] and name.startswith(incomplete)]
 
 
+def complete_host_list(ctx: Words, args: list[str], incomplete: str) -> list[str]:
+    """The hosts that a list with commas does not have yet."""
+    before, comma, last = incomplete.rpartition(",")
+    there = before.split(",")
+    return [f"{before}{comma}{name}" for name in complete_hosts(ctx, args, last) if name not in there]
+
+
 def complete_models(ctx: Words, args: list[str], incomplete: str) -> list[str]:
     """The models that were served with this inventory, then those of others."""
     seen = _models()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_cluster.cli.completion import complete_models, remember_model
+from vllm_cluster.cli.completion import complete_host_list, complete_models, remember_model
 from vllm_cluster.cli.help import VLLM_FLAGS
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import SETTINGS, Session
@@ -34,6 +34,16 @@ Model = Annotated[
     ),
 ]
 Flags = Annotated[list[str] | None, typer.Argument(metavar=VLLM_FLAGS, help="Flags passed to vllm serve unchanged.")]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="HOST,HOST",
+        help="Only the GPUs of these hosts; those of the others stay idle. Default: all hosts.",
+        show_default=False,
+        autocompletion=complete_host_list,
+    ),
+]
 Name = Annotated[
     str | None, typer.Option(metavar="NAME", help="The name that clients use. Default: MODEL.", show_default=False)
 ]
@@ -51,6 +61,7 @@ def serve(
     name: Name = None,
     tp: Tp = None,
     pp: Pp = None,
+    hosts: Hosts = None,
     expose: Expose = False,
     rollback: Rollback = True,
     tunnel: Tunnel = False,
@@ -58,7 +69,8 @@ def serve(
     wait: Wait = 0.0,
     yes: Yes = False,
 ) -> None:
-    """Serve a model on all GPUs of the cluster."""
+    """Serve a model on the GPUs of the cluster."""
+    names = [name.strip() for name in hosts.split(",")] if hosts is not None else []
 
     def action(session: Session) -> None:
         loaded = session.load()
@@ -77,6 +89,7 @@ def serve(
             name=name,
             tp=tp,
             pp=pp,
+            hosts=names,
             expose=expose,
             extra=flags or (),
             confirm=session.confirm(yes),

@@ -85,13 +85,14 @@ VERBS = {
     "serve": Verb(
         _RUN,
         "serve:serve",
-        "Serve a model on all GPUs of the cluster.",
+        "Serve a model on the GPUs of the cluster.",
         "A cluster serves one model: another one replaces it, once what can be known of it has been checked. Returns "
         "when the model has generated a token. If it cannot, what was ready before is served again. "
         "Flags of vLLM follow --.",
         (
             "vcluster serve meta-llama/Llama-3.1-8B-Instruct",
             "vcluster serve meta-llama/Llama-3.1-70B-Instruct --tp 8 --pp 2 -- --max-model-len 8192",
+            "vcluster serve meta-llama/Llama-3.1-8B-Instruct --hosts gpu1",
         ),
         {0: "the model is ready", 1: "failed, or the answer was no", **_LEASE},
     ),

@@ -23,7 +23,7 @@ FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", "request.json": b"{}"}
 # What was ready, newest last, to go back to; and what became of each request.
 READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 # What does not change what runs.
-_UNNAMED = ("nodes", "generation", "by_default", "rollback")
+_UNNAMED = ("nodes", "generation", "by_default", "rollback", "ranks")
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
 _NAME = "--served-model-name="
 # Options of ours, as people give them.
@@ -40,7 +40,8 @@ class Followed:
 
 def request(argv: Sequence[str], *, by_default: bool, rollback: bool = True, **rest: Any) -> dict[str, Any]:
     """What is written where the head looks. `by_default`: the layout followed from the hosts; `rollback`:
-    what was ready before is served again where this cannot be.
+    what was ready before is served again where this cannot be; `ranks`: the GPUs that it takes (address → number);
+    `hosts`: the addresses of those that a person named, absent where none were.
 
     Named by its content without the GPUs of the members: the same request twice is one, also when a host joined
     meanwhile, and then nothing restarts.
@@ -75,27 +76,49 @@ def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str
     serve = _read(raw)
     if serve is None:
         return None
-    argv, total = serve["argv"], sum(gpus.values())
-    tp, pp = (int(_option(argv, name)) for name in (_TP, _PP))
-    moved, text = dict(serve), ""
+    named, moved = serve.get("hosts", ()), dict(serve)
+    there = {address: number for address, number in gpus.items() if not named or address in named}
+    texts = []
     if serve["host"] == addresses[0] != addresses[1]:
-        moved["host"] = addresses[1]
-        argv = _with(argv, _HOST, addresses[1])
-        text = f"{serve['name']} is served at {addresses[1]}"
-    if tp * pp > total:
-        if not serve.get("by_default"):
-            why = _too_large(serve, argv, tp, pp, total)
-            return Followed(written(None, raw), f"{serve['name']} is not served any more: {why}")
-        try:
-            chosen = vllm.choose_parallelism(list(gpus.values()), None, None)
-        except UsageError as error:
-            return Followed(written(None, raw), f"{serve['name']} is not served any more: {error.message}")
-        argv = _with(_with(argv, _TP, str(chosen.tp)), _PP, str(chosen.pp))
-        text = f"{serve['name']} is served with TP={chosen.tp} × PP={chosen.pp}, before TP={tp} × PP={pp}"
-    if not text:
+        moved |= {"host": addresses[1], "argv": _with(serve["argv"], _HOST, addresses[1])}
+        texts.append(f"{serve['name']} is served at {addresses[1]}")
+    try:
+        if left := [address for address in named if address not in there]:
+            raise UsageError(f"{', '.join(left)} of {', '.join(named)}, which --hosts named, has left; {_again(moved)}")
+        tp, pp = _sizes(moved, there)
+    except UsageError as error:
+        return Followed(written(None, raw), f"{serve['name']} is not served any more: {error.message}")
+    if (tp, pp) != (before := _layout(serve)):
+        moved["argv"] = _with(_with(moved["argv"], _TP, str(tp)), _PP, str(pp))
+        texts.append(f"{serve['name']} is served with TP={tp} × PP={pp}, before TP={before[0]} × PP={before[1]}")
+    ranks = serve.get("ranks") or {}
+    if ranks and (sum(ranks.values()) != tp * pp or any(gpus.get(host, 0) < count for host, count in ranks.items())):
+        moved["ranks"] = vllm.place(there, tp, pp)
+        if (tp, pp) == before:
+            texts.append(f"{serve['name']} is served on {', '.join(moved['ranks'])}, before on {', '.join(ranks)}")
+    if not texts:
         return None
-    moved |= {"argv": argv, "nodes": dict(gpus)}
-    return Followed(written({**moved, "generation": _generation(moved)}, raw), text)
+    moved["nodes"] = dict(gpus)
+    return Followed(written({**moved, "generation": _generation(moved)}, raw), texts[-1])
+
+
+def _sizes(serve: Mapping[str, Any], there: Mapping[str, int]) -> tuple[int, int]:
+    """The layout of a request over these GPUs.
+
+    Raises:
+        UsageError: there are too few, and a person asked for this layout.
+    """
+    (tp, pp), total = _layout(serve), sum(there.values())
+    if tp * pp <= total:
+        return tp, pp
+    if not serve.get("by_default"):
+        raise UsageError(f"TP={tp} × PP={pp} needs {tp * pp} GPUs, and there are {total}; {_again(serve)}")
+    chosen = vllm.choose_parallelism(list(there.values()), None, None)
+    return chosen.tp, chosen.pp
+
+
+def _layout(serve: Mapping[str, Any]) -> tuple[int, int]:
+    return int(_option(serve["argv"], _TP)), int(_option(serve["argv"], _PP))
 
 
 def changes(before: Any, wanted: Mapping[str, Any]) -> tuple[FieldChange, ...]:
@@ -123,15 +146,18 @@ def _options(serve: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         shown = _SHOWN.get(f"{name}=", name.replace("_", "-"))
         if shown != "--name" or serve["name"] != serve["model"]:
             yield shown, " ".join(values) or "given"
+    if serve.get("hosts"):
+        yield "--hosts", ",".join(serve["hosts"])
 
 
-def _too_large(serve: Mapping[str, Any], argv: Sequence[str], tp: int, pp: int, total: int) -> str:
+def _again(serve: Mapping[str, Any]) -> str:
+    argv = serve["argv"]
     own = argv.index(next(word for word in argv if word.startswith(_NAME)))
     extra = argv[3:own]
     words = ["vcluster", "serve", str(serve["model"])]
     words += ["--name", str(serve["name"])] if serve["name"] != serve["model"] else []
     words += ["--", *extra] if extra else []
-    return f"TP={tp} × PP={pp} needs {tp * pp} GPUs, and there are {total}; to serve it again: {shlex.join(words)}"
+    return f"to serve it again: {shlex.join(words)}"
 
 
 def _read(raw: bytes | None) -> Mapping[str, Any] | None:
@@ -146,10 +172,14 @@ def _whole(serve: Any) -> Mapping[str, Any] | None:
     """A request with all that is read of it."""
     try:
         argv = serve["argv"]
-        sizes = [int(_option(argv, name)) for name in (_TP, _PP)]
+        sizes = _layout(serve)
         named = any(word.startswith(_NAME) for word in argv)
         texts = [*argv, serve["host"], serve["name"], serve["model"]]
+        ranks, hosts = serve.get("ranks", {}), serve.get("hosts", [])
+        texts += [*ranks, *hosts]
+        numbers = all(type(count) is int and count > 0 for count in ranks.values())
         whole = isinstance(argv, list) and named and min(sizes) > 0 and all(isinstance(text, str) for text in texts)
+        whole = whole and numbers and isinstance(hosts, list)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return dict(serve) if whole else None

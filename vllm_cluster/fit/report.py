@@ -64,7 +64,7 @@ def _layouts(model: Model, gpus: GpuPool, workload: Workload) -> Iterator[Layout
     """
     nodes, total = gpus.nodes, sum(gpus.nodes)
     first = vllm.choose_parallelism(nodes, None, None)
-    if small := _smallest(model, gpus, workload):
+    if small := smallest(model, gpus, workload):
         yield small
     yield evaluate(
         model, gpus, workload, first.tp, first.pp, why=f"what serve does by itself: {'; '.join(first.reasons)}"
@@ -81,7 +81,7 @@ def _layouts(model: Model, gpus: GpuPool, workload: Workload) -> Iterator[Layout
         yield evaluate(model, gpus, workload, tp, total // tp, why=why)
 
 
-def _smallest(model: Model, gpus: GpuPool, workload: Workload) -> Layout | None:
+def smallest(model: Model, gpus: GpuPool, workload: Workload) -> Layout | None:
     """The fewest GPUs that hold the model: some of the head's, or those of fewer nodes than there are."""
     nodes, size = gpus.nodes, gpus.nodes[0]
     for tp in _divisors(size) if len(nodes) > 1 else _divisors(size)[:-1]:

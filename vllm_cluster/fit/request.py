@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from vllm_cluster.backends import vllm
 from vllm_cluster.fit.layouts import FIXED, UTILISATION, GpuPool, Layout, Model, Workload, evaluate, split_problem
 from vllm_cluster.fit.model_config import ModelConfig, model_config
+from vllm_cluster.fit.report import smallest
 from vllm_cluster.fit.weights import spread, weigh
 
 # With one of these, what we reckon from the stored config and weights is not what vLLM will load.
@@ -80,7 +81,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Asked:
-    """The request: the model, its layout, the words of vLLM's command line, the GPUs there are, the node's name."""
+    """The request: the model, its layout, the words of vLLM's command line, the node's name; and the hosts that get
+    ranks, with the GPUs of each.
+    """
 
     model: str
     tp: int
@@ -89,6 +92,7 @@ class Asked:
     extra: Sequence[str]
     gpus: GpuPool | None
     node: str = "NODE"
+    hosts: tuple[str, ...] = ()
 
 
 def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged) -> Iterator[RequestProblem]:
@@ -103,7 +107,7 @@ def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged
 
 def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
     for host, found in files.items():
-        if found.where == "nowhere" and (host == head or asked.gpus is None or asked.tp * asked.pp == _total(asked)):
+        if found.where == "nowhere" and host in (head, *(asked.hosts or files)):
             near = difflib.get_close_matches(asked.model, found.near, n=1, cutoff=0.5)
             fix = "" if near else "check the name: ORG/NAME, or a folder below model_cache"
             fix = "accept its terms on the hub and set hf_token" if "gated" in found.problem else fix
@@ -118,10 +122,6 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
         elif found.where == "folder" and found.lacking:
             text = f"{asked.model} is incomplete: its index names {found.lacking[0]}, which does not exist"
             yield RequestProblem(host, text, "copy or download it again")
-
-
-def _total(asked: Asked) -> int:
-    return sum(asked.gpus.nodes) if asked.gpus else asked.tp * asked.pp
 
 
 def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[RequestProblem]:
@@ -149,6 +149,29 @@ def _shape(found: Files) -> ModelConfig | None:
         return None
 
 
+def fewer(asked: Asked, found: Files, judged: Judged) -> str:
+    """Fewer GPUs than the default layout takes, where they hold the model with its whole context: how, and the reason.
+
+    Empty where there are none, or where it is not known.
+    """
+    gpus, known = asked.gpus, _shape(found)
+    given = judged.given or tuple(vllm.options(asked.extra))
+    if gpus is None or known is None or not found.weights or set(given) & _OTHERWISE:
+        return ""
+    length = judged.max_model_len or known.context
+    small = smallest(_model(asked, found, known, judged), gpus, Workload(context=length))
+    if small is None or small.tp * small.pp >= asked.tp * asked.pp:
+        return ""
+    nodes = dict(zip(asked.hosts, gpus.nodes, strict=True))
+    ranks = vllm.place(nodes, small.tp, small.pp)
+    whole = all(nodes[host] == number for host, number in ranks.items())
+    words = f"--hosts {','.join(ranks)}" if whole else f"--tp {small.tp} --pp {small.pp}"
+    return (
+        f"it also fits on {small.tp * small.pp} of the {asked.tp * asked.pp} GPUs ({words}): on {', '.join(ranks)} a "
+        f"GPU holds {_gib(small.weights)} of weights, and the KV cache {small.requests} requests of {length} tokens"
+    )
+
+
 def _fits(asked: Asked, head: str, found: Files, judged: Judged) -> Iterator[RequestProblem]:
     given = judged.given or tuple(vllm.options(asked.extra))
     known = _shape(found)
@@ -174,8 +197,7 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
     gpus = asked.gpus
     if gpus is None:
         return
-    weights = weigh(found.tensors, known) if found.tensors else spread(found.weights or 0, known)
-    model = Model(asked.model, weights, known, judged.supports_pp)
+    model = _model(asked, found, known, judged)
     length = judged.max_model_len or known.context
     layout = evaluate(model, gpus, Workload(context=length), asked.tp, asked.pp)
     advice = f"vcluster fit {asked.model} shows what fits"
@@ -190,6 +212,11 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
         yield RequestProblem(head, f"{asked.model} does not fit: {_short(layout, length)}", _shorter(layout, advice))
 
 
+def _model(asked: Asked, found: Files, known: ModelConfig, judged: Judged) -> Model:
+    weights = weigh(found.tensors, known) if found.tensors else spread(found.weights or 0, known)
+    return Model(asked.model, weights, known, judged.supports_pp)
+
+
 def _short(layout: Layout, length: int) -> str:
     return f"a GPU has {_gib(max(0, layout.left))} left for the KV cache, room for {layout.context} of {length} tokens"
 
@@ -201,6 +228,8 @@ def _shorter(layout: Layout, advice: str) -> str:
 def _room(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
     size = files[head].weights
     for host, found in files.items():
+        if asked.hosts and host not in asked.hosts:
+            continue  # the head without ranks loads no weights
         missing = to_download(found, size)
         if missing and found.free is not None and missing > found.free:
             text = f"{missing / 1e9:.0f} GB of {asked.model} must be downloaded, and {found.free / 1e9:.0f} GB are free"

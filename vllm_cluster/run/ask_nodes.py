@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -31,15 +31,17 @@ runpy.run_path("{CODE_FOLDER}/node.py", run_name="__main__")
 _FILES, _JUDGED = TypeAdapter(Files), TypeAdapter(Judged)
 
 
-def ask_nodes(fleet: Fleet, inventory: Inventory, question: Mapping[str, Any]) -> tuple[dict[str, Files], Judged]:
-    """What each node answers about a model; only the head is asked about flags and the hub."""
+def ask_nodes(
+    fleet: Fleet, inventory: Inventory, question: Mapping[str, Any], hosts: Sequence[str]
+) -> tuple[dict[str, Files], Judged]:
+    """What the nodes of these hosts answer about a model; the head, one of them, about flags and the hub too."""
     head = inventory.head_name
     about_files = {"model": question["model"], "revision": question["revision"], "ask_hub": False}
 
     def ask(connection: HostConnection) -> tuple[Files, Judged]:
         return _ask(connection, inventory.cluster, question if connection.name == head else about_files)
 
-    answers, failures = fleet.each(ask, list(inventory.hosts))
+    answers, failures = fleet.each(ask, hosts)
     for error in failures.values():
         raise error
     return {host: files for host, (files, _) in answers.items()}, answers[head][1]

@@ -11,6 +11,7 @@ _MODULES = (
     "elapsed.py",
     "serve_state.py",
     "files.py",
+    "idle_gpus.py",
     "key_file.py",
     "model_files.py",
     "movement.py",

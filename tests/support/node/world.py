@@ -93,10 +93,17 @@ class World:
             script.write_text(f"#!{sys.executable} -S\n{(FAKES / name).read_text()}")
             script.chmod(0o755)
         shutil.copy(FAKES / "stray", self.fake / "stray")
-        for module in ("ray/__init__.py", "ray/_private/__init__.py", "ray/_private/state.py", "ray/_raylet.py"):
+        private, public = ((FAKES / name).read_text() for name in ("nodes.py", "ray_module.py"))
+        for module, text in (
+            ("ray/__init__.py", public),
+            ("ray/util/__init__.py", public),
+            ("ray/_private/__init__.py", ""),
+            ("ray/_private/state.py", private),
+            ("ray/_raylet.py", private),
+        ):
             path = self.folder / "python" / module
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("" if path.name == "__init__.py" else (FAKES / "nodes.py").read_text())
+            path.write_text(text)
 
     def start(self, role: str = "head", *ray: str, **more: str) -> None:
         """Start the node program."""
@@ -227,6 +234,11 @@ class World:
     def attempts(self) -> list[dict[str, Any]]:
         """Every run of vLLM: its number, arguments and environment."""
         return self._records("vllm.attempts")
+
+    @property
+    def held(self) -> list[dict[str, Any]]:
+        """Every placement group: who made it, its bundles, and how often vLLM had run by then."""
+        return self._records("held")
 
     @property
     def completions(self) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vllm_cluster.backends import vllm
@@ -163,8 +163,8 @@ def test_reasons_say_what_is_bad_about_a_layout() -> None:
 @pytest.mark.parametrize(
     ("nodes", "tp", "pp", "text"),
     [
-        ([2, 2], 3, None, "--tp 3 does not divide the cluster's 4 GPUs"),
-        ([2, 2], None, 3, "--pp 3 does not divide the cluster's 4 GPUs"),
+        ([2, 2], 3, None, "--tp 3 does not divide the 4 GPUs of the cluster"),
+        ([2, 2], None, 3, "--pp 3 does not divide the 4 GPUs of the cluster"),
         ([2, 2], 4, 2, "needs 8 GPUs; the cluster has 4"),
         ([2, 2], 0, None, "--tp 0"),
         ([2, 2], 2, -1, "--pp -1"),
@@ -191,10 +191,24 @@ def test_left_to_itself_it_uses_every_gpu_and_no_group_crosses_hosts(nodes: list
         ([8, 8], 8, 1, "8 of the 16 GPUs stay idle: 8 of gpu2"),
         ([2, 4], 2, 2, "2 of the 6 GPUs stay idle: 2 of gpu2"),
         ([8, 8, 8], 8, 1, "16 of the 24 GPUs stay idle: 8 of gpu2, 8 of gpu3"),
-        ([8, 8, 8], 8, 2, "8 of the 24 GPUs stay idle, of those on gpu2, gpu3: Ray chooses which"),
+        ([8, 8, 8], 8, 2, "8 of the 24 GPUs stay idle: 8 of gpu3"),
+        ([4, 8], 8, 1, "4 of the 12 GPUs stay idle: 4 of gpu1"),
+        ([4, 4, 4], 8, 1, "4 of the 12 GPUs stay idle: 4 of gpu3"),
         ([4], 2, 1, "2 of the 4 GPUs stay idle"),
     ],
 )
 def test_it_says_which_gpus_stay_idle(nodes: list[int], tp: int, pp: int, idle: str) -> None:
     names = [f"gpu{number}" for number in range(1, len(nodes) + 1)]
     assert idle in vllm.choose_parallelism(nodes, tp, pp, names).reasons
+
+
+@given(st.lists(st.integers(1, 16), min_size=1, max_size=8), st.integers(1, 16), st.integers(1, 16))
+def test_ranks_are_placed_on_gpus_that_are_there(nodes: list[int], tp: int, pp: int) -> None:
+    assume(tp * pp <= sum(nodes))
+    hosts = {f"gpu{number}": count for number, count in enumerate(nodes)}
+    ranks = vllm.place(hosts, tp, pp)
+    assert sum(ranks.values()) == tp * pp
+    assert all(0 < count <= hosts[host] for host, count in ranks.items())
+    # Where whole TP groups can stay within hosts, they do.
+    if sum(count // tp for count in nodes) >= pp:
+        assert all(count % tp == 0 for count in ranks.values())

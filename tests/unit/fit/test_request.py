@@ -11,7 +11,7 @@ from tests.support.models import configs
 from vllm_cluster.backends import vllm
 from vllm_cluster.errors import UsageError
 from vllm_cluster.fit.layouts import GpuPool
-from vllm_cluster.fit.request import Asked, Files, Judged, problems
+from vllm_cluster.fit.request import Asked, Files, Judged, fewer, problems
 
 NAME = "meta-llama/Llama-3.1-8B"
 GB = 10**9
@@ -68,6 +68,32 @@ def test_a_name_that_is_nowhere(files: dict[str, Any], text: str) -> None:
     assert text in found
 
 
+@pytest.mark.parametrize(
+    ("nodes", "tp", "pp", "memory", "words"),
+    [
+        ((8, 8), 8, 2, 80 * GB, "1 of the 16 GPUs (--tp 1 --pp 1): on gpu1 a GPU holds 14.9"),
+        ((2, 2), 2, 2, 16 * GB, "2 of the 4 GPUs (--hosts gpu1): on gpu1 a GPU holds 7."),
+        ((1, 1, 1), 1, 3, 16 * GB, "2 of the 3 GPUs (--hosts gpu1,gpu2): on gpu1, gpu2 a GPU holds"),
+    ],
+)
+def test_fewer_gpus_that_hold_the_model_are_named_with_the_reason(
+    nodes: tuple[int, ...], tp: int, pp: int, memory: int, words: str
+) -> None:
+    hosts = tuple(f"gpu{number}" for number, _ in enumerate(nodes, 1))
+    request = replace(asked(tp, pp), gpus=GpuPool(nodes, memory, True), hosts=hosts)
+    assert fewer(request, HERE, GOOD).startswith(f"it also fits on {words}")
+
+
+def test_no_fewer_gpus_are_named_where_they_do_not_hold_it_or_that_is_unknown() -> None:
+    request = replace(asked(1, 2), gpus=GpuPool((1, 1), 12 * GB, True), hosts=("gpu1", "gpu2"))
+    assert fewer(request, HERE, GOOD) == ""
+    roomy = replace(asked(8, 2), hosts=("gpu1", "gpu2"))
+    assert fewer(roomy, HERE, GOOD)
+    assert fewer(roomy, replace(HERE, config=None), GOOD) == ""
+    assert fewer(roomy, HERE, replace(GOOD, given=("quantization",))) == ""
+    assert fewer(replace(roomy, gpus=None), HERE, GOOD) == ""
+
+
 def test_a_file_of_flags_is_looked_for_in_the_node() -> None:
     lacking = Judged(flags="refused", problem="[Errno 2] No such file or directory: 'serve.yaml'")
     (found,) = said(asked(8, 2, "--config", "serve.yaml"), judged=lacking)
@@ -81,8 +107,11 @@ def test_each_rank_needs_the_files_on_its_own_host() -> None:
     (found,) = said(asked(), files)
     assert found.startswith(f"gpu2: {NAME}: it is not in the model cache")
     assert "copy it to gpu2" in found
-    # One rank runs on the head.
-    assert said(asked(1, 1), files) == []
+    # Its ranks run on the head alone.
+    assert said(replace(asked(1, 1), hosts=("gpu1",)), files) == []
+    # The head reads config and tokenizer, also where it has no rank.
+    head = {"gpu1": files["gpu2"], "gpu2": HERE}
+    assert len(said(replace(asked(1, 1), hosts=("gpu2",)), head)) == 1
 
 
 @pytest.mark.parametrize(
@@ -158,3 +187,9 @@ def test_a_disk_too_small_is_named_by_host() -> None:
     assert "gpu2: 410 GB of" in found
     assert "300 GB are free" in found
     assert said(asked(), {"gpu1": head, "gpu2": replace(worker, held=600 * GB)}) == []
+
+
+def test_a_head_without_ranks_needs_no_room_for_weights() -> None:
+    hub = {"gpu1": Files("hub", weights=9, missing=9, free=1), "gpu2": Files("hub", free=99)}
+    assert len(said(replace(asked(), hosts=("gpu1", "gpu2")), hub)) == 1
+    assert said(replace(asked(), hosts=("gpu2",)), hub) == []

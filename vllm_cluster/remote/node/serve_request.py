@@ -16,7 +16,10 @@ NOTHING = '{"v": 1, "serve": null}'
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """What is to be served, and on which GPUs (address → number)."""
+    """What is to be served; `nodes` are the GPUs of the cluster (address → number), `ranks` those that it takes.
+
+    `ranks` is empty in the request of an earlier version, which left to Ray which GPUs stay idle.
+    """
 
     generation: str
     model: str
@@ -27,6 +30,7 @@ class ServeRequest:
     host: str
     port: int
     probe_timeout_s: float
+    ranks: dict[str, int]
 
     @classmethod
     def read(cls, text: str) -> ServeRequest | None:
@@ -51,6 +55,7 @@ class ServeRequest:
             host=str(serve["host"]),
             port=int(serve["port"]),
             probe_timeout_s=float(serve["probe_timeout_s"]),
+            ranks={str(address): int(count) for address, count in serve.get("ranks", {}).items()},
         )
 
 

@@ -13,13 +13,25 @@ from vllm_cluster.remote.node.serve_request import ServeRequest
 from vllm_cluster.remote.node.timing import Timing
 
 
-def compare_gpus(planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """How many planned GPUs Ray has, and what is not as planned. Ghosts at one address add up, and so are wrong."""
+def idle_gpus(planned: Mapping[str, int], ranks: Mapping[str, int]) -> dict[str, int]:
+    """The planned GPUs that no rank takes, where it is known which do."""
+    left = {address: count - ranks.get(address, 0) for address, count in planned.items()} if ranks else {}
+    return {address: count for address, count in left.items() if count > 0}
+
+
+def compare_gpus(
+    planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]], ranks: Mapping[str, int]
+) -> tuple[float, list[str]]:
+    """How many planned GPUs Ray has, and what is not as planned. Ghosts at one address add up, and so are wrong.
+
+    A host without ranks may be away: the model does not need it.
+    """
     alive: dict[str, float] = {}
     for node in nodes:
         if node["alive"]:
             alive[node["address"]] = alive.get(node["address"], 0) + node["gpus"]
-    wrong = [f"{address} is missing" for address in planned if address not in alive]
+    needed = dict.fromkeys([*ranks, *(() if ranks else planned)])
+    wrong = [f"{address} is missing" for address in needed if address not in alive]
     wrong += [f"{address} is not of this cluster" for address in alive if address not in planned]
     for address, count in planned.items():
         if address in alive and alive[address] != count:

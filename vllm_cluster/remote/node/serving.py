@@ -16,10 +16,11 @@ from typing import Any
 from vllm_cluster.remote.node.attempt import Attempt, connect_error
 from vllm_cluster.remote.node.elapsed import boot_seconds
 from vllm_cluster.remote.node.files import write_whole
-from vllm_cluster.remote.node.process import end
+from vllm_cluster.remote.node.idle_gpus import IdleGpus
+from vllm_cluster.remote.node.process import Child, end
 from vllm_cluster.remote.node.requests import Requests
 from vllm_cluster.remote.node.serve_request import Inbox, ServeRequest
-from vllm_cluster.remote.node.serve_state import ServeState, compare_gpus
+from vllm_cluster.remote.node.serve_state import ServeState, compare_gpus, idle_gpus
 from vllm_cluster.remote.node.timing import Timing
 
 LOG_BYTES = 16 * 1024 * 1024
@@ -45,6 +46,7 @@ class ServeController:
         here = str(Path(__file__).resolve().parents[__name__.count(".")])
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         self._environment = {**os.environ, "PYTHONPATH": path}
+        self._idle = IdleGpus(self._environment, reap)
 
     @property
     def error(self) -> str | None:
@@ -57,7 +59,7 @@ class ServeController:
         if self.course is None:
             return
         self._members = self._read_members()
-        self.course.have, wrong = compare_gpus(self._planned, nodes or ())
+        self.course.have, wrong = compare_gpus(self._planned, nodes or (), self.course.wanted.ranks)
         if nodes is None:
             wrong = ["Ray does not answer yet"]
         if self.attempt:
@@ -66,6 +68,11 @@ class ServeController:
             self._consider(self.course, nodes or (), wrong)
         if self.course.phase == "failed" and self._requests.fail(self.course.failure):
             self._take(self._requests.served, fresh=True)
+
+    @property
+    def children(self) -> tuple[Child | None, ...]:
+        """The processes that this started and waits for itself."""
+        return self.attempt.child if self.attempt else None, self._idle.child
 
     @property
     def settled(self) -> bool:
@@ -147,10 +154,13 @@ class ServeController:
             if self.attempt:
                 self.attempt.stop_in_order()
                 self._stop(self.course, self.attempt, "superseded by a new request")
+            self._idle.release()
             self.course = None
         if wanted and self.course is None:
             self.course = self._remember(ServeState(wanted))
             self._save(self.course)
+        elif wanted and self.course:
+            self.course.wanted = wanted  # the same on other hosts: its next start goes there
 
     def _remember(self, course: ServeState) -> ServeState:
         """What a container before this one has learned about the same request."""
@@ -171,11 +181,13 @@ class ServeController:
             return
         if now < course.again_at:
             return
-        if not wrong:
+        if not wrong and self._idle.child is None:
             wrong = self._held(course, nodes)
         wanted = course.wanted
         if wrong:
             course.set_phase("waiting", f"GPUs {course.have:g}/{sum(self._planned.values())}: {'; '.join(wrong)}")
+        elif unheld := self._idle.hold(idle_gpus(self._planned, wanted.ranks)):
+            course.set_phase("waiting", unheld)
         elif connect_error(wanted.host, wanted.port) is None:
             # Another program's server would answer our health check.
             what = f"port {wanted.port} of {wanted.host} is taken by another program"
@@ -200,7 +212,8 @@ class ServeController:
         course.ready_at = course.seconds_to_ready = None
         course.starts.append(round(time.time(), 3))
         self._save(course)
-        members = {node["address"]: node["id"] for node in nodes if node["alive"]}
+        ranks = course.wanted.ranks
+        members = {n["address"]: n["id"] for n in nodes if n["alive"] and (not ranks or n["address"] in ranks)}
         self.attempt = Attempt(course.wanted, members, self._environment, self._log, self._pace)
         self._left = self.attempt.child.alive
         course.set_phase(*self.attempt.stage)
@@ -213,8 +226,11 @@ class ServeController:
         what = [f"vLLM ended with exit code {code}"] if code is not None else []
         what += [f"Ray has lost {', '.join(gone)}"] if gone else []
         what += [attempt.verdict] if attempt.verdict else []
+        # Until its ranks are placed, they could go where they shall not.
+        unheld = self._idle.lost and course.ready_at is None
+        what += ["the GPUs that stay idle are no longer held in Ray"] if unheld else []
         if what:
-            self._ended(course, attempt, "; ".join(what), lost=bool(gone))
+            self._ended(course, attempt, "; ".join(what), lost=bool(gone) or unheld)
             return
         phase, detail = attempt.stage
         if phase == "ready" and course.ready_at is None:
@@ -258,4 +274,5 @@ class ServeController:
         self._publish()
         pace, hurry = self._pace, self._hurry
         end(attempt.child.alive, lambda: pace.serve_stop_hurry if hurry.is_set() else pace.serve_stop, self._reap)
+        self._idle.release()
         self.attempt = None

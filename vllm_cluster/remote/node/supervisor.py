@@ -25,6 +25,7 @@ from typing import Any
 from vllm_cluster.remote.node.attempt import connect_error
 from vllm_cluster.remote.node.checker import Standby, check, serve_checks
 from vllm_cluster.remote.node.files import write_whole
+from vllm_cluster.remote.node.idle_gpus import hold_gpus
 from vllm_cluster.remote.node.process import Child, descendants, end, log_line, missing_secrets, secret_environment
 from vllm_cluster.remote.node.ray_command import listen_address, option, place, ray_version
 from vllm_cluster.remote.node.ray_nodes import ray_nodes
@@ -226,8 +227,8 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Orphans come to this process; those that a thread waits for are left to it."""
-        attempt = self._serving.attempt if self._serving else None
-        children = (self._ray, self._watch, self._checker.child, attempt.child if attempt else None)
+        serving = self._serving.children if self._serving else ()
+        children = (self._ray, self._watch, self._checker.child, *serving)
         known = {child.pid for child in children if child}
         try:
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -257,11 +258,14 @@ def main(argv: Sequence[str]) -> int:
     nodes.add_argument("--address", required=True)
     nodes.add_argument("--every", type=float, default=1.0)
     commands.add_parser("status")
+    commands.add_parser("hold-gpus").add_argument("idle")
     commands.add_parser("checker")
     commands.add_parser("check")
     given = parser.parse_args(argv)
     if given.command == "ray-nodes":
         return ray_nodes(given.address, given.every)
+    if given.command == "hold-gpus":
+        return hold_gpus(json.loads(given.idle))
     if given.command in ("checker", "check"):
         return serve_checks() if given.command == "checker" else check(state_folder())
     if given.command == "status":

@@ -1,0 +1,120 @@
+"""`serve --hosts`: what the head is asked for, what is refused, and what becomes of it when hosts leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import World
+from vllm_cluster.actions import history, rollback, serve
+from vllm_cluster.errors import UsageError
+from vllm_cluster.events import Emit
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.runtime import Runtime
+
+THREE = make.inventory(3)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A cluster of three hosts that serves nothing."""
+    made = make.world((2, 2, 2))
+    with lab.inside(made):
+        assert lab.run(made, THREE, lab.do_up).error is None
+        yield made
+
+
+def ask(world: World, hosts: Sequence[str], tp: int | None = None, pp: int | None = None) -> Outcome:
+    """`vcluster serve --yes org/model --hosts …`."""
+    words: dict[str, Any] = {"model": "org/model", "name": None, "expose": False, "extra": ()}
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return serve.serve(inventory, emit, **words, tp=tp, pp=pp, hosts=hosts, confirm=lambda _: True, runtime=runtime)
+
+    return lab.run(world, THREE, verb)
+
+
+def wanted(world: World) -> Any:
+    """What the head is asked to serve."""
+    return json.loads(world.machines["gpu1"].volumes["vcluster-lab-state"].files["wanted.json"])["serve"]
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """What was noted about the layout."""
+    return [event.text for event in outcome.events if event.kind == "note"]
+
+
+def test_the_named_hosts_get_the_ranks_and_the_others_are_named(world: World) -> None:
+    outcome = ask(world, ["gpu3", "gpu2"])
+    assert outcome.error is None, outcome.story()
+    assert (wanted(world)["hosts"], wanted(world)["ranks"]) == (
+        ["10.0.0.2", "10.0.0.3"],
+        {"10.0.0.2": 2, "10.0.0.3": 2},
+    )
+    assert "--hosts gpu2,gpu3: GPUs stay idle: 2 of gpu1" in notes(outcome)
+    again = ask(world, ["gpu2", "gpu3"])
+    assert (again.error, again.script.changing) == (None, [])
+
+
+def test_fewer_ranks_than_gpus_go_to_the_first_hosts(world: World) -> None:
+    outcome = ask(world, [], 2, 2)
+    assert (wanted(world)["ranks"], "hosts" in wanted(world)) == ({"10.0.0.1": 2, "10.0.0.2": 2}, False)
+    assert "2 of the 6 GPUs stay idle: 2 of gpu3" in notes(outcome)
+
+
+def test_all_hosts_by_name_are_all_hosts(world: World) -> None:
+    assert ask(world, []).error is None
+    assert "hosts" not in wanted(world)
+    again = ask(world, ["gpu1", "gpu2", "gpu3"])
+    assert (again.error, again.script.changing) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "tp", "pp", "text"),
+    [
+        (["gpu1", "gpu9"], None, None, '--hosts: the inventory has no host "gpu9", did you mean gpu'),
+        ([""], None, None, '--hosts: the inventory has no host ""'),
+        (["gpu2"], 2, 2, "TP=2 x PP=2 needs 4 GPUs; gpu2 has 2"),
+        (["gpu2", "gpu3"], 3, None, "--tp 3 does not divide the 4 GPUs of gpu2, gpu3"),
+    ],
+)
+def test_hosts_that_cannot_serve_it_are_refused(
+    world: World, hosts: list[str], tp: int | None, pp: int | None, text: str
+) -> None:
+    outcome = ask(world, hosts, tp, pp)
+    assert isinstance(outcome.error, UsageError), outcome.story()
+    assert text in outcome.error.message
+    assert outcome.script.changing == []
+
+
+def test_history_and_rollback_name_the_hosts(world: World) -> None:
+    assert ask(world, ["gpu2"]).error is None
+    assert ask(world, ["gpu3"], 1, 1).error is None
+
+    def back(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return rollback.rollback(inventory, emit, confirm=lambda _: True, runtime=runtime)
+
+    outcome = lab.run(world, THREE, back)
+    assert outcome.error is None, outcome.story()
+    assert wanted(world)["ranks"] == {"10.0.0.2": 2}
+    entries = lab.run(world, THREE, lambda inventory, _, runtime: history.history(inventory, runtime=runtime)).value
+    assert [entry.what[0] for entry in entries if entry.verb in ("serve", "rollback")] == [
+        "serve org/model --hosts gpu2",
+        "serve org/model --hosts gpu3",
+        "rollback to org/model --hosts gpu2",
+    ]
+
+
+def test_a_host_that_leaves_takes_the_model_along_only_where_it_was_named(world: World) -> None:
+    assert ask(world, ["gpu1", "gpu2"]).error is None
+    outcome = lab.run(world, make.inventory(2), lab.do_up)
+    assert outcome.error is None, outcome.story()
+    assert wanted(world)["ranks"] == {"10.0.0.1": 2, "10.0.0.2": 2}
+    outcome = lab.run(world, make.inventory(1), lab.do_up)
+    assert outcome.error is None, outcome.story()
+    assert wanted(world) is None

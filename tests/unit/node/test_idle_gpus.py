@@ -1,0 +1,91 @@
+"""A request for some of the hosts: the GPUs that it leaves idle are taken in Ray before vLLM asks for its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.node.world import HEAD, WORKER, World, eventually, lives
+from vllm_cluster.remote.node.serve_state import compare_gpus, idle_gpus
+
+pytestmark = pytest.mark.slow
+
+
+def bundles(address: str, number: int) -> list[dict[str, float]]:
+    """What Ray is asked for to take GPUs of one host."""
+    return [{"GPU": 1, f"node:{address}": 0.001}] * number
+
+
+@pytest.mark.parametrize(
+    ("ranks", "idle"),
+    [({HEAD: 2}, (WORKER, 2)), ({WORKER: 2}, (HEAD, 2)), ({HEAD: 2, WORKER: 1}, (WORKER, 1))],
+)
+def test_the_gpus_that_stay_idle_are_held_before_vllm_starts(
+    world: World, ranks: dict[str, int], idle: tuple[str, int]
+) -> None:
+    world.start()
+    world.want("one", ranks=ranks)
+    world.phase("ready")
+    (held,) = world.held
+    assert (held["bundles"], held["strategy"], held["vllm"]) == (bundles(*idle), "STRICT_PACK", 0)
+    assert lives(held["pid"])
+    world.want(None)
+    eventually(lambda: not lives(held["pid"]), "the GPUs are given back")
+
+
+@pytest.mark.parametrize("ranks", [{}, {HEAD: 2, WORKER: 2}])
+def test_where_none_stays_idle_none_is_held(world: World, ranks: dict[str, int]) -> None:
+    world.start()
+    world.want("one", ranks=ranks)
+    world.phase("ready")
+    assert world.held == []
+
+
+def test_a_host_without_ranks_may_go_and_come(world: World) -> None:
+    world.plan({"lines": ["start\n"]}, {})
+    world.start()
+    world.want("one", ranks={HEAD: 2})
+    first = world.phase("ready")
+    world.nodes({HEAD: 2})
+    eventually(lambda: world.status and world.status.serve and world.status.serve.gpus == (2, 4), "gpu2 is gone")
+    assert world.phase("ready").attempt == first.attempt
+    # And another start does not wait for it; Ray takes its GPUs once it is back.
+    (world.fake / "sick").touch()
+    world.runs(2)
+    (world.fake / "sick").unlink()
+    world.phase("ready", attempt=2)
+    assert [one["bundles"] for one in world.held] == [bundles(WORKER, 2)] * 2
+    world.nodes({HEAD: 2}, {HEAD: "another"})
+    world.runs(3)
+
+
+def test_gpus_that_cannot_be_held_keep_vllm_waiting_with_the_reason(world: World) -> None:
+    (world.fake / "taken").touch()
+    world.start()
+    world.want("one", ranks={HEAD: 2})
+    waiting = world.phase("waiting", detail="cannot hold")
+    assert f"2 GPUs of {WORKER} are not free" in waiting.detail
+    assert world.attempts == []
+    (world.fake / "taken").unlink()
+    world.phase("ready")
+
+
+def test_the_same_request_on_other_hosts_moves_with_its_next_start(world: World) -> None:
+    """What runs is left alone: only where its ranks go next has changed."""
+    world.start()
+    world.want("one", {"epoch": 1}, ranks={HEAD: 2})
+    world.phase("ready")
+    world.want("one", {"epoch": 2}, ranks={WORKER: 2})
+    eventually(lambda: world.status and world.status.serve and world.status.serve.request == 2, "it is taken")
+    assert len(world.attempts) == 1
+    (world.fake / "sick").touch()
+    world.runs(2)
+    assert world.held[-1]["bundles"] == bundles(HEAD, 2)
+
+
+def test_what_stays_idle() -> None:
+    assert idle_gpus({"a": 8, "b": 8}, {"a": 4}) == {"a": 4, "b": 8}
+    assert idle_gpus({"a": 8, "b": 8}, {}) == {}
+    nodes = [{"address": "b", "alive": True, "gpus": 8.0}]
+    assert compare_gpus({"a": 8, "b": 8}, nodes, {"b": 8}) == (8, [])
+    assert compare_gpus({"a": 8, "b": 8}, nodes, {"a": 8}) == (8, ["a is missing"])
+    assert compare_gpus({"a": 8, "b": 8}, nodes, {}) == (8, ["a is missing"])
