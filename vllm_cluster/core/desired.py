@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ def _environment(
         # A number without a name has no home, and Python asks the environment who it is.
         **({"HOME": f"{STATE_FOLDER}/home", "USER": "vcluster", "LOGNAME": "vcluster"} if inventory.user else {}),
         **inventory.environment,
+        **_compiled(inventory),
         **ray.environment(
             head_address=head_address,
             ports=inventory.ports,
@@ -139,6 +141,24 @@ def _environment(
     if "api-key" in secrets:
         values["VCLUSTER_API_KEY_FILE"] = f"{SECRETS_FOLDER}/api-key-{secrets['api-key']}"
     return values
+
+
+def _compiled(inventory: Inventory) -> dict[str, str]:
+    """Where vLLM and what it uses keep the code that they compile: by image, in the volume of this host's own state.
+
+    Not in the model cache, which hosts may share: files there are locked badly or not at all, and what lies in such a
+    cache is loaded and run without a check.
+    """
+    key = hashlib.sha256(f"{inventory.image} {inventory.ray}".encode()).hexdigest()[:12]
+    folder = f"{STATE_FOLDER}/compiled/{key}"
+    names = {
+        "VLLM_CACHE_ROOT": "vllm",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TRITON_CACHE_DIR": "triton",
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+        "CUDA_CACHE_PATH": "cuda",
+    }
+    return {"VCLUSTER_COMPILED": key, **{name: f"{folder}/{part}" for name, part in names.items()}}
 
 
 def _mounts(inventory: Inventory, secrets: Mapping[str, str]) -> tuple[Mount, ...]:

@@ -16,7 +16,11 @@ _STEERED_BY = {
     "VLLM_PORT": "ports.api",
     "RAY_ADDRESS": "ports.gcs and head",
 }
-_SET_BY_VCLUSTER = ("RAY_AUTH_", "RAY_USAGE_STATS_ENABLED", "VCLUSTER_", "VLLM_CONFIG_ROOT")
+_SET_BY_VCLUSTER = (
+    *("RAY_AUTH_", "RAY_USAGE_STATS_ENABLED", "VCLUSTER_", "VLLM_CONFIG_ROOT"),
+    # On a folder that hosts share, these caches break: they are in each host's own volume.
+    *("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"),
+)
 # Where every container has its program, its state and its secrets, and the logs of Ray, which the node program clears.
 RESERVED_FOLDERS = ("/opt/vcluster", "/var/lib/vcluster", "/run/secrets/vcluster", "/tmp/ray")  # noqa: S108 (in the container)
 # What vcluster sets besides, to values that are no concern of an inventory.

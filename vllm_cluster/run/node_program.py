@@ -8,6 +8,7 @@ _MODULES = (
     "api.py",
     "attempt.py",
     "checker.py",
+    "compiled.py",
     "elapsed.py",
     "serve_state.py",
     "files.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support import world
-from vllm_cluster.core.desired import SECRETS_FOLDER, desired
+from vllm_cluster.core.desired import SECRETS_FOLDER, STATE_FOLDER, desired
 from vllm_cluster.core.identity import is_volume_name
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ID, SECRET, GpuRequest, secrets_volume
@@ -29,6 +29,17 @@ def test_only_active_adapters_bring_their_devices_and_rights() -> None:
     assert (head.capabilities, head.unlimited_memlock) == (("IPC_LOCK",), True)
     assert "NCCL_IB_HCA" not in dict(worker.environment)
     assert (worker.devices, worker.capabilities, worker.unlimited_memlock) == ((), (), False)
+
+
+def test_compiled_code_is_kept_by_image_in_the_volume_of_each_host() -> None:
+    words = world.inventory()
+    first, worker = (dict(spec.environment) for spec in desired(words, world.hosts(), world.INPUTS))
+    other = dict(desired(words.model_copy(update={"image": "org/other:1"}), world.hosts(), world.INPUTS)[0].environment)
+    names = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+    for name in (*names, "FLASHINFER_WORKSPACE_BASE"):
+        assert first[name].startswith(f"{STATE_FOLDER}/compiled/{first['VCLUSTER_COMPILED']}/")
+        assert first[name] == worker[name] != other[name]
+    assert len({first[name] for name in names}) == len(names)
 
 
 def test_an_empty_list_of_adapters_uses_none() -> None:

@@ -35,6 +35,8 @@ ADDED = [
     ("environment:\n  A-B: x\n", "11: environment.A-B: invalid variable name"),
     ("environment:\n  NCCL_IB_HCA: mlx5_0\n", "11: environment.NCCL_IB_HCA: is set by vcluster on each host: "),
     ("environment:\n  VLLM_HOST_IP: x\n", "use hosts.NAME.address"),
+    ("environment:\n  VLLM_CACHE_ROOT: /models/cache\n", "is set by vcluster on each host"),
+    ("environment:\n  TRITON_CACHE_DIR: /models/cache\n", "is set by vcluster on each host"),
     ("environment:\n  HF_TOKEN: x\n", "use hf_token"),
     ("environment:\n  RAY_AUTH_MODE: x\n", "is set by vcluster on each host: remove it here"),
     ("volumes: /a:/b\n", "10: volumes: must be a list"),

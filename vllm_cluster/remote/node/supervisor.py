@@ -24,6 +24,7 @@ from typing import Any
 
 from vllm_cluster.remote.node.attempt import connect_error
 from vllm_cluster.remote.node.checker import Standby, check, serve_checks
+from vllm_cluster.remote.node.compiled import keep_compiled
 from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.idle_gpus import hold_gpus
 from vllm_cluster.remote.node.process import Child, descendants, end, log_line, missing_secrets, secret_environment
@@ -285,6 +286,7 @@ def supervise(role: str, command: Sequence[str], head: tuple[str, int] | None) -
         return NO_SECRETS
     # Not in the container's own environment, which docker inspect shows.
     os.environ.update(secret_environment())
+    keep_compiled(state_folder(), os.environ.get("VCLUSTER_COMPILED", "image"))
     pace = Timing(**json.loads(os.environ.get("VCLUSTER_PACE", "{}")))
     node = Supervisor(role, command, head, pace)
     for number in (signal.SIGTERM, signal.SIGINT):
