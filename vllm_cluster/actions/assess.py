@@ -10,7 +10,8 @@ from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
-from vllm_cluster.core.identity import cluster_id
+from vllm_cluster.core.gpus import why_chosen
+from vllm_cluster.core.identity import cluster_id, node_of
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.settled import settled
@@ -120,6 +121,7 @@ def assess(
         secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, reading)
     for problem in secrets.unread:
         emit(Event("warning", f"{problem}; it is taken as unchanged", data={"code": "secret-unread"}))
+    note_gpus(inventory, facts, emit)
     specs = _specs(inventory, fleet, facts, secrets, emit)
     members = membership(inventory, fleet, facts, specs, emit=emit, forget=forget)
     return Assessment({**facts, **members.former}, diff(specs, facts, members), secrets)
@@ -157,6 +159,16 @@ def _specs(
     for lost in less:
         emit(Event("warning", f"{lost.text}; the node stays as it is", lost.host, {"code": "found-less"}))
     return specs
+
+
+def note_gpus(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> None:
+    """Show which GPUs are chosen and why, where the inventory gives a number; a node that runs keeps those it has."""
+    if inventory.accelerator != "nvidia":
+        return
+    for name, seen in facts.items():
+        node = node_of(inventory.cluster, seen)
+        if (node is None or node.state != "running") and (why := why_chosen(inventory.hosts[name], seen)):
+            emit(Event("note", why, name))
 
 
 def ensure_no_errors(findings: list[Finding]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from vllm_cluster.actions.assess import reached
+from vllm_cluster.actions.assess import note_gpus, reached
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.network import endpoint
 from vllm_cluster.checks.registry import NotChecked, check_all, unseen
@@ -61,6 +61,7 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
         emit(Event("phase", f"inspecting {count(len(fleet.names) - len(failures), 'host')}"))
         there = [name for name in fleet.names if name not in failures]
         facts = fleet.all(lambda connection: observe(inventory, connection, deep=True), there)
+        note_gpus(inventory, facts, emit)
         found, blind = [*_lost(failures), *check_all(inventory, facts)], list(unseen(inventory, facts))
         # What is known to be wrong with a host would only be reported again, in Docker's words.
         known = {finding.host for finding in found if finding.error}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 
+from vllm_cluster.core.gpu_choice import GpuChoice, choose
 from vllm_cluster.core.spec import GpuRequest, Way
 from vllm_cluster.facts.host_facts import DockerFacts, Gpu, HostFacts
 from vllm_cluster.inventory.model import Host
@@ -19,18 +19,25 @@ OTHERS_SHARE = 0.08
 
 
 def chosen(host: Host, facts: HostFacts) -> tuple[Gpu, ...]:
-    """The GPUs that the inventory names; of a number, free ones first, on one side of the machine."""
+    """The GPUs that the inventory names; of a number, free ones first, that are joined and near each other."""
     if isinstance(host.gpus, tuple):
         return tuple(gpu for gpu in facts.gpus if gpu.index in host.gpus or gpu.uuid in host.gpus)
     if host.gpus is None or host.gpus >= len(facts.gpus):
         return facts.gpus
-    free = [gpu for gpu in facts.gpus if not busy(gpu)]
-    sides = Counter(gpu.numa for gpu in free)
-    # The side with the fewest free GPUs that are enough, so that the larger stays whole.
-    enough = [side for side, number in sides.items() if number >= host.gpus]
-    whole = min(enough, key=lambda side: sides[side], default=-1)
-    best = sorted(facts.gpus, key=lambda gpu: (busy(gpu), gpu.numa != whole, gpu.index))
-    return tuple(sorted(best[: host.gpus], key=lambda gpu: gpu.index))
+    return _choice(host.gpus, facts).gpus
+
+
+def why_chosen(host: Host, facts: HostFacts) -> str:
+    """Which GPUs a new node would get and why, where the inventory gives a number and the host has more."""
+    if not isinstance(host.gpus, int) or host.gpus >= len(facts.gpus):
+        return ""
+    choice = _choice(host.gpus, facts)
+    names = ", ".join(str(gpu.index) for gpu in choice.gpus)
+    return f"GPU {names} of {len(facts.gpus)} are chosen: {choice.reason}"
+
+
+def _choice(number: int, facts: HostFacts) -> GpuChoice:
+    return choose(facts.gpus, number, frozenset(gpu.index for gpu in facts.gpus if busy(gpu)))
 
 
 def busy(gpu: Gpu) -> bool:

@@ -61,6 +61,8 @@ class Hca:
 class Gpu:
     """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where unknown.
 
+    `links` are how it is joined to each GPU of the host, by index, as `nvidia-smi topo -m` prints it: X for itself,
+    NV18, PIX, PXB, PHB, NODE, SYS; empty where unknown.
     `unified` is one that has no memory of its own: `memory_mib` is then the host's, less what that needs itself.
     `path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
     """
@@ -76,6 +78,7 @@ class Gpu:
     unified: bool = False
     numa: int | None = None
     path: str = ""
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

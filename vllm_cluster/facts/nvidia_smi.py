@@ -92,3 +92,21 @@ def parse_nvlinks(text: str) -> tuple[NvLinks, ...]:
         elif re.match(r"\s*Link \d+:", line):
             current.append("inactive" not in line)
     return tuple(NvLinks(gpu, sum(states), len(states)) for gpu, states in found.items() if states)
+
+
+def parse_topology(text: str) -> dict[int, tuple[str, ...]]:
+    """How each GPU is joined to every GPU, from `nvidia-smi topo -m`; empty where the table is not whole.
+
+    Its columns are the GPUs, then adapters, then affinities; its header is underlined, on a terminal or not.
+    """
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
+    header = next((line.split("\t") for line in lines if "GPU0" in line), [])
+    columns = [int(found[1]) for cell in header if (found := re.fullmatch(r"\s*GPU(\d{1,3})\s*", cell))]
+    rows = {}
+    for line in lines:
+        name, *cells = (cell.strip() for cell in line.split("\t"))
+        kinds = tuple(cells[: len(columns)])
+        if (found := re.fullmatch(r"GPU(\d{1,3})", name)) and len(kinds) == len(columns):
+            rows[int(found[1])] = kinds
+    known = all(re.fullmatch(r"X|NV\d{1,3}|SYS|NODE|PHB|PXB|PIX", kind) for kinds in rows.values() for kind in kinds)
+    return rows if known and sorted(rows) == columns == list(range(len(columns))) else {}

@@ -90,6 +90,9 @@ for bus in $(printf '%s\n' "$answer" | awk -F', *' 'NF >= 9 { print tolower(subs
   path=$(cd "$at" 2>/dev/null && pwd -P)
   printf '%s|%s|%s\n' "$bus" "${path#/sys/devices/}" "$(line "$at/numa_node")"
 done
+section gputopology
+# How the GPUs are joined, where there is a choice between them.
+[ "$(printf '%s\n' "$answer" | grep -c '^[0-9]')" -lt 2 ] || limit 10 nvidia-smi topo -m 2>/dev/null | head -c 50000
 section slots
 cat /etc/vcluster/slots 2>/dev/null
 section missing

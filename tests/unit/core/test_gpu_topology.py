@@ -1,0 +1,165 @@
+"""Which GPUs are best together, over tables as `nvidia-smi topo -m` prints them for machines that there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.core.gpu_choice import MAX_SETS, choose
+from vllm_cluster.core.gpus import chosen, why_chosen
+from vllm_cluster.facts.host_facts import Gpu
+from vllm_cluster.facts.nvidia_smi import parse_topology
+
+LEGEND = """
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+
+def printed(rows: list[str], *, adapters: bool = False) -> str:
+    """A table as nvidia-smi prints it, the header underlined, with an adapter's column where there are some."""
+    names = [f"GPU{n}" for n in range(len(rows))]
+    more = ["NIC0"] if adapters else []
+    head = "\x1b[4m" + "\t".join(["", *names, *more, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\x1b[0m"
+    lines = []
+    for name, row in zip(names, rows, strict=True):
+        cells = [f" {kind} " if kind == "X" else kind for kind in row.split()]
+        lines.append("\t".join([name, *cells, *(["PXB"] if adapters else []), "0-31", "0", "", "N/A"]))
+    lines += ["NIC0\t" + "\t".join(["PXB"] * len(rows)) + "\t X \t\t\t"] if adapters else []
+    return "\t" + "\n".join([head.removeprefix("\t"), *lines, LEGEND])
+
+
+def table(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+# Eight GPUs on NVSwitches, as in an HGX H100: all are joined alike, four on each processor.
+NVSWITCH = [" ".join("X" if a == b else "NV18" for b in range(8)) for a in range(8)]
+# Two bridges of NVLink on each processor, as in a server with A100 PCIe cards.
+BRIDGES = table("""
+    X NV12 NODE NODE SYS SYS SYS SYS
+    NV12 X NODE NODE SYS SYS SYS SYS
+    NODE NODE X NV12 SYS SYS SYS SYS
+    NODE NODE NV12 X SYS SYS SYS SYS
+    SYS SYS SYS SYS X NV12 NODE NODE
+    SYS SYS SYS SYS NV12 X NODE NODE
+    SYS SYS SYS SYS NODE NODE X NV12
+    SYS SYS SYS SYS NODE NODE NV12 X
+""")
+# A bridge between cards that are not neighbours: 0 and 2, 1 and 3.
+CROSSED = table("""
+    X PHB NV4 PHB
+    PHB X PHB NV4
+    NV4 PHB X PHB
+    PHB NV4 PHB X
+""")
+# The hybrid cube mesh of a DGX-1 with V100: 0 to 3 and 4 to 7 are joined all to all, and each to one of the others.
+CUBE = table("""
+    X NV1 NV1 NV2 NV2 SYS SYS SYS
+    NV1 X NV2 NV1 SYS NV2 SYS SYS
+    NV1 NV2 X NV2 SYS SYS NV1 SYS
+    NV2 NV1 NV2 X SYS SYS SYS NV1
+    NV2 SYS SYS SYS X NV1 NV1 NV2
+    SYS NV2 SYS SYS NV1 X NV2 NV1
+    SYS SYS NV1 SYS NV1 NV2 X NV2
+    SYS SYS SYS NV1 NV2 NV1 NV2 X
+""")
+# Four L40S, two behind each PCIe switch.
+SWITCHES = table("""
+    X PIX SYS SYS
+    PIX X SYS SYS
+    SYS SYS X PIX
+    SYS SYS PIX X
+""")
+
+
+def gpus(rows: list[str], sides: str = "", *, adapters: bool = False) -> tuple[Gpu, ...]:
+    """The GPUs of a host that prints this table."""
+    links = parse_topology(printed(rows, adapters=adapters))
+    halves = sides or "".join("0" if n < len(rows) / 2 else "1" for n in range(len(rows)))
+    return tuple(Gpu(n, f"GPU-{n}", "NVIDIA", 80_000, numa=int(side), links=links[n]) for n, side in enumerate(halves))
+
+
+@pytest.mark.parametrize(
+    ("rows", "number", "busy", "expected", "reason"),
+    [
+        (NVSWITCH, 4, "", "0123", "joined by NVLink (NV18), NUMA node 0"),
+        (NVSWITCH, 4, "1", "4567", "joined by NVLink (NV18), NUMA node 1"),
+        (NVSWITCH, 2, "014", "23", "joined by NVLink (NV18), NUMA node 0"),
+        (NVSWITCH, 6, "", "012345", "joined by NVLink (NV18), NUMA nodes 0, 1"),
+        (NVSWITCH, 6, "0123", "014567", "joined by NVLink (NV18), NUMA nodes 0, 1, 0, 1 in use by others"),
+        (BRIDGES, 2, "", "01", "joined by NVLink (NV12), NUMA node 0"),
+        (BRIDGES, 2, "0", "23", "joined by NVLink (NV12), NUMA node 0"),
+        (
+            BRIDGES,
+            4,
+            "3",
+            "4567",
+            "joined by NVLink (NV12) in 2 of 6 pairs, no path but between PCIe host bridges of one processor, "
+            "NUMA node 1",
+        ),
+        # One GPU: not half of a pair, where one stands alone anyway.
+        (BRIDGES, 1, "2", "3", "NUMA node 0"),
+        (CROSSED, 2, "", "02", "joined by NVLink (NV4), NUMA nodes 0, 1"),
+        (CROSSED, 2, "0", "13", "joined by NVLink (NV4), NUMA nodes 0, 1"),
+        (CUBE, 4, "", "0123", "joined by NVLink (NV1, NV2), NUMA node 0"),
+        (CUBE, 2, "", "03", "joined by NVLink (NV2), NUMA node 0"),
+        (CUBE, 4, "0", "4567", "joined by NVLink (NV1, NV2), NUMA node 1"),
+        (SWITCHES, 2, "0", "23", "joined by one PCIe switch, NUMA node 1"),
+        (SWITCHES, 2, "02", "13", "no path but between processors, NUMA nodes 0, 1"),
+    ],
+)
+def test_the_best_are_joined_and_near(rows: list[str], number: int, busy: str, expected: str, reason: str) -> None:
+    choice = choose(gpus(rows), number, frozenset(map(int, busy)))
+    assert "".join(str(gpu.index) for gpu in choice.gpus) == expected
+    assert choice.reason == reason
+
+
+def test_without_a_table_the_numa_nodes_decide() -> None:
+    bare = tuple(replace(gpu, links=()) for gpu in gpus(SWITCHES, "0101"))
+    assert [gpu.index for gpu in choose(bare, 2).gpus] == [0, 2]
+    unknown = tuple(replace(gpu, numa=None) for gpu in bare)
+    assert [gpu.index for gpu in choose(unknown, 2).gpus] == [0, 1]
+
+
+def test_of_very_many_gpus_those_that_grow_from_each_are_compared() -> None:
+    rows = [" ".join("X" if a == b else "NV4" if a % 4 == b % 4 else "SYS" for b in range(32)) for a in range(32)]
+    choice = choose(gpus(rows), 8, frozenset({0}))
+    assert [gpu.index for gpu in choice.gpus] == list(range(1, 32, 4))
+    assert MAX_SETS < 10**4
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_the_table_is_read_with_adapters_and_without(*, adapters: bool) -> None:
+    found = parse_topology(printed(CROSSED, adapters=adapters))
+    assert found == {n: tuple(row.split()) for n, row in enumerate(CROSSED)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "No devices were found",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        printed(CROSSED).replace("GPU3\t", "GPU9\t"),
+        printed(CROSSED).replace("NV4", "WARP"),
+        printed(CROSSED).rpartition("GPU3")[0],
+        "\tGPU0\tGPU1\nGPU0\t X \nGPU1\tSYS\t X \n",
+    ],
+)
+def test_a_table_that_is_not_whole_is_none(text: str) -> None:
+    assert parse_topology(text) == {}
+
+
+def test_the_inventory_s_number_is_explained_and_names_are_not() -> None:
+    facts = replace(world.host(1), gpus=gpus(CUBE))
+    some = world.inventory(1, entries={"gpu1": {"gpus": 2}}).hosts["gpu1"]
+    assert [gpu.index for gpu in chosen(some, facts)] == [0, 3]
+    assert why_chosen(some, facts) == "GPU 0, 3 of 8 are chosen: joined by NVLink (NV2), NUMA node 0"
+    for entry in ({"gpus": [0, 5]}, {"gpus": 8}, {}):
+        assert why_chosen(world.inventory(1, entries={"gpu1": entry}).hosts["gpu1"], facts) == ""
