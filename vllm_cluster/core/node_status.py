@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AllowInfNan, TypeAdapter, ValidationError
@@ -98,7 +98,8 @@ class ServeStatus:
 
     `request` counts what was asked for; `instead_of` is the one that failed, `away_s` how long its predecessor was not
     served, `rollback_to` what is served again if this one does not get ready. `phases` are those of this start that are
-    over, with their seconds; `last_line` is the last one of vLLM's log.
+    over, with their seconds; `last_line` is the last one of vLLM's log. `ranks` are the GPUs that it takes (address →
+    number), empty where that is left to Ray.
     """
 
     generation: str
@@ -123,6 +124,7 @@ class ServeStatus:
     phases: tuple[tuple[str, Number], ...] = ()
     last_line: str = ""
     token_age_s: Number | None = None
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

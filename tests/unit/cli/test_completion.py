@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_cluster.cli.completion import MAX_MODELS, complete_hosts, complete_models, remember_model
+from vllm_cluster.cli.completion import MAX_MODELS, complete_host_list, complete_hosts, complete_models, remember_model
 
 INVENTORY = """version: 1
 cluster: lab
@@ -47,6 +47,12 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_hosts_are_those_of_the_inventory(inventory: Path) -> None:
     assert complete_hosts(Typed(inventory), [], "") == ["gpu1", "gpu-2", "other"]
     assert complete_hosts(Typed(inventory), [], "gpu") == ["gpu1", "gpu-2"]
+
+
+def test_a_list_of_hosts_is_completed_behind_its_last_comma(inventory: Path) -> None:
+    assert complete_host_list(Typed(inventory), [], "g") == ["gpu1", "gpu-2"]
+    assert complete_host_list(Typed(inventory), [], "gpu1,") == ["gpu1,gpu-2", "gpu1,other"]
+    assert complete_host_list(Typed(inventory), [], "gpu1,other,g") == ["gpu1,other,gpu-2"]
 
 
 @pytest.mark.parametrize("text", ["", "hosts:", "hosts: [", "\0", "hosts:\n  ", "cluster: a\nhosts: {a: {}}\n"])

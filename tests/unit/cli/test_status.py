@@ -113,6 +113,14 @@ def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.
     assert "No model is being served" not in out
 
 
+def test_gpus_that_the_model_leaves_idle_are_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = GOOD, replace(GOOD, host="gpu2", address="10.0.0.2")
+    some = cluster(*hosts, serve=served("ready", ranks={"10.0.0.2": 1}))
+    assert "GPUs idle: 2 of gpu1, 1 of gpu2\n" in shown(some, capsys, None, monkeypatch)
+    for ranks in ({}, {"10.0.0.1": 2, "10.0.0.2": 2}):
+        assert "idle" not in shown(cluster(*hosts, serve=served("ready", ranks=ranks)), capsys, None, monkeypatch)
+
+
 def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     first, last = ServeFailure(4600.0, "no room", ()), ServeFailure(8140.0, "a rank was killed", ())
     failed = shown(cluster(GOOD, serve=served("failed", detail="no room", failure=first, first_failure=first)), capsys,

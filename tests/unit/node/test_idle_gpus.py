@@ -24,7 +24,7 @@ def test_the_gpus_that_stay_idle_are_held_before_vllm_starts(
 ) -> None:
     world.start()
     world.want("one", ranks=ranks)
-    world.phase("ready")
+    assert world.phase("ready").ranks == ranks
     (held,) = world.held
     assert (held["bundles"], held["strategy"], held["vllm"]) == (bundles(*idle), "STRICT_PACK", 0)
     assert lives(held["pid"])

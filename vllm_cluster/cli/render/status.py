@@ -90,6 +90,9 @@ def _serving(status: ClusterStatus) -> Iterator[str]:
     serve = status.head.serve if status.head else None
     if serve:
         yield from _served(serve, status.now)
+        idle = {host.host: (host.gpus or 0) - serve.ranks.get(host.address, 0) for host in status.hosts}
+        if serve.ranks and any(count > 0 for count in idle.values()):
+            yield f"GPUs idle: {', '.join(f'{count} of {host}' for host, count in idle.items() if count > 0)}"
     else:
         yield (
             "No model is being served." if status.served is False else "served model: unknown (no status from the head)"

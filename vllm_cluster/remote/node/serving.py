@@ -107,6 +107,7 @@ class ServeController:
             "progress": attempt.phases.progress if attempt else None,
             "phases": self._phases(course),
             "gpus": [course.have, sum(self._planned.values())],
+            "ranks": course.wanted.ranks,
             **self._requests.status(),
         }
 
