@@ -31,7 +31,7 @@ def test_the_ranks_are_where_they_were_asked_for(cluster: Sandbox) -> None:
 
     def again() -> bool:
         serving = cluster.vcluster("status", "--json").json()["serving"]
-        return serving["attempt"] == 2 and serving["phase"] == "ready"
+        return bool(serving["attempt"] == 2 and serving["phase"] == "ready")
 
     until(again, 300)
     assert ranks(cluster) == {"gpu1": 0, "gpu2": 1}

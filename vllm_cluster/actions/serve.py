@@ -70,9 +70,7 @@ def serve(
     wait: float = 0.0,
     runtime: Runtime = SYSTEM,
 ) -> Endpoint:
-    """Serve a model on the whole cluster or on some of its hosts; returns once it has generated a token.
-
-    Where it cannot, the head serves again what was ready before, unless `rollback` is off.
+    """Serve a model, and return once it has generated a token; with `rollback`, else what was ready before is served.
 
     Raises:
         Aborted, UsageError: another model is served, and its stop was not confirmed.
@@ -85,10 +83,9 @@ def serve(
     with connect_all(inventory, emit, runtime=runtime) as fleet:
         seen = assess(inventory, fleet, emit, reading=Reading.NONE)
         require_up(seen.plan)
-        layout, ranks = _layout(inventory, seen.plan.gpus, named, tp, pp)
+        layout, where = _layout(inventory, seen.plan.gpus, named, tp, pp)
         head = fleet.connections[inventory.head_name]
-        given = {"model": model, "nodes": seen.plan.gpus, "by_default": by_default, "rollback": rollback}
-        given |= {"ranks": ranks, **({"hosts": [inventory.hosts[name].address for name in named]} if named else {})}
+        given = {"model": model, "by_default": by_default, "rollback": rollback, **where}
         wanted = _request(inventory, layout, given, served=served, expose=expose, extra=extra)
         endpoint = Endpoint(served, wanted["host"], head.name, wanted["port"])
         serving = serving_on(head, inventory)
@@ -130,8 +127,8 @@ def _what(model: str, named: Sequence[str]) -> str:
 
 def _layout(
     inventory: Inventory, gpus: Mapping[str, int], named: Sequence[str], tp: int | None, pp: int | None
-) -> tuple[vllm.Parallelism, dict[str, int]]:
-    """How the model is laid over the GPUs (address → number, the head first), and which of them get ranks."""
+) -> tuple[vllm.Parallelism, dict[str, Any]]:
+    """How the model is laid over the GPUs (address → number, the head first), and what the request has of them."""
     names = {host.address: name for name, host in inventory.hosts.items()}
     there = {address: number for address, number in gpus.items() if not named or names[address] in named}
     idle = [f"{gpus[address]} of {names[address]}" for address in gpus if address not in there]
@@ -139,7 +136,9 @@ def _layout(
     numbers, labels = list(there.values()), [names[address] for address in there]
     layout = vllm.choose_parallelism(numbers, tp, pp, labels, where=where)
     reasons = [*layout.reasons, *([f"--hosts {','.join(named)}: GPUs stay idle: {', '.join(idle)}"] if named else [])]
-    return replace(layout, reasons=tuple(reasons)), vllm.place(there, layout.tp, layout.pp)
+    where_it_goes: dict[str, Any] = {"nodes": gpus, "ranks": vllm.place(there, layout.tp, layout.pp)}
+    where_it_goes |= {"hosts": list(there)} if named else {}
+    return replace(layout, reasons=tuple(reasons)), where_it_goes
 
 
 def _request(

@@ -240,10 +240,7 @@ def choose_parallelism(
 
 
 def place(nodes: Mapping[str, int], tp: int, pp: int) -> dict[str, int]:
-    """The GPUs of each host that get ranks, of those that there are: whole TP groups, the first hosts first.
-
-    Where hosts are too small for that, groups span them.
-    """
+    """The GPUs of each host that get ranks: whole TP groups, the first hosts first; over hosts that are too small."""
     ranks, groups = {}, pp
     for host, number in nodes.items():
         if whole := min(groups, number // tp):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -70,7 +70,8 @@ def serve(
     yes: Yes = False,
 ) -> None:
     """Serve a model on the GPUs of the cluster."""
-    names = [name.strip() for name in hosts.split(",")] if hosts is not None else []
+    asked: dict[str, Any] = {"model": model, "name": name, "tp": tp, "pp": pp, "expose": expose}
+    asked["hosts"] = [] if hosts is None else hosts.split(",")
 
     def action(session: Session) -> None:
         loaded = session.load()
@@ -85,12 +86,7 @@ def serve(
         endpoint = serve_action(
             loaded,
             session.emit,
-            model=model,
-            name=name,
-            tp=tp,
-            pp=pp,
-            hosts=names,
-            expose=expose,
+            **asked,
             extra=flags or (),
             confirm=session.confirm(yes),
             rollback=rollback,

@@ -94,16 +94,13 @@ class _Pairs:
             words.append(f"joined by NVLink ({', '.join(linked)}){some}")
         if slow:
             words.append(_WORDS[slow[0]])
-        sides = {self.gpus[n].numa for n in chosen}
+        sides = [self.gpus[n].numa for n in chosen]
+        known = sorted({side for side in sides if side is not None})
         if None not in sides:
-            words.append(f"NUMA {plural(len(sides), 'node')} {', '.join(map(str, sorted(filter(_known, sides))))}")
+            words.append(f"NUMA {plural(len(known), 'node')} {', '.join(map(str, known))}")
         if taken := [str(self.gpus[n].index) for n in chosen if n in self._busy]:
             words.append(f"{', '.join(taken)} in use by others")
         return ", ".join(words) or "the first free one"
-
-
-def _known(side: int | None) -> bool:
-    return side is not None
 
 
 def _kind(one: Gpu, other: Gpu) -> str:

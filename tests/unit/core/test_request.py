@@ -17,10 +17,10 @@ HERE = (A, A)
 
 def asked(nodes: Mapping[str, int], tp: int, pp: int, hosts: list[str] | None = None, **more: Any) -> dict[str, Any]:
     """A request as `serve` writes it."""
-    at = {"name": "llama", "host": "127.0.0.1", "port": 8000}
+    at: dict[str, Any] = {"name": "llama", "host": "127.0.0.1", "port": 8000}
     argv = vllm.serve_argv("org/llama", tp=tp, pp=pp, extra=(), **at)
     there = {address: count for address, count in nodes.items() if hosts is None or address in hosts}
-    given = {"ranks": vllm.place(there, tp, pp), **({"hosts": hosts} if hosts else {})}
+    given: dict[str, Any] = {"ranks": vllm.place(there, tp, pp), **({"hosts": hosts} if hosts else {})}
     return request.request(argv, model="org/llama", nodes=nodes, **at, **given, **{"by_default": True, **more})
 
 
