@@ -36,7 +36,7 @@ Schema = dict[str, Any]
 TEXT, NUMBER, COUNT, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 VERSION = {"const": 1}
 # The document of a verb; every other verb with --json writes events.
-DOCUMENTS = ("plan", "status", "check", "facts", "fit", "explain", "bundle", "history", "complete", "chat")
+DOCUMENTS = ("plan", "status", "check", "facts", "fit", "explain", "bundle", "history", "complete", "chat", "endpoint")
 OPERATIONS = get_args(plan.Operation)
 
 
@@ -120,6 +120,13 @@ def schemas() -> dict[str, Schema]:
         "history": keys({"v": VERSION, "cluster": TEXT, "entries": rows(fields(Entry))}),
         "complete": _answer(),
         "chat": _answer(),
+        "endpoint": keys(
+            {
+                "v": VERSION,
+                **dict.fromkeys(("base_url", "model", "key"), TEXT),
+                "tunnel": maybe(keys({"pid": COUNT, "port": COUNT})),
+            }
+        ),
         "events": {"anyOf": [*_events(), _error(), _endpoint()]},
     }
 
@@ -239,8 +246,9 @@ def _events() -> list[Schema]:
         ("progress", {"links": COUNT, "seconds": NUMBER}),
         ("result", {"gpus": COUNT, "hosts": COUNT, "operations": COUNT, "round_trips": by_name(COUNT)}),
         ("result", {"stopped": YES}),
+        ("result", {"ended": YES}),
         ("result", {"removed": {"type": ["integer", "boolean"]}}),
-        ("result", {"url": TEXT}),
+        ("result", {"url": TEXT, "port": COUNT}),
         ("result", {"inventory": TEXT}),
     ]
     base: Schema = {"v": VERSION, "t": NUMBER, "text": TEXT}
@@ -269,7 +277,7 @@ def validator(name: str) -> Draft202012Validator:
 
 def validate(argv: Sequence[str], output: str) -> None:
     """Hold what a command wrote with --json against its schema: one document, or events line by line."""
-    verb = next((word for word in argv if word in DOCUMENTS), "events")
+    verb = next((word for word in argv if word in DOCUMENTS and "--end" not in argv), "events")
     for line in output.splitlines():
         row = json.loads(line)
         judge = validator("events" if row.get("event") == "error" else verb)

@@ -30,7 +30,7 @@ NAME = "api-key"
 def rotate(
     inventory: Inventory, emit: Emit, *, grace: float = 0.0, wait: float = 0.0, runtime: Runtime = SYSTEM
 ) -> str:
-    """Give the cluster a new API key, which is returned; the one before is refused after `grace` seconds.
+    """Give the cluster a new API key, which is returned; those before are refused after `grace` seconds.
 
     Raises:
         UsageError: the inventory gives the key.
@@ -50,9 +50,9 @@ def rotate(
             before = _current(node, holder.ids[NAME])
             made = runtime.token(KEY_BYTES)
             now = head.engine.now or runtime.clock.time()
-            older = {key: until for key, until in before.older.items() if until > now}
-            if grace:
-                older[before.key] = now + grace
+            # Without grace none is left: the key may be in the wrong hands.
+            older = {**before.older, before.key: now + grace} if grace else {}
+            older = {key: until for key, until in older.items() if until > now}
             content = KeyFile(made, runtime.secret_id(inventory.cluster, NAME, made), older).text()
             _write(inventory, head, facts, holder, content)
             record(node, "key", [f"rotate the API key{f', {age(grace)} grace' if grace else ''}"], emit)

@@ -46,7 +46,9 @@ def tunnel(inventory: Inventory, emit: Emit, *, port: int, inside: Callable[[], 
         passage = Passage(head, inventory.ports.api, port, lambda: _served(inventory, head))
         try:
             url = f"http://127.0.0.1:{passage.port}"
-            emit(Event("result", f"{url} forwards to {head.name} until Ctrl-C", data={"url": url}))
+            emit(
+                Event("result", f"{url} forwards to {head.name} until Ctrl-C", data={"url": url, "port": passage.port})
+            )
             if inside:
                 inside()
                 return
@@ -111,6 +113,15 @@ def no_passage(head: HostConnection, serve: ServeStatus) -> HostError:
     """The error of a host that forwards nothing, though a model is ready there."""
     text = f"tunnel: cannot reach {address_of(serve)}:{serve.port} through SSH, though {serve.name} is ready there"
     return HostError(head.name, text, hint="set AllowTcpForwarding yes in its sshd_config")
+
+
+def is_free(port: int) -> bool:
+    """Whether this machine can listen on this local port."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def answers(port: int) -> bool:

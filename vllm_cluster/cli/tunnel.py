@@ -31,11 +31,34 @@ Port = Annotated[
         show_default=False,
     ),
 ]
+Background = Annotated[bool, typer.Option("--background", hidden=True, help="Used by vcluster endpoint --detach.")]
 
 
-def tunnel(command: Command = None, inventory: InventoryPath = None, port: Port = None, as_json: Json = False) -> None:
+def tunnel(
+    command: Command = None,
+    inventory: InventoryPath = None,
+    port: Port = None,
+    background: Background = False,
+    as_json: Json = False,
+) -> None:
     """Forward the API to localhost until Ctrl-C."""
-    Session(inventory, as_json=as_json).run(lambda session: hold(session, session.load(), port, command or ()))
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        if background:
+            _keep_open(session, loaded, port or 0)
+        else:
+            hold(session, loaded, port, command or ())
+
+    Session(inventory, as_json=as_json).run(action)
+
+
+def _keep_open(session: Session, inventory: Inventory, port: int) -> None:
+    """Be the tunnel of `vcluster endpoint --detach`, until that ends it."""
+    from vllm_cluster.actions.endpoint import keep_open
+    from vllm_cluster.laptop import cache_folder
+
+    keep_open(inventory, cache_folder(), session.emit, port=port)
 
 
 def hold(session: Session, inventory: Inventory, port: int | None, command: Sequence[str] = ()) -> None:

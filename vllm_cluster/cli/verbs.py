@@ -142,6 +142,18 @@ VERBS = {
         ),
         _ASK,
     ),
+    "endpoint": Verb(
+        _USE,
+        "endpoint:endpoint",
+        "Print what OpenAI clients need: URL, key, a snippet.",
+        "With --detach a tunnel stays open in the background; a later call finds it, and --end ends it.",
+        (
+            'eval "$(vcluster endpoint --detach --env)"',
+            "vcluster endpoint --python > ask.py",
+            "vcluster endpoint --end",
+        ),
+        {3: "no model is ready, or there is no way to it from here", **_READ},
+    ),
     "tunnel": Verb(
         _USE,
         "tunnel:tunnel",

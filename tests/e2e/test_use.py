@@ -1,0 +1,173 @@
+"""The served model as its people use it: complete, chat, endpoint and the key, on real hosts with real vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.endpoint import MODEL, PROMPT, TOKENS, complete, status_code, tunnel
+from tests.support.hosts import Run, Sandbox
+from tests.support.paths import VCLUSTER
+from tests.support.terminal import CTRL_C, CTRL_D, Terminal
+from vllm_cluster.cli.sampling import PARAMETERS
+
+pytestmark = pytest.mark.e2e
+
+GREEDY = ("--temperature", "0", "--max-tokens", str(TOKENS))
+# Fields of vLLM's requests that have an option of another name or form, are no sampling, or are for other programs.
+ELSEWHERE = {
+    *("model", "messages", "prompt", "stream", "stream_options", "user", "request_id", "session_id"),
+    *("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "response_format", "reasoning_effort"),
+    # Of the same meaning: max_tokens.
+    "max_completion_tokens",
+    # With --set: they are objects, belong to one deployment, or shape the prompt and not the sampling.
+    *(
+        "structured_outputs",
+        "repetition_detection",
+        "logprob_token_ids",
+        "vllm_xargs",
+        "watermarking",
+        "stream_interval",
+    ),
+    *("echo", "suffix", "prompt_embeds", "add_special_tokens", "add_generation_prompt", "continue_final_message"),
+    *("documents", "chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "mm_payload"),
+    *("tools", "tool_choice", "parallel_tool_calls", "include_reasoning", "cache_salt", "return_mm_kwargs"),
+    *("kv_transfer_params", "ec_transfer_params", "routed_experts_prompt_start", "return_tokens_as_token_ids"),
+    *("return_token_offsets", "return_prompt_text"),
+}
+
+
+@pytest.fixture
+def laptop(cluster: Sandbox, tmp_path: Path) -> Iterator[Sandbox]:
+    """A laptop with a cache of its own; a tunnel that a test leaves open is ended."""
+    here = Sandbox(cluster.folder, {**cluster.environment, "XDG_CACHE_HOME": str(tmp_path)})
+    yield here
+    here.vcluster("endpoint", "--end").ok()
+
+
+def shell(sandbox: Sandbox, script: str) -> str:
+    """What a shell prints, with the program and Python of these tests on its path."""
+    path = f"{VCLUSTER.parent}:{os.environ['PATH']}"
+    environment = {**os.environ, **sandbox.environment, "PATH": path}
+    done = subprocess.run(
+        ["bash", "-ec", script], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.cluster("serving")
+def test_every_sampling_parameter_of_vllm_has_an_option(cluster: Sandbox) -> None:
+    """By the schema that the server itself has; one that vLLM adds makes this red."""
+    key = cluster.vcluster("key").ok().out.strip()
+    with tunnel(cluster) as url:
+        http = f"curl -sf -H 'Authorization: Bearer {key}' {url}/openapi.json"
+        schemas = json.loads(shell(cluster, http))["components"]["schemas"]
+    fields = {name: set(schemas[name]["properties"]) for name in ("CompletionRequest", "ChatCompletionRequest")}
+    assert {name: found - ELSEWHERE - set(PARAMETERS) for name, found in fields.items()} == dict.fromkeys(fields, set())
+    assert {name: set(PARAMETERS) - found for name, found in fields.items()} == dict.fromkeys(fields, set())
+
+
+@pytest.mark.cluster("serving")
+def test_a_completion_is_the_answer_alone(cluster: Sandbox) -> None:
+    asked = cluster.vcluster("complete", PROMPT, *GREEDY).ok()
+    key = cluster.vcluster("key").ok().out.strip()
+    with tunnel(cluster) as url:
+        assert asked.out.removesuffix("\n") == complete(url, key).removesuffix("\n")
+    assert f"{TOKENS} tokens in " in asked.err
+    assert " tokens/s" in asked.err
+    document = cluster.vcluster("complete", PROMPT, *GREEDY, "--logprobs", "3", "--json").ok().json()
+    (answer,) = document["answers"]
+    assert answer["text"].removesuffix("\n") == asked.out.removesuffix("\n")
+    # At temperature 0 each token is the most probable one.
+    assert [row["rank"] for row in answer["logprobs"] if row["rank"]] == [1] * TOKENS
+    tables = cluster.vcluster("-q", "complete", PROMPT, *GREEDY, "--logprobs", "3", "--prompt-logprobs", "1").ok()
+    assert tables.err == ""
+    assert {"Tokens of the prompt:", "Tokens of the answer:"} <= set(tables.out.splitlines())
+
+
+@pytest.mark.cluster("serving")
+def test_a_chat_is_a_conversation_that_ctrl_c_does_not_end(cluster: Sandbox) -> None:
+    environment = {**os.environ, **cluster.environment, "VCLUSTER_INVENTORY": str(cluster.inventory)}
+    with Terminal([VCLUSTER, "chat", "--max-tokens", "2000", "--ignore-eos"], env=environment) as terminal:
+        terminal.until("> ", 60)
+        terminal.press("Hello\n")
+        # The answer has begun when its line is more than what was typed.
+        terminal.until("Hello\r\n", 60)
+        time.sleep(0.5)
+        terminal.press(CTRL_C)
+        terminal.until(", interrupted", 60)
+        terminal.press(CTRL_D)
+        assert terminal.end(60) == 0
+    piped = shell(cluster, "echo Hello | vcluster -q chat --max-tokens 4 --temperature 0")
+    assert piped == cluster.vcluster("chat", "Hello", "--max-tokens", "4", "--temperature", "0").ok().out
+
+
+@pytest.mark.cluster("serving")
+def test_what_cannot_be_answered_has_a_clear_word(cluster: Sandbox, tmp_path: Path) -> None:
+    schema, bad = tmp_path / "schema.json", tmp_path / "bad.json"
+    schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+    bad.write_text('{"type": "nonsense"}')
+
+    def asked(*argv: str) -> Run:
+        return cluster.vcluster("complete", *argv)
+
+    assert "max_model_len=2048" in (long := asked("Hi", "--max-tokens", "99999")).err
+    assert "--json-schema: " in (wrong := asked("Hi", "--json-schema", str(bad))).err
+    assert f"other is not served on sandbox; it serves {MODEL}" in (other := asked("Hi", "--model", "other")).err
+    assert [run.code for run in (long, wrong, other)] == [2, 2, 3]
+    assert "n" in json.loads(asked("Hi", "--json-schema", str(schema), "--max-tokens", "200").ok().out)
+
+
+@pytest.mark.cluster("serving")
+def test_the_openai_client_finds_its_way_and_nothing_is_left(laptop: Sandbox) -> None:
+    missing = laptop.vcluster("endpoint", "--env")
+    assert (missing.code, "fix: vcluster endpoint --env --detach" in missing.err) == (3, True)
+    words = dict(
+        line.removeprefix("export ").split("=", 1)
+        for line in laptop.vcluster("endpoint", "--detach", "--env").ok().out.splitlines()
+    )
+    with openai.OpenAI(base_url=words["OPENAI_BASE_URL"], api_key=words["OPENAI_API_KEY"]) as client:
+        answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=TOKENS, temperature=0)
+        assert answer.choices[0].text.strip() == laptop.vcluster("complete", PROMPT, *GREEDY).ok().out.strip()
+        with client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=4, stream=True
+        ) as events:
+            assert len(list(events)) > 1
+    # A second call finds the tunnel; what is printed runs.
+    found = laptop.vcluster("endpoint", "--detach", "--json").ok().json()
+    assert found["base_url"] == words["OPENAI_BASE_URL"]
+    python = shell(laptop, f"vcluster endpoint --python | {sys.executable}")
+    assert python.strip()
+    assert json.loads(shell(laptop, 'eval "$(vcluster endpoint --curl)"'))["choices"]
+    assert "Ended the tunnel." in laptop.vcluster("endpoint", "--end").ok().err
+    assert not Path(f"/proc/{found['tunnel']['pid']}").exists()
+    assert list(Path(laptop.environment["XDG_CACHE_HOME"], "vcluster", "tunnels").iterdir()) == []
+
+
+@pytest.mark.cluster("serving")
+def test_a_rotated_key_is_the_only_one_and_vllm_goes_on(cluster: Sandbox) -> None:
+    before = cluster.vcluster("status", "--json").ok().json()["serving"]
+    old, nodes = cluster.vcluster("key").ok().out.strip(), cluster.nodes()
+    with tunnel(cluster) as url:
+        graced = cluster.vcluster("key", "--rotate", "--grace", "10m").ok().out.strip()
+        assert [status_code(f"{url}/v1/models", key) for key in (old, graced)] == [200, 200]
+        new = cluster.vcluster("key", "--rotate").ok().out.strip()
+        assert len({old, graced, new}) == 3
+        # Without --grace no other key is accepted, nor one whose time is not over.
+        assert [status_code(f"{url}/v1/models", key) for key in (old, graced, new)] == [401, 401, 200]
+    assert cluster.vcluster("up", "--json").ok().event("result")["operations"] == 0
+    assert cluster.vcluster("key").ok().out.strip() == new
+    assert cluster.vcluster("complete", "Hi", "--max-tokens", "1").code == 0
+    after = cluster.vcluster("status", "--json").ok().json()["serving"]
+    assert (after["ready_at"], after["attempt"], cluster.nodes()) == (before["ready_at"], before["attempt"], nodes)
+    verbs = [entry["verb"] for entry in cluster.vcluster("history", "--json").ok().json()["entries"]]
+    assert verbs[-2:] == ["key", "key"]

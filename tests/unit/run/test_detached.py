@@ -1,0 +1,96 @@
+"""Programs in the background: found again, known by their start and not by their number, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from vllm_cluster.errors import VclusterError
+from vllm_cluster.run.detached import Detached, State, start_time
+
+# Notes itself, and sleeps until it is ended.
+NOTES = "import sys, signal; from pathlib import Path; from vllm_cluster.run.detached import State\n"
+NOTES += "State(Path(sys.argv[1]), 'k').note_this(4321); signal.pause()"
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    made = State(tmp_path / "tunnels", "k")
+    yield made
+    with made.locked():
+        made.end()
+
+
+def start(state: State, program: str = NOTES) -> Detached:
+    with state.locked():
+        return state.start([sys.executable, "-c", program, str(state.path.parent)])
+
+
+def test_it_is_found_again_and_nothing_is_left_of_it(state: State) -> None:
+    started = start(state)
+    assert (started.port, state.running()) == (4321, started)
+    assert os.getsid(started.pid) == started.pid, "a closed terminal would end it"
+    assert [path.stat().st_mode & 0o777 for path in (state.path, state.log)] == [0o600, 0o600]
+    assert state.path.parent.stat().st_mode & 0o777 == 0o700
+    with state.locked():
+        assert state.end()
+        assert not state.end()
+    assert start_time(started.pid) is None
+    assert list(state.path.parent.iterdir()) == []
+
+
+def test_one_that_ended_is_not_taken_for_running(state: State) -> None:
+    started = start(state)
+    os.kill(started.pid, signal.SIGKILL)
+    os.waitpid(started.pid, 0)
+    assert state.running() is None
+    # What it was is known: the next one can take its port.
+    assert state.read() == started
+
+
+def test_another_process_of_the_same_number_is_left_alone(state: State) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as other, state.locked():
+        state.path.write_text(json.dumps({"pid": other.pid, "started": "an earlier boot 1", "port": 1}))
+        assert state.running() is None
+        assert not state.end()
+        assert other.poll() is None
+        other.kill()
+
+
+@pytest.mark.parametrize("noted", ["", "{", "[]", '{"pid": "x"}', '{"pid": null, "started": 1, "port": 2}'])
+def test_what_cannot_be_read_is_nothing(state: State, noted: str) -> None:
+    with state.locked():
+        state.path.write_text(noted)
+        assert state.running() is None
+
+
+def test_one_that_cannot_begin_leaves_its_words(state: State) -> None:
+    with pytest.raises(VclusterError, match=r"^no way to gpu1\nfix: ssh gpu1$"):
+        start(state, "import sys; sys.exit('   0.1s  connecting\\nerror: no way to gpu1\\nfix: ssh gpu1')")
+    assert state.running() is None
+
+
+def test_two_that_start_at_once_share_one(state: State) -> None:
+    found: list[Detached] = []
+
+    def find_or_start() -> None:
+        with state.locked():
+            argv = [sys.executable, "-c", NOTES, str(state.path.parent)]
+            found.append(state.running() or state.start(argv))
+
+    threads = [threading.Thread(target=find_or_start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({one.pid for one in found}) == 1

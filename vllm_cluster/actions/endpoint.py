@@ -1,0 +1,108 @@
+"""Where clients of this machine, or of others, find the API; and a tunnel that stays open in the background."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_cluster import debug_log
+from vllm_cluster.actions.ask import ready
+from vllm_cluster.actions.tunnel import is_free, reach_head, read_key, tunnel
+from vllm_cluster.errors import ConnectionLost, PreflightFailed, Unreachable
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.detached import Detached, State
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+FOLDER = "tunnels"
+# A laptop sleeps for hours, but it connects again within minutes of waking up.
+RETRY_SECONDS, POLL = 3600.0, 5.0
+
+
+@dataclass(frozen=True)
+class ClientEndpoint:
+    """What a client needs: the base URL, the key, the model's name; and the tunnel in between where there is one."""
+
+    url: str
+    key: str
+    model: str
+    tunnel: Detached | None
+
+
+def state(inventory: Inventory, cache: Path) -> State:
+    """Where the tunnel of this machine to this cluster is noted, whatever its inventory file is called."""
+    destinations = {name: host.destination for name, host in inventory.hosts.items()}
+    return State(cache / FOLDER, debug_log.inventory_key(inventory.cluster, destinations))
+
+
+def endpoint(
+    inventory: Inventory, cache: Path, *, direct: bool, detach: Sequence[str] | None, runtime: Runtime = SYSTEM
+) -> ClientEndpoint:
+    """The endpoint of the model that is ready; with `detach`, the arguments of `vcluster tunnel`, a tunnel is opened.
+
+    Raises:
+        PreflightFailed: no model is ready, or there is no way to it from here.
+    """
+    with Fleet(inventory, runtime) as fleet:
+        head = reach_head(inventory, fleet)
+        key = read_key(inventory, head)
+        serve = ready(inventory, head)
+    if direct:
+        if serve.host in ("127.0.0.1", "::1"):
+            text = f"{head.name}: the API of {serve.name} listens on its loopback only"
+            raise PreflightFailed(text, hint=f"vcluster endpoint --detach\nvcluster serve {serve.model} --expose")
+        return ClientEndpoint(_url(serve.host, serve.port), key, serve.name, None)
+    found = state(inventory, cache)
+    with found.locked():
+        open_one = found.running()
+        if open_one is None and detach is not None:
+            last = found.read()
+            # The port that clients have from before, where it is free.
+            port = last.port if last and is_free(last.port) else 0
+            open_one = found.start([sys.executable, "-m", "vllm_cluster", "tunnel", "--port", str(port), *detach])
+    if open_one is None:
+        text = f"no tunnel from this machine to {inventory.cluster} is open in the background"
+        raise PreflightFailed(text, again=("--detach",))
+    return ClientEndpoint(_url("127.0.0.1", open_one.port), key, serve.name, open_one)
+
+
+def end(inventory: Inventory, cache: Path) -> bool:
+    """End the tunnel in the background, and remove all that was noted of it; whether one was open."""
+    found = state(inventory, cache)
+    with found.locked():
+        return found.end()
+
+
+def keep_open(inventory: Inventory, cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM) -> None:
+    """Be the tunnel in the background: open again after a broken connection, at the same port, for an hour.
+
+    Raises:
+        HostError: it could not be opened, or not again.
+    """
+    noted, opened = state(inventory, cache), False
+
+    def note(event: Event) -> None:
+        nonlocal opened, port, patience
+        if isinstance(event.data.get("port"), int):
+            port, opened, patience = int(str(event.data["port"])), True, runtime.after(RETRY_SECONDS)
+            noted.note_this(port)
+        emit(event)
+
+    patience = runtime.after(RETRY_SECONDS)
+    try:
+        while True:
+            try:
+                tunnel(inventory, note, port=port)
+            except (ConnectionLost, Unreachable):
+                if not opened or not patience.left():
+                    raise
+                runtime.clock.sleep(POLL)
+    finally:
+        noted.forget()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"

@@ -1,0 +1,145 @@
+"""Programs of ours that continue in the background of this machine: found again, and ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vllm_cluster.errors import VclusterError
+
+START_SECONDS, END_SECONDS = 60.0, 15.0
+POLL = 0.05
+
+
+@dataclass(frozen=True)
+class Detached:
+    """A program in the background: its process, by its start time too as numbers come again; and its local port."""
+
+    pid: int
+    started: str
+    port: int
+
+    @property
+    def runs(self) -> bool:
+        """Whether this process, and not another one of its number, is there."""
+        return start_time(self.pid) == self.started
+
+
+def start_time(pid: int) -> str | None:
+    """When a process was started, as this system counts it; None where there is none."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():
+        try:
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return None
+        # A zombie has ended; its parent has not looked yet.
+        return None if fields[0] == "Z" else f"{boot} {fields[19]}"
+    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, when = shown.stdout.strip().partition(" ")
+    return when.strip() if when and not state.startswith("Z") else None
+
+
+class State:
+    """Where a program in the background is noted, for its user alone."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.path, self.log = folder / f"{key}.json", folder / f"{key}.log"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone among the programs that find, start or end it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The folder itself: a file for the lock would be left, or removed under another one's hands.
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def read(self) -> Detached | None:
+        """What is noted; None where nothing is, or it cannot be read."""
+        try:
+            found = json.loads(self.path.read_text())
+            return Detached(int(found["pid"]), str(found["started"]), int(found["port"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def running(self) -> Detached | None:
+        """What runs; what is noted of a process that has ended is None."""
+        found = self.read()
+        return found if found and found.runs else None
+
+    def note_this(self, port: int) -> None:
+        """Note this process, whole or not at all."""
+        new = self.path.with_suffix(f".{os.getpid()}")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(asdict(Detached(os.getpid(), start_time(os.getpid()) or "", port)), file)
+        new.replace(self.path)
+
+    def start(self, argv: Sequence[str]) -> Detached:
+        """Start a program that notes itself, and wait until it has.
+
+        Raises:
+            VclusterError: it ended before, with what it printed.
+        """
+        with os.fdopen(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
+            )
+        deadline = time.monotonic() + START_SECONDS
+        try:
+            while child.poll() is None and time.monotonic() < deadline:
+                found = self.running()
+                if found and found.pid == child.pid:
+                    child.returncode = 0  # it outlives this process, which does not wait for it
+                    return found
+                time.sleep(POLL)
+        except BaseException:
+            _end(child.pid, start_time(child.pid))
+            raise
+        _end(child.pid, start_time(child.pid))
+        raise VclusterError(self._last_words() or f"the tunnel did not open within {START_SECONDS:.0f} s")
+
+    def end(self) -> bool:
+        """End it and remove what was noted; whether it ran."""
+        found = self.running()
+        if found:
+            _end(found.pid, found.started)
+        for path in (self.path, self.log):
+            path.unlink(missing_ok=True)
+        return found is not None
+
+    def forget(self) -> None:
+        """Remove what this process noted; nothing where another one has its place."""
+        found = self.read()
+        if found and found.pid == os.getpid():
+            self.path.unlink(missing_ok=True)
+
+    def _last_words(self) -> str:
+        with suppress(OSError):
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+            return "\n".join(line.removeprefix("error: ") for line in lines if line.startswith(("error: ", "fix: ")))
+        return ""
+
+
+def _end(pid: int, started: str | None) -> None:
+    """Ask a process to end, and make it after a while."""
+    for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, END_SECONDS)):
+        if started is None or start_time(pid) != started:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        deadline = time.monotonic() + seconds
+        while start_time(pid) == started and time.monotonic() < deadline:
+            time.sleep(POLL)
