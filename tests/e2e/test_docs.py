@@ -189,6 +189,16 @@ def test_the_check_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert "2 logical GPUs" in said["vcluster facts"]
 
 
+@pytest.mark.cluster("served")
+def test_the_page_on_asking(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The model is the sandbox's; the tunnel in the background is that of a cache of its own."""
+    environment = {**sandbox.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    printed = {command: shell(command, tmp_path, environment) for command in commands("use.md")}
+    assert printed["python ask.py"].strip()
+    assert "MOST PROBABLE" in "".join(printed.values())
+    assert list((tmp_path / "cache" / "vcluster" / "tunnels").iterdir()) == []
+
+
 @pytest.mark.deep
 @pytest.mark.cluster("none")
 def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
@@ -224,7 +234,7 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 @pytest.mark.cluster("none")
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
-    pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md")
+    pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md", "use.md")
     covered = {line for page in pages for line in commands(page)}
     # Run by the two tests above this one; the set-up and `make test` by whoever reads this.
     covered |= {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster_state import HF_TOKEN
-from tests.support.endpoint import MODEL, alone, complete, status_code, tunnel
+from tests.support.endpoint import MODEL, PROMPT, TOKENS, alone, complete, status_code, tunnel
 from tests.support.hosts import Sandbox
 from tests.support.paths import ROOT, VCLUSTER
 from vllm_cluster.remote.node.phases import STEPS
@@ -67,7 +67,12 @@ def test_four_ranks_on_two_hosts_say_what_one_process_says(cluster: Sandbox) -> 
     assert {"importing", "joining", "loading", "probing"} <= set(phases)
     key = cluster.vcluster("key").ok().out.strip()
     with tunnel(cluster) as url:
-        assert complete(url, key) == alone(cluster, "float32")
+        one = alone(cluster, "float32")
+        assert complete(url, key) == one.text
+        greedy = ("--temperature", "0", "--max-tokens", str(TOKENS), "--logprobs", "1", "--json")
+        (answer,) = cluster.vcluster("complete", PROMPT, *greedy).ok().json()["answers"]
+        # The same to the rounding of float32 sums, whose order differs with the layout.
+        assert [row["logprob"] for row in answer["logprobs"]] == pytest.approx(one.logprobs, abs=1e-3)
         assert status_code(f"{url}/health") == 200
         assert [status_code(f"{url}/{path}") for path in ("v1/models", "metrics", "tokenize")] == [401, 401, 401]
         assert status_code(f"{url}/v1/models", "wrong") == 401
@@ -152,7 +157,7 @@ def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster
     one.vcluster("up", "--yes").ok()
     exposed = one.vcluster("serve", MODEL, "--expose", "--json").ok().event("endpoint")
     key = one.vcluster("key").ok().out.strip()
-    words = alone(one, "auto")
+    words = alone(one, "auto").text
     # On its private network the head now answers without a tunnel, still only to those who have the key.
     assert exposed["exposed"] is True
     assert complete(exposed["url"].removesuffix("/v1"), key) == words

@@ -6,6 +6,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from tests.support.hosts import Sandbox
 
@@ -19,19 +20,28 @@ import json, sys
 from vllm import LLM, SamplingParams
 prompt, tokens, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 llm = LLM(model="sandbox/tiny-llama", dtype=dtype)
-(answer,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=tokens))
-print("ANSWER " + json.dumps(answer.outputs[0].text))
+(answer,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=tokens, logprobs=1))
+(output,) = answer.outputs
+chosen = [row[token].logprob for token, row in zip(output.token_ids, output.logprobs)]
+print("ANSWER " + json.dumps({"text": output.text, "logprobs": chosen}))
 """
 
 
-def alone(sandbox: Sandbox, dtype: str) -> str:
-    """The text of one vLLM process at temperature 0."""
+class Alone(NamedTuple):
+    """What one vLLM process says at temperature 0, and the logarithm of each token's probability."""
+
+    text: str
+    logprobs: list[float]
+
+
+def alone(sandbox: Sandbox, dtype: str) -> Alone:
+    """The answer of one vLLM process at temperature 0."""
     image = "vcluster-sandbox/vllm-cpu:0.32.0"
     where = ["--volume", "/models:/models:ro", "--env", "HF_HOME=/models", "--env", "HF_HUB_OFFLINE=1"]
     argv = ["run", "--rm", "--network", "none", "--shm-size", "1g", *where, "--entrypoint", "python3", image]
     said = sandbox.docker("gpu1", *argv, "-c", ALONE, PROMPT, str(TOKENS), dtype)
     (answer,) = [line.removeprefix("ANSWER ") for line in said.splitlines() if line.startswith("ANSWER ")]
-    return str(json.loads(answer))
+    return Alone(**json.loads(answer))
 
 
 def serving(sandbox: Sandbox) -> str | None:

@@ -82,7 +82,7 @@ def keep_open(inventory: Inventory, cache: Path, emit: Emit, *, port: int, runti
     Raises:
         HostError: it could not be opened, or not again.
     """
-    noted, opened = state(inventory, cache), False
+    noted, opened, patience = state(inventory, cache), False, runtime.after(RETRY_SECONDS)
 
     def note(event: Event) -> None:
         nonlocal opened, port, patience
@@ -91,7 +91,6 @@ def keep_open(inventory: Inventory, cache: Path, emit: Emit, *, port: int, runti
             noted.note_this(port)
         emit(event)
 
-    patience = runtime.after(RETRY_SECONDS)
     try:
         while True:
             try:

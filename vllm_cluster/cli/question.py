@@ -65,7 +65,8 @@ def read_prompt(prompt: str | None, files: Sequence[Path], *, required: bool) ->
     piped = prompt is None and not files and not sys.stdin.isatty()
     if prompt == "-" or piped:
         raw = sys.stdin.buffer.read(MAX_INPUT + 1)
-        return _text(raw, "standard input")
+        # The line end is that of echo or of a file, and would be a part of the text to continue.
+        return _text(raw, "standard input").removesuffix("\n")
     if prompt is None and not files and required:
         raise UsageError("missing PROMPT", hint='vcluster complete "Hello"')
     return prompt or ""

@@ -109,9 +109,9 @@ class Piped(io.TextIOWrapper):
     ("prompt", "files", "piped", "expected"),
     [
         ("Hi", False, b"never read", "Hi"),
-        ("-", False, b"from a pipe\n", "from a pipe\n"),
-        ("-", True, b"from a pipe\n", "from a pipe\n"),
-        (None, False, b"from a pipe\n", "from a pipe\n"),
+        ("-", False, b"from a pipe\n", "from a pipe"),
+        ("-", True, b"two lines\n\n", "two lines\n"),
+        (None, False, b"from a pipe", "from a pipe"),
         (None, True, b"never read", ""),
     ],
 )
