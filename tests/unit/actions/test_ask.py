@@ -1,0 +1,180 @@
+"""Why an answer broke off, and what is done about a key that changed: with a head that is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from tests.support.sim import make
+from vllm_cluster.actions import ask
+from vllm_cluster.actions.ask import ModelApi, ModelRequest
+from vllm_cluster.clock import Deadline
+from vllm_cluster.core.answer import COMPLETIONS, ModelReply
+from vllm_cluster.core.node_status import ServeFailure, ServeStatus
+from vllm_cluster.errors import (
+    ConnectionLost,
+    HostError,
+    PreflightFailed,
+    TimedOut,
+    Unreachable,
+    UsageError,
+    VclusterError,
+)
+from vllm_cluster.run.api_client import Broken, Refused, Silent
+
+INVENTORY = make.inventory(1)
+READY = ServeStatus(
+    *("g1", "org/model", "llama", "127.0.0.1", 8000, "ready", "", None, 0.0, 1, (2.0, 2.0), None, None, 1.0, 1.0)
+)
+EVENT = {"choices": [{"text": "Hel"}]}
+
+
+class Clock:
+    """Passes when it is waited on."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float, /) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Head:
+    """A head as far as an answer needs it."""
+
+    serving: list[ServeStatus | VclusterError | None]
+    lost: Unreachable | None = None
+    name: str = "gpu1"
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def transport(self) -> Head:
+        return self
+
+    @property
+    def runtime(self) -> Head:
+        return self
+
+    def after(self, seconds: float) -> Deadline:
+        return Deadline.after(seconds, self.clock)
+
+    def require_alive(self) -> None:
+        if self.lost:
+            raise self.lost
+
+    def state(self) -> Head:
+        if isinstance(now := self.serving[0], VclusterError):
+            raise now
+        return self
+
+
+def failure(
+    monkeypatch: pytest.MonkeyPatch, head: Head, error: VclusterError, **request: Any
+) -> tuple[VclusterError, str]:
+    """How a request ends whose answer breaks off after its first piece, and what came until then."""
+
+    class Node:
+        def __init__(self, *_: object) -> None:
+            head.state()
+            self.serving = head.serving.pop(0) if len(head.serving) > 1 else head.serving[0]
+
+        def state(self) -> Node:
+            return self
+
+    def post(*_: object) -> Iterator[Mapping[str, Any]]:
+        yield EVENT
+        raise error
+
+    monkeypatch.setattr(ask, "NodeHandle", Node)
+    monkeypatch.setattr(ask, "post", post)
+    monkeypatch.setattr(ask, "answers", lambda _: True)
+    monkeypatch.setattr(ask, "read_key", lambda *_: "the key")
+    api, reply = ModelApi(INVENTORY, head, READY, "the key", 1), ModelReply()  # type: ignore[arg-type]
+    with pytest.raises(VclusterError) as caught:
+        list(api.ask(ModelRequest(COMPLETIONS, {"prompt": "Hi"}, **request), reply))
+    return caught.value, reply.first.text
+
+
+FAILED = replace(READY, phase="backoff", failure=ServeFailure(0.0, "a rank died", ()))
+
+
+@pytest.mark.parametrize(
+    ("head", "kind", "message"),
+    [
+        (Head([READY], Unreachable("gpu1", "no keepalive reply for 15 s")), ConnectionLost, "tunnel: no keepalive"),
+        (Head([None]), HostError, "api: llama was stopped before the answer ended"),
+        # The head has not noticed at first.
+        (Head([READY, READY, FAILED]), HostError, "api: vLLM ended before the answer did; it is backoff: a rank died"),
+        (
+            Head([replace(READY, generation="g2", name="other", phase="loading")]),
+            HostError,
+            "api: llama was replaced by other (loading) before the answer ended",
+        ),
+        (Head([replace(READY, attempt=2)]), HostError, "api: vLLM ended before the answer did; it is ready"),
+        (Head([READY]), HostError, "api: the answer broke off, though llama is ready: reset by peer"),
+        (Head([HostError("gpu1", "container is missing")]), HostError, "container is missing"),
+    ],
+)
+def test_an_answer_that_breaks_off_has_its_cause(
+    head: Head, kind: type[VclusterError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, came = failure(monkeypatch, head, Broken("reset by peer"))
+    assert type(error) is kind
+    assert message in error.message
+    assert came == "Hel"
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind", "message"),
+    [
+        (Refused(400, "max_tokens=9 is too much"), UsageError, "llama: max_tokens=9 is too much"),
+        (Refused(401, "wrong key"), HostError, "gpu1: api: the key is refused: wrong key"),
+        (
+            Refused(500, "EngineCore died"),
+            HostError,
+            "though llama is ready: HTTP 500: EngineCore died",
+        ),
+        (Silent("no token for 600 s"), TimedOut, "gpu1: api: no token for 600 s"),
+    ],
+)
+def test_a_refusal_is_the_servers_word(
+    refused: VclusterError, kind: type[VclusterError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, _ = failure(monkeypatch, Head([READY]), refused)
+    assert type(error) is kind
+    assert message in error.message
+
+
+def test_a_model_that_is_not_served_names_the_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    error, _ = failure(monkeypatch, Head([READY]), Refused(404, "not found"), model="other")
+    assert (type(error), error.message) == (PreflightFailed, "other is not served on lab; it serves llama")
+
+
+def test_a_schema_that_the_server_refuses_is_named_with_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    error, _ = failure(monkeypatch, Head([READY]), Refused(400, "Grammar error: x"), schema="river.json")
+    assert error.message == "river.json: --json-schema: llama: Grammar error: x"
+
+
+def test_a_key_that_was_rotated_meanwhile_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def post(_port: int, _path: str, _body: object, key: str, _seconds: float) -> Iterator[Mapping[str, Any]]:
+        seen.append(key)
+        if key != "new":
+            raise Refused(401, "wrong key")
+        yield EVENT
+
+    monkeypatch.setattr(ask, "post", post)
+    monkeypatch.setattr(ask, "read_key", lambda *_: "new")
+    api = ModelApi(INVENTORY, Head([READY]), READY, "old", 1)  # type: ignore[arg-type]
+    assert [piece.text for piece in api.ask(ModelRequest(COMPLETIONS, {}), ModelReply())] == ["Hel"]
+    assert seen == ["old", "new"]
