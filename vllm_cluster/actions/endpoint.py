@@ -33,7 +33,7 @@ class ClientEndpoint:
 
 
 def state(inventory: Inventory, cache: Path) -> State:
-    """Where the tunnel of this machine to this cluster is noted, whatever its inventory file is called."""
+    """Where the tunnel of this machine to this cluster is noted; the name of the inventory file does not matter."""
     destinations = {name: host.destination for name, host in inventory.hosts.items()}
     return State(cache / FOLDER, debug_log.inventory_key(inventory.cluster, destinations))
 

@@ -148,7 +148,8 @@ VERBS = {
         "Print what OpenAI clients need: URL, key, a snippet.",
         "With --detach a tunnel stays open in the background; a later call finds it, and --end ends it.",
         (
-            'eval "$(vcluster endpoint --detach --env)"',
+            "vcluster endpoint --detach",
+            'eval "$(vcluster endpoint --env)"',
             "vcluster endpoint --python > ask.py",
             "vcluster endpoint --end",
         ),

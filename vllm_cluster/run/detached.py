@@ -1,4 +1,4 @@
-"""Programs of ours that continue in the background of this machine: found again, and ended."""
+"""Programs that vcluster leaves in the background of this machine: found again, and ended."""
 
 from __future__ import annotations
 

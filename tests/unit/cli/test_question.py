@@ -94,6 +94,13 @@ def test_a_bad_schema_names_file_and_line(content: bytes | None, message: str, t
     assert caught.value.message.replace(f"{tmp_path}/", "").startswith(message)
 
 
+@pytest.mark.parametrize("argv", [("--rotate", "--grace", "soon"), ("--rotate", "--grace", "-5m"), ("--grace", "5m")])
+def test_a_grace_is_a_time_for_a_rotation(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app(["key", *argv], prog_name="vcluster")
+    assert (ended.value.code, "--grace" in capsys.readouterr().err) == (2, True)
+
+
 class Piped(io.TextIOWrapper):
     """Standard input from a pipe."""
 
