@@ -137,7 +137,8 @@ def _plan() -> Schema:
         more: Schema = {"operation": {"const": kind.verb}, "text": TEXT}
         more |= {"docker_create": TEXT} if kind is plan.CreateNode else {}
         operations.append(fields(kind, **more))
-    stage = keys({"title": TEXT, "operations": rows({"anyOf": operations}), "barrier": TEXT})
+    barriers = [fields(kind, type={"const": kind.type}, text=TEXT) for kind in get_args(plan.Barrier)]
+    stage = keys({"title": TEXT, "operations": rows({"anyOf": operations}), "barriers": rows({"anyOf": barriers})})
     return keys(
         {
             "cluster": TEXT,
@@ -233,6 +234,7 @@ def _events() -> list[Schema]:
         *((kind, {}) for kind in ("phase", "note", "failed", "warning", "progress", "start", "log")),
         ("plan", {"plan": _plan()}),
         ("start", operation),
+        ("start", {"phase": TEXT, "seconds": NUMBER}),
         ("done", operation),
         ("done", {"removed": COUNT}),
         ("warning", {"code": TEXT}),

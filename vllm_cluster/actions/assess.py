@@ -114,7 +114,27 @@ def assess(
         PreflightFailed: a check found an error; nothing was touched.
         UsageError: a host to forget has not left.
     """
-    facts = _judged(inventory, fleet, emit)
+    emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
+    facts = facts_of(inventory, fleet)
+    judge(inventory, facts, emit)
+    return compare(inventory, fleet, facts, emit, locked=locked, reading=reading, forget=forget)
+
+
+def compare(
+    inventory: Inventory,
+    fleet: Fleet,
+    facts: Mapping[str, HostFacts],
+    emit: Emit,
+    *,
+    locked: bool = False,
+    reading: Reading = Reading.ALL,
+    forget: Collection[str] = (),
+) -> Assessment:
+    """The way from what was found to what is wanted; as `assess`.
+
+    Raises:
+        UsageError: a host to forget has not left.
+    """
     if locked:
         secrets = collect_with_values(inventory, read_kept(inventory, facts, fleet), fleet.runtime)
     else:
@@ -133,22 +153,26 @@ def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collect
     Raises:
         PreflightFailed: something is wrong with the hosts that answer.
     """
-    facts = _judged(inventory, fleet, emit, lost)
+    emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
+    facts = facts_of(inventory, fleet, lost)
+    judge(inventory, facts, emit)
     if inventory.head_name in lost:
         return None
     secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, Reading.WHAT_CAN_BE)
     return diff(_specs(inventory, fleet, facts, secrets, emit), facts)
 
 
-def _judged(inventory: Inventory, fleet: Fleet, emit: Emit, without: Collection[str] = ()) -> dict[str, HostFacts]:
-    emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
-    facts = facts_of(inventory, fleet, without)
+def judge(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> None:
+    """Check the hosts; warn of what may be wrong.
+
+    Raises:
+        PreflightFailed: a check found an error.
+    """
     findings = preflight(inventory, facts)
     warnings = ((replace(finding, host=""), finding.host) for finding in findings if not finding.error)
     for finding, hosts in by_hosts(warnings).items():
         emit(Event("warning", f"{finding.text}; {finding.fix}", hosts, {"code": finding.code}))
     ensure_no_errors([finding for finding in findings if finding.error])
-    return facts
 
 
 def _specs(

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm_cluster.actions import phases
 from vllm_cluster.actions.assess import Assessment, assess, connect_all
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_on
 from vllm_cluster.actions.follow import Follower, continues_on_interrupt, serving_on
+from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
 from vllm_cluster.actions.serve_check import check_request
 from vllm_cluster.backends import vllm
 from vllm_cluster.core import request
@@ -25,13 +27,12 @@ from vllm_cluster.core.plan import (
 )
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed, UsageError
-from vllm_cluster.events import Emit, Event, waiting
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
@@ -194,16 +195,38 @@ def ask_head(
 
     Returns the number of the request.
     """
-    verb = what.split(maxsplit=1)[0]
-    while True:
-        consent.ask(_stops(inventory, head, wanted))
-        with Lease([head], inventory.cluster, verb) as lease:
-            lease.acquire(wait, waiting(emit))
-            if consent.covers(_stops(inventory, head, wanted)):
-                node = NodeHandle(head, inventory.cluster)
-                number = serve_request.write(node, wanted)
-                record(node, verb, [what], emit, request=number)
-                return number
+    verb, runtime = what.split(maxsplit=1)[0], head.runtime
+    state = RequestState(inventory, emit, runtime, verb, consent, wait, head=head, wanted=wanted, what=what)
+    return phases.run(ASK, state).number
+
+
+@dataclass(frozen=True)
+class RequestState(phases.VerbState):
+    """What the phases know that write a request to serve, or to stop."""
+
+    head: HostConnection = phases.LATER
+    wanted: Mapping[str, Any] | None = None
+    what: str = ""
+    number: int = 0
+
+    def stops(self) -> Stops:
+        """What the request would stop now."""
+        return _stops(self.inventory, self.head, self.wanted)
+
+    def hosts(self) -> Sequence[HostConnection]:
+        """The head alone."""
+        return [self.head]
+
+
+def write_request(state: RequestState) -> RequestState:
+    """Write what is wanted, and the history."""
+    node = NodeHandle(state.head, state.inventory.cluster)
+    number = serve_request.write(node, state.wanted)
+    record(node, state.verb, [state.what], state.emit, request=number)
+    return replace(state, number=number)
+
+
+ASK = (confirm, lock, compare_again, write_request, unlock)
 
 
 def _stops(inventory: Inventory, head: HostConnection, wanted: Mapping[str, Any] | None) -> Stops:

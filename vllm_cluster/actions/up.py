@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vllm_cluster.actions.assess import Assessment, assess, connect_all, reached, survey_without
-from vllm_cluster.actions.consent import Confirm, Consent, stopped_by
+from vllm_cluster.actions import phases
+from vllm_cluster.actions.assess import Assessment, assess, connect_all, facts_of, judge, reached, survey_without
+from vllm_cluster.actions.assess import compare as compare_facts
+from vllm_cluster.actions.consent import Confirm, Consent, Stops, stopped_by
 from vllm_cluster.actions.explain import add_cause, began
+from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.core.identity import cluster_id
-from vllm_cluster.core.plan import CreateNode, Operation, Plan, RemoveContainer, RemoveVolume, RestartNode, StartNode
+from vllm_cluster.core.plan import (
+    CreateNode,
+    GpusJoined,
+    Operation,
+    Plan,
+    RemoveContainer,
+    RemoveVolume,
+    RestartNode,
+    StartNode,
+)
 from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, combine
-from vllm_cluster.events import Emit, Event, Kind, waiting
+from vllm_cluster.events import Emit, Event, Kind
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import record
-from vllm_cluster.run.barrier import await_gpus
-from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.barrier import hold
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.execute import PlanExecution
-from vllm_cluster.run.lease import Lease, in_order
+from vllm_cluster.run.lease import in_order
 from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_files import node_files
 from vllm_cluster.run.node_handle import NodeHandle
@@ -84,24 +96,93 @@ def up(
     Raises:
         VclusterError: see the tree in errors; completed steps are kept, and another `up` continues there.
     """
-    with connect_all(inventory, emit, runtime=runtime) as fleet:
-        look = partial(assess, inventory, fleet, emit, forget=forget)
-        first = look()
-        done = first.plan
-        try:
-            if not done.empty:
-                done = _change(inventory, fleet, first, look, emit=emit, confirm=confirm, cache=cache, wait=wait)
-            _verify(fleet, done, emit)
-        except VclusterError as error:
-            raise _with_measured_cause(error, fleet, inventory, first, emit) from None
-        _report(fleet, done, emit)
-        return done
+    consent = Consent(confirm, inventory.cluster)
+    state = UpState(inventory, emit, runtime, "up", consent, wait, cache=cache, forget=forget)
+    return phases.run(UP, state, _with_measured_cause).seen.plan
 
 
-def _with_measured_cause(
-    error: VclusterError, fleet: Fleet, inventory: Inventory, seen: Assessment, emit: Emit
-) -> VclusterError:
+@dataclass(frozen=True)
+class UpState(phases.VerbState):
+    """What the phases of `up` know."""
+
+    cache: Path = phases.LATER
+    forget: Collection[str] = ()
+    facts: Mapping[str, HostFacts] = phases.LATER
+    seen: Assessment = phases.LATER
+    # What was found first: the reason for a failure may be older than what it did.
+    first: Assessment | None = None
+
+    def stops(self) -> Stops:
+        """The running nodes that the plan removes or restarts, and the model on them."""
+        return stopped_by(self.seen.plan, self.seen.facts, self.fleet)
+
+    def hosts(self) -> Sequence[HostConnection]:
+        """Every host of the plan."""
+        return in_order(self.fleet, self.seen.facts)
+
+    def again(self) -> UpState:
+        """Observed, checked and compared under the lease."""
+        seen = assess(self.inventory, self.fleet, self.emit, locked=True, forget=self.forget)
+        return replace(self, seen=seen)
+
+
+def connect(state: UpState) -> UpState:
+    """Connect to every host."""
+    return replace(
+        state, fleet=state.opened.enter_context(connect_all(state.inventory, state.emit, runtime=state.runtime))
+    )
+
+
+def observe(state: UpState) -> UpState:
+    """Look at every host."""
+    state.emit(Event("phase", f"inspecting {count(len(state.inventory.hosts), 'host')}"))
+    return replace(state, facts=facts_of(state.inventory, state.fleet))
+
+
+def check(state: UpState) -> UpState:
+    """Refuse what is known not to work, before anything is touched."""
+    judge(state.inventory, state.facts, state.emit)
+    return state
+
+
+def compare(state: UpState) -> UpState:
+    """Make the plan."""
+    seen = compare_facts(state.inventory, state.fleet, state.facts, state.emit, forget=state.forget)
+    if not seen.plan.empty:
+        state.emit(Event("note", _summary(seen.plan)))
+    return replace(state, seen=seen, first=seen, idle=seen.plan.empty)
+
+
+def apply(state: UpState) -> UpState:
+    """Run the plan, and write the history."""
+    if state.idle:
+        return state
+    plan, head = state.seen.plan, state.fleet.connections[state.inventory.head_name]
+    state.emit(Event("plan", "", data={"plan": plan}))
+    _announce(state.inventory, state.seen, state.emit)
+    PlanExecution(plan, state.fleet, state.lease, state.emit, state.seen.secrets, node_files(), state.cache).run()
+    done = [operation.text for operation in plan.operations()]
+    record(NodeHandle(head, state.inventory.cluster), "up", done, state.emit)
+    return state
+
+
+def verify(state: UpState) -> UpState:
+    """Wait until Ray reports exactly the GPUs of the plan, also where there was nothing to do."""
+    plan = state.seen.plan
+    state.emit(Event("phase", "verifying"))
+    hold(GpusJoined(plan.gpus), plan, state.fleet, state.emit)
+    _report(state.fleet, plan, state.emit)
+    return state
+
+
+UP = (connect, observe, check, compare, confirm, lock, compare_again, apply, unlock, verify)
+
+
+def _with_measured_cause(state: UpState, error: VclusterError) -> VclusterError:
     """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts."""
+    if state.first is None:
+        return error
+    fleet, inventory, seen, emit = state.fleet, state.inventory, state.first, state.emit
     if isinstance(error, NodesNotJoined) and error.cut_off:
         found: list[Finding] = []
         with suppress(VclusterError):
@@ -111,36 +192,6 @@ def _with_measured_cause(
             error.hint = "\n".join(dict.fromkeys(one.fix for one in found))
             return error
     return add_cause(error, fleet, inventory, since=began(seen.facts))
-
-
-def _change(
-    inventory: Inventory,
-    fleet: Fleet,
-    seen: Assessment,
-    look: Callable[..., Assessment],
-    *,
-    emit: Emit,
-    confirm: Confirm,
-    cache: Path,
-    wait: float,
-) -> Plan:
-    emit(Event("note", _summary(seen.plan)))
-    consent = Consent(confirm, inventory.cluster)
-    head = fleet.connections[inventory.head_name]
-    while True:
-        # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
-        consent.ask(stopped_by(seen.plan, seen.facts, fleet))
-        with Lease(in_order(fleet, seen.facts), inventory.cluster, "up") as lease:
-            lease.acquire(wait, waiting(emit))
-            # Others may have changed things until the lease was ours.
-            seen = look(locked=True)
-            if consent.covers(stopped_by(seen.plan, seen.facts, fleet)):
-                emit(Event("plan", "", data={"plan": seen.plan}))
-                _announce(inventory, seen, emit)
-                PlanExecution(seen.plan, fleet, lease, emit, seen.secrets, node_files(), cache).run()
-                done = [operation.text for operation in seen.plan.operations()]
-                record(NodeHandle(head, inventory.cluster), "up", done, emit)
-                return seen.plan
 
 
 def _announce(inventory: Inventory, seen: Assessment, emit: Emit) -> None:
@@ -166,11 +217,6 @@ def _short(operation: Operation) -> str:
     if isinstance(operation, RemoveVolume):
         return f"{operation.verb} {operation.name}"
     return f"create container {operation.spec.name}" if isinstance(operation, CreateNode) else operation.verb
-
-
-def _verify(fleet: Fleet, done: Plan, emit: Emit) -> None:
-    emit(Event("phase", "verifying"))
-    await_gpus(fleet, done, emit)
 
 
 def _report(fleet: Fleet, done: Plan, emit: Emit) -> None:

@@ -10,7 +10,10 @@ from vllm_cluster.core.identity import is_leftover, is_volume_name, node_of
 from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.core.members import Membership
 from vllm_cluster.core.plan import (
+    Barrier,
     CreateNode,
+    GpusJoined,
+    HeadReady,
     MoveHead,
     Operation,
     Plan,
@@ -19,6 +22,8 @@ from vllm_cluster.core.plan import (
     RemoveContainer,
     RemoveVolume,
     RestartNode,
+    SameImage,
+    SecretsWritten,
     Stage,
     StartNode,
 )
@@ -40,25 +45,33 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
     removals = tuple(op for spec in specs for op in _removals(spec, facts[spec.host], reasons[spec.host].why))
     left = members.former.items() if members else ()
     new_head = bool(reasons[head.host].why)
+    gpus = {spec.address: spec.gpu_count for spec in specs}
     stages = (
-        Stage("images", images),
+        Stage("images", images, _before_nodes(specs, reasons)),
         # Before the head goes, which alone knows of them.
         Stage("leave", tuple(op for host, entry in left for op in _leave(head, host, entry))),
         Stage("move head", _move(head, members)),
         Stage("remove old containers", removals),
-        Stage("head", _node(head, facts[head.host], reasons[head.host], False), barrier="Ray answers on the head"),
+        Stage("head", _node(head, facts[head.host], reasons[head.host], False), (HeadReady(head.host),)),
         # Before a worker is made: one that is not recorded would be forgotten, should this break off.
         Stage("members", _record(head, members)),
         Stage(
             "workers",
             tuple(op for spec in workers for op in _node(spec, facts[spec.host], reasons[spec.host], new_head)),
-            barrier="Ray reports exactly the planned GPUs",
+            (GpusJoined(gpus),),
         ),
     )
-    gpus = {spec.address: spec.gpu_count for spec in specs}
     lost = members.lost if members else {}
-    filled = tuple(stage for stage in stages if stage.operations)
+    nodes = any(reason.why for reason in reasons.values())
+    # A stage without operations has nothing to wait for, but that for which new nodes wait.
+    filled = tuple(stage for number, stage in enumerate(stages) if stage.operations or (nodes and not number))
     return Plan(head.cluster, head.cluster_id, filled, gpus, head.host, lost, head.head_address)
+
+
+def _before_nodes(specs: Sequence[ContainerSpec], reasons: Mapping[str, _Reason]) -> tuple[Barrier, ...]:
+    """What must hold before the first node is removed or made."""
+    new = tuple(spec.host for spec in specs if reasons[spec.host].why)
+    return (SameImage(specs[0].image), SecretsWritten(new)) if new else ()
 
 
 @dataclass(frozen=True)

@@ -145,12 +145,67 @@ Operation = (
 
 
 @dataclass(frozen=True)
+class SameImage:
+    """Every node runs one image, also where a tag differs between hosts, and where nothing is done to it."""
+
+    type: ClassVar[str] = "same-image"
+    image: str
+
+    @property
+    def text(self) -> str:
+        """What holds, for people."""
+        return f"{self.image} is the same image on every host"
+
+
+@dataclass(frozen=True)
+class SecretsWritten:
+    """The secrets of new nodes are in their volumes: what was generated outlives any failure after this."""
+
+    type: ClassVar[str] = "secrets-written"
+    hosts: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """What holds, for people."""
+        return f"the secrets are written on {', '.join(self.hosts)}"
+
+
+@dataclass(frozen=True)
+class HeadReady:
+    """Ray answers on the head."""
+
+    type: ClassVar[str] = "head-ready"
+    host: str
+
+    @property
+    def text(self) -> str:
+        """What holds, for people."""
+        return "Ray answers on the head"
+
+
+@dataclass(frozen=True)
+class GpusJoined:
+    """Ray counts exactly these GPUs, by address."""
+
+    type: ClassVar[str] = "gpus-joined"
+    gpus: Mapping[str, int]
+
+    @property
+    def text(self) -> str:
+        """What holds, for people."""
+        return "Ray reports exactly the planned GPUs"
+
+
+Barrier = SameImage | SecretsWritten | HeadReady | GpusJoined
+
+
+@dataclass(frozen=True)
 class Stage:
     """Operations that may run side by side, and what must hold before the next stage."""
 
     title: str
     operations: tuple[Operation, ...]
-    barrier: str = ""
+    barriers: tuple[Barrier, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vllm_cluster.core.node_status import RayMembership, membership
-from vllm_cluster.core.plan import Plan
-from vllm_cluster.core.spec import node_name
+from vllm_cluster.core.plan import GpusJoined, HeadReady, Plan, SameImage
+from vllm_cluster.core.spec import BASE_IMAGE, node_name
 from vllm_cluster.errors import CommandFailed, HostError, NodesNotJoined, Unreachable
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
@@ -21,6 +21,37 @@ CONNECT_SECONDS = 30.0
 GONE_SECONDS = 40.0
 # Ray ending this often at once is not bad luck.
 RAY_ATTEMPTS = 3
+
+
+def hold(barrier: SameImage | HeadReady | GpusJoined, plan: Plan, fleet: Fleet, emit: Emit) -> None:
+    """Until the barrier holds.
+
+    Raises:
+        HostError: it will not, and why.
+    """
+    match barrier:
+        case SameImage(image):
+            _ensure_same_image(image, plan, fleet)
+        case HeadReady(host):
+            await_ray(fleet.connections[host], plan, emit)
+        case GpusJoined():
+            await_gpus(fleet, plan, emit)
+
+
+def _ensure_same_image(image: str, plan: Plan, fleet: Fleet) -> None:
+    def base(connection: HostConnection) -> str | None:
+        if config := connection.engine.image_info(image):
+            return str(config["Id"])
+        # Pruned away: the node that runs here knows what it was made from.
+        node = NodeHandle(connection, plan.cluster).container()
+        return node["Config"]["Labels"].get(BASE_IMAGE) if node else None
+
+    ids = {host: image_id for host, image_id in fleet.all(base).items() if image_id}
+    common = max(set(ids.values()), key=list(ids.values()).count)
+    for host, image_id in ids.items():
+        if image_id != common:
+            text = f"{image} is {image_id[:19]} here and {common[:19]} on the other hosts"
+            raise HostError(host, text, hint=f"docker pull {image} on every host, or pin a digest")
 
 
 def await_ray(connection: HostConnection, plan: Plan, emit: Emit) -> None:

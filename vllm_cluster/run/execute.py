@@ -21,6 +21,7 @@ from vllm_cluster.core.plan import (
     RemoveContainer,
     RemoveVolume,
     RestartNode,
+    SecretsWritten,
     Stage,
     StartNode,
 )
@@ -32,12 +33,11 @@ from vllm_cluster.errors import CommandFailed, HostError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
-from vllm_cluster.run.barrier import await_gpus, await_ray
+from vllm_cluster.run.barrier import hold
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import LIFE_SECONDS
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
-from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python, run
 from vllm_cluster.run.pull import pull, sending
 from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
@@ -75,13 +75,13 @@ class PlanExecution:
         Raises:
             FleetError, HostError: operations failed; those of other hosts in the same stage were finished.
         """
-        stages = list(self.plan.stages)
-        if stages and stages[0].title == "images":
-            self._stage(stages.pop(0))
-        self._same_image()
-        self._write_secrets()
-        for stage in stages:
+        for stage in self.plan.stages:
             self._stage(stage)
+            for barrier in stage.barriers:
+                if isinstance(barrier, SecretsWritten):
+                    self._write_secrets()
+                else:
+                    hold(barrier, self.plan, self.fleet, self.emit)
 
     def _stage(self, stage: Stage) -> None:
         self.lease.check()
@@ -102,10 +102,6 @@ class PlanExecution:
         _, failures = self.fleet.each(work, by_host)
         if failures:
             raise combine(failures)
-        if stage.title == "head":
-            await_ray(self.fleet.connections[self.plan.head], self.plan, self.emit)
-        elif stage.title == "workers":
-            await_gpus(self.fleet, self.plan, self.emit)
 
     def _do(self, connection: HostConnection, operation: Operation) -> None:
         self.lease.check()
@@ -204,26 +200,6 @@ class PlanExecution:
                     wheels.wheels(inside, ray, self.cache, self.fleet.runtime.processes)
                 )
             return self._contexts[inside]
-
-    def _same_image(self) -> None:
-        """Every node must run one image, also where a tag differs between hosts, and where nothing is done to it."""
-        image = next((op.spec.image for op in self.plan.operations() if isinstance(op, CreateNode)), None)
-        if image is None:
-            return
-
-        def base(connection: HostConnection) -> str | None:
-            if config := connection.engine.image_info(image):
-                return str(config["Id"])
-            # Pruned away: the node that runs here knows what it was made from.
-            node = NodeHandle(connection, self.plan.cluster).container()
-            return node["Config"]["Labels"].get(BASE_IMAGE) if node else None
-
-        ids = {host: image_id for host, image_id in self.fleet.all(base).items() if image_id}
-        common = max(set(ids.values()), key=list(ids.values()).count)
-        for host, image_id in ids.items():
-            if image_id != common:
-                text = f"{image} is {image_id[:19]} here and {common[:19]} on the other hosts"
-                raise HostError(host, text, hint=f"docker pull {image} on every host, or pin a digest")
 
     def _write_secrets(self) -> None:
         """Before anything is removed: what was generated is then still on the head after any failure."""

@@ -20,7 +20,7 @@ def kinds(plan: object) -> list[tuple[str, str]]:
 def test_a_new_cluster_gets_its_head_before_its_workers() -> None:
     facts = world.hosts(3)
     plan = diff(desired(world.inventory(3), facts, world.INPUTS), facts)
-    assert [stage.title for stage in plan.stages] == ["head", "workers"]
+    assert [stage.title for stage in plan.stages] == ["images", "head", "workers"]
     assert kinds(plan) == [("create", "gpu1"), ("create", "gpu2"), ("create", "gpu3")]
     assert plan.gpus == {"10.0.0.1": 2, "10.0.0.2": 2, "10.0.0.3": 2}
 

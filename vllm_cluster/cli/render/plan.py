@@ -32,7 +32,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             if isinstance(operation, CreateNode):
                 row["docker_create"] = create_line(operation.spec)
             operations.append(row)
-        stages.append({"title": stage.title, "operations": operations, "barrier": stage.barrier})
+        barriers = [{"type": barrier.type, **asdict(barrier), "text": barrier.text} for barrier in stage.barriers]
+        stages.append({"title": stage.title, "operations": operations, "barriers": barriers})
     return {
         "cluster": plan.cluster,
         "id": plan.id,
@@ -62,8 +63,8 @@ def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (
         shown = ((_lines(one, marks[id(one)], dim, end, verbosity), one.host) for one in stage.operations)
         for (mark, text, more), hosts in by_hosts(shown).items():
             out.write(f"{mark} {hosts}: {text}\n{more}")
-        if stage.barrier:
-            out.write(f"  wait for: {stage.barrier}\n")
+        for barrier in stage.barriers:
+            out.write(f"  wait for: {plain(barrier.text)}\n")
     out.write(f"{bold}{_summary(plan, marks)}{end}\n")
 
 
