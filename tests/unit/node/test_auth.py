@@ -116,7 +116,9 @@ def test_an_encoded_path_is_not_the_open_one() -> None:
 )
 @pytest.mark.usefixtures("key_file")
 def test_what_is_not_the_key_is_refused(headers: list[tuple[bytes, bytes]]) -> None:
-    assert ask(headers=headers)[0]["status"] == 401
+    start, body = ask(headers=headers)
+    assert start["status"] == 401
+    assert b"(vcluster key prints it)" in body["body"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
