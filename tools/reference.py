@@ -25,6 +25,7 @@ EXIT_CODES = {
     10: "`plan --exit-code`: there is something to do",
     75: "another run holds the lease of a host, or this one lost it: run the command again; "
     "`serve`: another request replaced this one",
+    124: "`wait`: not so in time",
     130: "interrupted; completed steps are kept",
 }
 EVENTS = {
@@ -37,7 +38,7 @@ EVENTS = {
     "note": "a fact that explains what follows",
     "warning": "a problem that does not end the verb",
     "result": "the outcome of a verb that succeeded",
-    "log": "a line of vLLM's log, with `-v`",
+    "log": "a line of vLLM's log, with `-v`; `logs`: a line of a log, where `t` is when it was printed",
     "error": "the verb failed: what happened, what to do, the exit code, and a row for each host concerned",
     "endpoint": "the model is ready: where it answers, and the command that asks it",
 }
@@ -115,7 +116,8 @@ def events() -> str:
     lines = [
         "# Events",
         "",
-        "`up`, `serve`, `stop`, `rollback`, `down`, `tunnel` and `sandbox` write one JSON object a line with `--json`. "
+        "`up`, `serve`, `stop`, `rollback`, `down`, `tunnel`, `wait`, `logs` and `sandbox` write one JSON object a "
+        "line with `--json`. "
         "Each has `v` (1), `t` (seconds since the epoch), `event` and, but for `error` and `endpoint`, `text`, a "
         "sentence for people; `host` where it concerns one host. [The schema](json/events.schema.json) has the types.",
         "",

@@ -17,6 +17,7 @@ VclusterError            1   something failed
 ├── FleetError               several hosts failed, each with its own error
 ├── Locked              75   another run is changing the cluster
 ├── Aborted              1   a person answered no to a question
+├── WaitTimedOut       124   what `wait` waits for was not so in time
 └── Interrupted        130   the user interrupted
 """
 
@@ -220,6 +221,12 @@ class Aborted(VclusterError):
 
     def __init__(self) -> None:
         super().__init__("Aborted. Nothing was changed.")
+
+
+class WaitTimedOut(VclusterError):
+    """What was waited for was not so in time, and may still come."""
+
+    exit_code = 124
 
 
 class Interrupted(VclusterError):

@@ -180,6 +180,14 @@ def test_the_explain_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*.tar.gz")} == {"report.tar.gz", "anonymous.tar.gz"}
 
 
+@pytest.mark.cluster("served")
+def test_the_logs_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """On a cluster that serves."""
+    said = {command: shell(command, tmp_path, {**sandbox.environment}) for command in commands("logs.md")}
+    assert "gpu2 rank 3 | " in said["vcluster logs --rank 3"]
+    assert said["vcluster wait --timeout 30m && echo ready"] == "ready\n"
+
+
 @pytest.mark.cluster("empty")
 def test_the_check_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On hosts that are well."""
@@ -234,7 +242,7 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 @pytest.mark.cluster("none")
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
-    pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md", "use.md")
+    pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md", "use.md", "logs.md")
     covered = {line for page in pages for line in commands(page)}
     # Run by the two tests above this one; the set-up and `make test` by whoever reads this.
     covered |= {

@@ -252,6 +252,8 @@ def _events() -> list[Schema]:
         ("result", {"removed": {"type": ["integer", "boolean"]}}),
         ("result", {"url": TEXT, "port": COUNT}),
         ("result", {"inventory": TEXT}),
+        ("result", {"seconds": NUMBER}),
+        ("log", {"source": TEXT, "rank": maybe(COUNT)}),
     ]
     base: Schema = {"v": VERSION, "t": NUMBER, "text": TEXT}
     return [keys({**base, "event": {"const": kind}, **data}, {"host": TEXT}) for kind, data in forms]

@@ -30,8 +30,8 @@ from vllm_cluster.explain.diagnosis import Diagnosis, MatchedFailure, diagnose
 from vllm_cluster.explain.scan import LogPosition, LogSource, scan
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.logs import collect, connect_and_observe, sources
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.logs import Log, collect, connect_and_observe, sources
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count, redact
@@ -81,9 +81,12 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
     """The verdict on what the hosts of the cluster have written."""
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting the logs of {count(len(inventory.hosts), 'host')}"))
-        logs, failures = fleet.each(
-            lambda connection: collect(connect_and_observe(inventory, connection), inventory.cluster)
-        )
+
+        def read(connection: HostConnection) -> list[Log]:
+            connect_and_observe(inventory, connection)
+            return collect(connection, inventory.cluster)
+
+        logs, failures = fleet.each(read)
         head = _head(fleet, inventory) if inventory.head_name in logs else None
     if head and head.ray.ended:
         return Explanation(_of_ray(inventory.head_name, head), failures)

@@ -39,6 +39,8 @@ class Verb:
     about: str = ""
     examples: tuple[str, ...] = ()
     exits: Mapping[int, str] = field(default_factory=dict)
+    # Words of the same command elsewhere that ask for what is done anyway.
+    habits: tuple[str, ...] = ()
 
 
 def program(verbs: Mapping[str, Verb], about: str, **more: Any) -> typer.Typer:
@@ -66,6 +68,8 @@ class Parsed(TyperCommand):
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse the words behind the verb; all unknown options are named at once."""
+        end = args.index("--") if "--" in args else len(args)
+        args = [word for word in args[:end] if word not in self.verb.habits] + args[end:]
         given = list(args)
         _plain_values(self.get_params(ctx))
         if not ctx.resilient_parsing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
@@ -43,3 +44,30 @@ def _number(kind: type[int] | type[float], value: Any, least: float | None, most
     if not ((least is None or number >= least) and (most is None or number <= most)):
         raise typer.BadParameter(text)
     return number
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|h|d)")
+
+
+def duration(text: str) -> str:
+    """A duration such as 90s, 10m, 1h30m or 2d, or a number of seconds, as it was written.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    seconds(text)
+    return text
+
+
+def seconds(text: str) -> float:
+    """The seconds of a duration.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    if re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", text):
+        return float(text)
+    if not text or _DURATION.sub("", text):
+        raise typer.BadParameter(f"must be a duration such as 90s, 10m or 1h30m, got {text!r}")
+    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))

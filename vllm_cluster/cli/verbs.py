@@ -111,6 +111,14 @@ VERBS = {
         ("vcluster rollback", "vcluster rollback --yes"),
         {0: "the model is ready", 1: "failed, or the answer was no", **_LEASE},
     ),
+    "wait": Verb(
+        _RUN,
+        "wait:wait",
+        "Wait until the model is ready, or the GPUs are there.",
+        "For scripts. Shows on standard error what it waits for.",
+        ("vcluster wait --timeout 30m", "vcluster wait --gpus"),
+        {0: "it is so", 1: "it never will be: the model failed, or none is requested", **_READ, 124: "not in time"},
+    ),
     "history": Verb(
         _RUN,
         "history:history",
@@ -182,6 +190,34 @@ VERBS = {
         "Images and the model cache stay; the API key and the history go.",
         ("vcluster down", "vcluster down --yes"),
         {0: "nothing of the cluster is left", 1: "failed, or the answer was no", **_LEASE},
+    ),
+    "logs": Verb(
+        _LOOK,
+        "logs:logs",
+        "Show the logs of all hosts, merged by time.",
+        "Each line has its host and what printed it: node, ray, vllm or a rank. With --follow a log continues after a "
+        "lost connection or a restart, without gap or repeat.",
+        ("vcluster logs --since 10m", "vcluster logs --follow --errors", "vcluster logs --rank 3"),
+        {1: "a log could not be read to its end", 3: "the cluster is not up", **_READ},
+    ),
+    "exec": Verb(
+        _LOOK,
+        "exec:exec_",
+        "Run a command in the containers of the nodes.",
+        "Input, signals, the terminal and the exit code are those of the command. With --all each line has its "
+        "host, and the exit code is the highest.",
+        ("vcluster exec gpu1 -- bash", "vcluster exec --head -- ray status", "vcluster exec --all -- df -h /dev/shm"),
+        {3: "the cluster is not up", **_READ},
+        habits=("-it", "-ti", "-t"),
+    ),
+    "ssh": Verb(
+        _LOOK,
+        "ssh:ssh",
+        "Open a shell on a host, or run a command there.",
+        "Runs the ssh of this machine with the inventory's settings. Its exit code is that of ssh: 255 where ssh could "
+        "not connect.",
+        ("vcluster ssh gpu1", "vcluster ssh gpu1 -- nvidia-smi"),
+        {2: "usage or inventory"},
     ),
     "explain": Verb(
         _LOOK,

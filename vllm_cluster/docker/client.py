@@ -13,6 +13,7 @@ from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, path
 from vllm_cluster.docker.connection import Guard, OpenStream
 from vllm_cluster.docker.output import read_framed
 from vllm_cluster.docker.progress import built, pulled
+from vllm_cluster.docker.streams import Streams
 from vllm_cluster.docker.volumes import Volumes
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import Container, Image
@@ -44,7 +45,7 @@ class DockerApi:
         # A fixed version saves the round trip of asking for it.
         spoken = min(tuple(int(part) for part in api_version.split(".")), MAX_API)
         self._calls = Calls(transport.host, ".".join(map(str, spoken)), open_stream, guard, clock)
-        self.volumes = Volumes(self._calls)
+        self.volumes, self.streams = Volumes(self._calls), Streams(self._calls)
         # Whose the files are that are written: root's, unless the containers run as somebody else.
         self.owner = (0, 0)
 

@@ -21,7 +21,7 @@ from vllm_cluster.transport import locate
 from vllm_cluster.transport.base import Stream, Target, Transport
 from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.logged_transport import LoggedTransport
-from vllm_cluster.transport.ssh_config import SshEndpoint, ssh_options
+from vllm_cluster.transport.ssh_config import SshEndpoint, ensure_safe_names, ssh_options
 
 # sshd takes about ten new connections at a time (MaxStartups); a laptop's file table has its end too.
 WORKERS = 32
@@ -77,6 +77,11 @@ class HostConnection:
     def connect(self) -> None:
         """Connect to the host."""
         self.transport.connect(self.runtime.after(CONNECT_SECONDS))
+
+    def reconnect(self) -> None:
+        """Connect again after the connection broke; Docker is reached over new streams."""
+        self.connect()
+        self.engine.fence(self._dial)
 
     def open_engine(self, api_version: str) -> DockerApi:
         """Speak to the host's Docker engine in a version that it knows."""
@@ -252,6 +257,16 @@ def ssh_target(inventory: Inventory, host: Host) -> Target:
         config=ssh.config,
         accept_new_keys=ssh.host_keys == "accept-new",
     )
+
+
+def ssh_line(inventory: Inventory, host: Host) -> list[str]:
+    """The ssh command that leads to a host, for a person's own terminal; empty where the host is this machine."""
+    if _kind(inventory, host) == "local":
+        return []
+    at = ssh_target(inventory, host)
+    ensure_safe_names(at)
+    keys = ["-o", "StrictHostKeyChecking=accept-new"] if at.accept_new_keys else []
+    return ["ssh", *ssh_options(at), *keys, at.destination]
 
 
 def endpoints(inventory: Inventory, runtime: Runtime) -> dict[str, SshEndpoint | None]:

@@ -12,6 +12,7 @@ from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.explain.log_line import parse_time
 from vllm_cluster.explain.scan import LogSource
+from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
@@ -47,17 +48,17 @@ def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list
     return [log.source() for logs in collected for log in logs if not log.name.startswith(left)]
 
 
-def connect_and_observe(inventory: Inventory, connection: HostConnection) -> HostConnection:
-    """The host, connected, with its engine open.
+def connect_and_observe(inventory: Inventory, connection: HostConnection) -> HostFacts:
+    """Connect to a host and open its engine.
 
     Raises:
         HostError: it does not answer, or its Docker does not.
     """
     connection.connect()
-    problem = engine_problem(observe(inventory, connection))
-    if problem:
+    facts = observe(inventory, connection)
+    if problem := engine_problem(facts):
         raise CommandFailed(connection.name, problem.text, exit_code=1, stderr="", hint=problem.fix)
-    return connection
+    return facts
 
 
 def collect(connection: HostConnection, cluster: str) -> list[Log]:

@@ -8,7 +8,7 @@ import sys
 
 # Escape sequences, then every control character but newline and tab: remote text never steers the terminal.
 # Half characters (lone surrogates, which JSON can hold) go with them: no output can be encoded with one in it.
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MAX_LINE = 4000
 MAX_TEXT = 1 << 20
@@ -17,7 +17,7 @@ MAX_TEXT = 1 << 20
 def plain(text: str) -> str:
     """The text without terminal control sequences: `MAX_LINE` characters a line, `MAX_TEXT` in all."""
     text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " …"
-    clean = _CONTROL.sub("", _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+    clean = _CONTROL.sub("", ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     return "\n".join(line if len(line) <= MAX_LINE else line[:MAX_LINE] + " …" for line in clean.split("\n"))
 
 

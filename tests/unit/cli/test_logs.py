@@ -1,0 +1,88 @@
+"""What a terminal and a program get of log lines, and the words of `logs`, `exec` and `wait`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+
+from tests.support.json_schemas import validate
+from vllm_cluster.cli.exec import _Lines, _target
+from vllm_cluster.cli.render.logs import LogWriter
+from vllm_cluster.cli.values import seconds
+from vllm_cluster.core.log_lines import Line
+from vllm_cluster.errors import UsageError
+
+LINES = [
+    Line(1_500_000_000, "gpu1", "vllm", "plain"),
+    Line(2_000_000_000, "g2", "vllm", "\x1b[31mred\x1b[0m\t\x1b]0;title\x07\x00\x1b[2J\r\u202e", 3),
+]
+
+
+def test_nothing_in_a_line_can_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    LogWriter(("gpu1", "g2"), as_json=False, color="never").write(LINES)
+    assert capsys.readouterr().out == "gpu1 vllm   | plain\ng2   rank 3 | red    \\x00\\r\\u202e\n"
+
+
+def test_each_host_has_its_colour(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = LogWriter(("gpu1", "g2"), as_json=False, color="always")
+    writer.write([*LINES, LINES[0]])
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert (first, first.startswith("\x1b[36mgpu1"), second.startswith("\x1b[32mg2")) == (third, True, True)
+
+
+def test_a_program_gets_every_byte_that_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    LogWriter(("gpu1", "g2"), as_json=True, color="always").write(LINES)
+    out = capsys.readouterr().out
+    validate(("logs",), out)
+    first, second = map(json.loads, out.splitlines())
+    assert first == {"v": 1, "t": 1.5, "event": "log", "text": "plain", "host": "gpu1", "source": "vllm", "rank": None}
+    assert (second["text"], second["rank"]) == (LINES[1].text, 3)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("1.5s", 1.5), ("10m", 600), ("1h30m", 5400)])
+def test_durations(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "10x", "m", "-5s", "ten", "1h 2m", "nan", "10m!"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="must be a duration such as"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "chosen", "expected"),
+    [
+        ("exec gpu1 -- ls -l", False, ("gpu1", ["ls", "-l"])),
+        ("exec gpu1 ls", False, ("gpu1", ["ls"])),
+        ("exec --head -- ray status", True, (None, ["ray", "status"])),
+        ("exec --all ls", True, (None, ["ls"])),
+        ("exec gpu1 -- gpu1 -- x", False, ("gpu1", ["gpu1", "--", "x"])),
+    ],
+)
+def test_the_host_precedes_the_dashes(line: str, chosen: bool, expected: tuple[str | None, list[str]]) -> None:
+    argv = line.split()
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = [word for word in argv[1:end] if not word.startswith("--")] + argv[end + 1 :]
+    assert _target(words, argv, chosen=chosen) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "line", "chosen"), [(["ls"], "exec -- ls", False), (["g", "ls"], "exec g --all -- ls", True)]
+)
+def test_a_host_too_few_or_too_many(words: list[str], line: str, chosen: bool) -> None:
+    with pytest.raises(UsageError, match="host"):
+        _target(words, line.split(), chosen=chosen)
+
+
+def test_what_several_hosts_print_comes_in_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _Lines(4)
+    lines.write("gpu1", False, b"one\nhal")
+    lines.write("g2", True, b"err\x1b[2J\n")
+    lines.write("gpu1", False, b"f\nlast")
+    lines.end()
+    shown = capsys.readouterr()
+    assert shown.out == "gpu1 | one\ngpu1 | half\ngpu1 | last\n"
+    assert shown.err == "g2   | err\\x1b[2J\n"

@@ -1,0 +1,31 @@
+"""Which lines `logs --errors` keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.paths import FIXTURES
+from vllm_cluster.explain.error_lines import ErrorLines
+
+
+def test_a_traceback_is_kept_to_its_end_beside_lines_of_another_log() -> None:
+    is_error = ErrorLines()
+    rows = [
+        ("a", "INFO 11-22 13:40:23 [a.py:1] calm", False),
+        ("a", "Traceback (most recent call last):", True),
+        ("b", "  calm as well", False),
+        ("a", '  File "x.py", line 1, in <module>', True),
+        ("a", "ValueError: no", True),
+        ("a", "calm again", False),
+        ("b", "(EngineCore pid=7) ERROR 11-22 13:40:23 [core.py:1] bad", True),
+        ("b", "[2026-11-22 13:40:23,553 E 12 12] (raylet) gone", True),
+        ("b", "2026-11-22 13:39:11,390\tSUCC scripts.py:1081 -- Ray runtime started.", False),
+    ]
+    assert [(log, text, is_error(log, text)) for log, text, _ in rows] == rows
+
+
+@pytest.mark.parametrize("name", ["healthy-two-hosts"])
+def test_a_healthy_log_has_no_errors(name: str) -> None:
+    is_error = ErrorLines()
+    lines = (FIXTURES / "logs" / f"{name}.log").read_text().splitlines()
+    assert [line for line in lines if is_error("log", line)] == []

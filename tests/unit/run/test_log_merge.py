@@ -1,0 +1,105 @@
+"""Many logs as one: in the order of time, in bounded memory, without waiting for idle ones."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from tests.support.waiting import until
+from vllm_cluster.clock import SYSTEM_CLOCK
+from vllm_cluster.core.log_lines import Line
+from vllm_cluster.run import log_merge
+from vllm_cluster.run.log_merge import LogMerge
+
+
+def line(at: int, host: str = "gpu1", text: str = "x") -> Line:
+    """A line of a host."""
+    return Line(at, host, "node", text)
+
+
+def taken(merge: LogMerge) -> list[Line]:
+    """All lines, to the end."""
+    found: list[Line] = []
+    while (lines := merge.take(0.05)) is not None:
+        found += lines
+    return found
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_lines_of_any_logs_come_in_the_order_of_time(seed: int) -> None:
+    chance = random.Random(seed)
+    logs = [sorted(chance.randint(0, 100) for _ in range(chance.randint(0, 60))) for _ in range(4)]
+    merge = LogMerge(SYSTEM_CLOCK, follow=False)
+    for number in range(4):
+        merge.add(number)
+
+    def write(number: int) -> None:
+        rows = [line(at, f"gpu{number}", str(n)) for n, at in enumerate(logs[number])]
+        while rows:
+            size = random.Random(len(rows)).randint(1, 9)
+            merge.put(number, rows[:size])
+            rows = rows[size:]
+        merge.end(number)
+
+    for number in range(4):
+        threading.Thread(target=write, args=(number,)).start()
+    found = taken(merge)
+    assert [one.at for one in found] == sorted(at for log in logs for at in log)
+    for number in range(4):
+        own = [one.text for one in found if one.host == f"gpu{number}"]
+        assert own == [str(n) for n in range(len(logs[number]))]
+
+
+def test_a_log_whose_times_go_back_keeps_its_order() -> None:
+    merge = LogMerge(SYSTEM_CLOCK, follow=False)
+    merge.add(1)
+    merge.put(1, [line(5, text="a"), line(2, text="b"), line(6, text="c")])
+    merge.end(1)
+    assert [one.text for one in taken(merge)] == ["a", "b", "c"]
+
+
+def test_whoever_writes_faster_than_is_read_waits() -> None:
+    merge, written = LogMerge(SYSTEM_CLOCK, follow=False), list[int]()
+    merge.add("fast")
+    merge.add("slow")
+
+    def write() -> None:
+        for number in range(100):
+            merge.put("fast", [line(number, text="x" * (1 << 20))])
+            written.append(number)
+        merge.end("fast")
+
+    threading.Thread(target=write).start()
+    most = log_merge.MAX_WAITING // 2 // (1 << 20) + 2
+    until(lambda: len(written) >= most - 3)
+    assert len(written) <= most
+    merge.end("slow")
+    assert len(taken(merge)) == 100
+
+
+def test_one_that_is_followed_and_idle_holds_nothing_back_and_one_that_begins_does() -> None:
+    merge = LogMerge(SYSTEM_CLOCK, follow=True)
+    for log in ("busy", "idle", "away"):
+        merge.add(log)
+    merge.put("busy", [line(1)])
+    assert merge.take(0.01) == []
+    merge.begin("idle")
+    merge.pause("away")
+    found: list[Line] = []
+
+    def shown() -> bool:
+        found.extend(merge.take(0.05) or [])
+        return bool(found)
+
+    until(shown)
+    assert found == [line(1)]
+
+
+def test_nothing_is_taken_any_more_after_the_end() -> None:
+    merge = LogMerge(SYSTEM_CLOCK, follow=True)
+    merge.add(1)
+    merge.close()
+    with pytest.raises(EOFError):
+        merge.put(1, [line(1)])

@@ -1,0 +1,109 @@
+"""The logs of all hosts as one, in the order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from vllm_cluster.actions.assess import require_name
+from vllm_cluster.core.log_fold import Fold
+from vllm_cluster.core.log_lines import Line, LogRequest
+from vllm_cluster.errors import VclusterError, combine
+from vllm_cluster.events import Emit
+from vllm_cluster.explain.error_lines import ErrorLines
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.log_host import HostLogs
+from vllm_cluster.run.log_merge import LogMerge
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+# How long a line may be kept back for older ones of other hosts; the terminal shows nothing sooner.
+TURN_SECONDS = 0.1
+SETTLE_SECONDS = 60.0
+Show = Callable[[Sequence[Line]], None]
+
+
+def logs(
+    inventory: Inventory,
+    asked: LogRequest,
+    emit: Emit,
+    show: Show,
+    *,
+    errors: bool = False,
+    fold: bool = False,
+    runtime: Runtime = SYSTEM,
+) -> None:
+    """Show the lines that are asked for, to the end, or with `follow` for as long as the caller likes.
+
+    Raises:
+        HostError, FleetError: a host's log could not be read, or not to its end; those of others were shown.
+    """
+    require_name(inventory, list(asked.hosts))
+    is_error = ErrorLines() if errors else None
+    folding = Fold() if fold else None
+    found = False
+    with _reading(inventory, asked, emit, runtime) as (merge, hosts):
+        while (lines := merge.take(TURN_SECONDS)) is not None:
+            if is_error:
+                lines = [line for line in lines if is_error((line.host, line.source, line.rank), line.text)]
+            if folding:
+                lines = folding.fold(lines, int(runtime.clock.time() * 1e9))
+            if lines:
+                found = True
+                show(lines)
+            _refuse_none(hosts)
+        if folding:
+            show(folding.rest())
+    for one in hosts:
+        if one.bug:
+            raise one.bug
+    failures = {one.host: one.failure for one in hosts if one.failure}
+    if failures:
+        raise combine(failures)
+    if asked.rank is not None and not found:
+        text = f"no host has a log of rank {asked.rank} with such lines"
+        raise VclusterError(text, hint="vcluster status")
+
+
+def _refuse_none(hosts: Sequence[HostLogs]) -> None:
+    """End where no host at all could be read at the beginning."""
+    if all(one.opened.is_set() and one.failure for one in hosts):
+        raise combine({one.host: one.failure for one in hosts if one.failure})
+
+
+@contextmanager
+def _reading(
+    inventory: Inventory, asked: LogRequest, emit: Emit, runtime: Runtime
+) -> Iterator[tuple[LogMerge, list[HostLogs]]]:
+    """The logs of the hosts while they are read."""
+    merge = LogMerge(runtime.clock, follow=asked.follow)
+    with Fleet(inventory, runtime) as fleet:
+        names = {host.address: host.name for host in inventory.hosts.values()}
+        hosts: dict[str, HostLogs] = {}
+
+        def covered(log: str, address: str) -> bool:
+            """Whether what a rank printed is read from its own file; the copy of a host that is away comes later."""
+            one = hosts.get(names.get(address, "") if address else log)
+            if one is None or asked.rank is not None:
+                return False
+            if asked.follow:
+                return True
+            one.settled.wait(SETTLE_SECONDS)
+            return one.ranks_read
+
+        for name in asked.hosts:
+            of_host = _covered_in(name, covered)
+            at = fleet.connections[name]
+            hosts[name] = HostLogs(inventory, at, asked, merge=merge, emit=emit, covered=of_host)
+        try:
+            for one in hosts.values():
+                runtime.background(one.run, "logs")
+            yield merge, list(hosts.values())
+        finally:
+            for one in hosts.values():
+                one.stop()
+            merge.close()
+
+
+def _covered_in(log: str, covered: Callable[[str, str], bool]) -> Callable[[str], bool]:
+    return lambda address: covered(log, address)

@@ -1,0 +1,114 @@
+"""`vcluster exec`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.completion import complete_hosts
+from vllm_cluster.cli.options import InventoryPath
+from vllm_cluster.cli.session import Session
+from vllm_cluster.errors import UsageError, combine
+from vllm_cluster.text import printable
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="HOST -- COMMAND", help="A host, and the command.", autocompletion=complete_hosts, show_default=False
+    ),
+]
+
+
+def exec_(
+    words: Words = None,
+    inventory: InventoryPath = None,
+    head: Annotated[bool, typer.Option("--head", help="Run it on the head.")] = False,
+    everywhere: Annotated[bool, typer.Option("--all", help="Run it on every host, without input.")] = False,
+    no_terminal: Annotated[
+        bool, typer.Option("--no-tty", "-T", help="No terminal for the command; it gets one where there is one here.")
+    ] = False,
+) -> None:
+    """Run a command in the containers of the nodes."""
+    host, command = _target(list(words or ()), sys.argv, chosen=head or everywhere)
+    if head and everywhere:
+        raise UsageError("--head and --all exclude each other", hint="vcluster exec --all -- COMMAND")
+    if not command:
+        raise UsageError("there is no command", hint=f"vcluster exec {host or '--head'} -- COMMAND")
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        from vllm_cluster.actions.exec import exec_one
+        from vllm_cluster.cli.terminal import LocalEnds
+
+        if everywhere:
+            _on_all(session, command)
+        terminal = not no_terminal and sys.stdin.isatty() and sys.stdout.isatty()
+        ends = LocalEnds(terminal=terminal)
+        with ends.lent():
+            code = exec_one(loaded, host or loaded.head_name, command, ends)
+        raise SystemExit(code)
+
+    Session(inventory, as_json=False).run(action)
+
+
+def _target(words: list[str], argv: list[str], *, chosen: bool) -> tuple[str | None, list[str]]:
+    """The host and the command; what precedes -- is the host."""
+    before = argv[: argv.index("--")] if "--" in argv else argv
+    if not chosen:
+        if not words or ("--" in argv and words[0] not in before):
+            raise UsageError("no host was named", hint="vcluster exec HOST -- COMMAND\nvcluster exec --head -- COMMAND")
+        return words[0], words[1:]
+    if "--" in argv and words and len(words) > len(argv) - len(before) - 1:
+        raise UsageError(
+            f"a host and --head or --all exclude each other: {words[0]}", hint="vcluster exec HOST -- COMMAND"
+        )
+    return None, words
+
+
+def _on_all(session: Session, command: list[str]) -> None:
+    """Run it on every host and exit with the worst code; each line of output has its host."""
+    from vllm_cluster.actions.exec import exec_all
+    from vllm_cluster.cli.terminal import LocalEnds
+
+    loaded = session.load()
+    lines = _Lines(max(map(len, loaded.hosts)))
+    ends = LocalEnds(terminal=False)
+    with ends.lent():
+        codes, failures = exec_all(loaded, command, lines.write, ends.attach)
+    lines.end()
+    worst = max(codes.values(), default=0)
+    if failures:
+        error = combine(failures)
+        error.exit_code = max(worst, error.exit_code)
+        raise error
+    raise SystemExit(worst)
+
+
+class _Lines:
+    """What several hosts print, in whole lines."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._lock = width, threading.Lock()
+        self._rest: dict[tuple[str, bool], bytes] = {}
+
+    def write(self, host: str, of_errors: bool, data: bytes) -> None:
+        """Write the lines that are whole."""
+        *lines, rest = (self._rest.get((host, of_errors), b"") + data).split(b"\n")
+        self._rest[host, of_errors] = rest
+        self._show(host, of_errors, lines)
+
+    def end(self) -> None:
+        """Write what has no end of a line."""
+        for (host, of_errors), rest in self._rest.items():
+            if rest:
+                self._show(host, of_errors, [rest])
+
+    def _show(self, host: str, of_errors: bool, lines: list[bytes]) -> None:
+        stream = sys.stderr if of_errors else sys.stdout
+        texts = (line.decode("utf-8", "replace").rstrip("\r").replace("\t", "    ") for line in lines)
+        with self._lock:
+            stream.write("".join(f"{host:<{self._width}} | {printable(text)}\n" for text in texts))
+            stream.flush()

@@ -1,0 +1,94 @@
+"""`vcluster logs`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_cluster.cli.completion import complete_hosts
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.session import SETTINGS, Session
+from vllm_cluster.cli.values import duration, seconds
+from vllm_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm_cluster.events import Emit, Event
+
+Hosts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="HOST", help="Hosts. Default: all.", autocompletion=complete_hosts, show_default=False),
+]
+
+
+def _since(value: str | None) -> str | None:
+    return None if value is None else duration(value)
+
+
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="DURATION", callback=_since, help="Only what is newer: 90s, 10m, 2h.", show_default=False
+    ),
+]
+
+
+def logs(
+    hosts: Hosts = None,
+    inventory: InventoryPath = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines as they come, until Ctrl-C.")] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.", show_default=False)
+    ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Only Ray, with the files of its own processes.")] = False,
+    vllm: Annotated[bool, typer.Option("--vllm", help="Only vLLM: its server, and all ranks.")] = False,
+    since: Since = None,
+    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Only lines that contain TEXT.")] = "",
+    errors: Annotated[bool, typer.Option("--errors", help="Only errors and tracebacks.")] = False,
+    previous: Annotated[
+        bool, typer.Option("--previous", help="What was printed before the last start of each node.")
+    ] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Show lines that repeat within 5 s once, with their number.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the logs of all hosts, merged by time."""
+    if follow and previous:
+        raise UsageError(
+            "--previous has ended: it cannot be followed", hint="vcluster logs --previous\nvcluster logs --follow"
+        )
+    if rank is not None and (ray or vllm):
+        raise UsageError(
+            "--rank is a part of vLLM's log: use it without --ray and --vllm", hint=f"vcluster logs --rank {rank}"
+        )
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        from vllm_cluster.actions.logs import logs as logs_action
+        from vllm_cluster.cli.render.logs import LogWriter
+        from vllm_cluster.core.log_lines import LogRequest
+
+        chosen = tuple(dict.fromkeys(hosts)) if hosts else tuple(loaded.hosts)
+        ago = None if since is None else seconds(since)
+        asked = LogRequest(chosen, rank, ray, vllm, ago, grep, previous, follow)
+        writer = LogWriter(tuple(loaded.hosts), as_json=session.as_json, color=SETTINGS.color)
+        logs_action(loaded, asked, _notices(session), writer.write, errors=errors, fold=fold)
+
+    Session(inventory, as_json=as_json).run(action)
+
+
+def _notices(session: Session) -> Emit:
+    """Events on standard error, beside the lines: a live picture would be drawn over them."""
+
+    def show(event: Event) -> None:
+        if session.as_json:
+            session.emit(event)
+        elif event.kind == "warning" or SETTINGS.verbosity >= 0:
+            from vllm_cluster.cli.render.text import plain
+
+            sys.stderr.write(f"{'warning: ' * (event.kind == 'warning')}{event.host}: {plain(event.text)}\n")
+            sys.stderr.flush()
+
+    return show

@@ -1,0 +1,53 @@
+"""Lines of the logs of several hosts, each with its host and what printed it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+from vllm_cluster.cli.render.text import ESCAPES, wants_color
+from vllm_cluster.core.log_lines import Line
+from vllm_cluster.text import printable
+
+# Those that can be read on black and on white.
+_COLOURS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
+_SOURCE_WIDTH = 6
+
+
+class LogWriter:
+    """Writes lines on standard output; on a terminal each host has its colour."""
+
+    def __init__(self, hosts: Sequence[str], *, as_json: bool, color: str) -> None:
+        self._width = max(map(len, hosts), default=0)
+        self._colours = dict(zip(hosts, _COLOURS * (len(hosts) // len(_COLOURS) + 1), strict=False))
+        self._color = wants_color(color, stdout=True)
+        self._prefixes: dict[tuple[str, str, int | None], str] = {}
+        self._form: Callable[[Line], str] = _as_json if as_json else self._as_text
+
+    def write(self, lines: Sequence[Line]) -> None:
+        """Write lines, at once."""
+        sys.stdout.write("".join(map(self._form, lines)))
+        sys.stdout.flush()
+
+    def _as_text(self, line: Line) -> str:
+        _, host, source, text, rank = line
+        prefix = self._prefixes.get((host, source, rank)) or self._prefix(host, source, rank)
+        return f"{prefix}{text if text.isprintable() else _shown(text)}\n"
+
+    def _prefix(self, host: str, source: str, rank: int | None) -> str:
+        name = source if rank is None else f"rank {rank}"
+        plain = f"{printable(host):<{self._width}} {printable(name):<{_SOURCE_WIDTH}} | "
+        prefix = f"\x1b[{self._colours.get(host, 37)}m{plain}\x1b[0m" if self._color else plain
+        self._prefixes[host, source, rank] = prefix
+        return prefix
+
+
+def _shown(text: str) -> str:
+    """A line without what could steer a terminal: colours go, the rest is shown as escapes."""
+    return printable(ESCAPES.sub("", text).replace("\t", "    "))
+
+
+def _as_json(line: Line) -> str:
+    row = {"v": 1, "t": round(line.at / 1e9, 6), "event": "log", "text": line.text, "host": line.host}
+    return json.dumps({**row, "source": line.source, "rank": line.rank}) + "\n"

@@ -1,0 +1,65 @@
+"""Lines of the logs of several hosts: what one is, and which of them a person asked for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SECOND = 1_000_000_000
+# The parts of a container's log, as --vllm and --ray choose them.
+NODE, RAY, VLLM = "node", "ray", "vllm"
+# What the node program writes before each line.
+_MARKS = {b"[node] ": NODE, b"[nodes] ": NODE, b"[ray] ": RAY, b"[vllm] ": VLLM}
+# Ray copies what ranks print into the head's log, and leaves out what several of them print.
+_COPIED = re.compile(rb"\(RayWorker\w* pid=\d+(?:, ip=([0-9a-fA-F.:]+))?\) ")
+
+
+class Line(NamedTuple):
+    """One line: when it was printed (nanoseconds since 1970 by this machine's clock), where, by what, and its text."""
+
+    at: int
+    host: str
+    source: str
+    text: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    """What to read: of which hosts, which parts, since when (seconds before now), and whether to follow."""
+
+    hosts: tuple[str, ...]
+    rank: int | None = None
+    ray: bool = False
+    vllm: bool = False
+    since: float | None = None
+    grep: str = ""
+    previous: bool = False
+    follow: bool = False
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """The parts of a container's log; none where one rank is asked for."""
+        if self.rank is not None:
+            return frozenset()
+        asked = {source for source, wanted in ((RAY, self.ray), (VLLM, self.vllm)) if wanted}
+        return frozenset(asked or {NODE, RAY, VLLM})
+
+    @property
+    def ranks(self) -> bool:
+        """Whether what the ranks print is read, from their own files."""
+        return self.vllm or not self.ray
+
+
+def split_source(raw: bytes) -> tuple[str, bytes]:
+    """The part of a container's log that a line belongs to, and the line without that mark."""
+    end = raw.find(b"] ", 0, 8) + 2 if raw[:1] == b"[" else 0
+    source = _MARKS.get(raw[:end])
+    return (source, raw[end:]) if source else (NODE, raw)
+
+
+def copied_from(raw: bytes) -> str | None:
+    """The address of the host whose rank printed a line that Ray copied; empty where it is the log's own host."""
+    found = _COPIED.match(raw)
+    return (found[1] or b"").decode() if found else None

@@ -1,0 +1,34 @@
+"""Which lines of a log report an error: by their level, by their words, and the tracebacks between them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from vllm_cluster.explain.catalogue import HARMLESS
+from vllm_cluster.explain.log_line import parse_line
+from vllm_cluster.explain.progress import TROUBLE
+
+_LEVELS = ("ERROR", "CRITICAL", "FATAL", "E", "F", "C")
+_BEGINNING = "Traceback (most recent call last)"
+
+
+class ErrorLines:
+    """Recognises the lines of errors in several logs that are read side by side."""
+
+    def __init__(self) -> None:
+        # The logs that are inside a traceback.
+        self._inside: set[Hashable] = set()
+
+    def __call__(self, log: Hashable, text: str) -> bool:
+        """Whether a line of a log is part of an error, to the end of its traceback, and not known to be harmless."""
+        parsed = parse_line(text.encode("utf-8", "replace"), 1970)
+        if _BEGINNING in parsed.words:
+            self._inside.add(log)
+            return True
+        if log in self._inside:
+            if text[:1].strip():
+                self._inside.discard(log)
+            return True
+        if parsed.calm or any(one["needle"] in parsed.words for one in HARMLESS):
+            return False
+        return parsed.level in _LEVELS or bool(TROUBLE.search(parsed.words))

@@ -1,0 +1,133 @@
+"""Brings the lines of many logs into one order by time, with bounded memory."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from vllm_cluster.clock import Clock
+from vllm_cluster.core.log_lines import Line
+
+# Characters that wait in all; whoever reads a log waits while its share is full, and so does its host.
+MAX_WAITING, MIN_WAITING = 32 << 20, 256 << 10
+# A log that is followed and has had no line for so long has none: what others print is shown without it.
+IDLE_SECONDS = 0.3
+# What a line costs beside its text.
+LINE_SIZE = 200
+# The first line may be at the end of 150 MB that Docker searches for it.
+FIRST_SECONDS = 1.0
+_AT = attrgetter("at")
+_NEVER = -(1 << 62)
+_ALWAYS = 1 << 62
+
+
+@dataclass
+class _Queue:
+    lines: list[Line] = field(default_factory=list)
+    size: int = 0
+    newest: int = _NEVER
+    # Until when a line that is older than those of others may still come; None while it is not known.
+    until: float | None = None
+    over: bool = False
+
+
+class LogMerge:
+    """Takes lines of each log in the order in which it has them, and gives those of all in the order of their times.
+
+    A log's own order is kept where its times go back. Lines that come late, after a cut, are given when they come.
+    """
+
+    def __init__(self, clock: Clock, *, follow: bool) -> None:
+        self._queues: dict[object, _Queue] = {}
+        self._share = MAX_WAITING
+        self._clock, self._follow = clock, follow
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def add(self, log: object) -> None:
+        """Wait for the lines of this log, too."""
+        with self._changed:
+            self._queues[log] = _Queue()
+            self._share = max(MIN_WAITING, MAX_WAITING // len(self._queues))
+
+    def put(self, log: object, lines: Sequence[Line]) -> None:
+        """Add lines; waits while too many of this log have not been taken.
+
+        Raises:
+            EOFError: nothing is taken any more.
+        """
+        queue = self._queues[log]
+        with self._changed:
+            while queue.size > self._share and not self._closed:
+                self._changed.wait(IDLE_SECONDS)
+            if self._closed:
+                raise EOFError("the reader has gone")
+            newest = queue.newest
+            for line in lines:
+                newest = max(newest, line.at)
+                queue.lines.append(line if line.at == newest else Line(newest, *line[1:]))
+            queue.newest = newest
+            queue.size += sum(map(_size, lines))
+            queue.until = self._clock.monotonic() + IDLE_SECONDS
+            self._changed.notify_all()
+
+    def begin(self, log: object) -> None:
+        """The log is being read from now on: its first line may take a while."""
+        with self._changed:
+            self._queues[log].until = self._clock.monotonic() + FIRST_SECONDS
+            self._changed.notify_all()
+
+    def pause(self, log: object) -> None:
+        """The log cannot be read for now: the others do not wait for it."""
+        with self._changed:
+            self._queues[log].until = 0.0
+            self._changed.notify_all()
+
+    def end(self, log: object) -> None:
+        """The log has no more lines."""
+        with self._changed:
+            self._queues[log].over = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def take(self, seconds: float) -> list[Line] | None:
+        """The lines that are due, after at most so many seconds; None once every log has ended."""
+        with self._changed:
+            if not (lines := self._due()):
+                if all(queue.over and not queue.lines for queue in self._queues.values()):
+                    return None
+                self._changed.wait(seconds)
+                lines = self._due()
+            if lines:
+                self._changed.notify_all()
+        lines.sort(key=_AT)
+        return lines
+
+    def _due(self) -> list[Line]:
+        """All lines up to the time to which every log is known."""
+        now, known = self._clock.monotonic(), _ALWAYS
+        for queue in self._queues.values():
+            idle = self._follow and queue.until is not None and now >= queue.until
+            if not queue.over and not idle:
+                known = min(known, queue.newest)
+        due: list[Line] = []
+        for queue in self._queues.values():
+            count = bisect_right(queue.lines, known, key=_AT)
+            if count:
+                taken = queue.lines[:count]
+                del queue.lines[:count]
+                queue.size -= sum(map(_size, taken))
+                due += taken
+        return due
+
+
+def _size(line: Line) -> int:
+    return len(line.text) + LINE_SIZE

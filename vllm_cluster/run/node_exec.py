@@ -1,0 +1,117 @@
+"""A person's own command in a node's container: its input and output, its signals, its terminal, its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from vllm_cluster.docker.output import OutputFrames
+from vllm_cluster.docker.streams import RunningExec
+from vllm_cluster.errors import CommandFailed, HostError
+from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.program import RemoteProgram
+
+# Docker has no way to signal a command that it runs: its number is the first line that it prints.
+_NUMBERED = 'echo "$$"; exec "$@"'
+_SIGNAL = 'kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" "$2"'
+SIGNAL_SECONDS = 10.0
+CODE_SECONDS = 10.0
+CODE_PAUSE = 0.05
+# Whether it is standard error, and what was printed.
+Out = Callable[[bool, bytes], None]
+
+
+class NodeCommand:
+    """One command in a node; `size` is that of the terminal that it gets, None for none."""
+
+    def __init__(
+        self, node: NodeHandle, argv: Sequence[str], size: tuple[int, int] | None, environment: Mapping[str, str]
+    ) -> None:
+        self._node, self._argv, self._size, self._environment = node, list(argv), size, environment
+        self._running: RunningExec | None = None
+        self._pid: str | None = None
+        self._known = threading.Event()
+
+    def run(self, out: Out, read: Callable[[], bytes] | None) -> int:
+        """Run it to its end, with what `read` gives as its input; the exit code.
+
+        Raises:
+            HostError: it could not be started, or the connection broke.
+        """
+        node, terminal = self._node, self._size is not None
+        _require_running(node)
+        argv = self._argv if terminal else ["sh", "-c", _NUMBERED, "sh", *self._argv]
+        streams = node.connection.engine.streams
+        with streams.exec(node.name, argv, terminal=terminal, environment=self._environment) as running:
+            self._running = running
+            if self._size:
+                self.resize(self._size)
+            if read:
+                node.connection.runtime.background(lambda: _feed(running, read), "input")
+            else:
+                running.end_input()
+            if terminal:
+                for data in running.output():
+                    out(False, data)
+            else:
+                self._print(running, out)
+            return self._code(running)
+
+    def _print(self, running: RunningExec, out: Out) -> None:
+        frames, head = OutputFrames(), b""
+        try:
+            for piece in running.output():
+                for of_errors, content in frames.parts(piece):
+                    if self._pid is not None or of_errors:
+                        out(of_errors, content)
+                        continue
+                    head += content
+                    number, end, rest = head.partition(b"\n")
+                    if end:
+                        self._pid = number.decode("ascii", "replace")
+                        self._known.set()
+                        out(False, rest)
+        except ValueError as error:
+            raise HostError(self._node.host, f"exec: Docker's answer cannot be read: {error}") from error
+
+    def _code(self, running: RunningExec) -> int:
+        """Its exit code, which Docker knows a moment after its output has ended."""
+        runtime = self._node.connection.runtime
+        deadline = runtime.after(CODE_SECONDS)
+        while (code := running.code()) is None:
+            if not deadline.left():
+                raise HostError(self._node.host, "exec: its output has ended, and the command runs on")
+            runtime.clock.sleep(CODE_PAUSE)
+        return code
+
+    def resize(self, size: tuple[int, int]) -> None:
+        """Give its terminal another size; one that has ended needs none."""
+        if self._running:
+            with contextlib.suppress(HostError):
+                self._running.resize(*size)
+
+    def signal(self, name: str) -> None:
+        """Send a signal to the command and what it has started; with a terminal the terminal does that."""
+        if self._size is not None or not self._known.wait(SIGNAL_SECONDS):
+            return
+        program = RemoteProgram("signal", ("sh", "-c", _SIGNAL, "sh", name, str(self._pid)))
+        with contextlib.suppress(HostError):
+            self._node.run(program, SIGNAL_SECONDS)
+
+
+def _feed(running: RunningExec, read: Callable[[], bytes]) -> None:
+    # A command may end without reading its input.
+    with contextlib.suppress(HostError, OSError):
+        while data := read():
+            running.send(data)
+        running.end_input()
+
+
+def _require_running(node: NodeHandle) -> None:
+    there = node.container()
+    state = there["State"]["Status"] if there else "missing"
+    if state != "running":
+        text = f"exec: the node is {state}"
+        fix = f"on {node.host}: docker unpause {node.name}" if state == "paused" else "vcluster up"
+        raise CommandFailed(node.host, text, exit_code=1, stderr="", hint=fix)
