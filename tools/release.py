@@ -24,6 +24,7 @@ from packaging.metadata import Metadata
 from vllm_cluster import __version__
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("vllm_cluster", "vcluster_sandbox")
 # What runs elsewhere is no import of any module: it is missed only on a host.
 IN_THE_WHEEL = ("py.typed", "_docker/Dockerfile", "_docker/cpu/Dockerfile", "_docker/host/Dockerfile")
 IN_THE_SDIST = ("CHANGELOG.md", "LICENSE", "Makefile", "README.md", "docker/Dockerfile", "tests/conftest.py")
@@ -44,11 +45,12 @@ def problems(sdist: Path, wheel: Path) -> list[str]:
         names = set(archive.namelist())
         info = f"vllm_cluster-{__version__}.dist-info"
         metadata = Metadata.from_email(archive.read(f"{info}/METADATA"), validate=True)
-    package = ROOT / "vllm_cluster"
-    files = [str(path.relative_to(package)) for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    wanted = {f"vllm_cluster/{name}" for name in (*files, *IN_THE_WHEEL)}
+    paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*"))
+    files = {path.relative_to(ROOT).as_posix() for path in paths if path.is_file() and path.suffix != ".pyc"}
+    wanted = files | {f"vllm_cluster/{name}" for name in IN_THE_WHEEL}
     found += [f"the wheel lacks {name}" for name in sorted(wanted - names)]
-    found += [f"the wheel holds {name}" for name in sorted(names) if not name.startswith(("vllm_cluster/", info))]
+    ours = (*(f"{package}/" for package in PACKAGES), info)
+    found += [f"the wheel holds {name}" for name in sorted(names) if not name.startswith(ours)]
     if str(metadata.version) != __version__ or not metadata.description or metadata.license_expression != "Apache-2.0":
         found.append(f"the wheel's metadata: {metadata.version}, {metadata.license_expression}")
     with tarfile.open(sdist) as source:

@@ -76,7 +76,9 @@ def _run(copy: Path, tests: list[str], log: Path, answer: Connection) -> None:
     os.chdir(copy)
     os.environ["PYTHONPATH"] = str(copy)
     # Of the copy, and not of the tree that this process came from.
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "vllm_cluster")]:
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] in ("tests", "vllm_cluster", "vcluster_sandbox")
+    ]:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", str(ROOT)))]
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -16,9 +16,9 @@ from typing import cast
 from tests.promises.texts import PROMISES
 from tests.support.figures import FOLDER
 from tests.support.paths import ROOT
+from vcluster_sandbox.names import CPU_IMAGE
 from vllm_cluster import __version__
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.sandbox.names import CPU_IMAGE
 
 PATH = ROOT / "docs" / "promises.md"
 PAGE = """# Promises

@@ -16,9 +16,9 @@ from tests.support.attack import attack
 from tests.support.endpoint import tunnel
 from tests.support.hosts import Sandbox
 from tests.support.served import API_KEY, addresses, serve, with_secrets
+from vcluster_sandbox import names
+from vcluster_sandbox.images import host_tag
 from vllm_cluster.inventory.model import Ports
-from vllm_cluster.sandbox import names
-from vllm_cluster.sandbox.images import host_tag
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 

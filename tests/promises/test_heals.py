@@ -12,7 +12,7 @@ from tests.support.breaks import root
 from tests.support.endpoint import complete, tunnel
 from tests.support.hosts import Sandbox
 from tests.support.served import API_KEY, ready_since, serve, told, until_ready_again, with_secrets
-from vllm_cluster.sandbox import names
+from vcluster_sandbox import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 

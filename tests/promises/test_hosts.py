@@ -23,7 +23,7 @@ from tests.support.breaks import (
 )
 from tests.support.controller import judge, race
 from tests.support.hosts import Sandbox
-from vllm_cluster.sandbox import names
+from vcluster_sandbox import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 

@@ -16,7 +16,7 @@ from tests.support.breaks import HOSTS
 from tests.support.canaries import forms
 from tests.support.hosts import Sandbox
 from tests.support.served import API_KEY, HF_TOKEN, S3_KEY, serve, with_secrets
-from vllm_cluster.sandbox import names
+from vcluster_sandbox import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.hosts import Sandbox
-from vllm_cluster.sandbox import names
+from vcluster_sandbox import names
 
 HOSTS = ("gpu1", "gpu2")
 LOCK = "/tmp/vcluster/lock"

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.support.json_schemas import validate
 from tests.support.paths import VCLUSTER
-from vllm_cluster.sandbox import names
+from vcluster_sandbox import names
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import vllm_cluster
+from tests.support.modules import MODULES, room
 
-PACKAGE = Path(vllm_cluster.__file__).parent
 FOLDER = Path(__file__).parents[1] / "fixtures" / "messages"
 COMMAND = "make messages"
 # Calls whose texts are shown even where they are one word.
@@ -27,13 +26,12 @@ WORDS = re.compile(r"[^\W\d_]{2,}\S*\s+\S|\S\s+[^\W\d_]{2,}")
 def by_room() -> dict[str, str]:
     """The content of each file of the folder: one text a line, sorted, as JSON writes it."""
     found: dict[str, set[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        place = path.relative_to(PACKAGE)
-        if "_docker" not in place.parts:
-            room = place.parts[0] if len(place.parts) > 1 else "package"
-            found.setdefault(room, set()).update(messages(path.read_text(), verbs=place.parts[0] == "cli"))
-    lines = {room: sorted(map(_line, texts)) for room, texts in found.items() if texts}
-    return {f"{room}.txt": "\n".join(texts) + "\n" for room, texts in lines.items()}
+    for path in MODULES:
+        first, *rest = room(path).split("/")
+        name = first if rest else "package"
+        found.setdefault(name, set()).update(messages(path.read_text(), verbs=name == "cli"))
+    lines = {name: sorted(map(_line, texts)) for name, texts in found.items() if texts}
+    return {f"{name}.txt": "\n".join(texts) + "\n" for name, texts in lines.items()}
 
 
 def messages(source: str, *, verbs: bool = False) -> set[str]:

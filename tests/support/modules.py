@@ -1,4 +1,4 @@
-"""The package's modules, as files to be read."""
+"""The modules of the package and of the sandbox beside it, as files to be read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import vcluster_sandbox
 import vllm_cluster
 
 PACKAGE = Path(vllm_cluster.__file__).parent
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_docker" not in path.parts)
+SANDBOX = Path(vcluster_sandbox.__file__).parent
+MODULES = sorted(path for root in (PACKAGE, SANDBOX) for path in root.rglob("*.py") if "_docker" not in path.parts)
 
 
 @cache
@@ -25,5 +27,5 @@ def imported(path: Path) -> frozenset[str]:
 
 
 def room(path: Path) -> str:
-    """The path within the package, as `core/diff.py`."""
-    return path.relative_to(PACKAGE).as_posix()
+    """The path within the package, as `core/diff.py`; of the sandbox with its name, as `vcluster_sandbox/hosts.py`."""
+    return path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else SANDBOX.parent).as_posix()

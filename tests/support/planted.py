@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-PACKAGE = "vllm_cluster"
+PACKAGE, SANDBOX = "vllm_cluster", "vcluster_sandbox"
 DATA = ROOT / "tests" / "faults"
 _REQUIRED = {"file", "before", "after", "harm", "tests"}
 
@@ -33,7 +33,7 @@ class Fault:
 
     def path(self, root: Path = ROOT) -> Path:
         """The file to change, in this tree or in a copy of it."""
-        return root / PACKAGE / self.file
+        return root / (SANDBOX if self.room == SANDBOX else PACKAGE) / self.file
 
     def applies(self, root: Path = ROOT) -> bool:
         """Whether the text to change is there, once."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.modules import MODULES, PACKAGE, imported, room
+from tests.support.modules import MODULES, PACKAGE, SANDBOX, imported, room
 from tests.support.paths import ROOT
 
 LONGEST_FILE = 300
@@ -28,13 +28,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(("inventory", "facts", "fit", "explain", "images", "transport"), frozenset()),
     "backends": frozenset({"inventory", "images"}),
     "hub": frozenset({"fit"}),
-    "sandbox": frozenset({"images"}),
+    "vcluster_sandbox": frozenset({"images"}),
     "core": frozenset({"inventory", "facts", "backends"}),
     "checks": _JUDGEMENT,
     "docker": frozenset({"core", "facts", "transport"}),
     "run": _BELOW,
     "actions": _BELOW - {"transport"} | {"run", "hub"},
-    "cli": frozenset({"actions", "core", "checks", "fit", "explain", "facts", "inventory", "sandbox"}),
+    "cli": frozenset({"actions", "core", "checks", "fit", "explain", "facts", "inventory", "vcluster_sandbox"}),
     "remote": frozenset(),
 }
 # The files that import from another room yet; none is added.
@@ -63,6 +63,7 @@ def importers(*names: str) -> Iterator[str]:
 def rooms(path: Path) -> set[str]:
     """The other rooms that a file imports from; the ground is one room."""
     names = {name.split(".")[1] for name in imported(path) if name.startswith("vllm_cluster.")}
+    names |= {name.split(".")[0] for name in imported(path) if name.split(".")[0] == SANDBOX.name}
     return {GROUND if name in GROUND_MODULES else name for name in names} - {own(path)}
 
 
@@ -99,14 +100,14 @@ def test_the_pure_rooms_open_nothing() -> None:
         (("typer",), "cli/"),
         (("fabric", "paramiko", "invoke"), "transport/fabric/"),
         # The docker SDK reads the laptop's logins and sends them: no host is spoken to with it.
-        (("docker",), "sandbox/"),
+        (("docker",), "vcluster_sandbox/"),
         (("requests", "urllib3"), "hub/"),
         (("ruamel",), "inventory/"),
     ],
 )
 def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> None:
     # The sandbox drives this machine's own Docker, and writes an inventory.
-    allowed = (home, "sandbox/") if {"requests", "ruamel"} & set(libraries) else (home,)
+    allowed = (home, "vcluster_sandbox/") if {"requests", "ruamel"} & set(libraries) else (home,)
     assert [path for path in importers(*libraries) if not path.startswith(allowed)] == []
 
 
@@ -207,7 +208,7 @@ def test_help_loads_nothing_heavy(verb: list[str]) -> None:
         "from vllm_cluster.cli.app import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'docker', 'fabric', 'paramiko', 'pydantic', 'rich', 'requests', 'ruamel'}\n"
+        "heavy = {'docker', 'vcluster_sandbox', 'fabric', 'paramiko', 'pydantic', 'rich', 'requests', 'ruamel'}\n"
         "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, *verb], capture_output=True, text=True, check=True)

@@ -35,7 +35,7 @@ def up(
     """Make hosts with sshd and Docker of their own, a CPU engine image, a tiny model, and an inventory."""
 
     def action(session: Session) -> None:
-        from vllm_cluster import sandbox
+        import vcluster_sandbox as sandbox
         from vllm_cluster.events import Event
 
         inventory = sandbox.up(
@@ -55,7 +55,7 @@ def down(
     """Remove the sandbox's hosts."""
 
     def action(session: Session) -> None:
-        from vllm_cluster import sandbox
+        import vcluster_sandbox as sandbox
         from vllm_cluster.events import Event
 
         found = sandbox.down(folder=folder, purge=purge, report=lambda text: session.emit(Event("progress", text)))

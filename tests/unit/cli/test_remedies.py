@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import PACKAGE, by_room, template
+from tests.support.messages import by_room, template
+from tests.support.modules import MODULES
 from vllm_cluster.cli import edge
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.paste import pasteable
@@ -72,7 +73,7 @@ def remedies() -> set[str]:
 
     A keyword or a name that is called hint, fix or advice, and what a finding or a problem has in that place.
     """
-    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [node for path in MODULES for node in ast.walk(ast.parse(path.read_text()))]
     values: list[ast.expr] = []
     for node in nodes:
         if isinstance(node, ast.Call):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from docker.errors import DockerException
 
+from vcluster_sandbox import local_docker, up
+from vcluster_sandbox.wheels import _failed
 from vllm_cluster.errors import PreflightFailed, UsageError
-from vllm_cluster.sandbox import local_docker, up
-from vllm_cluster.sandbox.wheels import _failed
 
 
 def silent(_: str) -> None:

@@ -13,10 +13,10 @@ from docker.client import DockerClient
 from docker.errors import NotFound
 from docker.models.containers import Container
 
+from vcluster_sandbox.containers import create, in_volume, remove, wait_for_engine
+from vcluster_sandbox.local_docker import File, execute, put
+from vcluster_sandbox.names import LABEL, LABEL_HOST, LABEL_RECIPE, Sandbox
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.sandbox.containers import create, in_volume, remove, wait_for_engine
-from vllm_cluster.sandbox.local_docker import File, execute, put
-from vllm_cluster.sandbox.names import LABEL, LABEL_HOST, LABEL_RECIPE, Sandbox
 
 LOOPBACK = "127.0.0.1"
 _FIRST = 11

@@ -10,15 +10,15 @@ from pathlib import Path
 from docker.client import DockerClient
 from docker.errors import APIError, DockerException, NotFound
 
+from vcluster_sandbox import folder as files
+from vcluster_sandbox import hosts as machines
+from vcluster_sandbox.containers import in_volume, remove, rights
+from vcluster_sandbox.golden import ensure_golden, golden_folder
+from vcluster_sandbox.images import ensure_host, host_tag
+from vcluster_sandbox.local_docker import Report, connect
+from vcluster_sandbox.names import LABEL, LABEL_RECIPE, VOLUME, Sandbox, host_names
+from vcluster_sandbox.wheels import cache_folder
 from vllm_cluster.errors import UsageError, VclusterError
-from vllm_cluster.sandbox import folder as files
-from vllm_cluster.sandbox import hosts as machines
-from vllm_cluster.sandbox.containers import in_volume, remove, rights
-from vllm_cluster.sandbox.golden import ensure_golden, golden_folder
-from vllm_cluster.sandbox.images import ensure_host, host_tag
-from vllm_cluster.sandbox.local_docker import Report, connect
-from vllm_cluster.sandbox.names import LABEL, LABEL_RECIPE, VOLUME, Sandbox, host_names
-from vllm_cluster.sandbox.wheels import cache_folder
 
 _MAX_HOSTS = 32
 _MAX_GPUS = 16

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.serialization import (
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from vcluster_sandbox.hosts import LOOPBACK, SandboxHost
+from vcluster_sandbox.names import CPU_IMAGE, USER
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.sandbox.hosts import LOOPBACK, SandboxHost
-from vllm_cluster.sandbox.names import CPU_IMAGE, USER
 
 _KEY = "id_ed25519"
 _INVENTORY = "inventory.yaml"

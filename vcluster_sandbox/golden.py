@@ -14,12 +14,12 @@ from docker.client import DockerClient
 from docker.errors import NotFound
 from docker.models.containers import Container
 
+from vcluster_sandbox.containers import create, remove, rights, wait_for_engine
+from vcluster_sandbox.images import base_tag, ensure_base
+from vcluster_sandbox.local_docker import File, Report, execute, put
+from vcluster_sandbox.names import CPU_IMAGE, LABEL, MODEL, ROOT, VOLUME, files_below, recipe_key
+from vcluster_sandbox.wheels import ensure_wheels
 from vllm_cluster.images.recipes import recipe
-from vllm_cluster.sandbox.containers import create, remove, rights, wait_for_engine
-from vllm_cluster.sandbox.images import base_tag, ensure_base
-from vllm_cluster.sandbox.local_docker import File, Report, execute, put
-from vllm_cluster.sandbox.names import CPU_IMAGE, LABEL, MODEL, ROOT, VOLUME, files_below, recipe_key
-from vllm_cluster.sandbox.wheels import ensure_wheels
 
 _BUILD = f"{ROOT}/build"
 _BUILD_S = 1800

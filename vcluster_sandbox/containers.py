@@ -8,9 +8,9 @@ from docker.client import DockerClient
 from docker.errors import APIError, ContainerError, NotFound
 from docker.models.containers import Container
 
+from vcluster_sandbox.local_docker import execute
+from vcluster_sandbox.names import LABEL, ROOT, VOLUME
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.sandbox.local_docker import execute
-from vllm_cluster.sandbox.names import LABEL, ROOT, VOLUME
 
 _START_S = 120
 # Every capability that an engine of Docker 20.10 can name, but SYS_RESOURCE: some machines have given that one up,

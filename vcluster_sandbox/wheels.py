@@ -9,11 +9,11 @@ import sys
 from collections import deque
 from pathlib import Path
 
+from vcluster_sandbox.local_docker import Report
+from vcluster_sandbox.names import recipe_key
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.images.recipes import recipe
 from vllm_cluster.laptop import home
-from vllm_cluster.sandbox.local_docker import Report
-from vllm_cluster.sandbox.names import recipe_key
 
 # The Python and the glibc of the image (Debian 12), whatever this machine runs.
 _PYTHON = "3.11"
