@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.transport.base import Transport
@@ -13,14 +12,12 @@ from vllm_cluster.transport.base import Transport
 THREADS = 12
 
 
-def test_twelve_threads_share_a_connection(host: Transport, tmp_path: Path) -> None:
+def test_twelve_threads_share_a_connection(host: Transport) -> None:
     def work(number: int) -> None:
         data = os.urandom(50_000)
         for turn in range(3):
             result = host.run(["sh", "-c", "cat; exit $1", "x", str(number)], Deadline.after(60), stdin=data)
             assert (result.returncode, result.stdout) == (number, data)
-            host.put(data, str(tmp_path / f"{number}"), Deadline.after(60))
-            assert (tmp_path / f"{number}").read_bytes() == data
             stream = host.open_stream(["cat"], Deadline.after(60))
             stream.settimeout(30)
             stream.sendall(b"%d" % turn)
@@ -31,5 +28,5 @@ def test_twelve_threads_share_a_connection(host: Transport, tmp_path: Path) -> N
     with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(work, number) for number in range(THREADS)]:
             done.result()
-    assert host.round_trips >= before + THREADS * 9
+    assert host.round_trips >= before + THREADS * 6
     assert threading.active_count() <= threads + 1

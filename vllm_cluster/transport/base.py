@@ -135,10 +135,6 @@ class Transport(Protocol):
         """Start a command and talk to it; the deadline is for the start alone."""
         ...
 
-    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
-        """Write a file on the host, whole or not at all."""
-        ...
-
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Bring a port of the host to 127.0.0.1 here; 0 takes a free one."""
         ...

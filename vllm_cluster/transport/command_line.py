@@ -7,19 +7,17 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from vllm_cluster.errors import CommandFailed, UsageError
+from vllm_cluster.errors import UsageError
 from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, Result
-
-if TYPE_CHECKING:
-    from vllm_cluster.clock import Deadline
-    from vllm_cluster.transport.base import Transport
 
 # All that a login shell ever parses. Each shell quotes in its own way, so this holds nothing that one of them reads
 # differently: no newline and no "!" (csh), no backslash (fish), no name that an alias could take. The command itself
 # is the first line of standard input: `read` takes no byte beyond it, and nothing runs when the line breaks off.
 LINE = b"""exec /bin/sh -c 'IFS= read -r s && eval "$(printf %b "$s")"'"""
+
+# Characters of a command in an error message.
+MAX_SHOWN = 80
 
 # What a line of standard input cannot carry; `printf %b` turns \0ooo back into the byte.
 _ESCAPED = re.compile(rb"[^ -\[\]-~]")
@@ -30,20 +28,6 @@ _MARKED = "echo {mark}\necho {mark} >&2\n{script}"
 # `sh` stays above `timeout`: a command that a signal killed then has an exit code (128 + n) instead of none, which
 # would look like a broken connection. A second mark makes an exit code 255 the command's own, where ssh has one too.
 _BOUNDED = 'timeout -k 5 {seconds:.3f} {command}\ns=$?\n[ "$s" != 255 ] || echo {mark} >&2\nexit "$s"'
-
-# A connection that breaks ends `cat` like a whole file does, so the size decides what is moved into place; and it
-# makes a broken pipe of the message about it, which without a trap would leave the temporary file.
-_PUT = """
-[ ! -d "$1" ] || { echo "$1 is a directory" >&2; exit 1; }
-umask 077
-t=$(mktemp "$1.XXXXXX") || exit 1
-trap 'rm -f "$t"' EXIT
-trap 'exit 143' HUP INT TERM PIPE
-cat > "$t" && chmod "$2" "$t" || exit 1
-n=$(wc -c < "$t")
-[ "$n" -eq "$3" ] || { echo "$n of $3 bytes arrived" >&2; exit 1; }
-mv -f "$t" "$1"
-"""
 
 
 @dataclass(frozen=True)
@@ -117,22 +101,7 @@ def _command(mark: str, script: str) -> Command:
     return Command(_ESCAPED.sub(lambda byte: b"\\0%03o" % byte[0][0], text) + b"\n", f"{mark}\n".encode())
 
 
-def shown(argv: Sequence[str], width: int = 80) -> str:
+def shown(argv: Sequence[str]) -> str:
     """The command for an error message, in one short line."""
     text = shlex.join(argv).replace("\n", "\\n")
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def put(transport: Transport, data: bytes, path: str, deadline: Deadline, mode: int) -> None:
-    """Write a file through a command of the transport: a temporary file beside it, then one rename."""
-    target = f"./{path}" if path.startswith("-") else path
-    result = transport.run(["sh", "-c", _PUT, "put", target, f"{mode:o}", str(len(data))], deadline, stdin=data)
-    if result.returncode:
-        stderr = result.stderr.decode("utf-8", "replace").strip()
-        raise CommandFailed(
-            transport.host,
-            f"cannot write {path}: {stderr or f'exit code {result.returncode}'}",
-            exit_code=result.returncode,
-            stderr=stderr,
-            hint=f"check that the folder of {path} exists, is writable and has room",
-        )
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

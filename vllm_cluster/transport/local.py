@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import TimedOut
 from vllm_cluster.transport import command_line, process
 from vllm_cluster.transport.base import MAX_OUTPUT, Forward, Result, Stream, Target
 from vllm_cluster.transport.forward import LoopbackForward, SocketPipe
+from vllm_cluster.transport.ssh_transport import CountingTransport
 
 _DIAL_SECONDS = 10.0
 
 
-class LocalTransport:
+class LocalTransport(CountingTransport):
     """Commands of this machine, with the manners of a remote one."""
 
     def __init__(self, target: Target) -> None:
-        self._name = target.name
-        self._counting = threading.Lock()
-        self._round_trips = 0
+        super().__init__(target)
         self._streams: set[process.ProcessStream] = set()
-
-    @property
-    def host(self) -> str:
-        """The host's name in the inventory."""
-        return self._name
-
-    @property
-    def round_trips(self) -> int:
-        """How many times something was started."""
-        return self._round_trips
 
     def connect(self, deadline: Deadline) -> None:
         """Nothing to do: it is here."""
@@ -47,7 +34,7 @@ class LocalTransport:
         except OSError as error:
             return _not_started(argv, error)
         if result is None:
-            raise TimedOut(self._name, f"`{command_line.shown(argv)}` did not end in the {seconds:.0f} s that it had")
+            raise self._not_ended(f"`{command_line.shown(argv)}`", seconds)
         return replace(result, stdout=result.stdout[:MAX_OUTPUT], stderr=result.stderr[:MAX_OUTPUT])
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
@@ -59,10 +46,6 @@ class LocalTransport:
         self._streams.add(stream)
         return stream
 
-    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
-        """Write a file, whole or not at all."""
-        command_line.put(self, data, path, deadline, mode)
-
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Another port of this machine that leads to the same place."""
 
@@ -71,7 +54,7 @@ class LocalTransport:
             sock.settimeout(None)
             return SocketPipe(sock)
 
-        return LoopbackForward(self._name, dial, local_port)
+        return LoopbackForward(self.host, dial, local_port)
 
     def require_alive(self) -> None:
         """This machine is always there."""
@@ -80,10 +63,6 @@ class LocalTransport:
         """End the streams that are still open."""
         for stream in list(self._streams):
             stream.close()
-
-    def _count(self) -> None:
-        with self._counting:
-            self._round_trips += 1
 
 
 def _not_started(argv: Sequence[str], error: OSError) -> Result:

@@ -49,11 +49,6 @@ class LoggedTransport:
             call.result = "open"
             return self._transport.open_stream(argv, deadline)
 
-    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
-        """Write a file on the host."""
-        with logged(self.host, self._carrier, f"put {path} ({len(data)} bytes)", self._clock):
-            self._transport.put(data, path, deadline, mode=mode)
-
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Bring a port of the host to 127.0.0.1 here."""
         with logged(self.host, self._carrier, f"forward {remote_host}:{remote_port}", self._clock) as call:

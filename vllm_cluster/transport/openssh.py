@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Sequence
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, HostError, ShellUnusable, TimedOut, Unreachable, UsageError
+from vllm_cluster.errors import ConnectionLost, HostError, ShellUnusable, TimedOut, UsageError
 from vllm_cluster.transport import command_line, connect_errors, process, shell
-from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Forward, Result, Stream, Target
+from vllm_cluster.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.transport.forward import listener
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import SshEndpoint, ensure_safe_names, resolve
+from vllm_cluster.transport.ssh_config import SshEndpoint, resolve
 from vllm_cluster.transport.ssh_master import STEP_SECONDS, SshMaster, open_master, shared
+from vllm_cluster.transport.ssh_transport import RETRY_SECONDS, SshTransport, lost
 
-_RETRY_SECONDS = 0.1
 
-
-class OpenSshTransport:
+class OpenSshTransport(SshTransport):
     """One host over `ssh` with a shared connection. Safe to use from several threads."""
 
     def __init__(self, target: Target, jumps: Jumps, endpoint: SshEndpoint | None = None) -> None:
-        ensure_safe_names(target)
-        self._target = target
-        self._endpoint = endpoint
-        self._jumps = jumps
+        super().__init__(target, jumps, endpoint)
         self._master: SshMaster | None = None
-        self._connecting = threading.Lock()
-        self._counting = threading.Lock()
-        self._round_trips = 0
-        self._commands = threading.BoundedSemaphore(MAX_COMMANDS)
-        self._slots = threading.BoundedSemaphore(MAX_STREAMS)
-        self._streams: set[process.ProcessStream] = set()
-
-    @property
-    def host(self) -> str:
-        """The host's name in the inventory."""
-        return self._target.name
-
-    @property
-    def round_trips(self) -> int:
-        """How many times something was started on the host."""
-        return self._round_trips
+        self._open: set[process.ProcessStream] = set()
 
     def connect(self, deadline: Deadline) -> None:
         """Connect and authenticate; does nothing when connected."""
@@ -58,17 +38,14 @@ class OpenSshTransport:
         """Run one command to its end."""
         master, doing = self._open_master(), f"`{command_line.shown(argv)}`"
         command_line.encoded(argv)
-        self._take(self._commands, deadline, doing)
-        try:
+        with self._command(deadline, doing):
             return self._run(master, argv, stdin, deadline, doing)
-        finally:
-            self._commands.release()
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
         master, doing = self._open_master(), f"`{command_line.shown(argv)}`"
         command = command_line.without_timeout(argv)
-        self._take(self._slots, deadline, doing)
+        self._take(self._streams, deadline, doing)
 
         def check_end(code: int) -> None:
             if code != 255:
@@ -79,24 +56,20 @@ class OpenSshTransport:
                 raise connect_errors.no_session(self.host, master.resolved.where)
 
         def on_close() -> None:
-            self._streams.discard(stream)
-            self._slots.release()
+            self._open.discard(stream)
+            self._streams.release()
 
         try:
             stream = process.ProcessStream(shared(master.socket, command_line.LINE), check_end, on_close)
         except BaseException:
-            self._slots.release()
+            self._streams.release()
             raise
         self._count()
-        self._streams.add(stream)
+        self._open.add(stream)
         # Where the host takes no input, nothing has started, which shows when the stream is read.
         with contextlib.suppress(BrokenPipeError):
             stream.sendall(command.first)
         return shell.MarkedStream(stream, command, lambda out, err: self._refused(master, out, err))
-
-    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
-        """Write a file on the host, whole or not at all."""
-        command_line.put(self, data, path, deadline, mode)
 
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Bring a port of the host to 127.0.0.1 here."""
@@ -106,13 +79,8 @@ class OpenSshTransport:
         """Raise where the connection is gone; ssh's keepalives find out."""
         self._open_master()
 
-    def close(self) -> None:
-        """End the connection and its streams."""
-        with self._connecting:
-            self._close()
-
     def _close(self) -> None:
-        for stream in list(self._streams):
+        for stream in list(self._open):
             stream.close()
         if self._master is not None:
             self._master.close()
@@ -125,7 +93,7 @@ class OpenSshTransport:
             command = command_line.with_timeout(argv, deadline.left())
             result = process.run(shared(master.socket, command_line.LINE), command.first + stdin, deadline)
             if result is None:
-                raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
+                raise self._not_ended(doing, started)
             if result.returncode != 255 or command.own_255(result):
                 if not command.started(result):
                     raise self._refused(master, result.stdout, result.stderr)
@@ -135,7 +103,7 @@ class OpenSshTransport:
             # A command that timed out keeps its session until the host has ended it.
             if not opening.left():
                 raise connect_errors.no_session(self.host, master.resolved.where)
-            time.sleep(_RETRY_SECONDS)
+            time.sleep(RETRY_SECONDS)
 
     def _refused(self, master: SshMaster, out: bytes, err: bytes) -> ShellUnusable:
         def ask() -> Result | None:
@@ -147,31 +115,14 @@ class OpenSshTransport:
     def _open_master(self) -> SshMaster:
         master = self._master
         if master is None:
-            raise Unreachable(self.host, "there is no connection", hint="connect first")
+            raise self._unconnected()
         if not master.alive():
-            why = master.last_words()
-            raise Unreachable(
-                self.host,
-                f"the connection to {master.resolved.where} was lost earlier: {why}",
-                hint=connect_errors.AGAIN,
-            )
+            raise self._gone(master.resolved.where, master.last_words())
         return master
 
     def _lost(self, master: SshMaster, doing: str) -> ConnectionLost:
         master.gone()
-        return ConnectionLost(
-            self.host,
-            f"the connection to {master.resolved.where} was lost during {doing}: {master.last_words()}",
-            hint="the command may have completed; rerun it to check and continue",
-        )
-
-    def _take(self, slots: threading.BoundedSemaphore, deadline: Deadline, doing: str) -> None:
-        if not slots.acquire(timeout=deadline.left()):
-            raise TimedOut(self.host, f"{doing} did not start: too many commands run on this connection")
-
-    def _count(self) -> None:
-        with self._counting:
-            self._round_trips += 1
+        return lost(self.host, master.resolved.where, doing, master.last_words())
 
 
 class _MuxForward:

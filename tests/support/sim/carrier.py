@@ -117,10 +117,6 @@ class FakeTransport:
         if not (lock and lock.stream.script is self.script):
             self._world.unfenced.append(f"{self._name}: {what}")
 
-    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
-        """No verb that runs here puts files on hosts."""
-        raise AssertionError(path)
-
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """No verb that runs here forwards ports."""
         raise AssertionError(remote_port)

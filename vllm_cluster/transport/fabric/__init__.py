@@ -5,48 +5,29 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import paramiko
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, ShellUnusable, TimedOut, Unreachable
 from vllm_cluster.transport import command_line, connect_errors, locate, shell
-from vllm_cluster.transport.base import MAX_COMMANDS, MAX_STREAMS, Forward, Result, Stream, Target
+from vllm_cluster.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.transport.fabric.hop import STEP_SECONDS, Hop, open_hop
 from vllm_cluster.transport.fabric.keepalive import BROKEN
 from vllm_cluster.transport.fabric.stream import ChannelStream, FabricConnection, collect
 from vllm_cluster.transport.forward import LoopbackForward
 from vllm_cluster.transport.jumps import Jumps
-from vllm_cluster.transport.ssh_config import SshEndpoint, ensure_safe_names
+from vllm_cluster.transport.ssh_config import SshEndpoint
+from vllm_cluster.transport.ssh_transport import RETRY_SECONDS, SshTransport
 
-_RETRY_SECONDS = 0.1
 
-
-class FabricTransport:
+class FabricTransport(SshTransport):
     """One host over Fabric. Safe to use from several threads."""
 
     def __init__(self, target: Target, jumps: Jumps, endpoint: SshEndpoint | None = None) -> None:
-        ensure_safe_names(target)
-        self._target = target
-        self._endpoint = endpoint
-        self._jumps = jumps
+        super().__init__(target, jumps, endpoint)
         self._hop: Hop | None = None
-        self._connecting = threading.Lock()
-        self._counting = threading.Lock()
-        self._round_trips = 0
-        self._commands = threading.BoundedSemaphore(MAX_COMMANDS)
-        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
-
-    @property
-    def host(self) -> str:
-        """The host's name in the inventory."""
-        return self._target.name
-
-    @property
-    def round_trips(self) -> int:
-        """How many times something was started on the host."""
-        return self._round_trips
 
     def connect(self, deadline: Deadline) -> None:
         """Connect and authenticate; does nothing when connected."""
@@ -62,7 +43,7 @@ class FabricTransport:
         """Run one command to its end."""
         link, doing = self._link(), f"`{command_line.shown(argv)}`"
         command_line.encoded(argv)
-        with self._slot(self._commands, deadline, doing):
+        with self._command(deadline, doing):
             command = command_line.with_timeout(argv, deadline.left())
             result = self._talk(link, command_line.LINE, command.first + stdin, deadline, doing, mark=command.mark)
         if not command.started(result):
@@ -95,10 +76,6 @@ class FabricTransport:
             raise
         return shell.MarkedStream(stream, command, lambda out, err: self._refused(link, out, err))
 
-    def put(self, data: bytes, path: str, deadline: Deadline, *, mode: int = 0o600) -> None:
-        """Write a file on the host, whole or not at all."""
-        command_line.put(self, data, path, deadline, mode)
-
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Bring a port of the host to 127.0.0.1 here."""
         link = self._link()
@@ -116,11 +93,6 @@ class FabricTransport:
         """Raise where the connection is gone; keepalives find out."""
         self._link()
 
-    def close(self) -> None:
-        """End the connection."""
-        with self._connecting:
-            self._close()
-
     def _close(self) -> None:
         if self._hop is not None:
             self._hop.close()
@@ -129,13 +101,10 @@ class FabricTransport:
     def _link(self) -> FabricConnection:
         hop = self._hop
         if hop is None:
-            raise Unreachable(self.host, "there is no connection", hint="connect first")
+            raise self._unconnected()
         link = hop.link
         if not link.alive:
-            why = link.wire.failure or "it was closed"
-            raise Unreachable(
-                self.host, f"the connection to {link.where} was lost earlier: {why}", hint=connect_errors.AGAIN
-            )
+            raise self._gone(link.where, link.wire.failure or "it was closed")
         return link
 
     def _session(self, link: FabricConnection, deadline: Deadline, doing: str) -> paramiko.Channel:
@@ -147,17 +116,16 @@ class FabricTransport:
                 # A command that timed out keeps its session until the host has ended it.
                 if not limit.left():
                     raise connect_errors.no_session(self.host, link.where) from None
-                time.sleep(_RETRY_SECONDS)
+                time.sleep(RETRY_SECONDS)
             except BROKEN as error:
                 if not link.alive:
                     raise Unreachable(self.host, link.lost(doing).detail) from error
                 # Of two sessions that are refused at one moment, paramiko keeps the reason for one alone.
                 if not limit.left():
                     raise TimedOut(self.host, f"sshd at {link.where} gave no session in time for {doing}") from error
-                time.sleep(_RETRY_SECONDS)
+                time.sleep(RETRY_SECONDS)
             else:
-                with self._counting:
-                    self._round_trips += 1
+                self._count()
                 return channel
 
     def _talk(
@@ -176,7 +144,7 @@ class FabricTransport:
             # Where sshd has answered, the login shell was started.
             if started >= shell.LATE_SECONDS and channel.event_ready and mark not in out:
                 raise shell.late(self._target, started)
-            raise TimedOut(self.host, f"{doing} did not end in the {started:.0f} s that it had")
+            raise self._not_ended(doing, started)
         _close_quietly(channel)
         if result.returncode == -1:
             raise self._no_exit_code(link, channel, doing)
@@ -199,18 +167,6 @@ class FabricTransport:
         if link.alive:
             return ConnectionLost(self.host, f"{doing} ended without an exit code: something killed its shell")
         return link.lost(doing)
-
-    @contextlib.contextmanager
-    def _slot(self, slots: threading.BoundedSemaphore, deadline: Deadline, doing: str) -> Iterator[None]:
-        self._take(slots, deadline, doing)
-        try:
-            yield
-        finally:
-            slots.release()
-
-    def _take(self, slots: threading.BoundedSemaphore, deadline: Deadline, doing: str) -> None:
-        if not slots.acquire(timeout=deadline.left()):
-            raise TimedOut(self.host, f"{doing} did not start: too many commands run on this connection")
 
 
 def _close_quietly(channel: paramiko.Channel) -> None:

@@ -13,6 +13,7 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost
 from vllm_cluster.transport.base import MAX_GREETING, MAX_OUTPUT, MAX_TAIL, Result
 from vllm_cluster.transport.fabric.keepalive import BROKEN, KeepaliveSocket, KeepaliveTransport
+from vllm_cluster.transport.ssh_transport import lost
 
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
@@ -37,12 +38,7 @@ class FabricConnection:
 
     def lost(self, doing: str) -> ConnectionLost:
         """The error for a connection that broke while `doing` was under way."""
-        why = self.wire.failure or "it was closed"
-        return ConnectionLost(
-            self.host,
-            f"the connection to {self.where} was lost during {doing}: {why}",
-            hint="the command may have completed; rerun it to check and continue",
-        )
+        return lost(self.host, self.where, doing, self.wire.failure or "it was closed")
 
 
 class _Arrival:
