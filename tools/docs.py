@@ -7,13 +7,12 @@ from pathlib import Path
 
 from tests.support import json_schemas
 from tools import failures, inventory, reference
-from vllm_cluster.inventory.schema import json_schema_text
 
 ROOT = Path(__file__).parents[1]
 
 FILES: Mapping[str, Callable[[], str]] = {
     "docs/failures.md": failures.page,
-    "docs/inventory.schema.json": json_schema_text,
+    "docs/inventory.schema.json": inventory.schema,
     "docs/reference/checks.md": reference.checks,
     "docs/reference/commands.md": reference.commands,
     "docs/reference/events.md": reference.events,

@@ -1,8 +1,12 @@
-"""What is made from the model of the inventory: the example, and the page of all keys."""
+"""What is made from the model of the inventory: the example, the schema, and the page of all keys."""
 
 from __future__ import annotations
 
-from vllm_cluster.inventory.schema import key_table
+import json
+
+from vllm_cluster.inventory.model import SECTIONS, Section
+from vllm_cluster.inventory.problems import key_of
+from vllm_cluster.inventory.schema import json_schema
 from vllm_cluster.inventory.template import HostSeed, render
 from vllm_cluster.versions import VLLM_IMAGE
 
@@ -21,4 +25,30 @@ def example() -> str:
 
 def page() -> str:
     """The page of all keys."""
-    return f"{HEAD}\n{key_table()}"
+    return f"{HEAD}\n{_key_table()}"
+
+
+def schema() -> str:
+    """The schema as the file that `vcluster schema` prints."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _key_table() -> str:
+    """Every key of the file as a Markdown table."""
+    rows = ["| key | default | example | meaning |", "|---|---|---|---|"]
+    for place, section in SECTIONS.items():
+        prefix = tuple("NAME" if part == "*" else part for part in place)
+        rows += [_row((*prefix, key), section, key) for key in section.written_keys()]
+    return "\n".join(rows) + "\n"
+
+
+def _row(loc: tuple[str, ...], section: Section, key: str) -> str:
+    field = section.model_fields[key]
+    if field.is_required():
+        default = "required"
+    elif isinstance(field.default, str | int) and not isinstance(field.default, bool):
+        default = f"`{'16g' if key == 'shm_size' else field.default}`"
+    else:
+        default = "`false`" if field.default is False else ""
+    example = f"`{field.examples[0]}`" if field.examples else ""
+    return f"| `{key_of(loc)}` | {default} | {example} | {(field.description or '').replace('|', '&#124;')} |"

@@ -7,7 +7,6 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,33 +68,17 @@ def _no_engine(error: Exception) -> PreflightFailed:
     )
 
 
-def execute(
-    container: Container,
-    argv: list[str],
-    *,
-    deadline: int,
-    env: dict[str, str] | None = None,
-    on_line: Report | None = None,
-) -> str:
-    """Run a command in a container, hand on its lines as they come, return its output; fail with its last lines."""
+def execute(container: Container, argv: list[str], *, deadline: int, env: dict[str, str] | None = None) -> str:
+    """Run a command in a container and return its output; fail with its last lines."""
     api: Any = container.client.api if container.client else None
     call = api.exec_create(container.id, ["timeout", "-k", "5", str(deadline), *argv], environment=env)
-    lines: list[str] = []
-    rest = b""
-    for chunk in api.exec_start(call["Id"], stream=True):
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in (part.decode(errors="replace") for part in whole):
-            lines.append(line)
-            if on_line:
-                on_line(line)
-    if rest:
-        lines.append(rest.decode(errors="replace"))
+    output = b"".join(api.exec_start(call["Id"], stream=True)).decode(errors="replace").removesuffix("\n")
     code = api.exec_inspect(call["Id"])["ExitCode"]
     if code != 0:
         why = f"took longer than {deadline} s" if code in (124, 137) else f"ended with {code}"
-        last = "\n".join(deque(lines, _LAST_LINES))
+        last = "\n".join(output.split("\n")[-_LAST_LINES:])
         raise VclusterError(f"{container.name}: `{' '.join(argv)}` {why}\n{last}".rstrip())
-    return "\n".join(lines)
+    return output
 
 
 def put(container: Container, folder: str, files: Iterable[File]) -> None:

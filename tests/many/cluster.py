@@ -15,13 +15,13 @@ from typing import Any
 import asyncssh
 
 from tests.many.farm import PORT
+from tests.support.inventories import load
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.identity import owner_of
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.members import recorded
 from vllm_cluster.core.spec import BASE_IMAGE
 from vllm_cluster.facts import parse
-from vllm_cluster.inventory.load import load
 from vllm_cluster.run.node_files import digest, node_files
 
 ROUND_TRIP = 0.1

@@ -85,7 +85,6 @@ def serve_argv(
     host: str,
     port: int,
     extra: Sequence[str],
-    download_dir: str | None = None,
 ) -> list[str]:
     """The command that serves a model.
 
@@ -106,7 +105,6 @@ def serve_argv(
         f"--host={host}",
         f"--port={port}",
         f"--middleware={MIDDLEWARE}",
-        *([f"--download-dir={download_dir}"] if download_dir else []),
     ]
 
 

@@ -157,16 +157,16 @@ def is_of_cluster(inventory: Inventory, identity: str | None, labels: Mapping[st
     return head is None or head in {host.address for host in inventory.hosts.values()}
 
 
-def foreign(inventory: Inventory, facts: Mapping[str, HostFacts], host: str | None = None) -> Iterator[Foreign]:
-    """The nodes and volumes of other clusters of vcluster on the hosts, or on one of them."""
+def foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Foreign]:
+    """The nodes and volumes of other clusters of vcluster on the hosts."""
     identity = cluster_id(inventory, facts)
-    for name in facts if host is None else (host,):
-        for container in facts[name].containers:
+    for name, observed in facts.items():
+        for container in observed.containers:
             # A container of another name inherited its labels (docker commit), or is temporary.
             is_node = container.name == node_name(container.labels.get(CLUSTER, ""))
             if is_node and not is_of_cluster(inventory, identity, container.labels):
                 yield _foreign(name, container.name, container.labels)
-        for volume, labels in facts[name].volumes.items():
+        for volume, labels in observed.volumes.items():
             if is_volume_name(inventory.cluster, volume) and not is_of_cluster(inventory, identity, labels):
                 yield _foreign(name, f"the volume {volume}", labels)
 

@@ -24,7 +24,6 @@ _DOCKER = re.compile(
 )
 _NCCL_HOST = re.compile(r"^([\w.-]{1,80}):\d{1,9}:\d{1,9} \[\d{1,3}\] ")
 _SYSLOG = re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,80}) ")
-_IP = re.compile(r"\bip=([0-9a-fA-F.:]{3,45})")
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _TIMES = tuple(
@@ -101,9 +100,3 @@ def parse_time(text: str, year: int) -> float | None:
         except (ValueError, OverflowError):
             return None
     return None
-
-
-def address(who: str) -> str:
-    """The address that Ray's prefix names, empty where it names none: the line comes from the driver's own host."""
-    found = _IP.search(who)
-    return found[1] if found else ""

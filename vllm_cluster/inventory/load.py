@@ -1,14 +1,13 @@
-"""Find and read the inventory, and report all its problems at once."""
+"""Read the inventory, and report all its problems at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.consistency import check, ssh_key
-from vllm_cluster.inventory.find import MAX_BYTES, read
+from vllm_cluster.inventory.find import MAX_BYTES
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.inventory.paths import resolve_paths
 from vllm_cluster.inventory.problems import as_error, file_name
@@ -18,16 +17,6 @@ from vllm_cluster.laptop import here
 
 # The YAML parser needs 4 s for 100,000 of them.
 MAX_BRACKETS = 5_000
-
-
-def load(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = None) -> Inventory:
-    """The inventory at `path`, from standard input for `-`, else the nearest inventory.yaml from `cwd` on.
-
-    Raises:
-        InventoryError: one line for each problem, with file, line and key.
-    """
-    found, raw = read(path, stdin=stdin, cwd=cwd)
-    return load_text(raw, path=found, cwd=cwd if found else cwd or here())
 
 
 def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:

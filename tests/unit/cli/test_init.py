@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.inventory.load import load
+from tests.support.inventories import load
 
 VCLUSTER = Path(sys.executable).with_name("vcluster")
 
