@@ -27,7 +27,7 @@ _MEANINGS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("unload", "pause", "undeploy"): ("vcluster stop",),
     ("teardown", "purge", "clean", "uninstall"): ("vcluster down",),
     ("ps", "ls", "list", "get", "top", "state", "health", "info", "show", "watch"): ("vcluster status",),
-    ("log", "logs", "tail"): ("vcluster explain", "vcluster bundle"),
+    ("log", "tail"): ("vcluster logs", "vcluster explain"),
     ("why", "debug", "diagnose", "troubleshoot"): ("vcluster explain",),
     ("report", "dump", "collect"): ("vcluster bundle",),
     ("diff", "dry-run", "preview"): ("vcluster plan",),

@@ -125,7 +125,7 @@ def test_all_unknown_options_are_named(tmp_path: Path) -> None:
     ("typed", "near"),
     [
         ("restart", "vcluster serve MODEL"),
-        ("logs", "vcluster explain"),
+        ("tail", "vcluster logs"),
         ("ps", "vcluster status"),
         ("kill", "vcluster stop"),
         ("rm", "vcluster stop"),
