@@ -132,7 +132,7 @@ def test_all_unknown_options_are_named(tmp_path: Path) -> None:
         ("delete", "vcluster stop"),
         ("start", "vcluster up"),
         ("statsu", "vcluster status"),
-        ("Logs", "vcluster explain"),
+        ("Logs", "vcluster logs"),
         ("qqqq", "vcluster --help"),
     ],
 )
