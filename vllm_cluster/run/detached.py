@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vllm_cluster.errors import VclusterError
 
-START_SECONDS, END_SECONDS = 60.0, 15.0
+START_SECONDS, END_SECONDS, PS_SECONDS = 60.0, 15.0, 10.0
 POLL = 0.05
 
 
@@ -44,7 +44,8 @@ def start_time(pid: int) -> str | None:
             return None
         # A zombie has ended; its parent has not looked yet.
         return None if fields[0] == "Z" else f"{boot} {fields[19]}"
-    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    argv = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PS_SECONDS)
     state, _, when = shown.stdout.strip().partition(" ")
     return when.strip() if when and not state.startswith("Z") else None
 
