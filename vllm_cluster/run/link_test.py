@@ -98,8 +98,8 @@ def _open(probe: RunningProgram, inventory: Inventory, run: str) -> dict[str, An
     """Where a host listens for the others."""
     host = inventory.hosts[probe.host]
     asked = list(ports_of(inventory, host.name))
-    probe.send({"me": host.name, "address": host.address, "run": run, "ports": asked, "more": CHOSEN_PORTS})
     try:
+        probe.send({"me": host.name, "address": host.address, "run": run, "ports": asked, "more": CHOSEN_PORTS})
         ready = probe.next(_soon())
     except HostError:
         if probe.code == NOT_FOUND:

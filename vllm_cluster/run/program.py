@@ -178,6 +178,8 @@ class RunningProgram:
 
     def _ended(self, why: str) -> HostError:
         stderr = self._stream.stderr_tail().strip()[-500:]
+        # Where it took no more input, nothing has been read of its end yet.
+        self.code = self.code if self._over else self._stream.exit_code()
         return HostError(self.host, f"its program does not run: {stderr or why}")
 
     def stderr_tail(self) -> str:
@@ -197,7 +199,6 @@ class RunningProgram:
             raise ConnectionLost(self.host, "the connection to its program broke: it was killed")
         refused = _REFUSED.search(stderr)
         if code and refused and not messages:
-            self._over = False
             raise CommandFailed(self.host, f"{self.program.name}: {refused[1]}", exit_code=code, stderr=stderr)
         return Finished(code, messages, self._printed.decode("utf-8", "replace"), stderr)
 
@@ -213,7 +214,8 @@ class RunningProgram:
     def close(self) -> None:
         """End the program: it lives no longer than this."""
         self._stream.close()
-        if not self._over:
+        # Also after a bad end: docker may have ended, and not its container.
+        if not self._over or self.code != 0:
             with suppress(HostError):
                 self._remove()
 

@@ -113,8 +113,8 @@ class Stream:
         return "the container went away"
 
     def exit_code(self) -> int:
-        """It ended well."""
-        return 0
+        """It was killed."""
+        return 137
 
     def close(self) -> None:
         """The end of what is told."""

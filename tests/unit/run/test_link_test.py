@@ -180,7 +180,7 @@ def two() -> Iterator[tuple[Probe, Probe]]:
     probes = Probe("one", "127.0.0.1"), Probe("two", "127.0.0.2")
     yield probes
     for probe in probes:
-        assert probe.end() == HUNG_UP
+        assert probe.end() in (0, HUNG_UP)
 
 
 def test_a_probe_ends_with_its_input(two: tuple[Probe, Probe]) -> None:
@@ -188,7 +188,7 @@ def test_a_probe_ends_with_its_input(two: tuple[Probe, Probe]) -> None:
     third = Probe("three", "127.0.0.3")
     third.say({"one": two[0].peer(address="192.0.2.1")})
     began = time.monotonic()
-    assert third.end() == HUNG_UP
+    assert third.end() in (0, HUNG_UP)
     assert time.monotonic() - began < 2
 
 
