@@ -64,7 +64,8 @@ def section(failure: KnownFailure, logs: Sequence[str]) -> list[str]:
     before = ", ".join(f"`{code}`" for code in failure.checks)
     before = before or (f"held otherwise: {failure.prevented}" if failure.prevented else "")
     before = before or (f"`{failure.found_by}`" if failure.found_by else "nothing")
-    explained = "; ".join(logs) or f"no: {failure.silent}"
+    no_log = f"no: {failure.silent}" if failure.silent else "by its own lines; no log of it is at hand"
+    explained = "; ".join(logs) or no_log
     symptom = failure.kind == "symptom"
     names = ("What it means", "Where its cause is written") if symptom else ("Cause", "Fix")
     parts = [("Seen (symptom)" if symptom else "Seen", failure.symptom), (names[0], failure.cause)]

@@ -20,7 +20,7 @@ by task; [the JSON Schema](../inventory.schema.json), which `vcluster schema` pr
 def example() -> str:
     """The example in the repository's root."""
     hosts = [HostSeed("gpu1", "ubuntu@gpu1.example.com", "10.0.0.11"), HostSeed("gpu2", "gpu2", "10.0.0.12")]
-    return render("lab", hosts, VLLM_IMAGE, "/srv/models", schema="docs/inventory.schema.json")
+    return render("lab", hosts, VLLM_IMAGE, "/data/huggingface", schema="docs/inventory.schema.json")
 
 
 def page() -> str:

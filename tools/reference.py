@@ -72,11 +72,16 @@ def _verbs(group: Any) -> Iterator[tuple[str, Verb, list[Any]]]:
     for name, verb in VERBS.items():
         command = group.get_command(context, name)
         if name != "sandbox":
-            yield f"{NAME} {name}", verb, command.get_params(typer.Context(command))
+            yield f"{NAME} {name}", verb, _params(command)
             continue
         for inner, own in SANDBOX.items():
             one = command.get_command(typer.Context(command), inner)
-            yield f"{NAME} {name} {inner}", own, one.get_params(typer.Context(one))
+            yield f"{NAME} {name} {inner}", own, _params(one)
+
+
+def _params(command: Any) -> list[Any]:
+    """As --help lists them: the names of the help option itself are a setting of the context."""
+    return list(command.get_params(typer.Context(command, **command.context_settings)))
 
 
 def _verb(path: str, verb: Verb, params: list[Any], options: list[tuple[str, str]]) -> Iterator[str]:
@@ -125,8 +130,8 @@ def events() -> str:
     forms: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in (*get_args(Kind), "endpoint")}
     for form in schemas()["events"]["anyOf"]:
         forms[form["properties"]["event"]["const"]].append(form["properties"])
-    rows = ((f"`{kind}`", EVENTS[kind], "; ".join(filter(None, map(_keys, forms[kind])))) for kind in forms)
-    return _page([*lines, *_table("event | meaning | keys of its own", rows)])
+    rows = ((f"`{kind}`", EVENTS[kind], "<br>".join(filter(None, map(_keys, forms[kind])))) for kind in forms)
+    return _page([*lines, *_table("event | meaning | keys of its own, a line for each form", rows)])
 
 
 def _keys(form: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ Ratios compare variants that took turns in one run; the seconds are those of a s
 |---|---|---|
 | `vcluster up`, two empty hosts with the image ÷ by hand | {ratio:.2f} ({up:.1f} s ÷ {hand:.1f} s) | at most 1.15 |
 | `vcluster up` with nothing to do | {idle:.2f} s | under 2 s |
-| round trips a host in that, once connected | {trips} | at most 7 |
+| round trips per host in that, once connected | {trips} | at most 7 |
 | `vcluster --help` ÷ `python -c 'import typer'` | {start:.2f} ({help:.0f} ms ÷ {typer:.0f} ms) | at most 2 |
 
 By hand means: one ssh a host, side by side, `docker run` with the same flags and `ray start` as the command,

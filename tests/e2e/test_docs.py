@@ -229,7 +229,7 @@ def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.cluster("none")
 def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
-    """README's `pip install .`, into an environment of its own: the recipes must travel with the package."""
+    """As README's `pipx install .`, in an environment of its own: the recipes must travel with the package."""
     venv.create(tmp_path / "venv", with_pip=True)
     shell(f"{tmp_path}/venv/bin/pip install --quiet --constraint constraints.txt .", ROOT, {})
     there = {"PATH": f"{tmp_path}/venv/bin:{os.environ['PATH']}"}
@@ -250,7 +250,7 @@ def test_no_command_of_the_docs_is_left_out() -> None:
         ". .venv/bin/activate",
         "make demo",
         "make test",
-        "pip install .",
+        "pipx install .",
         "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12",
     }
     left = {page: [line for line in commands(page) if line not in covered] for page in PAGES}

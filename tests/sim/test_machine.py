@@ -274,7 +274,7 @@ def test_any_course_converges() -> None:
         (
             "P2",
             "sim: up again after each of these",
-            f"{RUNS['do_up']} runs of up; again: 0 operations, at most 6 round trips",
+            f"{RUNS['do_up']} runs of up; again: 0 operations, at most 7 round trips",
         ),
         (
             "P3",

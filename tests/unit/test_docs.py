@@ -29,6 +29,17 @@ def test_a_page_that_is_made_is_fresh(name: str) -> None:
     assert (ROOT / name).read_text(encoding="utf-8") == FILES[name](), "run `make docs` and commit what it writes"
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".md")])
+def test_a_page_that_is_made_has_no_empty_value(name: str) -> None:
+    """A line such as `- Explained: no:` shows that the code has a case without words."""
+    text = FILES[name]()
+    assert re.findall(r"^- [\w ()]+:(?: no:)? *$", text, re.MULTILINE) == []
+
+
+def test_the_reference_names_help_as_help_does() -> None:
+    assert "| `-h, --help` |" in FILES["docs/reference/commands.md"]()
+
+
 def links(page: Path) -> Iterator[tuple[str, Path, str]]:
     """Each link to a file of this checkout or to a heading: as it is written, the file, the heading."""
     for match in LINK.finditer(page.read_text(encoding="utf-8")):

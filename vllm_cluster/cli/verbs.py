@@ -35,7 +35,7 @@ VERBS = {
         "Check whether a model fits, in which layouts and context.",
         "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts.",
         ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit --params 405B --gpus 8 --gpu-memory 80GB"),
-        {3: "it does not fit", **_READ},
+        {0: "it fits", 1: "the model cannot be read", 3: "it does not fit", **_READ},
     ),
     "check": Verb(
         _SET_UP,

@@ -38,9 +38,9 @@ def mount_target(text: str) -> str:
     # In every image /var/run is a link to /run.
     real = re.sub(r"^/var/run(?=/|$)", "/run", path)
     if _SYSTEM.fullmatch(real) or _within(real, _KERNEL_FOLDERS):
-        raise ValueError(f"{shown(path)} belongs to the container's system: choose another folder, like /srv/models")
+        raise ValueError(f"{shown(path)} belongs to the container's system: choose another, such as /data/huggingface")
     if _within(real, RESERVED_FOLDERS):
-        raise ValueError(f"{shown(path)} is vcluster's own in the container: choose another folder, like /srv/models")
+        raise ValueError(f"{shown(path)} is vcluster's own in the container: choose another, such as /data/huggingface")
     return path
 
 

@@ -214,7 +214,7 @@ class Inventory(_Section):
     )
     model_cache: Annotated[str, AfterValidator(folders.mount_target)] = Field(
         description="Folder on the hosts for models: HF_HOME, at the same path in the container.",
-        examples=["/srv/models"],
+        examples=["/data/huggingface"],
         json_schema_extra={"pattern": "^/"},
     )
     shm_size: Size = Field(16 << 30, description="Shared memory of a container.", examples=["16g"])
