@@ -2,7 +2,8 @@
 
 VclusterError            1   something failed
 ├── UsageError           2   the command line
-│   └── InventoryError   2   the inventory: file, line, key
+│   ├── InventoryError   2   the inventory: file, line, key
+│   └── PortInUse        2   a local port is taken
 ├── PreflightFailed      3   known before anything was touched
 ├── HostError            1   one host, one step
 │   ├── Unreachable      4   no connection: nothing was sent
@@ -77,6 +78,10 @@ class UsageError(VclusterError):
     """The command line asks for something that does not exist or does not fit."""
 
     exit_code = 2
+
+
+class PortInUse(UsageError):
+    """A local port that the call needs is taken."""
 
 
 class InventoryError(UsageError):
@@ -236,7 +241,7 @@ class Interrupted(VclusterError):
 
     def __init__(
         self,
-        message: str = "Interrupted. Completed steps are kept.",
+        message: str,
         *,
         hint: str | None = None,
         again: tuple[str, ...] | None = None,

@@ -171,7 +171,7 @@ def test_an_end_that_goes_away_and_comes_back_is_told(
         passage.hold(emit)
     words = [event.text.split(": ")[0] for event in events]
     assert words == [
-        "no API answers yet; the tunnel stays open",
+        "no API answers yet",
         "the API answers again",
         "the API has stopped answering",
     ]

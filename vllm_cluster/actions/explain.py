@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import stat
 import sys
 import time
@@ -43,6 +44,8 @@ MAX_UNPACKED_BYTES = 64 << 30
 MAX_FILES = 1000
 PROGRESS_SECONDS = 1.0
 _OWN = "the error"
+# What vLLM, Ray, Docker and log rotation name a log, in a folder that may hold other files too.
+_LOG = re.compile(r"\.(log|out|err|txt)(\.\d+)?(\.gz)?$")
 # Of a host that does not answer nothing more is asked: it would be waited for once more.
 SILENT = (Unreachable, ConnectionLost, TimedOut)
 
@@ -61,6 +64,7 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
     Raises:
         UsageError: one of them cannot be read, or is not a log.
     """
+    paths = [file for path in paths for file in _files(path)]
     if len(paths) > MAX_FILES:
         raise UsageError(f"{len(paths)} files are more than {MAX_FILES}", hint="give the logs of one failure")
     opened = [_open(path) for path in paths]
@@ -186,6 +190,20 @@ def _lines(*parts: str | None) -> str:
     return "\n".join(filter(None, parts))
 
 
+def _files(path: Path) -> Sequence[Path]:
+    """The logs of a folder and of those below it; a file as it is.
+
+    Raises:
+        UsageError: the folder holds none.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(one for one in path.rglob("*") if one.is_file() and _LOG.search(one.name))
+    if not found:
+        raise UsageError(f"{path} holds no logs", hint="name the files: their names need not end in .log, .out or .err")
+    return found
+
+
 def _open(path: Path) -> LogSource:
     """A file as a source; what it is, is looked at before anything is read."""
     if str(path) == "-":
@@ -196,8 +214,6 @@ def _open(path: Path) -> LogSource:
         about = path.stat()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="vcluster explain FILE…") from None
-    if stat.S_ISDIR(about.st_mode):
-        raise UsageError(f"{path} is a folder", hint=f"name the files: {path}/*")
     # A pipe is what a shell makes of <(docker logs NAME).
     if not (stat.S_ISREG(about.st_mode) or stat.S_ISFIFO(about.st_mode)):
         raise UsageError(f"{path} is not a file")

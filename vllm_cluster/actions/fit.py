@@ -52,7 +52,7 @@ def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load
     except Unreachable as error:
         # The caches of the hosts are not read here.
         if inventory:
-            error.hint = f"{error.hint}\nvcluster serve {name} checks a model of the head's cache before it starts"
+            error.message += "; serve reads the head's model cache and needs no hub"
         raise
     pipelines = None
     if inventory:

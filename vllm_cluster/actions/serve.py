@@ -79,7 +79,7 @@ def serve(
         HostError: vLLM ended, or waits in vain; with the reason.
     """
     served, by_default = name or model, tp is None and pp is None
-    vllm.ensure_allowed(model, served, extra)
+    _ensure_allowed(inventory, model, served, extra)
     named = _named(inventory, hosts)
     with connect_all(inventory, emit, runtime=runtime) as fleet:
         seen = assess(inventory, fleet, emit, reading=Reading.NONE)
@@ -104,6 +104,14 @@ def serve(
         with continues_on_interrupt(inventory.cluster, served):
             Follower(fleet, inventory, number, emit, log=log).follow()
         return endpoint
+
+
+def _ensure_allowed(inventory: Inventory, model: str, served: str, extra: Sequence[str]) -> None:
+    asks = next((flag for flag in extra if flag.partition("=")[0] in ("-h", "--help")), None)
+    if asks:
+        shown = f"on {inventory.head_name}: docker exec {node_name(inventory.cluster)} vllm serve {asks}"
+        raise UsageError(f"{asks} prints vLLM's help and serves nothing", hint=shown)
+    vllm.ensure_allowed(model, served, extra)
 
 
 def _named(inventory: Inventory, hosts: Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from vllm_cluster.fit.request import Asked, Files, Judged, fewer, problems, to_d
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.ask_nodes import VLLM_SECONDS, ask_nodes
 from vllm_cluster.run.connection import Fleet
+from vllm_cluster.text import by_hosts
 
 
 def check_request(
@@ -51,7 +52,7 @@ def check_request(
     asked = Asked(wanted["model"], tp, pp, argv, extra, gpus, node, tuple(ranks))
     found = list(problems(asked, head, files, judged))
     if found:
-        text = "\n".join(dict.fromkeys(f"{one.host}: {one.text}" for one in found))
+        text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts((one.text, one.host) for one in found).items())
         near = next((one.near for one in found if one.near), None)
         hint = "\n".join(dict.fromkeys(one.fix for one in found if one.fix))
         raise PreflightFailed(text, hint=hint or None, instead={asked.model: near} if near else {})
@@ -84,7 +85,7 @@ def _report_unchecked(head: str, files: Mapping[str, Files], judged: Judged, emi
         most = max(downloads.values()) / 1e9
         emit(Event("note", f"{', '.join(downloads)}: up to {most:.1f} GB must be downloaded first"))
     if judged.unchecked:
-        what = "flags and config are" if not judged.flags else "the model's config is"
+        what = "the flags and the model's config" if not judged.flags else "the model's config"
         emit(Event("note", f"skipped the check of {what}: {judged.unchecked}"))
     if files[head].where == "unknown":
         emit(Event("note", f"skipped the check of the model's name and files: {files[head].problem or 'not on a hub'}"))

@@ -34,7 +34,7 @@ def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
         return read_key(inventory, reach_head(inventory, fleet))
 
 
-def tunnel(inventory: Inventory, emit: Emit, *, port: int, inside: Callable[[], object] | None = None) -> None:
+def tunnel(inventory: Inventory, emit: Emit, *, port: int, inside: Callable[[str], object] | None = None) -> None:
     """Forward the API to this machine's loopback until `inside` returns, without it until the connection breaks.
 
     Raises:
@@ -46,13 +46,13 @@ def tunnel(inventory: Inventory, emit: Emit, *, port: int, inside: Callable[[], 
         passage = Passage(head, inventory.ports.api, port, lambda: _served(inventory, head))
         try:
             url = f"http://127.0.0.1:{passage.port}"
-            emit(
-                Event("result", f"{url} forwards to {head.name} until Ctrl-C", data={"url": url, "port": passage.port})
-            )
             if inside:
-                inside()
+                emit(Event("note", f"{url} forwards to {head.name}"))
+                passage.warn(emit)
+                inside(url)
                 return
-            emit(Event("phase", f"forwarding {url} to {head.name}"))
+            data = {"url": url, "port": passage.port}
+            emit(Event("result", f"{url} forwards to {head.name} until Ctrl-C", data=data))
             passage.hold(emit)
         finally:
             passage.close()
@@ -75,14 +75,18 @@ class Passage:
             self._forward.close()
             raise no_passage(head, serve)
 
+    def warn(self, emit: Emit) -> None:
+        """Emit a warning where nothing answers."""
+        if not self._answers:
+            emit(Event("warning", "no API answers yet: no model is ready there (vcluster status)", self._head.name))
+
     def hold(self, emit: Emit) -> None:
         """Watch the connection and what is behind it until the connection breaks.
 
         Raises:
             ConnectionLost: the connection broke.
         """
-        if not self._answers:
-            emit(Event("warning", "no API answers yet; the tunnel stays open", self._head.name))
+        self.warn(emit)
         while True:
             self._head.runtime.clock.sleep(POLL_SECONDS)
             try:

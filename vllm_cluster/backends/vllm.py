@@ -116,9 +116,8 @@ def ensure_allowed(model: str, name: str, extra: Sequence[str]) -> None:
     """
     _check_word("the model", model)
     _check_word("the name", name)
-    for index, flag in enumerate(extra):
-        if not _agrees(flag, extra[index + 1 : index + 2]):
-            _check_flag(flag)
+    _check_flags([flag for at, flag in enumerate(extra) if not _agrees(flag, extra[at + 1 : at + 2])])
+    for flag in extra:
         if holds_token(flag):
             raise UsageError(
                 f"{redact(flag)!r} holds a secret, which ps and vLLM's log would show",
@@ -148,19 +147,21 @@ def _check_word(what: str, value: str) -> None:
         raise UsageError(f"{value!r} cannot be {what}", hint="flags for vLLM go behind --")
 
 
-def _check_flag(flag: str) -> None:
+def _check_flags(flags: Sequence[str]) -> None:
+    wrong = dict(found for flag in flags for found in _refusal(flag))
+    if wrong:
+        raise UsageError("\n".join(wrong), hint="\n".join(dict.fromkeys(wrong.values())) or None)
+
+
+def _refusal(flag: str) -> Iterator[tuple[str, str]]:
     if "\0" in flag:
-        raise UsageError(f"{flag!r} holds a NUL, which is invalid in a command line")
-    if flag == "--":
-        raise UsageError(
-            "a second -- would end vLLM's flags before those that vcluster adds",
-            hint="give only flags behind the first --",
-        )
-    reserved = _reserved_option(flag)
-    if reserved:
+        yield f"{flag!r} holds a NUL, which is invalid in a command line", "take the NUL out"
+    elif flag == "--":
+        yield "a second -- would end vLLM's flags before vcluster's own", "give only flags behind the first --"
+    elif reserved := _reserved_option(flag):
         word = flag.partition("=")[0]
         text = reserved if word == reserved else f"{word!r}, which is {reserved} for vLLM,"
-        raise UsageError(f"{text} is set by vcluster", hint=_RESERVED[reserved])
+        yield f"{text} is set by vcluster", _RESERVED[reserved]
 
 
 def _agrees(flag: str, following: Sequence[str]) -> bool:

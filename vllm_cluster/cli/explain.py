@@ -19,7 +19,7 @@ def explain(
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="Logs of any launcher, also gzipped; - is standard input. Default: those of the cluster.",
+            help="Logs, also gzipped, or folders of them; - is standard input. Default: those of the cluster.",
         ),
     ] = None,
     inventory: InventoryPath = None,

@@ -91,12 +91,18 @@ class Parsed(TyperCommand):
             raise UsageError(
                 f"a cluster serves one model at a time, got {models}", hint=words.of_one(self.name or "", given)
             )
-        if takes_flags and given.names:
-            raise words.misplaced(self.name or "", given, f"{path} has no {_listed('option', given.names)}")
-        if given.names:
-            near = words.closest(given.names, [*flags, *valued])
-            also = f" (did you mean {', '.join(near)}?)" if near else ""
-            raise UsageError(f"{path} has no {_listed('option', given.names)}{also}", hint=f"{path} --help")
+        if not given.names:
+            return
+        what = f"{path} has no {_listed('option', given.names)}"
+        # vLLM has hundreds of flags: only what differs in a letter is taken for an option of this program.
+        near = words.closest(given.names, [*flags, *valued], 0.88 if takes_flags else 0.7)
+        if takes_flags and len(near) < len(set(given.names)):
+            raise words.misplaced(self.name or "", given, what)
+        meant = f" (did you mean {', '.join(dict.fromkeys(near.values()))}?)" if near else ""
+        # A command that would be refused again is no remedy.
+        whole = len(near) == len(set(given.names))
+        call = [words.corrected([*path.split(), *args], near)] if whole else []
+        raise UsageError(f"{what}{meant}", hint="\n".join([*call, f"{path} --help"]))
 
     def get_help(self, ctx: Context) -> str:
         """The help of the verb, nothing of it cut."""

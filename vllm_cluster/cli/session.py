@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from vllm_cluster.cli import edge
-from vllm_cluster.errors import Interrupted, VclusterError
+from vllm_cluster.errors import Aborted, Interrupted, VclusterError
 from vllm_cluster.inventory.find import read
 from vllm_cluster.laptop import cache_folder, here
 from vllm_cluster.text import printable
@@ -34,11 +34,18 @@ SETTINGS = Settings()
 
 
 class Session:
-    """Runs one verb's action and renders its events."""
+    """Runs one verb's action and renders its events.
 
-    def __init__(self, inventory: Path | None, *, as_json: bool, changes: bool = False) -> None:
+    A verb that `changes` something does so at any moment, or only once it has emitted its plan.
+
+    """
+
+    def __init__(
+        self, inventory: Path | None, *, as_json: bool, changes: bool = False, after_plan: bool = False
+    ) -> None:
         self._path = inventory
         self._changes = changes
+        self._untouched = after_plan
         self.as_json = as_json
         self._renderer: Callable[[Event], None] | None = None
         self._close: Callable[[], None] = lambda: None
@@ -75,6 +82,7 @@ class Session:
 
     def emit(self, event: Event) -> None:
         """Show an event the way this call wants it."""
+        self._untouched = self._untouched and event.kind != "plan"
         if self._renderer is None:
             from vllm_cluster.cli.render import events
 
@@ -125,7 +133,8 @@ class Session:
         except KeyboardInterrupt:
             if not self._changes:
                 raise SystemExit(Interrupted.exit_code) from None
-            self._fail(Interrupted(again=()))
+            done = "Nothing was changed." if self._untouched else "Completed steps are kept."
+            self._fail(Interrupted(f"Interrupted. {done}", again=()))
         except Exception as error:
             self._fail(edge.judged(error))
         finally:
@@ -141,6 +150,6 @@ class Session:
         from vllm_cluster.cli.render import errors
 
         if error.message:
-            failed = type(error).exit_code == VclusterError.exit_code
+            failed = type(error).exit_code == VclusterError.exit_code and not isinstance(error, Aborted)
             errors.show(error, as_json=self.as_json, color=SETTINGS.color, log=self._log if failed else None)
         raise SystemExit(error.exit_code)

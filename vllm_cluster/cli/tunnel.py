@@ -8,7 +8,7 @@ import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import UsageError
+from vllm_cluster.errors import PortInUse, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 Command = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- COMMAND", help="Run this while the tunnel is open, and exit with its code."),
+    typer.Argument(
+        metavar="-- COMMAND",
+        help="Run this while the tunnel is open, with VCLUSTER_URL set; exit with its code.",
+    ),
 ]
 Port = Annotated[
     int | None,
@@ -47,8 +50,12 @@ def tunnel(
         loaded = session.load()
         if background:
             _keep_open(session, loaded, port or 0)
-        else:
+            return
+        try:
             hold(session, loaded, port, command or ())
+        except PortInUse as error:
+            error.again = ("--port", "0")
+            raise
 
     Session(inventory, as_json=as_json).run(action)
 
@@ -67,9 +74,9 @@ def hold(session: Session, inventory: Inventory, port: int | None, command: Sequ
 
     codes: list[int] = []
 
-    def run() -> None:
+    def run(url: str) -> None:
         session.finish()
-        codes.append(_run(command))
+        codes.append(_run(command, url))
 
     try:
         wanted = inventory.ports.api if port is None else port
@@ -80,10 +87,13 @@ def hold(session: Session, inventory: Inventory, port: int | None, command: Sequ
         raise SystemExit(codes[0])
 
 
-def _run(command: Sequence[str]) -> int:
+def _run(command: Sequence[str], url: str) -> int:
+    """Run it where it finds the API: the port may be a free one."""
+    import os
     import subprocess
 
+    environment = {**os.environ, "VCLUSTER_URL": url, "OPENAI_BASE_URL": f"{url}/v1"}
     try:
-        return subprocess.run(command, check=False).returncode
+        return subprocess.run(command, check=False, env=environment).returncode
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None

@@ -40,4 +40,4 @@ def up(
         if not (done.empty or session.as_json):
             session.emit(Event("note", session.paste("next: vcluster serve MODEL")))
 
-    Session(inventory, as_json=as_json, changes=True).run(action)
+    Session(inventory, as_json=as_json, changes=True, after_plan=True).run(action)

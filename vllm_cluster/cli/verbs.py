@@ -169,7 +169,7 @@ VERBS = {
         "Forward the API to localhost until Ctrl-C.",
         "Ends with an error when the connection to the head breaks.",
         ("vcluster tunnel", "vcluster tunnel --port 8001", "vcluster tunnel -- curl -s http://127.0.0.1:8000/health"),
-        {1: "the connection broke", **_READ},
+        {1: "the connection broke", 3: "the cluster is not up", **_READ},
     ),
     "key": Verb(
         _USE,

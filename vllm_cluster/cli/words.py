@@ -191,10 +191,16 @@ def inventory_option(words: Sequence[str]) -> str:
     return ""
 
 
-def closest(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The option that is nearest to each of these names, where one is near."""
-    near = (difflib.get_close_matches(name, known, n=1, cutoff=0.7) for name in names)
-    return list(dict.fromkeys(found for one in near for found in one))
+def closest(names: Sequence[str], known: Sequence[str], cutoff: float) -> dict[str, str]:
+    """For each of these names the option that is nearest to it, where one is near."""
+    near = {name: difflib.get_close_matches(name, known, n=1, cutoff=cutoff) for name in names}
+    return {name: found[0] for name, found in near.items() if found}
+
+
+def corrected(words: Sequence[str], near: Mapping[str, str]) -> str:
+    """The command with other options in place of those that it does not have."""
+    pairs = (word.partition("=") for word in words)
+    return shlex.join(near.get(name, name) + sign + value for name, sign, value in pairs)
 
 
 def shown(word: str) -> str:

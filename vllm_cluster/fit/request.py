@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -38,6 +39,9 @@ _OTHERWISE = frozenset(
 )
 # Our estimate of the KV cache is this near to what vLLM measures, at worst: nothing is refused that could just fit.
 DOUBT = 1.25
+
+
+_OFFLINE = "remove HF_HUB_OFFLINE from environment: of the inventory, then vcluster up; or copy the model to each host"
 
 
 class RequestProblem(NamedTuple):
@@ -110,6 +114,7 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
         if found.where == "nowhere" and host in (head, *(asked.hosts or files)):
             near = difflib.get_close_matches(asked.model, found.near, n=1, cutoff=0.5)
             fix = "" if near else "check the name: ORG/NAME, or a folder below model_cache"
+            fix = _OFFLINE if "HF_HUB_OFFLINE" in found.problem and not near else fix
             fix = "accept its terms on the hub and set hf_token" if "gated" in found.problem else fix
             text = f"{asked.model}: {found.problem}"
             if host != head and files[head].where in ("cache", "folder"):
@@ -127,7 +132,9 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
 def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[RequestProblem]:
     if judged.flags == "refused":
         text = f"vLLM refuses these flags: {judged.problem}"
-        known = f"on {head}: docker exec {asked.node} vllm serve --help=all"
+        # The whole help has thousands of lines; with a word vLLM shows the flags that hold it.
+        near = re.search(r"did you mean --([\w-]+)", judged.problem)
+        known = f"on {head}: docker exec {asked.node} vllm serve --help={near[1] if near else 'all'}"
         lacking = "No such file" in judged.problem and "config" in vllm.options(asked.extra)
         fix = "vLLM reads the file of --config in the node: put it below model_cache, or mount its folder with volumes"
         yield RequestProblem(head, text, fix if lacking else known)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import socket
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from vllm_cluster.errors import HostError, UsageError
+from vllm_cluster.errors import HostError, PortInUse
 
 # Two threads each; more connections wait in the queue of the socket.
 MAX_CONNECTIONS = 64
@@ -128,9 +129,10 @@ def listener(local_port: int) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", local_port))
     except OSError as error:
-        raise UsageError(
-            f"cannot listen on 127.0.0.1:{local_port}: {error.strerror}", hint="vcluster tunnel --port 0"
-        ) from None
+        # The text of `create_server` repeats the address as Python writes it.
+        why = os.strerror(error.errno or 0)
+        hint = f"ss -ltnp 'sport = :{local_port}' shows which program listens there"
+        raise PortInUse(f"cannot listen on 127.0.0.1:{local_port}: {why}", hint=hint) from None
 
 
 def _pump(source: Pipe, sink: Pipe) -> None:

@@ -212,3 +212,12 @@ def test_ranks_are_placed_on_gpus_that_are_there(nodes: list[int], tp: int, pp: 
     # Where whole TP groups can stay within hosts, they do.
     if sum(count // tp for count in nodes) >= pp:
         assert all(count % tp == 0 for count in ranks.values())
+
+
+def test_all_flags_that_vcluster_sets_are_refused_at_once() -> None:
+    flags = ["--host", "0.0.0.0", "--tensor-parallel-size", "4", "--api-key", "x", "--seed", "1"]
+    with pytest.raises(UsageError) as refused:
+        vllm.ensure_allowed("org/model", "model", flags)
+    named = ("--host", "--tensor-parallel-size", "--api-key")
+    assert refused.value.message.splitlines() == [f"{flag} is set by vcluster" for flag in named]
+    assert (refused.value.hint or "").splitlines()[1] == "use --tp"

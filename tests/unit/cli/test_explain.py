@@ -114,11 +114,24 @@ def test_what_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], cont
     assert reason in capsys.readouterr().err
 
 
+def test_a_folder_of_logs_is_read_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Ray keeps them: below session_latest/logs, beside files that are not logs."""
+    logs = tmp_path / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    text = (FOLDER / "context-too-long.context.log").read_bytes()
+    (logs / "worker-1.out").write_bytes(text)
+    (logs / "old.log.1.gz").write_bytes(gzip.compress(text))
+    (logs / "events.bin").write_bytes(b"\0" * 10)
+    assert run(tmp_path, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["cause"]["failure"], found["read"]["logs"]) == ("context-too-long", 2)
+
+
 def test_what_cannot_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path, reason in [
-        (tmp_path, "is a folder"),
+        (tmp_path, "holds no logs"),
         (tmp_path / "none", "No such file"),
         (Path("/dev/zero"), "is not a file"),
     ]:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from vllm_cluster.cli.session import Session
+from vllm_cluster.errors import Aborted, Interrupted, VclusterError
+from vllm_cluster.events import Event
 
 # Each raises Ctrl-C at a moment of its own, in the only thread that hears of it, and then would wait for ever.
 COURSES = {
@@ -44,4 +51,53 @@ def test_ctrl_c_is_heard_wherever_it_comes(course: str) -> None:
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 130, done.stderr
-    assert done.stderr.startswith("Interrupted. Completed steps are kept.\nfix: vcluster")
+    assert done.stderr.startswith("Interrupted. Completed steps are kept.\ncontinue: vcluster")
+
+
+def ended(action: Callable[[Session], object], capsys: pytest.CaptureFixture[str], *, after_plan: bool = False) -> str:
+    """What a verb prints that ends so."""
+    with pytest.raises(SystemExit):
+        Session(None, as_json=False, changes=True, after_plan=after_plan).run(action)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kinds", "after_plan", "said"),
+    [
+        (["phase", "note"], True, "Nothing was changed."),
+        (["phase", "plan", "start"], True, "Completed steps are kept."),
+        (["phase"], False, "Completed steps are kept."),
+    ],
+)
+def test_ctrl_c_claims_no_steps_before_the_plan_begins(
+    kinds: list[Any], after_plan: bool, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def action(session: Session) -> None:
+        for kind in kinds:
+            session.emit(Event(kind, ""))
+        raise KeyboardInterrupt
+
+    assert ended(action, capsys, after_plan=after_plan).startswith(f"Interrupted. {said}\n")
+
+
+def test_what_a_person_decided_needs_no_fix_and_no_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "org/model"])
+
+    def refuse(error: VclusterError) -> Callable[[Session], object]:
+        def action(session: Session) -> None:
+            session._log = tmp_path / "log"
+            raise error
+
+        return action
+
+    assert ended(refuse(Aborted()), capsys) == "Aborted. Nothing was changed.\n"
+    assert "log: " in ended(refuse(VclusterError("it failed")), capsys)
+    left = Interrupted("Interrupted.", hint="vcluster status\nvcluster stop", again=())
+    assert ended(refuse(left), capsys).splitlines() == [
+        "Interrupted.",
+        "follow: vcluster serve org/model",
+        "status: vcluster status",
+        "stop: vcluster stop",
+    ]

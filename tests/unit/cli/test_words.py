@@ -88,6 +88,11 @@ def test_flags_of_vllm_before_the_dashes_are_all_named_with_the_command(typed: s
         ("serve --dry-run org/m", "vcluster serve has no option --dry-run", "vcluster fit org/m\nvcluster plan"),
         ("serve M -tp 2", "vcluster serve has no option -tp", "use --tp"),
         (
+            "serve --tpp 2 foo --ppp=1",
+            "vcluster serve has no options --tpp, --ppp (did you mean --tp, --pp?)",
+            "vcluster serve --tp 2 foo --pp=1\nvcluster serve --help",
+        ),
+        (
             "serve M --port 9 --seed 1",
             "vcluster serve has no options --port, --seed: flags of vLLM come after --",
             "set ports.api in the inventory\nvcluster serve M -- --seed 1",

@@ -60,6 +60,7 @@ def test_what_is_right_is_not_refused() -> None:
             f"gpu1: {NAME}: it is not in the model cache; did you mean meta-llama/Llama-3.1-8b? | ",
         ),
         ({"problem": "the hub has no such model"}, "check the name: ORG/NAME"),
+        ({"problem": "it is not in the model cache, and HF_HUB_OFFLINE is set"}, "remove HF_HUB_OFFLINE from"),
         ({"problem": "it is gated, private or not there: 403 without a token"}, "accept its terms on the hub"),
     ],
 )
@@ -158,6 +159,9 @@ def test_agreement_is_no_reason() -> None:
 def test_vllm_s_own_words_are_passed_on() -> None:
     (flags,) = said(asked(), judged=Judged(flags="refused", problem="unrecognized arguments: --no-such-flag 1"))
     assert "gpu1: vLLM refuses these flags: unrecognized arguments: --no-such-flag 1" in flags
+    near = Judged(flags="refused", problem="unrecognized arguments: --max-model-length; did you mean --max-model-len?")
+    (typo,) = said(asked(), judged=near)
+    assert "vllm serve --help=max-model-len" in typo
     (length,) = said(asked(), judged=replace(GOOD, model="refused", problem="max_model_len (100000) is greater"))
     assert f"vLLM refuses {NAME}: max_model_len (100000) is greater" in length
 

@@ -124,7 +124,10 @@ def judge(world: World, *, served: bool) -> None:
     assert (good["flags"], good["values"], good["model"]) == ("accepted", {"nnodes": 1}, "accepted")
     assert set(good["given"]) >= {"max_model_len", "model_tag"}
     typo = check(world, "--max-model-ln", "1024")["vllm"]
-    assert (typo["flags"], typo["problem"]) == ("refused", "unrecognized arguments: --max-model-ln 1024")
+    assert (typo["flags"], typo["problem"]) == (
+        "refused",
+        "unrecognized arguments: --max-model-ln 1024; did you mean --max-model-len?",
+    )
     assert check(world, "another/model")["vllm"]["problem"] == "unrecognized arguments: another/model"
     assert check(world, "--nnodes=13")["vllm"]["problem"] == "13 nodes bring no luck"
     long = check(world, "--max-model-len=4096")["vllm"]

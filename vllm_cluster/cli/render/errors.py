@@ -10,6 +10,15 @@ from pathlib import Path
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.errors import Aborted, Interrupted, VclusterError
 
+# After an interruption nothing is to be fixed: each line is something that can be done next.
+_NEXT = {"status": "status", "stop": "stop", "serve": "follow", "rollback": "follow"}
+
+
+def _label(error: VclusterError, line: str) -> str:
+    if not isinstance(error, Interrupted):
+        return "fix"
+    return _NEXT.get(line.removeprefix("vcluster ").partition(" ")[0], "continue")
+
 
 def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = None) -> None:
     """Write the error: what happened, what to do, and the file that has every call to the hosts."""
@@ -21,6 +30,6 @@ def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = 
     mark = "" if isinstance(error, Aborted | Interrupted) else f"{red}error:{end} "
     print(f"{mark}{plain(error.message)}", file=sys.stderr)
     for line in (error.hint or "").splitlines():
-        print(f"{bold}fix:{end} {plain(line)}", file=sys.stderr)
+        print(f"{bold}{_label(error, line)}:{end} {plain(line)}", file=sys.stderr)
     if log:
         print(f"{bold}log:{end} {plain(str(log))}", file=sys.stderr)

@@ -8,6 +8,7 @@ that process: who asks while vLLM is imported waits in its queue.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import io
 import json
@@ -109,7 +110,7 @@ def judged(parser: Any, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]
             command.validate(arguments)
     except SystemExit:
         refusal = reply.getvalue().rpartition("error: ")[2].strip()
-        yield {"flags": "refused", "problem": refusal[-1000:]}
+        yield {"flags": "refused", "problem": refusal[-1000:] + _near(refusal, sub)}
         return
     except Exception as error:
         yield {"flags": "refused", "problem": str(error)[:1000] or type(error).__name__}
@@ -119,6 +120,16 @@ def judged(parser: Any, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     yield {"flags": "accepted", "values": asked, "given": sorted(given)}
     if question.get("model_here"):
         yield _model(arguments)
+
+
+def _near(refusal: str, sub: Any) -> str:
+    """The flags of vLLM that are nearest to those that its parser does not know."""
+    if not refusal.startswith("unrecognized arguments: "):
+        return ""
+    known = [name for action in sub._actions for name in action.option_strings]
+    unknown = [word.partition("=")[0].replace("_", "-") for word in refusal.split() if word.startswith("--")]
+    near = [found for word in unknown for found in difflib.get_close_matches(word, known, n=1, cutoff=0.7)]
+    return f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
 
 
 def _model(arguments: Any) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""What is said of a request before anything is stopped: hosts that agree are one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.sim import make
+from vllm_cluster.actions import serve_check
+from vllm_cluster.actions.serve import serve
+from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.events import Event
+from vllm_cluster.fit.request import Files, Judged
+
+WANTED = {
+    "model": "org/model",
+    "argv": ["vllm", "serve", "org/model", "--tensor-parallel-size=2", "--pipeline-parallel-size=2"],
+    "env": {},
+    "ranks": {},
+    "by_default": False,
+}
+
+
+def check(monkeypatch: pytest.MonkeyPatch, files: Files, judged: Judged) -> list[Event]:
+    """The events of a check in which both hosts answer so."""
+    events: list[Event] = []
+    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: ({"gpu1": files, "gpu2": files}, judged))
+    monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
+    fleet: Any = None
+    serve_check.check_request(fleet, make.inventory(2), {}, WANTED, events.append, extra=())
+    return events
+
+
+def test_a_model_that_no_host_has_is_one_line_with_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Files("nowhere", "it is not in the model cache, and HF_HUB_OFFLINE is set")
+    with pytest.raises(PreflightFailed) as refused:
+        check(monkeypatch, absent, Judged(flags="accepted"))
+    assert refused.value.message == f"gpu1, gpu2: org/model: {absent.problem}"
+    assert (refused.value.hint or "").startswith("remove HF_HUB_OFFLINE from environment: of the inventory")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("", "skipped the check of the flags and the model's config: vLLM checks them itself"),
+        ("accepted", "skipped the check of the model's config: vLLM checks them itself"),
+    ],
+)
+def test_what_could_not_be_checked_is_a_sentence(monkeypatch: pytest.MonkeyPatch, flags: str, text: str) -> None:
+    events = check(monkeypatch, Files("cache"), Judged(flags=flags, unchecked="vLLM checks them itself"))
+    assert text in [event.text for event in events]
+
+
+def test_the_help_of_vllm_is_no_request() -> None:
+    """Before any host is connected: vLLM would print its help and end."""
+    given: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "confirm": lambda _: None}
+    with pytest.raises(UsageError, match="prints vLLM's help and serves nothing") as refused:
+        serve(make.inventory(2), lambda _: None, model="org/model", extra=["--help=all"], **given)
+    assert refused.value.hint == "on gpu1: docker exec vcluster-lab vllm serve --help=all"
