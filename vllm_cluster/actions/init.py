@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from vllm_cluster.transport.ssh_config import hosts_matching
 
 # As many characters as `cluster` may have.
 MAX_NAME = 32
+# The option that gives each key of the file.
+_OPTIONS = {"hosts": "--host NAME=ADDRESS", "cluster": "--cluster", "image": "--image", "model_cache": "--model-cache"}
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,7 @@ def write(
     Raises:
         UsageError: there is no host, or the file exists or cannot be written.
     """
-    seeds = [_seed(text) for text in hosts]
-    seeds += [HostSeed(name) for name in hosts_matching(None, pattern)] if pattern else []
+    seeds = _seeds(hosts, hosts_matching(None, pattern) if pattern else ())
     if not seeds:
         where = f"no Host of your ssh_config matches {pattern}" if pattern else "no host was named"
         raise UsageError(where, hint=INIT)
@@ -76,11 +78,33 @@ def _ensure_loadable(text: str) -> None:
         # Where it stands in a file that was not written helps less than the key.
         wrong = [re.sub(r"^<stdin>:\d+: ", "", line) for line in error.message.splitlines() if PLACEHOLDER not in line]
         if wrong:
-            raise UsageError("\n".join(wrong), hint="correct --host NAME=ADDRESS, --cluster or --model-cache") from None
+            keys = [re.split(r"[.:]", line, maxsplit=1)[0] for line in wrong]
+            options = dict.fromkeys(_OPTIONS[key] for key in keys if key in _OPTIONS)
+            raise UsageError("\n".join(wrong), hint=f"correct {', '.join(options) or 'the options'}") from None
+
+
+def _seeds(given: Sequence[str], matching: Iterable[str]) -> list[HostSeed]:
+    """The hosts that were named, and those of ssh_config: of a host of both, what was named with it is kept.
+
+    Raises:
+        UsageError: one is named twice.
+    """
+    seeds: dict[str, HostSeed] = {}
+    for seed in map(_seed, given):
+        if seed.name in seeds:
+            raise UsageError(f"host {seed.name} is named twice", hint=f"name {seed.name} once")
+        seeds[seed.name] = seed
+    return list({**seeds, **{name: HostSeed(name) for name in matching if name not in seeds}}.values())
 
 
 def _seed(text: str) -> HostSeed:
     """`name`, `name=address` or `name=user@host`: what looks like no address is the way to reach it."""
     name, _, rest = text.partition("=")
+    if "@" in name:
+        user, _, host = name.rpartition("@")
+        raise UsageError(
+            f"a host's name holds no user, got {name}",
+            hint=f"name it {host}={rest}, then write into the file: hosts.{host}.ssh: {{user: {user}}}",
+        )
     looks = rest and all(character in "0123456789abcdefABCDEF.:" for character in rest) and not rest.isalpha()
     return HostSeed(name, None, rest) if looks else HostSeed(name, rest or None, None)

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,13 @@ def run(program: Callable[[], object]) -> int:
 
 
 def _report(error: VclusterError) -> int:
-    if error.message:
+    """Write an error that no verb has written: of the command line, which may ask for JSON all the same."""
+    words = sys.argv[1:]
+    if "--json" in words[: words.index("--") if "--" in words else None]:
+        from vllm_cluster.cli.render import errors
+
+        errors.show(error, as_json=True, color="never")
+    elif error.message:
         print(
             f"error: {error.message}",
             *(f"fix: {line}" for line in (error.hint or "").splitlines()),
@@ -148,11 +154,17 @@ def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:
     """What to do, as lines to paste: this call with other words or more options, then the error's own remedy."""
     hint, words = paste(error.hint or ""), sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
+
+    def call(given: Sequence[str]) -> str:
+        """A call as a line; where the inventory is named by the environment alone, it is named as in all others."""
+        line = shlex.join(["vcluster", *given])
+        return line if any(word.startswith(("-i", "--inventory")) for word in words[:end]) else paste(line)
+
     if error.instead.keys() & set(words[:end]):
         meant = [error.instead.get(word, word) for word in words[:end]]
-        hint = "\n".join((shlex.join(["vcluster", *meant, *words[end:]]), hint))
+        hint = "\n".join((call([*meant, *words[end:]]), hint))
     if error.again is not None:
-        hint = "\n".join((shlex.join(["vcluster", *words[:end], *error.again, *words[end:]]), hint))
+        hint = "\n".join((call([*words[:end], *error.again, *words[end:]]), hint))
     return hint.strip() or None
 
 

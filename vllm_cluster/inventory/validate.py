@@ -19,6 +19,7 @@ _INSTEAD = {
     ("hosts", "*", "role"): "the head is named once, at the top of the file: `head: NAME`; all others are workers",
     ("hosts", "*", "name"): "a host's name is its key under hosts",
 }
+_PASSWORDS = {"passwd", "password", "passphrase", "ssh_password", "ansible_password", "sudo_password"}
 _SHAPES = {
     "dict_type": "must be a mapping (`key: value` lines below it)",
     "model_type": "must be a mapping (`key: value` lines below it)",
@@ -79,6 +80,8 @@ def _loc(detail: ErrorDetails) -> Loc:
 
 def _text(detail: ErrorDetails, loc: Loc, data: object) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "missing" and loc == ("version",):
+        return "is missing: write `version: 1`"
     if kind == "missing":
         return f"is missing: {_description(loc)}"
     if kind == "extra_forbidden":
@@ -122,6 +125,8 @@ def _unknown(loc: Loc) -> str:
     pattern, word = _pattern(loc), str(loc[-1])
     if pattern in _INSTEAD:
         return _INSTEAD[pattern]
+    if word.lower() in _PASSWORDS:
+        return "passwords are not allowed: use a key (`ssh: {identity: FILE}`) or an agent"
     section = SECTIONS.get(pattern[:-1])
     if section is None:
         return "unknown key"

@@ -24,8 +24,14 @@ def plain(text: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant."""
-    candidates = list(known)
-    lowered = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
-    matches = difflib.get_close_matches(word.lower().replace("-", "_"), lowered, n=1, cutoff=0.6)
-    return lowered[matches[0]] if matches else None
+    """The known word that was probably meant; None also where several are equally near."""
+    given = word.lower().replace("-", "_")
+    lowered = {candidate.lower().replace("-", "_"): candidate for candidate in known}
+    near = difflib.get_close_matches(given, lowered, n=2, cutoff=0.6)
+    tied = len(near) > 1 and _ratio(given, near[0]) == _ratio(given, near[1])
+    return lowered[near[0]] if near and not tied else None
+
+
+def _ratio(word: str, other: str) -> float:
+    # As get_close_matches compares: the order of the two matters.
+    return difflib.SequenceMatcher(None, other, word).ratio()

@@ -85,3 +85,25 @@ def test_it_says_what_is_still_to_be_written(tmp_path: Path) -> None:
     done = init(tmp_path, "--host", "a", "--host", "b=10.0.0.2", "--host", "c", "-o", "my cluster.yaml")
     said = "Wrote my cluster.yaml (3 hosts). Next: write the address of a, c into it, then "
     assert (done.returncode, done.stderr) == (0, said + "vcluster check -i 'my cluster.yaml'\n")
+
+
+def test_addresses_for_hosts_of_ssh_config(tmp_path: Path) -> None:
+    config = tmp_path / ".ssh" / "config"
+    config.parent.mkdir()
+    config.write_text("Host gpu1 gpu2\n  User ada\n")
+    done = init(tmp_path, "--from-ssh-config", "gpu*", "gpu1=10.0.0.4", "--cluster", "lab")
+    assert (done.returncode, "write the address of gpu2 into it" in done.stderr) == (0, True), done.stderr
+    assert "10.0.0.4" in (tmp_path / "inventory.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "text", "fix"),
+    [
+        (["gpu1=10.0.0.1", "gpu1=10.0.0.2"], "host gpu1 is named twice", "name gpu1 once"),
+        (["ubuntu@gpu1=10.0.0.1"], "a host's name holds no user", "hosts.gpu1.ssh: {user: ubuntu}"),
+        (["gpu1=10.0.0.1", "--image", "a b"], "image: ", "fix: correct --image\n"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path: Path, argv: list[str], text: str, fix: str) -> None:
+    refused = init(tmp_path, *argv, "--cluster", "lab")
+    assert (refused.returncode, text in refused.stderr, fix in refused.stderr) == (2, True, True), refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.cli import words
+from vllm_cluster.cli import edge, words
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.verbs import SANDBOX, VERBS
 from vllm_cluster.errors import UsageError, VclusterError
@@ -206,3 +207,26 @@ def test_the_version_names_the_program(tmp_path: Path) -> None:
     assert run("--version", cwd=tmp_path).stdout.startswith("vcluster 0.")
     assert "image org/image:tag\n" in run("--version", "-i", "a.yaml", cwd=tmp_path).stdout
     assert "image vllm/vllm-openai:v" in run("--version", "-v", cwd=tmp_path).stdout
+
+
+def test_an_error_of_the_command_line_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
+    for argv in (["serve", "--json"], ["stauts", "--json"]):
+        done = run(*argv, cwd=tmp_path)
+        found = json.loads(done.stdout)
+        assert (done.returncode, done.stderr, found["event"], found["exit_code"]) == (2, "", "error", 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["up"], "vcluster up -i lab.yaml --yes"),
+        (["up", "-i", "lab.yaml"], "vcluster up -i lab.yaml --yes"),
+    ],
+)
+def test_a_remedy_names_the_inventory_as_all_others_do(
+    given: list[str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the environment names it: some remedies named it and others did not."""
+    monkeypatch.setattr(sys, "argv", ["vcluster", *given])
+    error = UsageError("a question", again=("--yes",))
+    assert edge.remedy(error, lambda text: edge.with_inventory(text, Path("lab.yaml"))) == line

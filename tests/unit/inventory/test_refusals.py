@@ -11,7 +11,7 @@ ADDED = [
     ("hsots: {}\n", "10: hsots: unknown key, did you mean hosts?"),
     ("address: 10.0.0.9\n", "10: address: unknown key here; it belongs under hosts.NAME"),
     ("heads: [gpu1]\n", "10: heads: a cluster has one head: `head: NAME`"),
-    ("head: gpu3\n", '10: head: no host is called "gpu3", did you mean gpu2?'),
+    ("head: gpu3\n", '10: head: no host is called "gpu3"; there are gpu1, gpu2'),
     ("head: zeus\n", '10: head: no host is called "zeus"; there are gpu1, gpu2'),
     ("head: [gpu1, gpu2]\n", "10: head: must be the name of one host: a cluster has one head, got a list"),
     ("cluster: two\n", "10: cluster: written twice, first on line 2; keep one"),
@@ -285,3 +285,10 @@ def test_any_other_folder_is(path: str) -> None:
 def test_a_version_is_the_number_one(value: str) -> None:
     (line,) = refusal(SMALLEST.replace("version: 1", f"version: {value}"))
     assert line == "1: version: must be 1, the format that this vcluster reads"
+
+
+def test_what_people_bring_from_elsewhere_is_answered() -> None:
+    (password,) = refusal(TOP + "hosts:\n  gpu1:\n    address: 10.0.0.1\n    passwd: x\n")
+    assert "passwords are not allowed: use a key" in password
+    (version,) = refusal(SMALLEST.replace("version: 1\n", ""))
+    assert "version: is missing: write `version: 1`" in version
