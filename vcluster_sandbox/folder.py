@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -67,18 +67,39 @@ def write_files(folder: Path, hosts: Sequence[SandboxHost]) -> Path:
     return inventory
 
 
-def remove_files(folder: Path) -> None:
-    """Remove what was written here, and the folder when nothing else is in it."""
+def remove_files(folder: Path) -> Path | None:
+    """Remove what was written here, and the folder when nothing else is in it; returns an inventory that stays.
+
+    One that a person has changed is theirs.
+    """
+    inventory = folder / _INVENTORY
+    kept = inventory if _changed(inventory) else None
     for name in _FILES:
-        (folder / name).unlink(missing_ok=True)
+        if folder / name != kept:
+            (folder / name).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
+    return kept
 
 
 def inventory_text(hosts: Sequence[SandboxHost]) -> str:
     """A ready inventory."""
-    lines = "\n".join(f"  {host.name}: {{address: {host.address}}}" for host in hosts)
+    return _text_of({host.name: host.address for host in hosts})
+
+
+def _text_of(addresses: Mapping[str, str]) -> str:
+    lines = "\n".join(f"  {name}: {{address: {address}}}" for name, address in addresses.items())
     return _TEMPLATE.format(image=CPU_IMAGE, hosts=lines)
+
+
+def _changed(inventory: Path) -> bool:
+    """Whether an inventory is not as it was written here."""
+    try:
+        return inventory.read_text(encoding="utf-8") != _text_of(_hosts_in(inventory) or {})
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
 
 
 def known_hosts(hosts: Sequence[SandboxHost]) -> str:

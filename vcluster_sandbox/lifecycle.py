@@ -47,7 +47,8 @@ def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: R
     # What takes long and can fail comes before anything is removed.
     golden = ensure_golden(engine, image, report) if missing else golden_folder()
     for name in sorted(found.keys() - present.keys()):
-        report(f"{name}: removing it ({'its recipe has changed' if name in names else 'not asked for any more'})")
+        why = "its recipe has changed" if name in names else f"--hosts {count} leaves it out"
+        report(f"{name}: removing it and what it holds: {why}")
         machines.remove_host(engine, sandbox, image, name, found[name])
     subnet = machines.ensure_network(engine, sandbox)
     allowed = rights(engine, image) if missing else {}
@@ -66,7 +67,7 @@ def _up(engine: DockerClient, sandbox: Sandbox, count: int, gpus: int, report: R
 
 
 def down(*, folder: Path, report: Report, purge: bool = False) -> bool:
-    """Remove the folder's hosts, their network and their data; `purge` also what all sandboxes share.
+    """Remove the folder's hosts, their network, their data and its files; `purge` also what all sandboxes share.
 
     Returns whether there were hosts.
     """
@@ -74,13 +75,16 @@ def down(*, folder: Path, report: Report, purge: bool = False) -> bool:
     with closing(connect()) as engine, _alone(), _docker_errors():
         present = machines.found(engine, sandbox)
         for name, container in sorted(present.items()):
-            report(f"{name}: removing it")
+            report(f"{name}: removing it and what it holds")
             remove(container)
+        report("removing the data of the hosts")
         _remove_data(engine, sandbox)
         machines.remove_network(engine, sandbox)
         if purge:
             _purge(engine, report)
-    files.remove_files(folder)
+    report(f"removing the key, the ssh_config and the inventory in {folder}")
+    if kept := files.remove_files(folder):
+        report(f"kept {kept}: it was changed")
     return bool(present)
 
 

@@ -41,7 +41,7 @@ def up(
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
         )
-        text = f"Created {count(hosts, 'host')}. Next: vcluster up -i {inventory}"
+        text = f"The sandbox has {count(hosts, 'host')}. Next: vcluster up -i {inventory}"
         session.emit(Event("result", text, data={"inventory": str(inventory)}))
 
     Session(None, as_json=as_json, changes=True).run(action)
@@ -52,7 +52,7 @@ def down(
     purge: Annotated[bool, typer.Option("--purge", help="Also remove its images and everything built.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove the sandbox's hosts."""
+    """Remove the sandbox's hosts and its folder."""
 
     def action(session: Session) -> None:
         import vcluster_sandbox as sandbox
