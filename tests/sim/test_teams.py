@@ -60,6 +60,23 @@ def test_another_teams_cluster_of_the_same_name(verb: str, made_by: str) -> None
 
 @pytest.mark.promise("P32")
 @pytest.mark.parametrize("verb", VERBS)
+def test_another_clusters_name_on_its_hosts(verb: str) -> None:
+    """An inventory with another `cluster:` for the hosts of a cluster that serves: a slip of the hand."""
+    world = make.world((2, 2))
+    with lab.inside(world):
+        team_a(world, landed=False)
+        before = everything(world)
+        outcome = lab.run(world, make.inventory(2, cluster="other"), VERBS[verb])
+        assert outcome.script.changing == [], outcome.story()
+        assert everything(world) == before
+        assert code(outcome) == (0 if verb in ("status", "down") else 3), outcome.story()
+        if code(outcome):
+            assert ": vcluster-lab belongs to another cluster, lab" in str(outcome.error)
+    record("P32", f"sim: {verb} of an inventory of another name", "0 changing calls; named", True)
+
+
+@pytest.mark.promise("P32")
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_team_that_is_up_takes_in_anothers_host(verb: str) -> None:
     """Team B is up on gpu3 alone and adds team A's worker, then team A's head, to its inventory."""
     world = make.world((2, 2, 2))

@@ -65,7 +65,9 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     name = node_name(inventory.cluster)
     own = tuple(c for c in facts.containers if c.name == name and c.labels.get(CLUSTER) == inventory.cluster)
     problem = engine_problem(facts)
-    ensure_no_errors([problem] if problem else list(foreign(inventory, {facts.host: replace(facts, containers=own)})))
+    # Beside a node of its own another cluster is not in the way; where there is none, it is what was meant by mistake.
+    looked_at = replace(facts, containers=own) if own else facts
+    ensure_no_errors([problem] if problem else list(foreign(inventory, {facts.host: looked_at})))
     for container in own:
         if container.labels.get(ROLE) == "worker":
             text = f"{facts.host}: the node there is a worker of the head at {container.labels.get(HEAD_ADDRESS)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -113,6 +114,8 @@ class Session:
             self._renderer = None
             try:
                 # A host may have written what it names.
+                # What was typed before the question is no answer to it: a stray `y` would stop a model.
+                termios.tcflush(sys.stdin, termios.TCIFLUSH)
                 sys.stderr.write(f"{printable(question)} [y/N] ")
                 sys.stderr.flush()
                 answer = sys.stdin.readline()

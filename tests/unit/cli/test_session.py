@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.terminal import Terminal
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import Aborted, Interrupted, VclusterError
 from vllm_cluster.events import Event
@@ -101,3 +102,24 @@ def test_what_a_person_decided_needs_no_fix_and_no_log(
         "status: vcluster status",
         "stop: vcluster stop",
     ]
+
+
+QUESTION = """
+import sys
+from vllm_cluster.cli.session import Session
+
+sys.stderr.write("ready\\n")
+while not select.select([sys.stdin], [], [], 60)[0]:
+    pass
+print("answered", Session(None, as_json=False).confirm(False)("Stop org/model?"))
+"""
+
+
+def test_what_is_typed_before_a_question_does_not_answer_it() -> None:
+    with Terminal([sys.executable, "-c", f"import select{QUESTION}"]) as terminal:
+        terminal.until("ready")
+        terminal.press("y\n")
+        terminal.until("Stop org/model? [y/N] ")
+        terminal.press("n\n")
+        assert terminal.end() == 0
+        assert "answered False" in terminal.shown
