@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import stat
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +18,7 @@ from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from vllm_cluster import debug_log
 from vllm_cluster.actions import assess, bundle, explain
+from vllm_cluster.cli.render.explain import show_explained
 from vllm_cluster.errors import CommandFailed, NodesNotJoined, Unreachable, UsageError, VclusterError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
@@ -225,3 +228,21 @@ def test_the_debug_log_has_every_call_and_no_secret(tmp_path: Path) -> None:
     secrets = [file.decode().strip() for name, file in kept.items() if name.startswith(("api-key-", "ray-token-"))]
     assert len(secrets) >= 2
     assert not [line for line in lines for secret in secrets if secret in line]
+
+
+@pytest.mark.promise("P41")
+def test_a_request_that_was_rolled_back_is_explained_first(
+    up: tuple[World, Inventory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model before it is served again: all that works has survived, but what was asked about has failed."""
+    world, inventory = up
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_serve).error is None
+        failed = lab.run(world, inventory, partial(lab.do_serve, model="no/such"))
+        assert failed.error is not None
+        found = lab.run(world, inventory, do_explain).value
+    show_explained(found.verdict, color="never", request=found.request)
+    first, *more = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"The last request that failed \(\d\d:\d\d \S+, no/such\): no such model", first)
+    assert any("gpu1:request no/such:1: OSError: no such model" in " ".join(line.split()) for line in more), more
+    assert any(line.startswith("fix:") for line in more)

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
-from vllm_cluster.core.node_status import NodeStatus
+from vllm_cluster.core.node_status import FailedRequest, NodeStatus
 from vllm_cluster.errors import (
     Aborted,
     ConnectionLost,
@@ -52,10 +52,14 @@ SILENT = (Unreachable, ConnectionLost, TimedOut)
 
 @dataclass(frozen=True)
 class Explanation:
-    """The verdict, and the hosts whose logs could not be had."""
+    """The verdict, and the hosts whose logs could not be had; `request` is what it is about where that has gone.
+
+    A request that failed and was rolled back leaves a cluster that works, and the next start hides its lines.
+    """
 
     verdict: Diagnosis
     failures: Mapping[str, VclusterError]
+    request: FailedRequest | None = None
 
 
 def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
@@ -95,7 +99,18 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
     if head and head.ray.ended:
         return Explanation(_of_ray(inventory.head_name, head), failures)
     seen = [scan(source) for source in sources(logs.values())]
-    return Explanation(diagnose(seen, healthy=_works(inventory, head)), failures)
+    found = diagnose(seen, healthy=_works(inventory, head))
+    request = head.serve.instead_of if head and head.serve else None
+    if request and found.kind in ("nothing", "healed"):
+        return Explanation(_of_request(inventory.head_name, request, found), failures, request)
+    return Explanation(found, failures)
+
+
+def _of_request(host: str, request: FailedRequest, read: Diagnosis) -> Diagnosis:
+    """The verdict on the lines that a request left which could not be served; `read` is that on all logs."""
+    lines = "\n".join((*request.lines, "")) or f"{request.what}\n"
+    found = diagnose([scan(LogSource(f"{host}:request {request.name}", [(1, lines.encode("utf-8", "replace"))], host))])
+    return replace(found, logs=read.logs, lines=read.lines, size=read.size)
 
 
 def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
@@ -145,7 +160,7 @@ def add_cause(
     own = LogSource(_OWN, [(1, (error.message + otherwise).encode("utf-8", "replace"))])
     found = diagnose([scan(own)])
     if found.cause:
-        return _named(error, found.cause)
+        return _named(error, found.cause, last=bool(otherwise))
     if not (otherwise or isinstance(error, NodesNotJoined)):
         return error
     cut_off = {host for host, failure in error.failures.items() if isinstance(failure, SILENT)}
@@ -157,24 +172,27 @@ def add_cause(
     found = _of_ray(inventory.head_name, head) if head and down else diagnose([scan(one) for one in asked], since=since)
     error.message += "" if found.cause else otherwise
     if found.named:
-        return _named(error, found.named)
+        return _named(error, found.named, last=bool(otherwise))
     error.hint = _lines(error.hint, "vcluster bundle")
     return error
 
 
-def _named(error: VclusterError, found: MatchedFailure) -> VclusterError:
-    """The error with a cause and its fix, or with a symptom and the place where its cause is written."""
+def _named(error: VclusterError, found: MatchedFailure, *, last: bool) -> VclusterError:
+    """The error with a cause and its fix, or with a symptom and the place where its cause is written.
+
+    `last`: its own remedy is the command that failed, which only helps once the cause is gone.
+    """
     failure, place = found.failure, found.places[0]
     where = "" if place.source == _OWN else f"\n  {place.source}:{place.number}: {place.text}"
     if failure.kind == "cause":
         error.message += f"\ncause ({failure.slug}): {failure.cause}{where}"
         # The error's own words: whoever raised it knows the host and the command, and the list does not.
         known, listed = error.hint, _lines(failure.fix, "vcluster explain")
-        error.hint = _lines(known, listed) if place.source == _OWN else _lines(listed, known)
+        error.hint = _lines(known, listed) if place.source == _OWN and not last else _lines(listed, known)
     else:
         error.message += f"\nsymptom ({failure.slug}), no line names its cause: {failure.cause}{where}"
         error.message += f"\nwhere to look for the cause: {failure.fix}"
-        error.hint = _lines(error.hint, "vcluster explain")
+        error.hint = _lines("vcluster explain", error.hint) if last else _lines(error.hint, "vcluster explain")
     return error
 
 

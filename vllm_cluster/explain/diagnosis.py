@@ -126,22 +126,22 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
 
 
 def _evidence(logs: Sequence[LogScan], since: Mapping[str, float] | None, *, healthy: bool) -> _Evidence:
-    hits, earlier = _of_last_run(logs, since)
-    alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
     in_order = _ends_in_order(logs)
+    hits, earlier = _of_last_run(logs, since, in_order)
+    alive = max((log.alive for log in logs if log.alive), key=_when, default=None)
 
     def over(place: LogPosition) -> bool:
         return healthy or bool(alive and _precedes(place, alive)) or not _within(place, since)
 
     def now(places: Iterable[LogPosition]) -> list[LogPosition]:
-        return sorted((place for place in places if not (over(place) or in_order(place, place))), key=_when)
+        return sorted((place for place in places if not (over(place) or in_order(place))), key=_when)
 
     failing = [hit for hit in hits if hit.known.kind <= SignKind.CONSEQUENCE]
-    failing = [hit for hit in failing if hit.known.kind is SignKind.CAUSE or not in_order(hit.first, hit.last)]
+    failing = [one for hit in failing if (one := _unplanned(hit, in_order))]
     stuck = [hit for hit in hits if hit.known.kind is SignKind.HARMLESS and hit.known.failure and not hit.evidence]
     return _Evidence(
         hits=hits,
-        failing=[hit for hit in failing if not over(hit.last)],
+        failing=[one for hit in failing if (one := _only(hit, lambda place: not over(place)))],
         survived=[hit for hit in failing if over(hit.last)],
         stuck=[hit for hit in stuck if not over(hit.last)],
         before=[hit for log in logs for hit in log.before.values() if not over(hit.last)],
@@ -157,8 +157,9 @@ def _foremost(seen: _Evidence) -> list[SignMatch]:
     A line that only reports a failure ranks last: an error line that no sign matches is nearer to the cause.
     """
     of = {weight: [hit for hit in seen.failing if hit.known.kind is weight] for weight in SignKind}
+    symptoms = of[SignKind.DECISIVE] + of[SignKind.SYMPTOM]
     ends = [] if seen.strange else of[SignKind.CONSEQUENCE]
-    return of[SignKind.CAUSE] or seen.before or of[SignKind.BROAD] or of[SignKind.SYMPTOM] or seen.stuck or ends
+    return of[SignKind.CAUSE] or seen.before or of[SignKind.BROAD] or symptoms or seen.stuck or ends
 
 
 def _within(place: LogPosition, since: Mapping[str, float] | None) -> bool:
@@ -168,16 +169,41 @@ def _within(place: LogPosition, since: Mapping[str, float] | None) -> bool:
     return place.time is not None and place.time >= since[place.host]
 
 
-def _ends_in_order(logs: Sequence[LogScan]) -> Callable[[LogPosition, LogPosition], bool]:
-    """Whether all between two lines was written while vLLM ended by a request, or until it was started again."""
-    stop = max((log.stopped.time for log in logs if log.stopped and log.stopped.time), default=None)
-    starts = [log.started.time for log in logs if log.started and log.started.time]
-    if stop is None:
-        return lambda _, __: False
-    end = max((start for start in starts if start >= stop), default=math.inf) + SLACK
+def _only(hit: SignMatch, counts: Callable[[LogPosition], bool]) -> SignMatch | None:
+    """The match from the first place on that counts; None where its last one does not."""
+    if not counts(hit.last):
+        return None
+    if counts(hit.first):
+        return hit
+    places = [place for place in hit.recent if counts(place)] or [hit.last]
+    return replace(hit, first=places[0], count=len(places))
 
-    def within(first: LogPosition, last: LogPosition) -> bool:
-        return first.time is not None and last.time is not None and stop - 1 <= first.time <= last.time <= end
+
+def _unplanned(hit: SignMatch, in_order: Callable[[LogPosition], bool]) -> SignMatch | None:
+    """The match without what a planned stop wrote, which only looks like a failure; a cause stays one."""
+    if hit.known.kind is SignKind.CAUSE:
+        return hit
+    places = [place for place in (hit.first, *hit.recent) if not in_order(place)]
+    if not places:
+        return None
+    return (
+        replace(hit, last=places[-1])
+        if places[0] == hit.first
+        else replace(hit, first=places[0], last=places[-1], count=len(places))
+    )
+
+
+def _ends_in_order(logs: Sequence[LogScan]) -> Callable[[LogPosition], bool]:
+    """Whether a line was written while vLLM ended by a request, or until it was started again."""
+    spans = [span for log in logs for span in log.stops]
+    starts = [start for _, start in spans] + [log.started.time for log in logs if log.started and log.started.time]
+    for log in logs:
+        if log.stopped and (stop := log.stopped.time):
+            spans.append((stop, min((start for start in starts if start >= stop), default=math.inf)))
+
+    def within(place: LogPosition) -> bool:
+        time = place.time
+        return time is not None and any(stop - 1 <= time <= start + SLACK for stop, start in spans)
 
     return within
 
@@ -201,7 +227,9 @@ def _precedes(place: LogPosition, other: LogPosition) -> bool:
     return place.time is not None and other.time is not None and place.time < other.time
 
 
-def _of_last_run(logs: Sequence[LogScan], since: Mapping[str, float] | None) -> tuple[list[SignMatch], Counter[str]]:
+def _of_last_run(
+    logs: Sequence[LogScan], since: Mapping[str, float] | None, in_order: Callable[[LogPosition], bool]
+) -> tuple[list[SignMatch], Counter[str]]:
     """The matches in all logs since vLLM last started, and the failures that matched before."""
     started = max((log.started.time for log in logs if log.started and log.started.time is not None), default=None)
     hits: list[SignMatch] = []
@@ -209,14 +237,19 @@ def _of_last_run(logs: Sequence[LogScan], since: Mapping[str, float] | None) -> 
     for log in logs:
         earlier.update(log.earlier)
         for hit in log.hits.values():
-            time = hit.last.time
             lasting = hit.known.host and hit.known.kind is SignKind.CAUSE
-            if started is not None and time is not None and time < started - (LASTING if lasting else SLACK):
-                if hit.known.kind <= SignKind.SYMPTOM:
+            oldest = -math.inf if started is None else started - (LASTING if lasting else SLACK)
+            if hit.last.time is not None and hit.last.time < oldest:
+                if hit.known.kind <= SignKind.SYMPTOM and _unplanned(hit, in_order):
                     earlier[hit.known.failure] += 1
-            elif _within(hit.last, since):
-                hits.append(hit)
+            elif recent := _only(hit, lambda place, oldest=oldest: _counts(place, oldest, since)):
+                hits.append(recent)
     return hits, earlier
+
+
+def _counts(place: LogPosition, oldest: float, since: Mapping[str, float] | None) -> bool:
+    """Whether a line is of the last run, and of the attempt."""
+    return (place.time is None or place.time >= oldest) and _within(place, since)
 
 
 def _first(

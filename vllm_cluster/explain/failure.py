@@ -16,13 +16,15 @@ class SignKind(IntEnum):
     CAUSE = 0
     # The line states what is wrong and has no sign of its own: every cause that has one outranks it.
     BROAD = 1
+    # Names which host or process was lost, and not why; other symptoms follow from that.
+    DECISIVE = 2
     # What the failure of one rank looks like from another, or from outside.
-    SYMPTOM = 2
-    CONSEQUENCE = 3
+    SYMPTOM = 3
+    CONSEQUENCE = 4
     # It works, but not as it should.
-    NOTE = 4
+    NOTE = 5
     # Looks like a failure and is none, where work goes on after it.
-    HARMLESS = 5
+    HARMLESS = 6
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ BANNER = 40  # lines of one start that all announce it
 LAST_TROUBLE = 12
 FIRST_STRANGE = 3
 ABOVE = 8192  # characters above a line that are looked through for its time
+RECENT = 64  # places of one sign, the last ones
+STOPS = 100  # times at which vLLM was stopped by a request
 _CACHE = 4096
 _PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
 
@@ -48,7 +50,10 @@ class LogPosition:
 
 @dataclass
 class SignMatch:
-    """A sign that was found: the first place, how often, and the lines below it."""
+    """A sign that was found: the first place, how often, the lines below it, and the last places.
+
+    The same words can come of a planned stop and, later, of a failure: which places count is decided place by place.
+    """
 
     known: LogPattern
     first: LogPosition
@@ -56,6 +61,7 @@ class SignMatch:
     count: int = 0
     more: tuple[str, ...] = ()
     evidence: LogPosition | None = None
+    recent: deque[LogPosition] = field(default_factory=lambda: deque(maxlen=RECENT))
 
 
 @dataclass
@@ -63,6 +69,8 @@ class LogScan:
     """What one log shows: the hits of its last run; of runs before, what a host suffered from, and failures by slug.
 
     `strange` are the first lines of trouble of the last run that no failure explains, `last` is its last line.
+    `stopped` is where vLLM was stopped by a request and not started since; `stops` are the times of earlier such stops,
+    each with that of the start after it.
     """
 
     name: str
@@ -75,6 +83,7 @@ class LogScan:
     strange: list[LogPosition] = field(default_factory=list)
     last: LogPosition | None = None
     stopped: LogPosition | None = None
+    stops: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STOPS))
     started: LogPosition | None = None
     alive: LogPosition | None = None
 
@@ -171,6 +180,7 @@ class _State:
         if hit is None:
             hit = seen.hits[known] = SignMatch(known, place, place, more=self._continued(below))
         hit.count, hit.last, hit.evidence = hit.count + times, place, None
+        hit.recent.append(place)
         if known.kind is SignKind.HARMLESS and hit not in self._open:
             self._open.append(hit)
 
@@ -189,13 +199,17 @@ class _State:
         new = seen.started is None or place.number - seen.started.number > BANNER
         if new or progress.OWN_START in place.text:
             self._forget(seen, ray=False)
-        seen.started, seen.alive = place, None
+        if seen.stopped and seen.stopped.time and place.time:
+            seen.stops.append((seen.stopped.time, place.time))
+        seen.started, seen.alive, seen.stopped = place, None, None
 
     def _forget(self, seen: LogScan, *, ray: bool) -> None:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
         for known in [known for known in seen.hits if known.host or not ray]:
             hit = seen.hits.pop(known)
-            if known.kind <= SignKind.SYMPTOM:
+            # What ends by a request writes symptoms of its end.
+            planned = known.kind is not SignKind.CAUSE and seen.stopped and hit.first.number > seen.stopped.number
+            if known.kind <= SignKind.SYMPTOM and not planned:
                 seen.earlier[known.failure] += 1
                 # Not what only looks like one: a rank that was killed yesterday explains nothing.
                 if known.host and known.kind is SignKind.CAUSE and not ray:

@@ -268,3 +268,45 @@ def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: dict[str, s
     assert (after.kind, [entry.why for entry in after.harmless]) == ("nothing", [like["why"]])
     assert alone.kind == ("symptom" if like.get("else") else "nothing")
     assert (alone.symptom.failure.slug if alone.symptom else "") == like.get("else", "")
+
+
+@pytest.mark.promise("P41")
+def test_a_planned_stop_lends_a_later_failure_no_evidence() -> None:
+    """The same words, of a `serve` that replaced the model, and of a container that was killed eight minutes later."""
+    vllm = "2026-11-22T13:50:00Z vcluster starts vLLM\n2026-11-22T13:58:12Z vcluster stops vLLM\n"
+    vllm += "2026-11-22T13:58:20Z vcluster starts vLLM\n"
+    gcs = "[2026-11-22 {},000 W 7 7] (gcs_server) Reporting worker exit, connection error code 2. End of file.\n"
+    state = '{"Status":"exited","ExitCode":137,"OOMKilled":false,"FinishedAt":"2026-11-22T14:06:01Z"}\n'
+    planned, killed = gcs.format("13:58:13"), gcs.format("14:06:02")
+    found = explained(vllm, planned * 2 + killed, state)
+    assert found.symptom
+    assert (found.symptom.failure.slug, found.earlier) == ("rank-killed", ())
+    assert [(place.source, place.number) for place in found.symptom.places] == [("2", 1), ("1", 3)]
+    # While the replacement starts, the end of what it replaces is nothing.
+    assert (explained(vllm, planned).kind, explained(vllm, planned).earlier) == ("nothing", ())
+    # Also where the replacement itself was replaced: each planned stop counts.
+    twice = vllm + "2026-11-22T14:10:00Z vcluster stops vLLM\n2026-11-22T14:10:09Z vcluster starts vLLM\n"
+    found = explained(twice, planned + gcs.format("14:10:01"))
+    assert (found.kind, found.earlier) == ("nothing", ())
+
+
+def test_a_host_that_was_lost_outranks_the_ranks_that_ended_with_it() -> None:
+    dead = "[2026-11-22 14:11:40,000 W 7 7] (gcs_server) The node with node id: 5 and address: 10.0.0.2 has been marked"
+    dead += " dead because the detector has missed too many heartbeats from it.\n"
+    ended = "[2026-11-22 14:11:30,000 W 7 7] (raylet) A worker died or was killed while executing a task.\n"
+    found = explained(ended + dead)
+    assert found.symptom
+    assert (found.symptom.failure.slug, [other.failure.slug for other in found.others]) == (
+        "node-lost",
+        ["rank-killed"],
+    )
+
+
+def test_no_room_for_the_cache_is_not_called_a_share_that_is_too_high() -> None:
+    """vLLM's own advice is a larger share; a smaller one would make it worse."""
+    found = explained(
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n"
+    )
+    assert found.cause
+    assert (found.cause.failure.slug, "too high" in found.cause.failure.cause) == ("kv-cache-no-room", False)
+    assert "0.95" in found.cause.failure.fix

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.core.node_status import FailedRequest
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import FAILURES
 from vllm_cluster.explain.diagnosis import BenignMatch, Diagnosis, MatchedFailure
@@ -18,11 +20,14 @@ from vllm_cluster.text import count
 WIDTH = 240
 
 
-def explain_document(found: Diagnosis, failures: Mapping[str, VclusterError]) -> dict[str, Any]:
+def explain_document(
+    found: Diagnosis, failures: Mapping[str, VclusterError], request: FailedRequest | None = None
+) -> dict[str, Any]:
     """The verdict as JSON would have it."""
     return {
         "v": 1,
         "verdict": found.kind,
+        "request": asdict(request) if request else None,
         "cause": _finding(found.cause) if found.cause else None,
         "symptom": _finding(found.symptom) if found.symptom else None,
         "others": [_finding(other) for other in found.others],
@@ -56,10 +61,10 @@ def _finding(found: MatchedFailure) -> dict[str, Any]:
     }
 
 
-def show_explained(found: Diagnosis, *, color: str) -> None:
-    """Write the verdict on standard output."""
+def show_explained(found: Diagnosis, *, color: str, request: FailedRequest | None = None) -> None:
+    """Write the verdict on standard output; `request` is what it is about where something else is served by now."""
     bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
-    first, *rest = _lines(found)
+    first, *rest = [*([_request(request)] if request else []), *_lines(found)]
     sys.stdout.write(f"{bold}{plain(first)}{end}\n" + "".join(plain(line) + "\n" for line in rest))
     sys.stdout.flush()
 
@@ -102,6 +107,11 @@ def _answer(found: Diagnosis) -> Iterable[str]:
         yield f"No known failure found in {count(found.lines, 'line')} of {count(found.logs, 'log')}."
     else:
         yield "The logs are empty." if found.logs else "No logs: no container of the cluster is running."
+
+
+def _request(request: FailedRequest) -> str:
+    at = datetime.fromtimestamp(request.at).astimezone().strftime("%H:%M %Z")
+    return f"The last request that failed ({at}, {request.name}): {_cut(request.what)}"
 
 
 def _cause(found: MatchedFailure) -> Iterable[str]:
