@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import history, rollback
+from vllm_cluster.actions import serve as serve_action
 from vllm_cluster.cli.render.history import history_document, show_history
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Emit
@@ -120,13 +122,15 @@ def test_the_same_request_twice_changes_nothing_whatever_happened_between(world:
 def test_the_history_says_who_did_what_with_which_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(world, "org/a").error is None
     assert serve(world, "no/such").error is not None
+    assert serve(world, "org/b").error is None
     assert go_back(world)[0].error is None
     assert lab.run(world, INVENTORY, lab.do_stop).error is None
     found = entries(world)
     assert [(entry.verb, entry.result) for entry in found] == [
         ("up", None),
         ("serve", "ready"),
-        ("serve", "failed"),
+        ("serve", "back"),
+        ("serve", "ready"),
         ("rollback", "ready"),
         ("stop", None),
     ]
@@ -150,6 +154,47 @@ def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World)
     assert any(event.kind == "warning" and "history" in event.text for event in outcome.events)
     last = entries(world)[-1]
     assert (last.what, last.result, last.who) == (("serve org/a",), "ready", "ada@laptop")
+
+
+def test_requests_are_told_apart_and_an_up_names_its_hosts(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five requests for one model differ in their names, layouts and flags; a rollback says which it returned to."""
+    words: dict[str, Any] = {"model": "org/a", "tp": None, "pp": None, "expose": False, "confirm": lambda _: True}
+    first = partial(serve_action.serve, name="long", extra=("--max-model-len", "8192"), **words)
+    for verb in (first, partial(serve_action.serve, name=None, extra=(), **{**words, "tp": 1, "pp": 4})):
+        outcome = lab.run(world, INVENTORY, lambda i, emit, runtime, verb=verb: verb(i, emit, runtime=runtime))
+        assert outcome.error is None, outcome.story()
+    assert go_back(world)[0].error is None
+    up, *requests = entries(world)
+    long = "org/a --name long -- --max-model-len 8192 (TP=2 × PP=2)"
+    assert [one.what for one in requests] == [
+        (f"serve {long}",),
+        ("serve org/a (TP=1 × PP=4)",),
+        (f"rollback to {long}",),
+    ]
+    assert up.what[1] == "gpu2: prepare image, create container vcluster-lab"
+    assert up.seconds is not None
+    show_history("lab", [up], color="never")
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+  .* done after \d+ s$", capsys.readouterr().out.strip())
+
+
+def test_a_long_failure_is_cut_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    show_history("lab", [Entry(0.0, "ada", "serve", (), 1, "failed", None, "word " * 100)], color="never")
+    assert capsys.readouterr().out.endswith("word word …\n")
+
+
+def test_what_a_request_came_to_is_not_overwritten_by_a_later_start(world: World) -> None:
+    """A head that moved starts the same request again, and writes how long that took."""
+    assert serve(world, "org/a").error is None
+    files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
+    again = {**json.loads(files["results.jsonl"].splitlines()[-1]), "seconds": 51.0}
+    files["results.jsonl"] += json.dumps(again).encode() + b"\n"
+    assert entries(world)[-1].seconds == 0.9
+
+
+def test_after_down_the_history_is_not_called_kept(world: World) -> None:
+    assert lab.run(world, INVENTORY, lab.do_down).error is None
+    error = lab.run(world, INVENTORY, lambda i, _, runtime: history.history(i, runtime=runtime)).error
+    assert str(error) == "gpu1: history: cluster lab is not up; vcluster down deletes its history"
 
 
 def test_a_broken_line_hides_no_other(world: World) -> None:

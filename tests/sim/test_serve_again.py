@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import serve
-from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.actions import rollback, serve
+from vllm_cluster.errors import HostError, PreflightFailed
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
@@ -107,3 +108,47 @@ def test_a_cluster_that_is_not_up_names_the_hosts_and_what_they_lack(stopped: tu
         outcome = lab.run(made, INVENTORY, lab.do_serve)
     assert isinstance(outcome.error, PreflightFailed), outcome.story()
     assert (outcome.error.message.startswith(text), outcome.error.hint) == (True, "vcluster up"), outcome.error
+
+
+@pytest.mark.parametrize("again", ["serve", "rollback"])
+def test_after_a_rollback_the_question_still_names_what_differs(world: World, again: str) -> None:
+    """What was asked for last has failed: what runs is the request before it."""
+    longer = partial(serving, extra=("--max-model-len", "1024"))
+    assert lab.run(world, INVENTORY, longer).error is None
+    failed = lab.run(world, INVENTORY, partial(serving, model="no/such"))
+    assert isinstance(failed.error, HostError), failed.story()
+    if again == "serve":
+        _, questions = ask(world, "org/model", "--max-model-len", "256")
+        assert questions[0].endswith("and serve org/model (--max-model-len: 1024 -> 256)?")
+    else:
+        questions = []
+        outcome = lab.run(world, INVENTORY, partial(go_back, asked=questions))
+        assert questions[0].endswith("and serve org/model again (--max-model-len: 1024 -> (unset))?"), outcome.story()
+
+
+def test_a_failed_request_names_itself_the_reason_and_its_own_command(world: World) -> None:
+    """`--name` and flags are in the command to try again, and the two models are told apart."""
+    bad = partial(serving, model="no/such", name="bad", tp=1, pp=4, extra=("--max-model-len", "2048"))
+    outcome = lab.run(world, INVENTORY, bad)
+    assert isinstance(outcome.error, HostError), outcome.story()
+    first, *more = outcome.error.message.splitlines()
+    assert first == "gpu1: bad cannot be served: no such model"
+    assert more[-1] == "the previous request is back: org/model is served again, after 137 s without it"
+    command = "vcluster serve no/such --name bad --tp 1 --pp 4 -- --max-model-len 2048"
+    # What is wrong comes first: the same command again helps only once that is gone.
+    assert (outcome.error.hint or "").splitlines()[-1] == command
+    told = [event.text for event in outcome.events if event.kind == "warning"]
+    assert "bad cannot be served: no such model\nserving the previous request again: org/model" in told
+    ready = [event.text for event in outcome.events if event.data.get("phase") == "ready"]
+    assert ready == ["the previous request, org/model: ready"]
+
+
+def serving(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) -> Any:
+    """`vcluster serve --yes`."""
+    given = {"model": "org/model", "name": None, "tp": None, "pp": None, "expose": False, "extra": (), **words}
+    return serve.serve(inventory, emit, confirm=lambda _: True, runtime=runtime, **given)
+
+
+def go_back(inventory: Inventory, emit: Emit, runtime: Runtime, *, asked: list[str]) -> Any:
+    """`vcluster rollback`, and what it asked."""
+    return rollback.rollback(inventory, emit, confirm=lambda text: bool(asked.append(text)), runtime=runtime)

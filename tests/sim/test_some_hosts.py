@@ -104,9 +104,9 @@ def test_history_and_rollback_name_the_hosts(world: World) -> None:
     assert wanted(world)["ranks"] == {"10.0.0.2": 2}
     entries = lab.run(world, THREE, lambda inventory, _, runtime: history.history(inventory, runtime=runtime)).value
     assert [entry.what[0] for entry in entries if entry.verb in ("serve", "rollback")] == [
-        "serve org/model --hosts gpu2",
-        "serve org/model --hosts gpu3",
-        "rollback to org/model --hosts gpu2",
+        "serve org/model --hosts gpu2 (TP=2 × PP=1)",
+        "serve org/model --hosts gpu3 (TP=2 × PP=1)",
+        "rollback to org/model --hosts gpu2 (TP=2 × PP=1)",
     ]
 
 

@@ -1,8 +1,21 @@
-"""What `up` shows before it asks: what it removes by name, and hosts with the same to do in one line."""
+"""What `up` shows before it asks: what it removes by name, and hosts with the same to do in one line; and what
+becomes of the model that is served, which --yes would hide.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
 from tests.support.sim import lab, make
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import World
+from vllm_cluster.actions import up
+from vllm_cluster.cli.render.plan import show_plan
+from vllm_cluster.inventory.model import Inventory
+
+RESTARTED = "! org/model (ready for 1 min, 2 requests running) stops, and is started again"
 
 
 def test_hosts_with_the_same_to_do_are_one_line() -> None:
@@ -16,3 +29,61 @@ def test_hosts_with_the_same_to_do_are_one_line() -> None:
         "  gpu2, gpu3: prepare image, create container vcluster-lab",
     ]
     assert todo[1][0][1:] == ["  gpu1, gpu2, gpu3: remove container vcluster-lab, create container vcluster-lab"]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Three hosts that serve a model."""
+    made = make.world((2, 2, 2))
+    with lab.inside(made):
+        assert lab.run(made, make.inventory(3), lab.do_up).error is None
+        assert lab.run(made, make.inventory(3), lab.do_serve).error is None
+        made.requests = 2
+        made.clock.sleep(60)
+        yield made
+
+
+def plan(inventory: Inventory, world: World) -> up.Planned:
+    made = lab.run(world, inventory, lambda i, emit, runtime: up.plan(i, emit, runtime=runtime)).value
+    assert isinstance(made, up.Planned)
+    return made
+
+
+def notes(outcome: Outcome) -> str:
+    assert outcome.error is None, outcome.story()
+    return "\n".join(event.text for event in outcome.events if event.kind == "note")
+
+
+@pytest.mark.parametrize("fewer", [False, True])
+def test_plan_and_up_name_the_model_that_they_restart(
+    world: World, fewer: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = make.inventory(2) if fewer else make.inventory(3, environment={"A": "1"})
+    made = plan(wanted, world)
+    assert made.plan
+    show_plan(made.plan, color="never", verbosity=0, stops=made.stops.consequence)
+    assert f"\n{RESTARTED}\nPlan: " in capsys.readouterr().out
+    said = notes(lab.run(world, wanted, lab.do_up))
+    assert RESTARTED in said
+    assert "org/model is starting: vcluster status" in said
+    assert "vcluster serve" not in said
+
+
+def test_a_model_that_cannot_follow_is_not_called_started_again(world: World) -> None:
+    def laid_out(inventory: Inventory, emit: lab.Emit, runtime: lab.Runtime) -> object:
+        return lab.do_serve(inventory, emit, runtime, tp=6, pp=1)
+
+    assert lab.run(world, make.inventory(3), laid_out).error is None
+    world.clock.sleep(60)
+    assert plan(make.inventory(2), world).stops.consequence.endswith(" stops, and is not served again")
+    assert "next: vcluster serve MODEL" in notes(lab.run(world, make.inventory(2), lab.do_up))
+
+
+def test_a_plan_that_stops_nothing_names_no_model(world: World) -> None:
+    assert plan(make.inventory(3), world).stops.consequence == ""
+
+
+def test_without_a_model_up_names_the_next_verb() -> None:
+    made = make.world((2, 2))
+    with lab.inside(made):
+        assert "next: vcluster serve MODEL" in notes(lab.run(made, make.inventory(2), lab.do_up))

@@ -21,7 +21,7 @@ from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import NotChecked
 from vllm_cluster.core import plan
 from vllm_cluster.core.answer import Answer, TokenLogprob
-from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.core.node_status import FailedRequest, ServeStatus
 from vllm_cluster.explain.diagnosis import BenignMatch
 from vllm_cluster.explain.scan import LogPosition
 from vllm_cluster.facts.host_facts import HostFacts
@@ -86,7 +86,7 @@ def _written_out(value: Any, types: Schema) -> Any:
 def schemas() -> dict[str, Schema]:
     """The schemas by name."""
     return {
-        "plan": keys({"v": VERSION, **_plan()["properties"]}),
+        "plan": keys({"v": VERSION, **_plan()["properties"], "stops": maybe(TEXT)}),
         "status": keys(
             {
                 "v": VERSION,
@@ -195,6 +195,7 @@ def _explain() -> Schema:
         {
             "v": VERSION,
             "verdict": {"enum": ["explained", "symptom", "unknown", "healed", "nothing"]},
+            "request": maybe(fields(FailedRequest)),
             "cause": maybe(finding),
             "symptom": maybe(finding),
             **dict.fromkeys(("others", "notes", "survived"), rows(finding)),

@@ -147,7 +147,7 @@ def compare(
     return Assessment({**facts, **members.former}, diff(specs, facts, members), secrets)
 
 
-def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collection[str]) -> Plan | None:
+def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collection[str]) -> Assessment | None:
     """The plan for the hosts that answer, as far as it does not depend on the lost ones; None without the head.
 
     Raises:
@@ -159,7 +159,7 @@ def survey_without(inventory: Inventory, fleet: Fleet, emit: Emit, lost: Collect
     if inventory.head_name in lost:
         return None
     secrets = collect_secrets(inventory, kept_secrets(inventory, facts), fleet.runtime, Reading.WHAT_CAN_BE)
-    return diff(_specs(inventory, fleet, facts, secrets, emit), facts)
+    return Assessment(facts, diff(_specs(inventory, fleet, facts, secrets, emit), facts), secrets)
 
 
 def judge(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from vllm_cluster.core import request
 from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus
-from vllm_cluster.core.plan import Plan, RemoveContainer, RestartNode
+from vllm_cluster.core.plan import Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
 from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError, VclusterError
 from vllm_cluster.facts.host_facts import Container, HostFacts
@@ -53,6 +54,17 @@ class Stops:
     nodes: Mapping[str, str] = field(default_factory=dict)
     # In what that which comes in its place differs from the model.
     changes: tuple[FieldChange, ...] = ()
+    # Whether the head starts the model again by itself.
+    again: bool = False
+
+    @property
+    def consequence(self) -> str:
+        """What becomes of the model, for a plan and for `--yes`, which asks nothing; empty where none is stopped."""
+        if self.unknown:
+            return f"the model (unknown: {self.unknown}) stops"
+        if self.served is None:
+            return ""
+        return f"{self.served.text} stops, and is {'started again' if self.again else 'not served again'}"
 
     @property
     def anything(self) -> bool:
@@ -115,7 +127,7 @@ def _refused(what: str, *, first: bool) -> VclusterError:
 
 
 def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stops:
-    """What a plan stops: running nodes that it removes or restarts, and the model that runs on them."""
+    """What a plan stops: running nodes that it removes or restarts, and the model that runs on them or changes."""
     containers = {host: seen.containers for host, seen in facts.items()}
     running = {host: {c.id for c in there if c.state in _RUNS} for host, there in containers.items()}
     nodes = {
@@ -124,7 +136,11 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
         if isinstance(operation, RemoveContainer | RestartNode)
         if operation.name == node_name(plan.cluster) and operation.id in running[operation.host]
     }
-    return replace(served_by(plan.cluster, containers, fleet), nodes=nodes) if nodes else Stops()
+    moved = next((one.request for one in plan.operations() if isinstance(one, RecordMembers) and one.request), "")
+    if not (nodes or moved):
+        return Stops()
+    stops = served_by(plan.cluster, containers, fleet)
+    return replace(stops, nodes=nodes, again=not moved or request.wants(moved))
 
 
 def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:

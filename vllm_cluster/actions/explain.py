@@ -173,7 +173,7 @@ def add_cause(
     error.message += "" if found.cause else otherwise
     if found.named:
         return _named(error, found.named, last=bool(otherwise))
-    error.hint = _lines(error.hint, "vcluster bundle")
+    error.hint = _lines("vcluster bundle", error.hint) if otherwise else _lines(error.hint, "vcluster bundle")
     return error
 
 

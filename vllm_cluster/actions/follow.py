@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from vllm_cluster.actions.explain import add_cause
+from vllm_cluster.core import request
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import HostError, Interrupted, Replaced, VclusterError
@@ -47,8 +48,18 @@ def serving_on(head: HostConnection, inventory: Inventory) -> ServeStatus | None
 class Follower:
     """Shows how far one request is; `log` shows the lines that vLLM prints on the head meanwhile, too."""
 
-    def __init__(self, fleet: Fleet, inventory: Inventory, number: int, emit: Emit, *, log: bool = False) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        inventory: Inventory,
+        number: int,
+        emit: Emit,
+        *,
+        asked: Mapping[str, Any],
+        log: bool = False,
+    ) -> None:
         self._fleet, self._inventory, self._number, self._emit = fleet, inventory, number, emit
+        self._asked = asked
         self._head, self._after = fleet.connections[inventory.head_name], fleet.runtime.after
         self._node = NodeHandle(self._head, inventory.cluster)
         self._pickup, self._idle = self._after(PICKUP_SECONDS), self._after(IDLE_SECONDS)
@@ -92,14 +103,15 @@ class Follower:
     def _see(self, serving: ServeStatus) -> bool:
         """Show a status; whether it is the end."""
         if serving.instead_of and self._error is None:
-            self._error = failure(self._fleet, self._inventory, serving.instead_of.model, serving.instead_of)
-            text = f"{serving.instead_of.name} cannot be served; serving {serving.name} again"
+            self._error = _failure(self._fleet, self._inventory, self._asked, serving.instead_of)
+            text = f"{serving.instead_of.name} cannot be served: {serving.instead_of.what}"
+            text += f"\nserving the previous request again: {serving.name}"
             self._emit(Event("warning", text, data={"rollback_to": serving.name}))
         self._show(serving)
         if serving.phase in ("ready", "failed") and self._error:
             raise _with_rollback(self._error, serving)
         if serving.phase == "failed":
-            raise failure(self._fleet, self._inventory, serving.model, _whole(serving))
+            raise _failure(self._fleet, self._inventory, self._asked, _whole(serving))
         self._refuse_idle(serving)
         return serving.phase == "ready"
 
@@ -113,6 +125,9 @@ class Follower:
         text = f"{serving.phase}: {detail}" if detail else serving.phase
         if serving.phase == "ready" and before and serving.seconds_to_ready is not None:
             text = f"ready after {serving.seconds_to_ready:.0f} s"
+        if self._error:
+            # Else it reads as if what was asked for had become ready.
+            text = f"the previous request, {serving.name}: {text}"
         data = {"phase": serving.phase, "detail": detail, "progress": serving.progress, "attempt": serving.attempt}
         # The phases of a start that was over before this program looked are of no interest.
         passed = serving.phases if before or serving.phase != "ready" else ()
@@ -160,15 +175,15 @@ def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:
     """The failure of a request, and whether what was served before it is back."""
     if serving.phase == "ready":
         away = "" if serving.away_s is None else f", after {serving.away_s:.0f} s without it"
-        error.message += f"\n{serving.name} is served again{away}"
+        error.message += f"\nthe previous request is back: {serving.name} is served again{away}"
     else:
         why = f": {serving.first_failure.what}" if serving.first_failure else ""
-        error.message += f"\n{serving.name}, served before, did not become ready again{why}"
+        error.message += f"\nthe previous request, {serving.name}, did not become ready again{why}"
     return error
 
 
-def failure(fleet: Fleet, inventory: Inventory, model: str, found: ServeFailure | None) -> VclusterError:
-    """The error for a model that cannot be served."""
+def _failure(fleet: Fleet, inventory: Inventory, asked: Mapping[str, Any], found: ServeFailure | None) -> VclusterError:
+    """The error for a request that cannot be served; its last remedy is the command that asked for it."""
     host = inventory.head_name
     if found is None:
         return HostError(
@@ -176,7 +191,7 @@ def failure(fleet: Fleet, inventory: Inventory, model: str, found: ServeFailure 
         )
     error = HostError(
         host,
-        f"{model} cannot be served: {found.what}",
-        hint=f"correct the cause, then:\nvcluster serve {shlex.quote(model)}",
+        f"{asked['name']} cannot be served: {found.what}",
+        hint=request.command(asked, fleet.addresses),
     )
     return add_cause(error, fleet, inventory, "\n" + "\n".join(found.lines[-30:]))

@@ -29,6 +29,6 @@ def history(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> list[Entry]:
         facts = observe(inventory, head)
         ensure_no_errors(list(foreign(inventory, {head.name: facts})))
         if node_of(inventory.cluster, facts) is None:
-            text = f"cluster {inventory.cluster} is not running on {head.name}; its history is kept there"
+            text = f"{head.name}: history: cluster {inventory.cluster} is not up; vcluster down deletes its history"
             raise PreflightFailed(text, hint="vcluster up")
         return read_history(NodeHandle(head, inventory.cluster))

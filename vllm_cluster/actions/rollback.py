@@ -41,13 +41,10 @@ def rollback(
         wanted = _fitted(inventory, _before(inventory, head), seen.plan.gpus)
         name = str(wanted["name"])
         consent = Consent(confirm, inventory.cluster, then=f" and serve {name} again")
-        names = {host.address: host.name for host in inventory.hosts.values()}
-        hosts = ",".join(names.get(address, address) for address in wanted.get("hosts", ()))
-        what = f"rollback to {name}" + (f" --hosts {hosts}" if hosts else "")
-        number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what=what)
+        number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what="rollback to")
         emit(Event("phase", f"serving {name} again"))
         with continues_on_interrupt(inventory.cluster, name):
-            Follower(fleet, inventory, number, emit).follow()
+            Follower(fleet, inventory, number, emit, asked=wanted).follow()
         return Endpoint(name, str(wanted["host"]), head.name, inventory.ports.api)
 
 

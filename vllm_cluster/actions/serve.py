@@ -33,6 +33,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.history import ready_requests
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
@@ -98,11 +99,11 @@ def serve(
         if number is None:
             _ensure_possible(fleet, inventory, seen, wanted, emit, serving=serving, layout=layout, extra=extra)
             consent = Consent(confirm, inventory.cluster, then=f" and serve {served}")
-            number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what=_what(model, named))
+            number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what="serve")
             text = f"serving {served}: TP={layout.tp} × PP={layout.pp}"
         emit(Event("phase", text))
         with continues_on_interrupt(inventory.cluster, served):
-            Follower(fleet, inventory, number, emit, log=log).follow()
+            Follower(fleet, inventory, number, emit, asked=wanted, log=log).follow()
         return endpoint
 
 
@@ -128,10 +129,6 @@ def _named(inventory: Inventory, hosts: Sequence[str]) -> tuple[str, ...]:
             raise UsageError(f'--hosts: the inventory has no host "{name}"{also}', hint=hint)
     named = tuple(name for name in inventory.hosts if name in hosts)
     return () if len(named) == len(inventory.hosts) else named
-
-
-def _what(model: str, named: Sequence[str]) -> str:
-    return f"serve {model}" + (f" --hosts {','.join(named)}" if named else "")
 
 
 def _layout(
@@ -244,10 +241,11 @@ def _stops(inventory: Inventory, head: HostConnection, wanted: Mapping[str, Any]
         return stops
     if stops.served.generation == wanted["generation"]:
         return Stops()
-    before = (serve_request.read(NodeHandle(head, inventory.cluster)) or {}).get("serve")
-    # Where what was asked for last cannot be served, the head serves the one before.
-    same = isinstance(before, Mapping) and before.get("generation") == stops.served.generation
-    return replace(stops, changes=request.changes(before, wanted)) if same else stops
+    node = NodeHandle(head, inventory.cluster)
+    # Where what was asked for last cannot be served, the head serves one that was ready before.
+    known = [(serve_request.read(node) or {}).get("serve"), *reversed(ready_requests(node))]
+    served = (one for one in known if isinstance(one, Mapping) and one.get("generation") == stops.served.generation)
+    return replace(stops, changes=request.changes(next(served, None), wanted))
 
 
 def _require_port(head: HostFacts, port: int) -> None:

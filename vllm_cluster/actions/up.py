@@ -29,6 +29,7 @@ from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, 
 from vllm_cluster.events import Emit, Event, Kind
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import hold
 from vllm_cluster.run.connection import Fleet, HostConnection
@@ -48,10 +49,11 @@ NEW_KEY = "the endpoint gets a new API key; every client needs it: vcluster key"
 class Planned:
     """What `up` would do; where hosts cannot be reached, for the others alone, and None where the head is one of them.
 
-    `lost` is the error of the hosts that cannot be reached.
+    `lost` is the error of the hosts that cannot be reached; `stops` is what it stops that runs now.
     """
 
     plan: Plan | None
+    stops: Stops
     lost: VclusterError | None = None
 
     def whole(self) -> Plan:
@@ -69,14 +71,18 @@ def plan(inventory: Inventory, emit: Emit, *, forget: Collection[str] = (), runt
     """What `up` would do. Changes nothing."""
     with reached(inventory, emit, runtime=runtime) as (fleet, failures):
         if not failures:
-            return Planned(assess(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, forget=forget).plan)
-        lost, made = combine(failures).with_hosts(inventory.hosts), None
+            return _planned(assess(inventory, fleet, emit, reading=Reading.WHAT_CAN_BE, forget=forget), fleet)
+        lost, seen = combine(failures).with_hosts(inventory.hosts), None
         try:
-            made = survey_without(inventory, fleet, emit, failures)
+            seen = survey_without(inventory, fleet, emit, failures)
         except PreflightFailed as found:
             lost.message += f"\n{found.message}"
             lost.hint = "\n".join(filter(None, (lost.hint, found.hint)))
-        return Planned(made, lost)
+        return _planned(seen, fleet, lost)
+
+
+def _planned(seen: Assessment | None, fleet: Fleet, lost: VclusterError | None = None) -> Planned:
+    return Planned(seen.plan, stopped_by(seen.plan, seen.facts, fleet), lost) if seen else Planned(None, Stops(), lost)
 
 
 def up(
@@ -149,7 +155,7 @@ def compare(state: UpState) -> UpState:
     """Make the plan."""
     seen = compare_facts(state.inventory, state.fleet, state.facts, state.emit, forget=state.forget)
     if not seen.plan.empty:
-        state.emit(Event("note", _summary(seen.plan)))
+        state.emit(Event("note", _summary(seen.plan, stopped_by(seen.plan, seen.facts, state.fleet))))
     return replace(state, seen=seen, first=seen, idle=seen.plan.empty)
 
 
@@ -160,9 +166,10 @@ def apply(state: UpState) -> UpState:
     plan, head = state.seen.plan, state.fleet.connections[state.inventory.head_name]
     state.emit(Event("plan", "", data={"plan": plan}))
     _announce(state.inventory, state.seen, state.emit)
+    started = state.runtime.clock.monotonic()
     PlanExecution(plan, state.fleet, state.lease, state.emit, state.seen.secrets, node_files(), state.cache).run()
-    done = [operation.text for operation in plan.operations()]
-    record(NodeHandle(head, state.inventory.cluster), "up", done, state.emit)
+    took = state.runtime.clock.monotonic() - started
+    record(NodeHandle(head, state.inventory.cluster), "up", _by_hosts(plan), state.emit, seconds=took)
     return state
 
 
@@ -172,6 +179,9 @@ def verify(state: UpState) -> UpState:
     state.emit(Event("phase", "verifying"))
     hold(GpusJoined(plan.gpus), plan, state.fleet, state.emit)
     _report(state.fleet, plan, state.emit)
+    if not state.idle:
+        head = state.fleet.connections[state.inventory.head_name]
+        state.emit(Event("note", _next(NodeHandle(head, state.inventory.cluster))))
     return state
 
 
@@ -202,13 +212,19 @@ def _announce(inventory: Inventory, seen: Assessment, emit: Emit) -> None:
         emit(Event(kind, NEW_KEY, data={"code": "new-api-key"}))
 
 
-def _summary(planned: Plan) -> str:
-    """The plan in a line for hosts with the same to do, for people who want to see before it happens."""
+def _summary(planned: Plan, stops: Stops) -> str:
+    """The plan for people who want to see before it happens."""
+    model = [f"! {stops.consequence}"] if stops.consequence else []
+    return "\n".join(["Plan:", *(f"  {line}" for line in (*_by_hosts(planned), *model))])
+
+
+def _by_hosts(planned: Plan) -> list[str]:
+    """What a plan does, in a line for hosts with the same to do."""
     by_host: dict[str, list[str]] = {}
     for operation in planned.operations():
         by_host.setdefault(operation.host, []).append(_short(operation))
     hosts = by_hosts((", ".join(dict.fromkeys(todo)), host) for host, todo in by_host.items())
-    return "\n".join(["Plan:", *(f"  {names}: {todo}" for todo, names in hosts.items())])
+    return [f"{names}: {todo}" for todo, names in hosts.items()]
 
 
 def _short(operation: Operation) -> str:
@@ -227,3 +243,14 @@ def _report(fleet: Fleet, done: Plan, emit: Emit) -> None:
     trips = {name: connection.round_trips for name, connection in fleet.connections.items()}
     data = {"gpus": total, "hosts": len(done.gpus), "operations": operations, "round_trips": trips}
     emit(Event("result", text, data=data))
+
+
+def _next(head: NodeHandle) -> str:
+    """What a person does next: a model that was asked for before is started by the head itself."""
+    serving = head.state().serving
+    if serving:
+        state = {"ready": "is served", "failed": "has failed"}.get(serving.phase, "is starting")
+        return f"{serving.name} {state}: vcluster status"
+    asked = (serve_request.read(head) or {}).get("serve")
+    name = asked.get("name") if isinstance(asked, Mapping) else None
+    return f"{name} is starting: vcluster status" if name else "next: vcluster serve MODEL"

@@ -35,9 +35,10 @@ def show(session: Session, *, exit_code: bool, forget: Sequence[str] = ()) -> No
     made = action.plan(loaded, session.progress, forget=forget)
     session.finish()
     if session.as_json:
-        print(json.dumps({"v": 1, **plan_document(made.whole())}))
+        print(json.dumps({"v": 1, **plan_document(made.whole()), "stops": made.stops.consequence or None}))
     elif made.plan:
         lost = tuple(made.lost.failures) if made.lost else ()
-        show_plan(made.plan, color=SETTINGS.color, verbosity=SETTINGS.verbosity, lost=lost)
+        stops = made.stops.consequence
+        show_plan(made.plan, color=SETTINGS.color, verbosity=SETTINGS.verbosity, lost=lost, stops=stops)
     if not made.whole().empty and exit_code:
         raise SystemExit(EXIT_CHANGES)

@@ -33,11 +33,8 @@ def up(
             return
         loaded = session.load()
         from vllm_cluster.actions import up as up_action
-        from vllm_cluster.events import Event
 
         cache, confirm = cache_folder(), session.confirm(yes)
-        done = up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or ())
-        if not (done.empty or session.as_json):
-            session.emit(Event("note", session.paste("next: vcluster serve MODEL")))
+        up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or ())
 
     Session(inventory, as_json=as_json, changes=True, after_plan=True).run(action)

@@ -255,7 +255,8 @@ SANDBOX = {
     "down": Verb(
         "Verbs",
         "sandbox:down",
-        "Remove the local hosts.",
+        "Remove the local hosts and their folder.",
+        "Asks nothing, also while a model is served there. An inventory that was changed stays in the folder.",
         examples=("vcluster sandbox down", "vcluster sandbox down --purge"),
     ),
 }

@@ -26,6 +26,7 @@ READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 _UNNAMED = ("nodes", "generation", "by_default", "rollback", "ranks")
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
 _NAME = "--served-model-name="
+_LOOPBACK = "127.0.0.1"
 # Options of ours, as people give them.
 _SHOWN = {_NAME: "--name", _TP: "--tp", _PP: "--pp", _HOST: "address", "--port=": "ports.api"}
 
@@ -66,6 +67,11 @@ def number(raw: bytes | None) -> int:
     except (ValueError, AttributeError):
         return 0
     return epoch if isinstance(epoch, int) else 0
+
+
+def wants(content: str) -> bool:
+    """Whether such a file asks for a model."""
+    return json.loads(content)["serve"] is not None
 
 
 def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str]) -> Followed | None:
@@ -150,14 +156,32 @@ def _options(serve: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "--hosts", ",".join(serve["hosts"])
 
 
-def _again(serve: Mapping[str, Any]) -> str:
+def command(serve: Mapping[str, Any], names: Mapping[str, str], *, layout: bool = True) -> str:
+    """The command line that asks for a request, to paste; without its layout where another one is to be chosen.
+
+    `names` are those of the hosts, by address.
+    """
     argv = serve["argv"]
-    own = argv.index(next(word for word in argv if word.startswith(_NAME)))
-    extra = argv[3:own]
+    extra = argv[3 : argv.index(next(word for word in argv if word.startswith(_NAME)))]
     words = ["vcluster", "serve", str(serve["model"])]
     words += ["--name", str(serve["name"])] if serve["name"] != serve["model"] else []
-    words += ["--", *extra] if extra else []
-    return f"to serve it again: {shlex.join(words)}"
+    if layout and not serve.get("by_default"):
+        words += ["--tp", _option(argv, _TP), "--pp", _option(argv, _PP)]
+    if hosts := [names[address] for address in serve.get("hosts", ()) if address in names]:
+        words += ["--hosts", ",".join(hosts)]
+    words += ["--expose"] if serve["host"] != _LOOPBACK else []
+    words += [] if serve.get("rollback", True) else ["--no-rollback"]
+    return redact(shlex.join([*words, *(["--", *extra] if extra else [])]))
+
+
+def summary(serve: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """A request in a line, for the history: what it asks for, and the layout that was chosen."""
+    tp, pp = _layout(serve)
+    return f"{command(serve, names, layout=False).removeprefix('vcluster serve ')} (TP={tp} × PP={pp})"
+
+
+def _again(serve: Mapping[str, Any]) -> str:
+    return f"to serve it again: {command(serve, {}, layout=False)}"
 
 
 def _read(raw: bytes | None) -> Mapping[str, Any] | None:

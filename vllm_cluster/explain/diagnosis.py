@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from vllm_cluster.explain.catalogue import FAILURES
@@ -242,12 +243,12 @@ def _of_last_run(
             if hit.last.time is not None and hit.last.time < oldest:
                 if hit.known.kind <= SignKind.SYMPTOM and _unplanned(hit, in_order):
                     earlier[hit.known.failure] += 1
-            elif recent := _only(hit, lambda place, oldest=oldest: _counts(place, oldest, since)):
+            elif recent := _only(hit, partial(_counts, oldest=oldest, since=since)):
                 hits.append(recent)
     return hits, earlier
 
 
-def _counts(place: LogPosition, oldest: float, since: Mapping[str, float] | None) -> bool:
+def _counts(place: LogPosition, *, oldest: float, since: Mapping[str, float] | None) -> bool:
     """Whether a line is of the last run, and of the attempt."""
     return (place.time is None or place.time >= oldest) and _within(place, since)
 

@@ -20,8 +20,10 @@ AUDIT_FILE = "audit.jsonl"
 APPEND_SECONDS = 10.0
 
 
-def record(node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, request: int = 0) -> None:
-    """Append one line, that of `serve` and `stop` with the number of the request.
+def record(
+    node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, request: int = 0, seconds: float | None = None
+) -> None:
+    """Append one line, that of `serve` and `stop` with the number of the request, that of `up` with its `seconds`.
 
     Secrets never get here, since operations do not hold their values.
     A head that runs no command at this moment only costs the line: what it is about has been done already.
@@ -35,6 +37,7 @@ def record(node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, requ
             "verb": verb,
             "what": list(what),
             **({"request": request} if request else {}),
+            **({} if seconds is None else {"seconds": round(seconds, 1)}),
         }
     )
     program = replace(python("image", "append_line", seconds=APPEND_SECONDS), changes=True)
@@ -66,7 +69,8 @@ def last_change(node: NodeHandle) -> AuditEntry | None:
         time = float(last["at"])
         datetime.fromtimestamp(time)
         done = [str(text) for text in last["what"]]
-        what = done[0] if len(done) == 1 else f"{last['verb']} ({count(len(done), 'change')})"
+        verb, first = str(last["verb"]), done[0] if len(done) == 1 else count(len(done), "change")
+        what = first if first.startswith(verb) else f"{verb} ({first})"
         return AuditEntry(str(last["who"]), str(last["verb"]), what, time, str(last.get("run", "")))
     except (ValueError, LookupError, TypeError, AttributeError, OSError, OverflowError):
         return None

@@ -66,7 +66,8 @@ def _entry(line: Mapping[str, Any]) -> Entry | None:
     try:
         number = line.get("request")
         what = tuple(map(str, line["what"]))
-        return Entry(float(line["at"]), str(line["who"]), str(line["verb"]), what, int(number) if number else None)
+        at, who, verb = float(line["at"]), str(line["who"]), str(line["verb"])
+        return Entry(at, who, verb, what, int(number) if number else None, seconds=_number(line.get("seconds")))
     except (KeyError, ValueError, TypeError):
         return None
 
@@ -81,9 +82,10 @@ def _of_head(number: int, lines: Sequence[Mapping[str, Any]]) -> Entry:
 def _with_end(entry: Entry, lines: Sequence[Mapping[str, Any]]) -> Entry:
     if not lines:
         return entry
-    last = lines[-1]
+    # What ends it is written once: a later line is of another start of the same, on a head that moved.
+    end = next((line for line in lines if line.get("result") != "failed"), lines[-1])
     failure = next((str(line["what"]) for line in lines if line.get("result") == "failed"), None)
-    return replace(entry, result=str(last.get("result")), seconds=_number(last.get("seconds")), failure=failure)
+    return replace(entry, result=str(end.get("result")), seconds=_number(end.get("seconds")), failure=failure)
 
 
 def _number(value: object) -> float | None:

@@ -176,12 +176,14 @@ def _serve(world: World, machine: Machine, box: Box) -> None:
     workload = _wish(machine, box)
     course = box.life.get("serve")
     if workload is None:
-        box.life["serve"] = None
+        box.life.update(serve=None, before=None)
         return
     asked = {
         "generation": workload["generation"],
         "request": json.loads(machine.read(box, WANTED) or b"{}").get("epoch", 0),
     }
+    if (back := box.life.get("back")) and back["request"] == asked["request"]:
+        workload, asked["generation"] = back["serve"], back["serve"]["generation"]
     if course and course["generation"] == workload["generation"] and course["phase"] != "failed":
         course.update(asked)
     elif course is None or {key: course[key] for key in asked} != asked:
@@ -211,10 +213,20 @@ def _remember(world: World, machine: Machine, box: Box, workload: dict[str, Any]
         "name": workload["name"],
         "who": "ada@laptop",
     }
-    end = {"at": world.host_time(machine), "request": course["request"], "result": course["phase"], "seconds": 0.9}
+    back = (box.life.get("back") or {}).get("request") == course["request"]
+    result = "back" if back and course["phase"] == "ready" else course["phase"]
+    end = {"at": world.host_time(machine), "request": course["request"], "result": result, "seconds": 0.9}
     line = {**words, **end, "what": "no such model" if course["phase"] == "failed" else ""}
     files[results] = files.get(results, b"") + json.dumps(line).encode() + b"\n"
+    before = box.life.get("before")
+    if course["phase"] == "failed" and before and workload.get("rollback", True) and not back:
+        # What was ready is served in its place.
+        failed = {**_FAILURE, **{key: workload[key] for key in ("generation", "model", "name")}}
+        box.life["back"] = {"request": course["request"], "serve": before, "failed": failed}
+        again = {"generation": before["generation"], "request": course["request"]}
+        box.life["serve"] = {**again, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "ready":
+        box.life["before"] = workload
         kept = json.loads(files.get(ready, b'{"requests": []}'))["requests"]
         kept = [one for one in kept if one["generation"] != workload["generation"]]
         files[ready] = json.dumps({"v": 1, "requests": [*kept, workload]}).encode()
@@ -227,13 +239,18 @@ def planned(machine: Machine, box: Box, workload: dict[str, Any]) -> dict[str, i
     return {row["address"]: row["gpus"] for row in rows if not row["leaving"]} or workload["nodes"]
 
 
+_FAILURE = {"at": 1.0, "what": "no such model", "lines": ["OSError: no such model"]}
+
+
 def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | None:
     course = box.life.get("serve")
     raw = machine.read(box, f"{STATE}/wanted.json")
     workload = json.loads(raw)["serve"] if raw else None
     if not course or not workload:
         return None
-    failure = {"at": 1.0, "what": "no such model", "lines": ["OSError: no such model"]}
+    back = box.life.get("back")
+    back = back if back and back["request"] == course["request"] else None
+    workload = back["serve"] if back else workload
     return {
         **{key: workload[key] for key in ("model", "name", "host", "port")},
         "generation": course["generation"],
@@ -244,10 +261,12 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "since": world.host_time(machine) - world.clock.now + course["since"],
         "attempt": 1,
         "gpus": [sum(members(box).values()), sum(planned(machine, box, workload).values())],
-        "first_failure": failure if course["phase"] == "failed" else None,
+        "first_failure": _FAILURE if course["phase"] == "failed" else None,
         "failure": None,
         "ready_at": None,
         "seconds_to_ready": None,
+        "instead_of": back["failed"] if back else None,
+        "away_s": 137.0 if back else None,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
+from textwrap import shorten
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
@@ -30,7 +31,7 @@ def show_history(cluster: str, entries: Sequence[Entry], *, color: str) -> None:
 
 def _when(at: float) -> str:
     try:
-        return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     except (ValueError, OSError, OverflowError):
         return "?"
 
@@ -42,11 +43,12 @@ def _what(entry: Entry) -> str:
 
 def _result(entry: Entry) -> str:
     seconds = "" if entry.seconds is None else f" after {entry.seconds:.0f} s"
-    failed = f"failed: {(entry.failure or '')[:_MAX_ERROR]}"
+    failed = f"failed: {shorten(entry.failure or '', _MAX_ERROR, placeholder=' …')}"
+    done = f"done{seconds}" if seconds else ""
     return {
         "ready": f"ready{seconds}",
         "failed": failed,
         "back": f"{failed}; the previous model is served again{seconds}",
         "not back": f"{failed}; the previous model did not become ready",
         "replaced": "superseded by a new request",
-    }.get(entry.result or "", entry.result or "")
+    }.get(entry.result or "", entry.result or done)

@@ -44,10 +44,10 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = ()) -> None:
+def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (), stops: str = "") -> None:
     """Write the plan on standard output; with -v each container as a `docker create` line.
 
-    `lost` are hosts that cannot be reached: it is the plan without them.
+    `lost` are hosts that cannot be reached: it is the plan without them. `stops` is what becomes of the served model.
     """
     bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
     out = sys.stdout
@@ -65,6 +65,8 @@ def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (
             out.write(f"{mark} {hosts}: {text}\n{more}")
         for barrier in stage.barriers:
             out.write(f"  wait for: {plain(barrier.text)}\n")
+    if stops:
+        out.write(f"! {plain(stops)}\n")
     out.write(f"{bold}{_summary(plan, marks)}{end}\n")
 
 
