@@ -159,9 +159,13 @@ def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World)
 def test_requests_are_told_apart_and_an_up_names_its_hosts(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """Five requests for one model differ in their names, layouts and flags; a rollback says which it returned to."""
     words: dict[str, Any] = {"model": "org/a", "tp": None, "pp": None, "expose": False, "confirm": lambda _: True}
-    first = partial(serve_action.serve, name="long", extra=("--max-model-len", "8192"), **words)
-    for verb in (first, partial(serve_action.serve, name=None, extra=(), **{**words, "tp": 1, "pp": 4})):
-        outcome = lab.run(world, INVENTORY, lambda i, emit, runtime, verb=verb: verb(i, emit, runtime=runtime))
+    long_one = {**words, "name": "long", "extra": ("--max-model-len", "8192")}
+    for given in (long_one, {**words, "name": None, "extra": (), "tp": 1, "pp": 4}):
+
+        def verb(inventory: Inventory, emit: Emit, runtime: Runtime, given: dict[str, Any] = given) -> Any:
+            return serve_action.serve(inventory, emit, runtime=runtime, **given)
+
+        outcome = lab.run(world, INVENTORY, verb)
         assert outcome.error is None, outcome.story()
     assert go_back(world)[0].error is None
     up, *requests = entries(world)

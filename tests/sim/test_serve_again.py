@@ -151,4 +151,9 @@ def serving(inventory: Inventory, emit: Emit, runtime: Runtime, **words: Any) ->
 
 def go_back(inventory: Inventory, emit: Emit, runtime: Runtime, *, asked: list[str]) -> Any:
     """`vcluster rollback`, and what it asked."""
-    return rollback.rollback(inventory, emit, confirm=lambda text: bool(asked.append(text)), runtime=runtime)
+
+    def confirm(question: str) -> bool:
+        asked.append(question)
+        return False
+
+    return rollback.rollback(inventory, emit, confirm=confirm, runtime=runtime)

@@ -5,6 +5,7 @@ becomes of the model that is served, which --yes would hide.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -70,10 +71,7 @@ def test_plan_and_up_name_the_model_that_they_restart(
 
 
 def test_a_model_that_cannot_follow_is_not_called_started_again(world: World) -> None:
-    def laid_out(inventory: Inventory, emit: lab.Emit, runtime: lab.Runtime) -> object:
-        return lab.do_serve(inventory, emit, runtime, tp=6, pp=1)
-
-    assert lab.run(world, make.inventory(3), laid_out).error is None
+    assert lab.run(world, make.inventory(3), partial(lab.do_serve, tp=6, pp=1)).error is None
     world.clock.sleep(60)
     assert plan(make.inventory(2), world).stops.consequence.endswith(" stops, and is not served again")
     assert "next: vcluster serve MODEL" in notes(lab.run(world, make.inventory(2), lab.do_up))

@@ -198,7 +198,7 @@ def ask_head(
 ) -> int:
     """Write what is wanted where the head's node program looks, once a person agrees to what it stops.
 
-    Returns the number of the request.
+    `what` is it in the history, before the request. Returns the number of the request.
     """
     verb, runtime = what.split(maxsplit=1)[0], head.runtime
     state = RequestState(inventory, emit, runtime, verb, consent, wait, head=head, wanted=wanted, what=what)
@@ -227,7 +227,9 @@ def write_request(state: RequestState) -> RequestState:
     """Write what is wanted, and the history."""
     node = NodeHandle(state.head, state.inventory.cluster)
     number = serve_request.write(node, state.wanted)
-    record(node, state.verb, [state.what], state.emit, request=number)
+    names = {host.address: name for name, host in state.inventory.hosts.items()}
+    text = f"{state.what} {request.summary(state.wanted, names)}" if state.wanted else state.what
+    record(node, state.verb, [text], state.emit, request=number)
     return replace(state, number=number)
 
 

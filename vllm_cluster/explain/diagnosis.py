@@ -171,27 +171,21 @@ def _within(place: LogPosition, since: Mapping[str, float] | None) -> bool:
 
 
 def _only(hit: SignMatch, counts: Callable[[LogPosition], bool]) -> SignMatch | None:
-    """The match from the first place on that counts; None where its last one does not."""
-    if not counts(hit.last):
-        return None
-    if counts(hit.first):
-        return hit
-    places = [place for place in hit.recent if counts(place)] or [hit.last]
-    return replace(hit, first=places[0], count=len(places))
+    """The match without the places that do not count; None where its last one does not."""
+    return _without(hit, counts) if counts(hit.last) else None
 
 
 def _unplanned(hit: SignMatch, in_order: Callable[[LogPosition], bool]) -> SignMatch | None:
     """The match without what a planned stop wrote, which only looks like a failure; a cause stays one."""
-    if hit.known.kind is SignKind.CAUSE:
-        return hit
-    places = [place for place in (hit.first, *hit.recent) if not in_order(place)]
+    return hit if hit.known.kind is SignKind.CAUSE else _without(hit, lambda place: not in_order(place))
+
+
+def _without(hit: SignMatch, counts: Callable[[LogPosition], bool]) -> SignMatch | None:
+    places = [place for place in (hit.first, *hit.recent) if counts(place)]
     if not places:
         return None
-    return (
-        replace(hit, last=places[-1])
-        if places[0] == hit.first
-        else replace(hit, first=places[0], last=places[-1], count=len(places))
-    )
+    whole = places[0] == hit.first
+    return replace(hit, first=places[0], last=places[-1], count=hit.count if whole else len(places))
 
 
 def _ends_in_order(logs: Sequence[LogScan]) -> Callable[[LogPosition], bool]:
