@@ -11,7 +11,7 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import history, rollback, serve
+from vllm_cluster.actions import history, rollback, serve, up
 from vllm_cluster.errors import UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
@@ -118,3 +118,19 @@ def test_a_host_that_leaves_takes_the_model_along_only_where_it_was_named(world:
     outcome = lab.run(world, make.inventory(1), lab.do_up)
     assert outcome.error is None, outcome.story()
     assert wanted(world) is None
+
+
+def test_a_host_without_ranks_leaves_and_no_model_is_said_to_stop(world: World) -> None:
+    assert ask(world, ["gpu1", "gpu2"]).error is None
+    questions: list[str] = []
+
+    def confirm(question: str) -> bool:
+        questions.append(question)
+        return False
+
+    def without_gpu3(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return up.up(inventory, emit, confirm=confirm, cache=lab.cache(), runtime=runtime)
+
+    outcome = lab.run(world, make.inventory(2), without_gpu3)
+    assert questions == ["Stop the running node on gpu3 of lab (org/model has no rank there)?"]
+    assert not [text for text in notes(outcome) if "org/model" in text]

@@ -9,7 +9,7 @@ from vllm_cluster.core import request
 from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus
 from vllm_cluster.core.plan import Plan, RecordMembers, RemoveContainer, RestartNode
-from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
+from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError, VclusterError
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.run.connection import Fleet
@@ -34,6 +34,8 @@ class Served:
     phase: str
     seconds: float | None
     requests: int | None
+    # The addresses of the hosts that have ranks; empty where that is unknown.
+    ranks: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -56,6 +58,8 @@ class Stops:
     changes: tuple[FieldChange, ...] = ()
     # Whether the head starts the model again by itself.
     again: bool = False
+    # The model that runs on: the nodes have no rank of it.
+    stays: str = ""
 
     @property
     def consequence(self) -> str:
@@ -86,7 +90,7 @@ class Stops:
             return f"the model of {cluster} (unknown: {self.unknown})"
         if self.served:
             return f"{self.served.text} on {cluster}" + (f" and {nodes}" if nodes else "")
-        return f"{nodes} of {cluster} (no model is served)"
+        return f"{nodes} of {cluster} ({f'{self.stays} has no rank there' if self.stays else 'no model is served'})"
 
 
 class Consent:
@@ -140,7 +144,18 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
     if not (nodes or moved):
         return Stops()
     stops = served_by(plan.cluster, containers, fleet)
+    if stops.served and not moved and _spares(stops.served, nodes.values(), containers):
+        return Stops(nodes=nodes, stays=stops.served.name)
     return replace(stops, nodes=nodes, again=not moved or request.wants(moved))
+
+
+def _spares(served: Served, nodes: Iterable[str], containers: Mapping[str, Iterable[Container]]) -> bool:
+    """Whether a model has its ranks, and its API server, on other nodes than these."""
+    labels = [one.labels for there in containers.values() for one in there if one.id in set(nodes)]
+    specs = [stored_spec(entry) for entry in labels]
+    return bool(served.ranks) and all(
+        spec is not None and spec.role != "head" and spec.address not in served.ranks for spec in specs
+    )
 
 
 def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
@@ -179,7 +194,7 @@ def served_on(node: NodeHandle) -> Stops:
         return Stops()
     now, requests = _load(node, serve)
     seconds = None if now is None else max(0.0, now - serve.since)
-    return Stops(Served(serve.generation, serve.name, serve.phase, seconds, requests))
+    return Stops(Served(serve.generation, serve.name, serve.phase, seconds, requests, frozenset(serve.ranks)))
 
 
 def _load(node: NodeHandle, serve: ServeStatus) -> tuple[float | None, int | None]:

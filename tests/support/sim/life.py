@@ -265,6 +265,7 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "failure": None,
         "ready_at": None,
         "seconds_to_ready": None,
+        "ranks": workload.get("ranks", {}),
         "instead_of": back["failed"] if back else None,
         "away_s": 137.0 if back else None,
     }
