@@ -77,7 +77,7 @@ def _field(name: str, current: ContainerSpec, wanted: ContainerSpec) -> Iterator
 def _entries(name: str, value: Any, spec: ContainerSpec) -> dict[str, str]:
     """The parts of a field by their names, each as text; a field of one part has the name ""."""
     if name == "environment":
-        # A path of a secret changes with the secret, which has a line of its own.
+        # A path of a secret changes with the secret, one of compiled code with the image: each has its own line.
         return {key: _without_ids(text, spec) for key, text in value}
     if name == "secrets":
         return dict(value)
@@ -98,7 +98,8 @@ def _entries(name: str, value: Any, spec: ContainerSpec) -> dict[str, str]:
 def _without_ids(text: str, spec: ContainerSpec) -> str:
     for name, identity in spec.secrets:
         text = text.replace(f"{name}-{identity}", name)
-    return text
+    compiled = dict(spec.environment).get("VCLUSTER_COMPILED")
+    return text.replace(compiled, "IMAGE") if compiled else text
 
 
 def _mount(mount: Mount) -> str:
