@@ -42,5 +42,5 @@ def test_ctrl_c_ends_the_program_and_not_the_model(sandbox: Sandbox) -> None:
             assert terminal.end() == 130, terminal.shown
     refused = sandbox.vcluster("stop")
     assert refused.code == 2
-    assert "fix: vcluster stop --yes" in refused.err
+    assert f"fix: vcluster stop -i {sandbox.inventory} --yes" in refused.err
     assert serving(sandbox) == "ready"

@@ -132,7 +132,7 @@ def test_what_cannot_be_answered_has_a_clear_word(cluster: Sandbox, tmp_path: Pa
 @pytest.mark.cluster("serving")
 def test_the_openai_client_finds_its_way_and_nothing_is_left(laptop: Sandbox) -> None:
     missing = laptop.vcluster("endpoint", "--env")
-    assert (missing.code, "fix: vcluster endpoint --env --detach" in missing.err) == (3, True)
+    assert (missing.code, f"fix: vcluster endpoint -i {laptop.inventory} --env --detach" in missing.err) == (3, True)
     words = dict(
         line.removeprefix("export ").split("=", 1)
         for line in laptop.vcluster("endpoint", "--detach", "--env").ok().out.splitlines()
