@@ -162,7 +162,8 @@ def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
         outcome = lab.run(world, inventory, partial(lab.do_serve, model="org/a"), script)
         assert isinstance(outcome.error, Replaced), outcome.error
         assert outcome.error.exit_code == 75
-        words = {"stop": " ran stop at 20", "serve": " ran serve org/b at 20", "up": "moved the head to another host"}
+        served = " ran serve org/b (TP=2 × PP=2) at 20"
+        words = {"stop": " ran stop at 20", "serve": served, "up": "moved the head to another host"}
         assert words[verb] in outcome.error.message
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ from tests.support.waiting import until
 
 GOOD, BAD = [sys.executable, "-c", "print('fine')"], [sys.executable, "-c", "print('oh'); raise SystemExit(3)"]
 TESTS = "def test_passes(): pass\ndef test_fails(): assert VALUE\n"
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """A shell lets its background programs ignore Ctrl-C, and these hand that on; what starts here must hear it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -86,15 +86,16 @@ def test_memory_that_gpu_and_processor_share_counts_less_a_reserve(monkeypatch: 
     assert unified_mib(4 << 30) == 0
 
 
-def test_a_hub_that_cannot_be_asked_names_what_looks_into_the_caches_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_cannot_be_asked_names_what_reads_the_cache_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object) -> object:
         raise Unreachable("hub", "cannot connect to the hub: no route", hint="set HF_ENDPOINT")
 
     monkeypatch.setattr(action, "read", away)
-    hints = []
+    messages = []
     for gpus in (None, GpuPool((2,), 80 * 10**9)):
         with pytest.raises(Unreachable) as failed:
             action.fit("org/m", Workload(), lambda _: None, gpus=gpus, load=world.inventory)
-        hints.append(str(failed.value.hint).splitlines())
-    more = "vcluster serve org/m checks a model of the head's cache before it starts"
-    assert hints == [["set HF_ENDPOINT", more], ["set HF_ENDPOINT"]]
+        assert failed.value.hint == "set HF_ENDPOINT"
+        messages.append(failed.value.message)
+    short = "hub: cannot connect to the hub: no route"
+    assert messages == [f"{short}; serve reads the head's model cache and needs no hub", short]

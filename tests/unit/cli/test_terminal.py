@@ -133,9 +133,9 @@ def test_ctrl_c_in_serve_says_that_the_start_goes_on(tmp_path: Path) -> None:
         *_, text, again, status, stop = terminal.shown.rstrip().splitlines()
     assert _bare(text) == "Interrupted. lab continues to start org/other; run the same command to follow it."
     assert [line.strip() for line in map(_bare, (again, status, stop))] == [
-        "fix: vcluster serve org/other --yes",
-        "fix: vcluster status",
-        "fix: vcluster stop",
+        "follow: vcluster serve org/other --yes",
+        "status: vcluster status",
+        "stop: vcluster stop",
     ]
     assert (tmp_path / "end").read_text() == BOTH
 
