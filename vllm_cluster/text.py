@@ -35,14 +35,15 @@ _TOKENS = rf"""(?x){_START}(?:
   | eyJ[A-Za-z0-9_-]{{10,2000}}+\.[A-Za-z0-9_-]{{10,4000}}+\.[A-Za-z0-9_-]{{10,1000}}+
 )"""
 _PEM = (
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]{0,20000}+(?:-(?!----)[^-]{0,20000}+){0,40}+)"
+    # Greedy where possessive would do, here and below: Python 3.11.0 to 3.11.4 match a possessive group wrongly.
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]{0,20000}+(?:-(?!----)[^-]{0,20000}+){0,40})"
     r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+"
 )
 _NAMES = r"""(?:passwd|password|passphrase|secret|token|credentials?
     |(?:access|account|api|client|encryption|master|private|secret|shared|signing)[_-]?key)"""
 # Not after a name: what is redacted already, and the words and small numbers of ordinary settings.
 _HARMLESS = r"(?!\[?(?:redacted|hidden)\]|<|(?:none|null|true|false|undefined)\b|\d{1,7}\b)"
-_VALUE = r"(?=[^\s\"',;\])}&]{6})(?:[^\s\"',;\])}&\\]++|\\(?![\"'nrt]))*+"
+_VALUE = r"(?=[^\s\"',;\])}&]{6})(?:[^\s\"',;\])}&\\]++|\\(?![\"'nrt]))*"
 # After "password" in prose; anything else that follows it may be the password.
 _PROSE = (
     r"(?!(?:auth|required|incorrect|invalid|expired|prompt|change|protect|denied|attempt|fail|login|method|entry|file"

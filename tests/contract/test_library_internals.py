@@ -58,7 +58,10 @@ OF_RAY = {
     ),
 }
 # Used only where it is there: nothing breaks without it.
-OPTIONAL = {"_run_in_subprocess": "vllm.model_executor.models.registry; saves an import of 9 s"}
+OPTIONAL = {
+    "_run_in_subprocess": "vllm.model_executor.models.registry; saves an import of 9 s",
+    "_actions": "argparse, of vLLM's parser; names the flag that was meant",
+}
 
 
 def found(path: str) -> Any:

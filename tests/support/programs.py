@@ -34,15 +34,17 @@ def python_image() -> bytes:
     archive = io.BytesIO(tree(["/bin/sh", *programs]))
     library = Path(sysconfig.get_path("stdlib"))
     with tarfile.open(fileobj=archive, mode="a", dereference=True) as tar:
+        # The Python of a distribution has its library where the image has it too; Docker takes no file twice.
+        there = {*tar.getnames()}
         tar.add(Path(sys.executable).resolve(), "usr/bin/python3")
         for path in sorted(library.iterdir()):
             if path.name not in LEFT_OUT and not path.name.startswith("config-"):
-                tar.add(path, f"usr/lib/{library.name}/{path.name}", filter=_no_cache)
+                tar.add(
+                    path,
+                    f"usr/lib/{library.name}/{path.name}",
+                    filter=lambda entry: None if "__pycache__" in entry.name or entry.name in there else entry,
+                )
     return archive.getvalue()
-
-
-def _no_cache(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if "__pycache__" in entry.name else entry
 
 
 def made(

@@ -64,10 +64,15 @@ class _ChangedError(Exception):
         self.state = state
 
 
-def run(phases: Sequence[Phase[S]], state: S, explain: Callable[[S, VclusterError], VclusterError] | None = None) -> S:
+def run(
+    phases: Sequence[Phase[S]],
+    state: S,
+    explain: Callable[[S, VclusterError], VclusterError] | None = None,
+    report: Callable[[S], None] = lambda _state: None,
+) -> S:
     """Go through the phases; back to `confirm` where the cluster has changed since.
 
-    `explain` finds the cause of an error while the hosts are still connected.
+    `explain` finds the cause of an error while the hosts are still connected; `report` says what came of all phases.
 
     Raises:
         VclusterError: a phase failed.
@@ -80,6 +85,7 @@ def run(phases: Sequence[Phase[S]], state: S, explain: Callable[[S, VclusterErro
                     while at < len(phases):
                         state = _timed(phases[at], state)
                         at += 1
+                    report(state)
             except _ChangedError as changed:
                 # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
                 state, at = changed.state, phases.index(confirm)  # type: ignore[assignment]  # the same kind

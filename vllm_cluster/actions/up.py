@@ -104,7 +104,7 @@ def up(
     """
     consent = Consent(confirm, inventory.cluster)
     state = UpState(inventory, emit, runtime, "up", consent, wait, cache=cache, forget=forget)
-    return phases.run(UP, state, _with_measured_cause).seen.plan
+    return phases.run(UP, state, _with_measured_cause, _report).seen.plan
 
 
 @dataclass(frozen=True)
@@ -178,10 +178,6 @@ def verify(state: UpState) -> UpState:
     plan = state.seen.plan
     state.emit(Event("phase", "verifying"))
     hold(GpusJoined(plan.gpus), plan, state.fleet, state.emit)
-    _report(state.fleet, plan, state.emit)
-    if not state.idle:
-        head = state.fleet.connections[state.inventory.head_name]
-        state.emit(Event("note", _next(NodeHandle(head, state.inventory.cluster))))
     return state
 
 
@@ -235,7 +231,9 @@ def _short(operation: Operation) -> str:
     return f"create container {operation.spec.name}" if isinstance(operation, CreateNode) else operation.verb
 
 
-def _report(fleet: Fleet, done: Plan, emit: Emit) -> None:
+def _report(state: UpState) -> None:
+    """The result, and what a person does next."""
+    fleet, done, emit = state.fleet, state.seen.plan, state.emit
     total = sum(done.gpus.values())
     operations = sum(1 for _ in done.operations())
     text = f"{done.cluster} is up: {count(total, 'GPU')} on {count(len(done.gpus), 'host')}"
@@ -243,6 +241,9 @@ def _report(fleet: Fleet, done: Plan, emit: Emit) -> None:
     trips = {name: connection.round_trips for name, connection in fleet.connections.items()}
     data = {"gpus": total, "hosts": len(done.gpus), "operations": operations, "round_trips": trips}
     emit(Event("result", text, data=data))
+    if not state.idle:
+        head = fleet.connections[state.inventory.head_name]
+        emit(Event("note", _next(NodeHandle(head, state.inventory.cluster))))
 
 
 def _next(head: NodeHandle) -> str:

@@ -15,7 +15,7 @@ import pytest
 from tests.support.canned_docker import CHUNKED, always, answer, canned, chunk
 from tests.support.figures import tallied
 from vllm_cluster.clock import Deadline
-from vllm_cluster.docker import client
+from vllm_cluster.docker import calls, client
 from vllm_cluster.docker.calls import MAX_ANSWER, MAX_LINE
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.errors import ConnectionLost, HostError, TimedOut
@@ -110,7 +110,8 @@ FLOODS: dict[str, tuple[Use, Callable[[], Iterator[bytes]], type[HostError]]] = 
 
 @pytest.mark.alone
 @pytest.mark.promise("P18", "P23")
-def test_a_flood_ends_by_its_deadline_in_little_memory() -> None:
+def test_a_flood_ends_by_its_deadline_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "CALL_SECONDS", SECONDS)  # of calls that are not given a deadline
     with tallied("P18", "a Docker that floods: 13 kinds of endless answers", "ended in time, in < 50 MB") as cases:
         for name, (use, flood, error) in FLOODS.items():
             docker, _ = canned(lambda _line: flood())  # noqa: B023 - used before the next turn
