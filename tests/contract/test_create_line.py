@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.core.desired import desired
-from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest
+from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, GpuRequest
 from vllm_cluster.docker.client import DIAL
 from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.docker.create_line import create_line
@@ -55,7 +55,8 @@ def made(spec: ContainerSpec) -> Any:
     # With a terminal or not, a run would attach; a container that is started later does not.
     for key in ("AttachStdout", "AttachStderr"):
         seen["Config"].pop(key)
-    seen["Config"]["Labels"].pop(BASE_IMAGE, None)
+    for label in (BASE_IMAGE, SPEC):
+        seen["Config"]["Labels"].pop(label, None)
     seen["HostConfig"].pop("ConsoleSize", None)
     keep = {key: seen[key] for key in ("Name", "Path", "Args", "Config", "HostConfig", "Mounts")}
     keep["Config"].pop("Hostname")  # the host's, or the id

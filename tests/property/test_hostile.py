@@ -25,7 +25,7 @@ from tests.property.hostile import CASES, anything, batches, hostile, many, reco
 from tests.support import world
 from vllm_cluster.backends import vllm
 from vllm_cluster.core.desired import desired
-from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
+from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec
 from vllm_cluster.docker.calls import path
 from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.docker.create_line import create_line
@@ -127,7 +127,7 @@ def as_a_line(spec: ContainerSpec) -> None:
     assert (word, *rest) == (spec.image, *spec.command[1:])
     given = {option: [value for name, value in options if name == option] for option, _ in options}
     assert given["--env"] == [f"{key}={value}" for key, value in spec.environment]
-    assert given["--label"] == [f"{key}={value}" for key, value in spec.labels().items()]
+    assert given["--label"] == [f"{key}={value}" for key, value in spec.labels().items() if key != SPEC]
     assert given["--entrypoint"] == [spec.command[0]]
     binds = [mount for mount in spec.mounts if mount.source.startswith("/")]
     assert given["--volume"] == [f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in binds]

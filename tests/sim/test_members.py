@@ -270,6 +270,8 @@ def test_a_host_joins_and_the_model_survives_its_next_failure() -> None:
         assert served(world, inventory(1, 2, 3)) == ("org/model", "ready")
         again = good(world, inventory(1, 2), lab.do_status)
         assert [(row.host, row.role) for row in again.value.hosts][2:] == [("gpu3", "former")]
+        # Whether it can be reached was not looked at: both ways are named.
+        assert again.value.hosts[2].fix == "vcluster up\nvcluster up --forget gpu3"
     record("P33", "sim: a host joins while a model is served, which then fails", "served again on 6 GPUs", True)
 
 

@@ -219,8 +219,8 @@ def _former(
             "",
             None,
             _counted(head, member.address),
-            f"{OUTSIDE}: vcluster up removes its node",
-            "vcluster plan",
+            f"{OUTSIDE}: up removes its node; --forget: it is gone for good",
+            f"vcluster up\nvcluster up --forget {name}",
         )
         for name, member in former(inventory, facts, record).items()
     )

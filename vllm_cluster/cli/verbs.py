@@ -56,7 +56,7 @@ VERBS = {
         _RUN,
         "plan:plan",
         "Show what up would change.",
-        "Changes nothing. Each change shows what it was and what it will be; -v also shows each container "
+        "Changes nothing. Each change shows what it was and what it will be; -v also shows each new container "
         "as a docker create line.",
         ("vcluster plan", "vcluster plan --exit-code"),
         {3: "an error was found", 10: "there is something to do (with --exit-code)", **_READ},

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec
+from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec
 from vllm_cluster.docker.container_body import node_body
 
 # What the line cannot hold; it is shown with it.
@@ -16,10 +16,10 @@ MISSING = "without Ray where the image has none, and without the files and secre
 
 
 def create_line(spec: ContainerSpec) -> str:
-    """The `docker create` line that makes this container; not what is copied into it, nor Ray in its image."""
+    """The `docker create` line of this container; not what is copied into it, Ray in its image, nor the spec's label."""
     body = node_body(spec, spec.image, "")
-    # Known once the image is there.
-    labels = {key: value for key, value in body["Labels"].items() if key != BASE_IMAGE}
+    # The one is known once the image is there; the other is all of this line once more, as JSON.
+    labels = {key: value for key, value in body["Labels"].items() if key not in (BASE_IMAGE, SPEC)}
     argv = ["docker", "create", "--name", spec.name, *_host(body["HostConfig"])]
     argv += ["--user", body["User"]] if "User" in body else []
     argv += ["--stop-signal", body["StopSignal"], "--stop-timeout", str(body["StopTimeout"])]

@@ -180,6 +180,12 @@ def test_a_plan_reads_as_what_will_happen(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(json.dumps(plan_document(a_plan())))["empty"] is False
 
 
+def test_a_create_line_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    words, hosts = world.inventory(environment={"LONG": "x" * 9000 + "end"}), world.hosts()
+    show_plan(diff(desired(words, hosts, world.INPUTS), hosts), color="never", verbosity=1)
+    assert "xend" in capsys.readouterr().out
+
+
 def test_the_same_on_several_hosts_is_one_line_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     images = tuple(PrepareImage(host, "vllm:1", "2.56.1", True) for host in ("gpu1", "gpu2", "gpu3"))
     show_plan(Plan("lab", "id", (Stage("images", images),), {}, "gpu1"), color="never", verbosity=0)

@@ -32,6 +32,12 @@ def test_every_node_comes_back_ends_in_order_and_gains_no_rights() -> None:
     assert "--privileged" not in line
 
 
+def test_it_holds_nothing_twice() -> None:
+    line = create_line(desired(world.inventory(), world.hosts(), world.INPUTS)[0])
+    assert "io.vcluster.cluster=lab" in line
+    assert "io.vcluster.spec" not in line
+
+
 def test_gpus_by_the_runtime_and_by_cdi() -> None:
     spec = desired(world.inventory(), world.hosts(), world.INPUTS)[0]
     runtime = shlex.split(create_line(replace(spec, gpus=GpuRequest(("0", "1")))))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.cli.render.text import MAX_TEXT, plain, wants_color
 from vllm_cluster.core.plan import (
     CreateNode,
     Operation,
@@ -52,10 +52,10 @@ def show_plan(plan: Plan, *, color: str, verbosity: int, lost: Sequence[str] = (
     bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "", "")
     out = sys.stdout
     if lost:
-        out.write(f"without {', '.join(lost)} (unreachable):\n")
+        out.write(f"This plan is incomplete: {', '.join(lost)} cannot be reached.\n")
     if plan.empty:
         gpus, hosts = count(sum(plan.gpus.values()), "GPU"), count(len(plan.gpus), "host")
-        out.write(f"{plan.cluster} is up to date: {gpus} on {hosts}\n")
+        out.write(f"{'The others are' if lost else f'{plan.cluster} is'} up to date: {gpus} on {hosts}\n")
         return
     marks = _marks(plan)
     for stage in plan.stages:
@@ -76,7 +76,7 @@ def _lines(operation: Operation, mark: str, dim: str, end: str, verbosity: int) 
     # One is in the operation's own line.
     more = [f"    {plain(change.text)}\n" for change in changes] if len(changes) > 1 else []
     if isinstance(operation, CreateNode) and verbosity > 0:
-        more.append(f"{dim}    the container, {MISSING}:\n    {plain(create_line(operation.spec))}{end}\n")
+        more.append(f"{dim}    the container, {MISSING}:\n    {plain(create_line(operation.spec), MAX_TEXT)}{end}\n")
     return mark, plain(operation.text), "".join(more)
 
 

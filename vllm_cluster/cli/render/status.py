@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +17,8 @@ from vllm_cluster.text import age
 
 # What is left out first where the terminal is narrow.
 TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "container": 4}
+# Below this width lines are wrapped, each into about so many at most.
+NARROW, MOST_LINES = 80, 4
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:
@@ -51,7 +54,7 @@ def show_status(
     known = f" (id {status.id})" if status.id else ""
     whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {_gpus(status)}{known}"
     for line in (whole, *_serving(status)):
-        out.write(f"{plain(line) if verbosity > 0 else cut(plain(line), width)}\n")
+        out.write(f"{plain(line) if verbosity > 0 else _fitted(plain(line), width)}\n")
     if serve and serve.phase in ("failed", "backoff", "hung"):
         out.writelines(f"  fix: {plain(line)}\n" for line in paste("vcluster explain").splitlines())
     for problem, fix in _problems(status, verbosity):
@@ -59,6 +62,16 @@ def show_status(
         # A command is pasted whole.
         out.writelines(f"  fix: {plain(line)}\n" for line in paste(fix).splitlines())
     out.flush()
+
+
+def _fitted(line: str, width: int | None) -> str:
+    """A line cut to the terminal; on a narrow one it is wrapped, since the id and the URL are at its end."""
+    if width is None or width >= NARROW:
+        return cut(line, width)
+    short = cut(line, MOST_LINES * width)
+    # A URL is copied whole.
+    lines = textwrap.wrap(short, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines)
 
 
 def _row(host: HostStatus) -> dict[str, str]:
