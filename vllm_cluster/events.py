@@ -22,6 +22,20 @@ class Event:
 Emit = Callable[[Event], None]
 
 
+def warn_once(emit: Emit) -> Emit:
+    """Passes each warning on a single time: a verb that looks again finds mostly the same."""
+    shown: set[tuple[str | None, str]] = set()
+
+    def show(event: Event) -> None:
+        warning = (event.host, event.text)
+        if event.kind != "warning" or warning not in shown:
+            emit(event)
+        if event.kind == "warning":
+            shown.add(warning)
+
+    return show
+
+
 def waiting(emit: Emit) -> Callable[[str], None]:
     """Shows once, and not at every attempt, who holds the lease that a verb waits for."""
     shown: set[str] = set()

@@ -17,10 +17,10 @@ from vllm_cluster.fit.layouts import GpuPool, Model, Workload
 from vllm_cluster.fit.report import FitReport, report
 from vllm_cluster.hub.model import read
 from vllm_cluster.inventory.model import Host, Inventory
-from vllm_cluster.inventory.secrets import read_secret
-from vllm_cluster.laptop import expanded, here
+from vllm_cluster.laptop import expanded
 from vllm_cluster.run.model_lookup import supports_pp
 from vllm_cluster.run.observe import observe
+from vllm_cluster.run.secrets import read as read_secrets
 from vllm_cluster.text import count
 
 TOKEN_BYTES = 1000
@@ -66,8 +66,7 @@ def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load
 def _token(inventory: Inventory | None) -> str | None:
     """The token for the hub: the inventory's, else where the hub's own tools look for it."""
     if inventory and inventory.hf_token:
-        base = inventory.path.parent if inventory.path else here()
-        return read_secret(inventory.hf_token, base=base, environ=os.environ)
+        return read_secrets(inventory, {"hf-token": inventory.hf_token})["hf-token"]
     if os.environ.get("HF_TOKEN"):
         return os.environ["HF_TOKEN"].strip()
     home = Path(os.environ.get("HF_HOME") or expanded("~/.cache/huggingface"))

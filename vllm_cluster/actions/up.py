@@ -26,7 +26,7 @@ from vllm_cluster.core.plan import (
     StartNode,
 )
 from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, combine
-from vllm_cluster.events import Emit, Event, Kind
+from vllm_cluster.events import Emit, Event, Kind, warn_once
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
@@ -103,7 +103,7 @@ def up(
         VclusterError: see the tree in errors; completed steps are kept, and another `up` continues there.
     """
     consent = Consent(confirm, inventory.cluster)
-    state = UpState(inventory, emit, runtime, "up", consent, wait, cache=cache, forget=forget)
+    state = UpState(inventory, warn_once(emit), runtime, "up", consent, wait, cache=cache, forget=forget)
     return phases.run(UP, state, _with_measured_cause, _report).seen.plan
 
 

@@ -205,7 +205,8 @@ def ssh_user(text: str) -> str:
     """A user name that ssh cannot take for an option; never quoted back, it may hold a password."""
     if ":" in text:
         raise ValueError("holds a colon: an ssh target carries no password; use a key or an agent")
-    if not text or text.startswith("-") or not text.isprintable() or set(text) & set("'`\";&<>|(){} "):
+    # Of root@@gpu1 the user would be "root@", and of no machine.
+    if not text or text.startswith("-") or text[0] == "@" or text[-1] == "@" or not text.isprintable() or set(text) & set("'`\";&<>|(){} "):
         raise ValueError("invalid user name: ssh does not accept it")
     return text
 

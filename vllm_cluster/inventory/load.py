@@ -37,7 +37,9 @@ def load_text(raw: bytes, *, path: Path | None, cwd: Path | None) -> Inventory:
     hosts = {
         name: host.model_copy(update={"line": document.line(("hosts", name))}) for name, host in inventory.hosts.items()
     }
-    return inventory.model_copy(update={"path": path, "hosts": hosts})
+    keys: list[tuple[str, ...]] = [("hf_token",), ("api_key",), *(("secrets", name) for name in inventory.secrets)]
+    lines = {".".join(key): document.line(key) for key in keys}
+    return inventory.model_copy(update={"path": path, "hosts": hosts, "lines": lines})
 
 
 def _document(raw: bytes) -> Document:

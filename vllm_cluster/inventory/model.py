@@ -270,6 +270,7 @@ class Inventory(_Section):
         },
     )
     path: SkipJsonSchema[Path | None] = Field(None, exclude=True)  # the file it came from
+    lines: SkipJsonSchema[dict[str, int]] = Field({}, exclude=True)  # of the keys that refer to a secret
 
     @field_validator("hosts", mode="after")
     @classmethod

@@ -18,6 +18,7 @@ from vllm_cluster.errors import HostError, UsageError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.inventory.words import nearest
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.observe import RECORD_FILE, observe
 
@@ -74,9 +75,14 @@ def membership(
 
 def _require_left(inventory: Inventory, left: Mapping[str, Member], forget: Collection[str]) -> None:
     for name in forget:
+        if name in inventory.hosts:
+            text = f"--forget {name}: {name} is in the inventory"
+            raise UsageError(text, hint=f"take {name} out of the inventory first")
         if name not in left:
-            hint = f"take {name} out of the inventory first" if name in inventory.hosts else None
-            raise UsageError(f"--forget {name}: hosts that left the inventory: {', '.join(left) or 'none'}", hint=hint)
+            near = nearest(name, left)
+            also = f", did you mean {near}?" if near else f"; former hosts: {', '.join(left) or 'none'}"
+            text = f"--forget {name}: {name} is not a former host{also}"
+            raise UsageError(text, instead={name: near} if near else {})
 
 
 def _warn(owner: Owner, host: str, error: VclusterError, emit: Emit, *, forgotten: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from vllm_cluster.core.desired import VARIABLE
 from vllm_cluster.errors import InventoryError
 from vllm_cluster.inventory.model import Inventory, SecretRef
+from vllm_cluster.inventory.problems import file_name
 from vllm_cluster.inventory.secrets import read_secret
 from vllm_cluster.laptop import here
 
@@ -109,7 +110,20 @@ def read(inventory: Inventory, wanted: Mapping[str, SecretRef]) -> dict[str, str
         InventoryError: one of them is not where it should be.
     """
     base = inventory.path.parent if inventory.path else here()
-    return {name: read_secret(reference, base=base, environ=os.environ) for name, reference in wanted.items()}
+    values = {}
+    for name, reference in wanted.items():
+        try:
+            values[name] = read_secret(reference, base=base, environ=os.environ)
+        except InventoryError as error:
+            raise InventoryError(f"{_place(inventory, name)}: {error.message}", hint=error.hint) from None
+    return values
+
+
+def _place(inventory: Inventory, name: str) -> str:
+    """The file, line and key of a secret's reference."""
+    key = f"secrets.{name.removeprefix(VARIABLE)}" if name.startswith(VARIABLE) else name.replace("-", "_")
+    line = inventory.lines.get(key)
+    return f"{file_name(inventory.path)}:{line}: {key}" if line else key
 
 
 def secret_id(cluster: str, name: str, value: str) -> str:

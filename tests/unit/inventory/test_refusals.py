@@ -121,6 +121,7 @@ HOST = [
     ("{address: 10.0.0.7, ssh: 'a:b'}", "hosts.new.ssh: invalid port after the last colon"),
     ("{address: 10.0.0.7, ssh: 'ssh://a'}", "hosts.new.ssh: write user@host:port, without ssh://"),
     ("{address: 10.0.0.7, ssh: '@a'}", "hosts.new.ssh.user: invalid user name"),
+    ("{address: 10.0.0.7, ssh: root@@gpu1}", "hosts.new.ssh.user: invalid user name"),
     ("{address: 10.0.0.7, ssh: ''}", "hosts.new.ssh.host: invalid host name"),
     ("{address: 10.0.0.7, ssh: {prot: 22}}", "hosts.new.ssh.prot: unknown key, did you mean port?"),
     ("10.0.0.7", "hosts.new: must be a mapping: the host's `address: …` and other keys below it, got text"),

@@ -13,6 +13,7 @@ from vllm_cluster.backends import vllm
 from vllm_cluster.core.desired import SECRETS_FOLDER, Inputs, desired
 from vllm_cluster.errors import InventoryError
 from vllm_cluster.facts.host_facts import Hca
+from vllm_cluster.inventory.load import load_text
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.secrets import UNREAD, Reading, Secrets, collect_secrets, secret_id
 
@@ -72,13 +73,25 @@ def test_up_needs_every_reference() -> None:
         collect_secrets(world.inventory(**REFERENCES), KEPT, SYSTEM)
 
 
+def test_a_reference_that_leads_nowhere_is_named_with_its_file_line_and_key(tmp_path: Path) -> None:
+    file = tmp_path / "inventory.yaml"
+    file.write_text(
+        "version: 1\ncluster: lab\nimage: vllm/vllm-openai:v0.19.0\nmodel_cache: /data\n"
+        "secrets:\n  S3: env:NOWHERE_S3\nhosts:\n  gpu1: {address: 10.0.0.1}\n"
+    )
+    with pytest.raises(InventoryError) as caught:
+        collect_secrets(load_text(file.read_bytes(), path=file, cwd=None), KEPT, SYSTEM)
+    assert str(caught.value) == f"{file}:6: secrets.S3: env:NOWHERE_S3: this variable is not set"
+    assert caught.value.hint == "export NOWHERE_S3=… in the shell that runs vcluster"
+
+
 def test_plan_takes_what_it_cannot_read_as_unchanged_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     words = world.inventory(**REFERENCES)
     found = collect_secrets(words, KEPT, SYSTEM, Reading.WHAT_CAN_BE)
     assert (found.ids, found.values) == (KEPT, {})
-    assert [problem.split(": ")[0] for problem in found.unread] == [
-        "env:NOWHERE_HF",
-        "cmd:sh -c 'echo ran >&2; exit 3'",
+    assert [problem.rpartition(": ")[0] for problem in found.unread] == [
+        "hf_token: env:NOWHERE_HF",
+        "secrets.AWS_SECRET_ACCESS_KEY: cmd:sh -c 'echo ran >&2; exit 3'",
     ]
     assert "ran" in capfd.readouterr().err
     assert collect_secrets(words, {}, SYSTEM, Reading.WHAT_CAN_BE).ids["hf-token"] == UNREAD
