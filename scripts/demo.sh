@@ -8,9 +8,11 @@ else
   cd "$(dirname "$0")/.."
   export PATH="$PWD/.venv/bin:$PATH"
 fi
-export VCLUSTER_INVENTORY=sandbox/inventory.yaml
+export VCLUSTER_INVENTORY="$PWD/sandbox/inventory.yaml"
 started=$(date +%s)
-step() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
+bold='' end=''
+if [ -t 1 ]; then bold=$'\033[1m' end=$'\033[0m'; fi
+step() { printf '\n%s$ %s%s\n' "$bold" "$*" "$end"; }
 
 step vcluster sandbox up --hosts 2 --gpus 2
 vcluster sandbox up --hosts 2 --gpus 2
@@ -39,7 +41,7 @@ curl -sS --fail "$url/v1/completions" -H 'Content-Type: application/json' \
 printf '\nTP=2 × PP=2 over two hosts answered %d s after the start. The model is random: so are its words.\n' $(($(date +%s) - started))
 cat <<'END'
 The sandbox stays for you to play with:
-  export VCLUSTER_INVENTORY=sandbox/inventory.yaml PATH="$PWD/.venv/bin:$PATH"
-  vcluster status; vcluster stop; vcluster down
-make clean removes it.
+  export VCLUSTER_INVENTORY="$PWD/sandbox/inventory.yaml" PATH="$PWD/.venv/bin:$PATH"
+  vcluster status
+vcluster stop ends the model, vcluster down the cluster; make clean removes the sandbox.
 END

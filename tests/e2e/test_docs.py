@@ -140,7 +140,7 @@ def test_the_sandbox_page(sandbox: Sandbox, tmp_path: Path, own: bool) -> None:
     for command in commands("sandbox.md"):
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
-            environment[name] = value
+            environment[name] = value = value.strip('"').replace("$PWD", str(tmp_path))
             if not own:
                 assert (tmp_path / value).samefile(sandbox.folder / "inventory.yaml")
                 environment.update(sandbox.environment)

@@ -227,6 +227,18 @@ def test_the_cause_comes_without_remedies_that_would_stop_the_other_cluster(verb
     record("P32", f"sim: {verb} with a wrong cluster name", "one line, of the cluster that is there", True)
 
 
+def test_a_wrong_address_of_the_head_makes_its_own_nodes_no_other_clusters() -> None:
+    world, words = make.world((2, 2)), inventory(1, 2)
+    with lab.inside(world):
+        team_a(world, landed=False)
+        head = words.hosts["gpu1"].model_copy(update={"address": "10.0.0.99"})
+        wrong = words.model_copy(update={"hosts": {**words.hosts, "gpu1": head}})
+        outcome = lab.run(world, wrong, lab.do_plan)
+        assert (code(outcome), outcome.script.changing) == (3, [])
+        assert "no interface holds the address 10.0.0.99" in str(outcome.error)
+        assert "another cluster" not in str(outcome.error)
+
+
 @pytest.mark.promise("P32")
 def test_a_volume_of_another_cluster_is_not_used() -> None:
     world, words = make.world((2, 2)), inventory(1, 2)

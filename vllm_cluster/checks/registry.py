@@ -75,21 +75,26 @@ class NotChecked:
 
 def preflight(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Finding, ...]:
     """Everything found, errors first; nothing is touched while there is an error."""
-    return _ordered(finding for check in _ALWAYS for finding in check(inventory, facts))
+    return _ordered(inventory, (finding for check in _ALWAYS for finding in check(inventory, facts)))
 
 
 def check_all(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Finding, ...]:
     """As `preflight`, plus the checks that need details, plus hosts whose Docker cannot be used."""
     engines = (finding for entry in facts.values() if (finding := engine_problem(entry)))
     checks = (finding for check in (*_ALWAYS, *_ON_DEMAND) for finding in check(inventory, facts))
-    return _ordered((*engines, *checks))
+    return _ordered(inventory, (*engines, *checks))
 
 
-def _ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, without what only follows from another cluster on the host: its remedy would stop that cluster."""
+def _ordered(inventory: Inventory, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors first, without what only follows from another cluster on the host: its remedy would stop that cluster.
+
+    Nodes are of this cluster by their head's address: where that is wrong, its own nodes seem to be another's.
+    """
     every = list(findings)
     taken = {finding.host for finding in every if finding.code == "other-cluster"}
-    kept = (finding for finding in every if finding.host not in taken or finding.code not in _FOLLOWS)
+    kept = [finding for finding in every if finding.host not in taken or finding.code not in _FOLLOWS]
+    if any((finding.code, finding.host) == ("address", inventory.head_name) for finding in every):
+        kept = [finding for finding in kept if finding.code != "other-cluster"]
     return tuple(sorted(kept, key=lambda finding: not finding.error))
 
 

@@ -59,7 +59,7 @@ def size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([KMGTB]?)(I?)B?", text.strip().upper(), re.ASCII)
     if not match or (match[3] and match[2] in ("", "B")):
-        raise ValueError(f"invalid size {text!r}: write a number with GB or GiB (80GB)")
+        raise ValueError(f"invalid size {text!r}: write a number and a unit")
     found = float(match[1]) * (_BINARY[match[2] + "I"] if match[3] else _UNITS[match[2]])
     if not 1 <= found < _MAX_VALUE:
         raise ValueError(f"size {text!r} is out of range")

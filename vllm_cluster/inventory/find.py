@@ -29,7 +29,7 @@ def read(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = N
         found = path
     else:
         found = find(cwd or here()) if path is None else (cwd or here()) / path
-    return found, _from_file(found, file_name(found, cwd))
+    return found, _from_file(found, file_name(found, cwd), cwd or here())
 
 
 def find(cwd: Path) -> Path:
@@ -49,11 +49,26 @@ def find(cwd: Path) -> Path:
             return cwd / DEFAULT_NAME if folder == start else folder / DEFAULT_NAME
         if folder == root:
             break
-    up = f" nor above it up to {root}" if root != start else ""
+    up = f" or above it, up to {root}" if root != start else ""
+    sandbox = Path("sandbox") / DEFAULT_NAME
+    there = _seen(start / sandbox)
     raise InventoryError(
         f"no {DEFAULT_NAME} in {start}{up}",
-        hint=f"{INIT}\nname another file: -i FILE, or VCLUSTER_INVENTORY",
+        again=("-i", str(sandbox)) if there else None,
+        hint=None if there else f"{INIT}\nname another file: -i FILE, or VCLUSTER_INVENTORY",
     )
+
+
+def _remedy(file: str, cwd: Path) -> str:
+    """What to do about a file that is not there: a relative one may be meant from a folder above."""
+    path = Path(file)
+    above = None if path.is_absolute() else next((up / path for up in cwd.parents if _seen(up / path)), None)
+    if above:
+        return f"name the file: -i {shlex.quote(str(above))}"
+    if path.parts[-2:] == ("sandbox", DEFAULT_NAME):
+        return "vcluster sandbox up"
+    folder = [] if (cwd / path).parent.is_dir() else [f"mkdir -p {shlex.quote(str(path.parent))}"]
+    return "\n".join([*folder, f"{INIT} -o {shlex.quote(file)}"])
 
 
 def _seen(path: Path) -> bool:
@@ -71,12 +86,12 @@ def _home() -> Path | None:
         return None
 
 
-def _from_file(path: Path, file: str) -> bytes:
+def _from_file(path: Path, file: str, cwd: Path) -> bytes:
     try:
         with path.open("rb") as stream:
             return stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InventoryError(f"{file}: no such file", hint=f"{INIT} -o {shlex.quote(file)}") from None
+        raise InventoryError(f"{file}: no such file", hint=_remedy(file, cwd)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         hint = f"name the file: -i {path / DEFAULT_NAME}" if isinstance(error, IsADirectoryError) else None

@@ -87,6 +87,7 @@ def test_parameters_need_neither_hub_nor_host() -> None:
     done = fit("--params", "70B", "--bits", "16")
     assert done.returncode == 0
     assert "weights        140.0 GB" in done.stdout
+    assert "Compared with no GPUs: add --gpu-memory SIZE" in done.stdout
     assert "rule of thumb  168 GB by P·4/(32/Q)·1.2" in done.stdout
     assert fit("--params", "405B", *TWO_NODES).returncode == 0
     assert fit("--params", "405B", "--bits", "16", "--gpus", "8", "--gpu-memory", "80GB").returncode == 3

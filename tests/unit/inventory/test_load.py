@@ -160,10 +160,28 @@ class TestFinding:
     def test_not_above_the_repository(self, home: Path) -> None:
         (home / "project" / "deep" / ".git").mkdir()
         (home / "project" / "inventory.yaml").write_text(SMALLEST)
-        with pytest.raises(InventoryError, match=r"no inventory.yaml in .*er nor above it up to .*deep$") as caught:
+        with pytest.raises(InventoryError, match=r"no inventory.yaml in .*er or above it, up to .*deep$") as caught:
             load(None, cwd=home / "project" / "deep" / "er")
         assert caught.value.hint is not None
         assert "vcluster init" in caught.value.hint
+
+    def test_a_sandbox_beside_it_is_offered(self, home: Path) -> None:
+        (home / "project" / "sandbox").mkdir()
+        (home / "project" / "sandbox" / "inventory.yaml").write_text(SMALLEST)
+        with pytest.raises(InventoryError) as caught:
+            load(None, cwd=home / "project")
+        assert (caught.value.again, caught.value.hint) == (("-i", "sandbox/inventory.yaml"), None)
+
+    def test_a_sandbox_that_is_elsewhere_or_removed_has_its_own_remedy(self, home: Path) -> None:
+        file = home / "project" / "sandbox" / "inventory.yaml"
+        with pytest.raises(InventoryError) as removed:
+            load(Path("sandbox/inventory.yaml"), cwd=home / "project" / "deep")
+        assert removed.value.hint == "vcluster sandbox up"
+        file.parent.mkdir()
+        file.write_text(SMALLEST)
+        with pytest.raises(InventoryError) as elsewhere:
+            load(Path("sandbox/inventory.yaml"), cwd=home / "project" / "deep")
+        assert elsewhere.value.hint == f"name the file: -i {file}"
 
     def test_without_a_repository_only_here(self, home: Path) -> None:
         (home / "project" / "inventory.yaml").write_text(SMALLEST)
@@ -187,6 +205,10 @@ class TestFinding:
     def test_what_cannot_be_read(self, home: Path) -> None:
         with pytest.raises(InventoryError, match=r"^nowhere\.yaml: no such file$"):
             load(Path("nowhere.yaml"), cwd=home)
+        with pytest.raises(InventoryError) as caught:
+            load(Path("no/where.yaml"), cwd=home)
+        assert caught.value.hint is not None
+        assert caught.value.hint.splitlines()[0] == "mkdir -p no", "init writes into no folder that is not there"
         with pytest.raises(InventoryError, match=r"^project: cannot be read: Is a directory$"):
             load(Path("project"), cwd=home)
         with pytest.raises(InventoryError, match=r"cannot be read"):

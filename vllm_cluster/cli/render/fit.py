@@ -128,7 +128,7 @@ def _cells(layout: Layout) -> list[str]:
 def _conclusion(found: FitReport) -> list[str]:
     taken, workload = found.taken, found.workload
     if not found.gpus:
-        return []
+        return ["Compared with no GPUs: add --gpu-memory SIZE, --gpus NUMBER and --nodes NUMBER for a verdict."]
     if taken and taken.fits:
         if taken.requests is None:
             return [f"The weights fit at {_name(taken)} and leave {taken.left / GIB:.1f} GiB a GPU for the KV cache."]
