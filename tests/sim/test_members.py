@@ -17,7 +17,7 @@ from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
 from vllm_cluster.core.plan import RecordMembers
-from vllm_cluster.errors import HostError, Unreachable
+from vllm_cluster.errors import HostError, Unreachable, VclusterError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import GONE_SECONDS
 from vllm_cluster.run.connection import CONNECT_SECONDS
@@ -371,6 +371,7 @@ def test_only_a_member_that_left_can_be_forgotten(host: str, why: str) -> None:
         else:
             assert code(outcome) == 2
             assert str(outcome.error) == f"--forget {host}: {why}"
+            assert isinstance(outcome.error, VclusterError)
             assert outcome.error.instead == ({"gpu33": "gpu3"} if host == "gpu33" else {})
             assert outcome.script.changing == []
 

@@ -20,5 +20,5 @@ def facts(inventory: Inventory, names: Sequence[str], emit: Emit) -> dict[str, H
     """
     require_name(inventory, list(names))
     with connect_all(inventory, emit, names or None) as fleet:
-        emit(Event("phase", f"inspecting {count(len(fleet.names), 'host')}"))
+        emit(Event("phase", f"inspecting {count(len(names or fleet.names), 'host')}"))
         return fleet.all(lambda connection: observe(inventory, connection, deep=True), names or None)

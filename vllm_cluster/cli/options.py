@@ -31,7 +31,9 @@ InventoryPath = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Wait = Annotated[
     float,
-    typer.Option("--wait", metavar="SECONDS", min=0, max=1e9, help="Wait up to SECONDS for the lease of the hosts."),
+    typer.Option(
+        "--wait", metavar="SECONDS", min=0, max=1e9, help="Wait up to SECONDS while another run changes these hosts."
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping what runs.")]
 Verbose = Annotated[

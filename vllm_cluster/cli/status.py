@@ -35,7 +35,7 @@ def status(
         found = status_action.status(loaded, session.progress)
         session.finish()
         if session.as_json:
-            print(json.dumps(status_document(found), default=str))
+            print(json.dumps(status_document(found, session.paste), default=str))
         else:
             show_status(found, color=SETTINGS.color, verbosity=SETTINGS.verbosity, paste=session.paste)
         if found.head and found.head.serve:

@@ -30,10 +30,11 @@ def convert(annotation: Any, value: Any, *, least: float | None = None, most: fl
 
 def _number(kind: type[int] | type[float], value: Any, least: float | None, most: float | None) -> int | float:
     what = "an integer" if kind is int else "a number"
+    low, high = (f"{limit:.10g}" if limit is not None else "" for limit in (least, most))
     limits = {
-        (False, True): f" of at least {least}",
-        (True, False): f" of at most {most}",
-        (False, False): f" from {least} to {most}",
+        (False, True): f" of at least {low}",
+        (True, False): f" of at most {high}",
+        (False, False): f" from {low} to {high}",
     }
     text = f"must be {what}{limits.get((least is None, most is None), '')}, got {value!r}"
     try:

@@ -16,7 +16,7 @@ MISSING = "without Ray where the image has none, and without the files and secre
 
 
 def create_line(spec: ContainerSpec) -> str:
-    """The `docker create` line of this container; not what is copied into it, Ray in its image, nor the spec's label."""
+    """The `docker create` line of this container, without the spec's label, Ray in its image and what is copied in."""
     body = node_body(spec, spec.image, "")
     # The one is known once the image is there; the other is all of this line once more, as JSON.
     labels = {key: value for key, value in body["Labels"].items() if key not in (BASE_IMAGE, SPEC)}

@@ -206,7 +206,14 @@ def ssh_user(text: str) -> str:
     if ":" in text:
         raise ValueError("holds a colon: an ssh target carries no password; use a key or an agent")
     # Of root@@gpu1 the user would be "root@", and of no machine.
-    if not text or text.startswith("-") or text[0] == "@" or text[-1] == "@" or not text.isprintable() or set(text) & set("'`\";&<>|(){} "):
+    if (
+        not text
+        or text.startswith("-")
+        or text[0] == "@"
+        or text[-1] == "@"
+        or not text.isprintable()
+        or set(text) & set("'`\";&<>|(){} ")
+    ):
         raise ValueError("invalid user name: ssh does not accept it")
     return text
 

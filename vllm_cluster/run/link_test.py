@@ -77,7 +77,8 @@ def run_link_test(
     text = (
         f"tested {count(len(every), 'link')} in {seconds} s: {count(len(found), 'problem') if found else 'no problems'}"
     )
-    emit(Event("progress", text, data={"links": len(every), "seconds": seconds}))
+    if every:
+        emit(Event("progress", text, data={"links": len(every), "seconds": seconds}))
     return found, [_unseen(name, error) for name, error in failures.items()]
 
 

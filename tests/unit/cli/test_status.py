@@ -19,7 +19,7 @@ from vllm_cluster.checks.docker import engine_problem
 from vllm_cluster.cli import status
 from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.render import table
-from vllm_cluster.cli.render.status import show_status
+from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.cli.session import Session
 from vllm_cluster.core.node_status import NodeStatus, RayNode, RayStatus, ServeFailure, ServeStatus
 
@@ -79,6 +79,11 @@ def test_a_failed_start_names_the_command_that_explains_it(phase: str, named: in
     found = cluster(GOOD, serve=served(phase, first_failure=failure, failure=failure))
     show_status(found, color="never", paste=lambda fix: f"{fix} -i a.yaml")
     assert capsys.readouterr().out.count("  fix: vcluster explain -i a.yaml\n") == named
+
+
+def test_the_document_has_remedies_to_paste() -> None:
+    document = status_document(cluster(GOOD, BAD), lambda fix: f"{fix} -i a.yaml" if fix else "")
+    assert [host["fix"] for host in document["hosts"]] == ["", "ssh gpu2 -i a.yaml"]
 
 
 @pytest.mark.promise("P23")

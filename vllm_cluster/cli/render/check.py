@@ -59,11 +59,9 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
         out.write(f"{dim}skipped on {plain(hosts)}: {plain(one.what)} ({plain(one.why)}){end}\n")
     if report.collective and report.collective.rows:
         _show_collective(report.collective)
-    errors = sum(finding.error for finding in report.findings)
+    errors = sum(finding.error for finding in same)
     found = (
-        f"{count(errors, 'error')}, {count(len(report.findings) - errors, 'warning')}"
-        if report.findings
-        else "no problems found"
+        f"{count(errors, 'error')}, {count(len(same) - errors, 'warning')}" if report.findings else "no problems found"
     )
     out.write(f"{count(len(report.hosts), 'host')} checked in {report.seconds:.1f} s: {found}\n")
 

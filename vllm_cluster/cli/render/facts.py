@@ -41,7 +41,7 @@ def show_facts(found: Mapping[str, HostFacts], *, color: str) -> None:
 def _lines(facts: HostFacts) -> Iterator[tuple[str, str]]:
     details = facts.details or Details()
     yield "host", f"{facts.hostname}, {facts.architecture}, machine {facts.machine_id or 'without an id'}"
-    yield "means", ", ".join(details.resolves or ()) or "its hostname is not known to it"
+    yield "resolves to", ", ".join(details.resolves or ()) or "its hostname is not known to it"
     yield "memory", f"{facts.memory / GB:.1f} GB, {facts.available / GB:.1f} available"
     yield from _docker(facts)
     yield from _gpus(facts, details)

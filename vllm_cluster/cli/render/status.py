@@ -21,8 +21,8 @@ TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "
 NARROW, MOST_LINES = 80, 4
 
 
-def status_document(status: ClusterStatus) -> dict[str, Any]:
-    """The status as JSON would have it."""
+def status_document(status: ClusterStatus, paste: Callable[[str], str] = lambda fix: fix) -> dict[str, Any]:
+    """The status as JSON would have it, with remedies to paste."""
     serving = status.head.serve if status.head else None
     return {
         "v": 1,
@@ -30,7 +30,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
         "id": status.id,
         "up": status.up,
         "ready": status.ready,
-        "hosts": [asdict(host) for host in status.hosts],
+        "hosts": [{**asdict(host), "fix": paste(host.fix)} for host in status.hosts],
         "serving": asdict(serving) if serving else None,
         "served": status.served,
         "now": status.now,
