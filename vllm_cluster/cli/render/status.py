@@ -18,7 +18,7 @@ from vllm_cluster.text import age
 # What is left out first where the terminal is narrow.
 TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "container": 4}
 # Below this width lines are wrapped, each into about so many at most.
-NARROW, MOST_LINES = 80, 4
+NARROW, MAX_LINES = 80, 4
 
 
 def status_document(status: ClusterStatus, paste: Callable[[str], str] = lambda fix: fix) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _fitted(line: str, width: int | None) -> str:
     """A line cut to the terminal; on a narrow one it is wrapped, since the id and the URL are at its end."""
     if width is None or width >= NARROW:
         return cut(line, width)
-    short = cut(line, MOST_LINES * width)
+    short = cut(line, MAX_LINES * width)
     # A URL is copied whole.
     lines = textwrap.wrap(short, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
     return "\n".join(lines)
