@@ -72,7 +72,7 @@ def run(
 ) -> S:
     """Go through the phases; back to `confirm` where the cluster has changed since.
 
-    `explain` finds the cause of an error while the hosts are still connected; `report` says what came of all phases.
+    `explain` finds the cause of an error while the hosts are still connected; `report` emits the result of all phases.
 
     Raises:
         VclusterError: a phase failed.
