@@ -98,7 +98,7 @@ def packed(path: Path) -> dict[str, str]:
 def test_every_field_of_an_inventory_is_marked(tmp_path: Path) -> None:
     """A key that is added to the inventory is marked for the test below, or holds no text of a person's own."""
     content = written(tmp_path)
-    own = {"name", "line", "path", "id"}
+    own = {"name", "line", "lines", "path", "id"}
     assert Inventory.model_fields.keys() - own <= content.keys() | KEYS
     assert SshSettings.model_fields.keys() - own <= content["ssh"].keys() | {"port", "transport", "host_keys"}
     assert HostSsh.model_fields.keys() - own <= content["hosts"]["zqxhosta"]["ssh"].keys() | {"port"}

@@ -29,7 +29,7 @@ def read(path: Path | None, *, stdin: TextIO | None = None, cwd: Path | None = N
         found = path
     else:
         found = find(cwd or here()) if path is None else (cwd or here()) / path
-    return found, _from_file(found, file_name(found, cwd), cwd or here())
+    return found, _from_file(found, file_name(found, cwd), cwd)
 
 
 def find(cwd: Path) -> Path:
@@ -59,9 +59,11 @@ def find(cwd: Path) -> Path:
     )
 
 
-def _remedy(file: str, cwd: Path) -> str:
+def _remedy(file: str, cwd: Path | None) -> str:
     """What to do about a file that is not there: a relative one may be meant from a folder above."""
     path = Path(file)
+    # The current folder may be gone; an absolute path needs none.
+    cwd = cwd or (Path("/") if path.is_absolute() else here())
     above = None if path.is_absolute() else next((up / path for up in cwd.parents if _seen(up / path)), None)
     if above:
         return f"name the file: -i {shlex.quote(str(above))}"
@@ -86,7 +88,7 @@ def _home() -> Path | None:
         return None
 
 
-def _from_file(path: Path, file: str, cwd: Path) -> bytes:
+def _from_file(path: Path, file: str, cwd: Path | None) -> bytes:
     try:
         with path.open("rb") as stream:
             return stream.read(MAX_BYTES + 1)
