@@ -17,7 +17,7 @@ LATE, HUNG_UP = 124, 129
 def watch(seconds: float) -> None:
     """End this process with its input, for `docker exec` ends nothing that it started, or when its time is over."""
     ends = select.poll()
-    # It hangs up once nobody can write any more, also while the program has not read all of it.
+    # It hangs up once the other end is closed, also while the program has not read all of it.
     ends.register(0, select.POLLRDHUP)
     os._exit(HUNG_UP if ends.poll(seconds * 1000) else LATE)
 
