@@ -24,8 +24,6 @@ from vllm_cluster.transport.base import Target, Transport
 Connect = Callable[[Target, Kind], Transport]
 # 5 s until a silent host is asked, 15 s for its answer, 1 s to tell.
 SILENCE = 21
-# How late a thread may run beside the lanes of two processors; one that waits for the next keepalive is 5 s late.
-BUSY = 4
 
 
 def outcome(call: Callable[[], object]) -> tuple[VclusterError | None, float]:
@@ -193,7 +191,7 @@ def test_silence_of_a_host_is_told_from_silence_of_a_command(
         assert seconds < 4
         for thread in waiting:
             thread.join(40)
-        assert time.monotonic() - cut < SILENCE + BUSY
+        assert time.monotonic() - cut < SILENCE + 1
     for thread in sending:
         thread.join(40)
     assert {type(lost) for lost in seen.outcomes.values()} == {ConnectionLost}, seen.outcomes
