@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,12 +100,13 @@ def test_a_chat_is_a_conversation_that_ctrl_c_does_not_end(cluster: Sandbox) -> 
     environment = {**os.environ, **cluster.environment, "VCLUSTER_INVENTORY": str(cluster.inventory)}
     with Terminal([VCLUSTER, "chat", "--max-tokens", "2000", "--ignore-eos"], env=environment) as terminal:
         terminal.until("> ", 60)
-        terminal.press("Hello\n")
-        # The answer has begun when its line is more than what was typed.
-        terminal.until("Hello\r\n", 60)
-        time.sleep(0.5)
-        terminal.press(CTRL_C)
-        terminal.until(", interrupted", 60)
+        for number, word in enumerate(("Hello\n", "Bye\n"), start=1):
+            terminal.press(word)
+            # The answer has begun when its line is more than what was typed.
+            terminal.until_more(terminal.until(word.replace("\n", "\r\n"), 60), 60)
+            terminal.press(CTRL_C)
+            terminal.until("\n> ", 60, after=terminal.shown.index(word.strip()))
+            assert terminal.shown.count("Interrupted.") == number
         terminal.press(CTRL_D)
         assert terminal.end(60) == 0
     piped = shell(cluster, "echo Hello | vcluster -q chat --max-tokens 4 --temperature 0")

@@ -35,13 +35,20 @@ class Terminal:
         )
         os.close(far)
 
-    def until(self, text: str, seconds: float = 60) -> str:
-        """Read until the terminal has shown this; returns all that it has shown."""
+    def until(self, text: str, seconds: float = 60, *, after: int = 0) -> str:
+        """Read until the terminal has shown this, after so many characters; returns all that it has shown."""
         deadline = time.monotonic() + seconds
-        while text not in self.shown:
+        while text not in self.shown[after:]:
             if not self._read(deadline):
                 raise AssertionError(f"{text!r} was never shown:\n{self.shown}")
         return self.shown
+
+    def until_more(self, shown: str, seconds: float = 60) -> None:
+        """Read until the terminal has shown more than this."""
+        deadline = time.monotonic() + seconds
+        while len(self.shown) <= len(shown):
+            if not self._read(deadline):
+                raise AssertionError(f"nothing came after {shown!r}")
 
     def press(self, keys: str) -> None:
         """Type on the keyboard."""

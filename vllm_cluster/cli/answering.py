@@ -27,13 +27,13 @@ def answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelRepl
     from vllm_cluster.cli.render.answer import Printer, answer_document, summary, tables
     from vllm_cluster.core.answer import ModelReply
 
-    reply, interrupted = ModelReply(), True
+    reply, incomplete = ModelReply(), True
     printer = Printer(as_json=session.as_json, quiet=SETTINGS.verbosity < 0)
     session.finish()
     try:
         for piece in api.ask(question, reply):
             printer.show(piece)
-        interrupted = False
+        incomplete = False
     finally:
         printer.end()
         if session.as_json and reply.answers:
@@ -42,5 +42,5 @@ def answer(session: Session, api: ModelApi, question: ModelRequest) -> ModelRepl
             sys.stdout.writelines(f"{line}\n" for line in tables(reply))
             sys.stdout.flush()
         if SETTINGS.verbosity >= 0 and reply.answers and not session.as_json:
-            sys.stderr.write(summary(reply, interrupted=interrupted) + "\n")
+            sys.stderr.write(summary(reply, incomplete=incomplete) + "\n")
     return reply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,29 +86,31 @@ def _talk(session: Session, model: str, ask: Callable[[object], object], files: 
     if SETTINGS.verbosity >= 0:
         sys.stderr.write(f"{model}: Ctrl-C ends an answer, Ctrl-D the conversation\n")
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for line in _lines():
-        content, files = question.content(line, files), ()
-        try:
-            ask(content)
+    while True:
+        try:  # around all of it: the key may come right after a line was typed, before its question is on its way
+            line = _read_line()
+            if line is None:
+                return
+            if line.strip():
+                content, files = question.content(line, files), ()
+                ask(content)
         except KeyboardInterrupt:
-            continue
+            sys.stderr.write("Interrupted.\n")
         except UsageError as error:  # too long, or refused: the conversation is as it was before
             sys.stderr.write(f"error: {error.message}\n")
 
 
-def _lines() -> Iterator[str]:
+def _read_line() -> str | None:
+    """What is typed, with editing and history; None at the end."""
     import readline  # noqa: F401 - gives input() its editing and history
 
-    while True:
-        try:
-            line = input("> ")
-        except KeyboardInterrupt:
-            sys.stdout.write("\n")
-            continue
-        except EOFError:
-            sys.stdout.write("\n")
-            return
-        except OSError as error:
-            raise VclusterError(f"cannot read standard input: {error.strerror}") from None
-        if line.strip():
-            yield line
+    try:
+        return input("> ")
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        return ""
+    except EOFError:
+        sys.stdout.write("\n")
+        return None
+    except OSError as error:
+        raise VclusterError(f"cannot read standard input: {error.strerror}") from None

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from vllm_cluster.cli import question
 from vllm_cluster.cli.app import app
+from vllm_cluster.cli.chat import _talk
 from vllm_cluster.cli.sampling import PARAMETERS
+from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
 
 
@@ -145,3 +149,29 @@ def test_files_go_before_the_prompt_and_images_beside_it(tmp_path: Path) -> None
     picture, text = found
     assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBORw0K")
     assert text == {"type": "text", "text": "note.txt:\na note\n\nWhat?"}
+
+
+@pytest.mark.parametrize("moment", ["at the prompt", "after the line", "in the question"])
+def test_ctrl_c_ends_no_conversation(
+    moment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def ask(content: object) -> None:
+        asked.append(content)
+        if content == "in the question":
+            raise KeyboardInterrupt
+
+    class Line(str):
+        def strip(self, chars: str | None = None) -> str:
+            raise KeyboardInterrupt
+
+    at_once: dict[str, Any] = {"at the prompt": KeyboardInterrupt, "after the line": Line("Hi")}
+    monkeypatch.setattr("builtins.input", Mock(side_effect=[at_once.get(moment, moment), "Bye", EOFError]))
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        _talk(Session(None, as_json=False), "m", ask, ())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert asked[-1] == "Bye"
+    assert capsys.readouterr().err.splitlines()[1:] == ([] if moment == "at the prompt" else ["Interrupted."])

@@ -34,9 +34,9 @@ class Printer:
                 sys.stderr.write("\n")
                 self._reasons_end_line = True
             # A file or a program gets what the model wrote; a terminal must not be steered by it.
+            self._ends_line = piece.text.endswith("\n")  # before it is written: Ctrl-C may come in between
             sys.stdout.write(plain(piece.text) if sys.stdout.isatty() else piece.text)
             sys.stdout.flush()
-            self._ends_line = piece.text.endswith("\n")
 
     def end(self) -> None:
         """End the line, also of an answer that broke off."""
@@ -47,15 +47,15 @@ class Printer:
         self._ends_line = self._reasons_end_line = True
 
 
-def summary(reply: ModelReply, *, interrupted: bool = False) -> str:
+def summary(reply: ModelReply, *, incomplete: bool = False) -> str:
     """How many tokens, how fast, and why it ended."""
     tokens = reply.usage.completion_tokens if reply.usage else 0
     parts = [f"{count(tokens, 'token')} in {reply.seconds:.2f} s"]
     if reply.tokens_per_second is not None and reply.seconds_to_first is not None:
         parts.append(f"the first after {reply.seconds_to_first:.2f} s, then {reply.tokens_per_second:.1f} tokens/s")
     reasons = {answer.finish_reason for answer in reply.answers.values()}
-    if interrupted:
-        parts.append("interrupted")
+    if incomplete:
+        parts.append("incomplete")
     elif "length" in reasons:
         parts.append("cut at max_tokens or at the end of the context")
     return ", ".join(parts)
