@@ -129,6 +129,15 @@ def test_a_refused_key_says_which_were_offered(kind: Kind, client: Client, share
     assert str(client.key) in error.message
 
 
+def test_a_named_key_that_does_not_exist_is_left_out_with_a_word(
+    kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path
+) -> None:
+    client.key = tmp_path / "no-such-key"
+    client.add("h", shared_server)
+    text = failure(client.target("h"), kind).message
+    assert f"left out: {client.key} (no such file)" in text
+
+
 def test_a_key_behind_a_passphrase_is_not_asked_for(
     kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path
 ) -> None:

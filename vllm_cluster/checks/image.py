@@ -42,7 +42,7 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
         return
     base = find_image(inventory.image, facts.images)
     if base is None:
-        text = f"image {inventory.image} is not on the host: vcluster up pulls it"
+        text = f"image {inventory.image} is not on the host"
         fix = f"to pull it now: docker pull {inventory.image}"
         yield Finding("image-absent", host.name, text, fix, error=False)
     elif find_image(node_image_name(base.id, inventory.ray), facts.images) is None:

@@ -19,6 +19,10 @@ ATTEMPTS = 6
 AGAIN = "run the same command again"
 
 
+# From `ssh -G` without a configuration, OpenSSH 5 to 10.
+_DEFAULT_KEYS = frozenset(f"id_{kind}" for kind in ("dsa", "rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk", "xmss"))
+
+
 def unknown_key(at: SshEndpoint, shown: str, *, authority: bool = False) -> HostKeyRejected:
     """The host shows a key that no known_hosts file has."""
     if authority:
@@ -82,6 +86,9 @@ def auth_refused(
     at: SshEndpoint, why: str, offered: list[str], skipped: list[str], hint: str | None = None
 ) -> AuthenticationFailed:
     """The host answered and rejected the login."""
+    # ssh itself always tries its default names, and no user asked for those.
+    named = [path for path in at.identities if not (path.parent.name == ".ssh" and path.name in _DEFAULT_KEYS)]
+    skipped = [*skipped, *(f"{path} (no such file)" for path in named if not path.exists())]
     also = f"; left out: {', '.join(skipped)}" if skipped else ""
     return AuthenticationFailed(
         at.name,

@@ -86,6 +86,6 @@ def test_what_stays_idle() -> None:
     assert idle_gpus({"a": 8, "b": 8}, {"a": 4}) == {"a": 4, "b": 8}
     assert idle_gpus({"a": 8, "b": 8}, {}) == {}
     nodes = [{"address": "b", "alive": True, "gpus": 8.0}]
-    assert compare_gpus({"a": 8, "b": 8}, nodes, {"b": 8}) == (8, [])
-    assert compare_gpus({"a": 8, "b": 8}, nodes, {"a": 8}) == (8, ["a is missing"])
-    assert compare_gpus({"a": 8, "b": 8}, nodes, {}) == (8, ["a is missing"])
+    assert compare_gpus({"a": 8, "b": 8}, nodes, {"b": 8}, {"a": "gpu1"}) == (8, [])
+    assert compare_gpus({"a": 8, "b": 8}, nodes, {"a": 8}, {"a": "gpu1"}) == (8, ["gpu1 is missing"])
+    assert compare_gpus({"a": 8, "b": 8}, nodes, {}, {}) == (8, ["a is missing"])

@@ -147,8 +147,8 @@ def test_a_host_that_joins_or_leaves_is_counted_without_a_restart(world: World) 
     world.want("one")
     world.phase("ready")
     known[third] = 2
-    rows = [{"address": at, "gpus": count, "leaving": False} for at, count in known.items()]
-    rows.append({"address": "127.0.0.4", "gpus": 2, "leaving": True})
+    rows = [{"name": at, "address": at, "gpus": count, "leaving": False} for at, count in known.items()]
+    rows.append({"name": "gone", "address": "127.0.0.4", "gpus": 2, "leaving": True})
     (world.state / "cluster.json").write_text(json.dumps({"v": 1, "members": rows}))
     world.nodes(known)
     eventually(lambda: world.phase("ready").gpus == (6, 6), "six GPUs are counted")

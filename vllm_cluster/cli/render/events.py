@@ -46,7 +46,8 @@ def json_lines(event: Event) -> None:
 def quiet(event: Event) -> None:
     """Only the result and warnings."""
     if event.kind in ("result", "warning"):
-        LineRenderer(0).show(event)
+        sys.stderr.write(f"{_line(event)}\n")
+        sys.stderr.flush()
 
 
 class Passed:
@@ -74,6 +75,11 @@ def _text(event: Event) -> str:
     return plain(event.text.removeprefix(f"{event.host}: ") if event.host else event.text)
 
 
+def _line(event: Event) -> str:
+    mark = {"failed": "failed: ", "warning": "warning: ", "done": "done: "}.get(event.kind, "")
+    return (f"{event.host}: " if event.host else "") + mark + _text(event)
+
+
 class LineRenderer:
     """A line an event on standard error, with the seconds since the start; a long phase has more lines."""
 
@@ -98,9 +104,7 @@ class LineRenderer:
             over = "".join(f"  ({phase} took {seconds:.0f} s)" for phase, seconds in passed[-1:])
             over = over if changed else f"  (for {now - self._began:.0f} s)"
         self._shown = now
-        mark = {"failed": "failed: ", "warning": "warning: ", "done": "done: "}.get(event.kind, "")
-        host = f"{event.host}: " if event.host else ""
-        sys.stderr.write(f"{now - self._started:6.1f}s  {host}{mark}{_text(event)}{over}\n")
+        sys.stderr.write(f"{now - self._started:6.1f}s  {_line(event)}{over}\n")
         sys.stderr.flush()
 
 

@@ -20,7 +20,7 @@ def idle_gpus(planned: Mapping[str, int], ranks: Mapping[str, int]) -> dict[str,
 
 
 def compare_gpus(
-    planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]], ranks: Mapping[str, int]
+    planned: Mapping[str, int], nodes: Iterable[Mapping[str, Any]], ranks: Mapping[str, int], names: Mapping[str, str]
 ) -> tuple[float, list[str]]:
     """How many planned GPUs Ray has, and what is not as planned. Ghosts at one address add up, and so are wrong.
 
@@ -31,11 +31,11 @@ def compare_gpus(
         if node["alive"]:
             alive[node["address"]] = alive.get(node["address"], 0) + node["gpus"]
     needed = dict.fromkeys([*ranks, *(() if ranks else planned)])
-    wrong = [f"{address} is missing" for address in needed if address not in alive]
+    wrong = [f"{names.get(address, address)} is missing" for address in needed if address not in alive]
     wrong += [f"{address} is not of this cluster" for address in alive if address not in planned]
     for address, count in planned.items():
         if address in alive and alive[address] != count:
-            wrong.append(f"{address} has {alive[address]:g} GPUs instead of {count}")
+            wrong.append(f"{names.get(address, address)} has {alive[address]:g} GPUs instead of {count}")
     return sum(count for address, count in alive.items() if address in planned), wrong
 
 

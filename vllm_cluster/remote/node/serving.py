@@ -37,6 +37,7 @@ class ServeController:
         self.attempt: Attempt | None = None
         self._inbox, self._requests = Inbox(state), Requests(state)
         self._members: dict[str, int] = {}
+        self._names: dict[str, str] = {}  # of the members, by address
         self._left: Callable[[], list[int]] = list
         self._state, self._pace, self._hurry, self._publish, self._reap = state, pace, hurry, publish, reap
         self._log = logging.handlers.RotatingFileHandler(
@@ -58,8 +59,8 @@ class ServeController:
         self._read_request()
         if self.course is None:
             return
-        self._members = self._read_members()
-        self.course.have, wrong = compare_gpus(self._planned, nodes or (), self.course.wanted.ranks)
+        self._read_members()
+        self.course.have, wrong = compare_gpus(self._planned, nodes or (), self.course.wanted.ranks, self._names)
         if nodes is None:
             wrong = ["Ray does not answer yet"]
         if self.attempt:
@@ -127,15 +128,16 @@ class ServeController:
         """The GPUs by address that must be there; an earlier version wrote them into the request alone."""
         return self._members or (self.course.wanted.nodes if self.course else {})
 
-    def _read_members(self) -> dict[str, int]:
-        """The GPUs by address of the cluster's members: hosts join and leave while a model is served."""
+    def _read_members(self) -> None:
+        """Read the names and GPUs of the cluster's members: hosts join and leave while a model is served."""
         try:
             rows = json.loads((self._state / "cluster.json").read_text())["members"]
-            return {str(row["address"]): int(row["gpus"]) for row in rows if not row["leaving"]}
+            members = {str(row["address"]): int(row["gpus"]) for row in rows if not row["leaving"]}
+            self._members, self._names = members, {str(row["address"]): str(row["name"]) for row in rows}
         except FileNotFoundError:
-            return {}
+            self._members = {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return self._members  # perhaps half written: what was read before holds
+            return  # perhaps half written: what was read before holds
 
     def _read_request(self) -> None:
         """Take what is asked for; where a power cut broke that file, what was asked for before this program began."""
