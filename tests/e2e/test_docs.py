@@ -207,6 +207,15 @@ def test_the_page_on_asking(sandbox: Sandbox, tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "vcluster" / "tunnels").iterdir()) == []
 
 
+@pytest.mark.cluster("served")
+def test_the_batch_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """In its order: the second run finds all answered."""
+    for command in commands("batch.md"):
+        shell(command, tmp_path, {**sandbox.environment})
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "twice.jsonl").read_text().splitlines()) == 4
+
+
 @pytest.mark.deep
 @pytest.mark.cluster("none")
 def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
@@ -242,7 +251,7 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 @pytest.mark.cluster("none")
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
-    pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md", "use.md", "logs.md")
+    pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md", "use.md", "logs.md", "batch.md")
     covered = {line for page in pages for line in commands(page)}
     # Run by the two tests above this one; the set-up and `make test` by whoever reads this.
     covered |= {

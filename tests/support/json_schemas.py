@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from pydantic import TypeAdapter
 
+from vllm_cluster.actions.batch import BatchResult
 from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import NotChecked
@@ -231,6 +232,8 @@ def _events() -> list[Schema]:
     passed = {"type": "array", "prefixItems": [TEXT, NUMBER], "minItems": 2, "maxItems": 2}
     start: Schema = {"phase": TEXT, "detail": TEXT, "progress": maybe(pair), "attempt": COUNT}
     start |= {"phases": rows(passed), "last_line": TEXT}
+    batch: Schema = {**dict.fromkeys(("total", "answered", "failed", "concurrency"), COUNT)}
+    batch |= {"tokens_per_second": NUMBER, "seconds_left": maybe(NUMBER)}
     forms: list[tuple[str, Schema]] = [
         *((kind, {}) for kind in ("phase", "note", "failed", "warning", "progress", "start", "log")),
         ("plan", {"plan": _plan()}),
@@ -245,6 +248,7 @@ def _events() -> list[Schema]:
         ("progress", start),
         ("progress", {"bytes": COUNT}),
         ("progress", {"bytes": COUNT, "seconds": NUMBER, "bus": NUMBER}),
+        ("progress", batch),
         ("progress", {"links": COUNT}),
         ("progress", {"links": COUNT, "seconds": NUMBER}),
         ("result", {"gpus": COUNT, "hosts": COUNT, "operations": COUNT, "round_trips": by_name(COUNT)}),
@@ -254,6 +258,7 @@ def _events() -> list[Schema]:
         ("result", {"url": TEXT, "port": COUNT}),
         ("result", {"inventory": TEXT}),
         ("result", {"seconds": NUMBER}),
+        ("result", fields(BatchResult)["properties"]),
         ("log", {"source": TEXT, "rank": maybe(COUNT)}),
     ]
     base: Schema = {"v": VERSION, "t": NUMBER, "text": TEXT}

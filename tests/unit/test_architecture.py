@@ -26,6 +26,7 @@ _BELOW = _JUDGEMENT | {"fit", "explain", "images", "transport", "checks", "docke
 # What each room may import in addition to the ground.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(("inventory", "facts", "fit", "explain", "images", "transport"), frozenset()),
+    "batch": frozenset(),
     "backends": frozenset({"inventory", "images"}),
     "hub": frozenset({"fit"}),
     "vcluster_sandbox": frozenset({"images"}),
@@ -33,8 +34,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "checks": _JUDGEMENT,
     "docker": frozenset({"core", "facts", "transport"}),
     "run": _BELOW,
-    "actions": _BELOW - {"transport"} | {"run", "hub"},
-    "cli": frozenset({"actions", "core", "checks", "fit", "explain", "facts", "inventory", "vcluster_sandbox"}),
+    "actions": _BELOW - {"transport"} | {"run", "hub", "batch"},
+    "cli": frozenset(
+        {"actions", "batch", "core", "checks", "fit", "explain", "facts", "inventory", "vcluster_sandbox"}
+    ),
     "remote": frozenset(),
 }
 # The files that import from another room yet; none is added.
@@ -120,6 +123,13 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
     theirs = "vllm_cluster.remote.node"
     node = {row for row in outside if row[0].startswith("remote/node/") and row[1].startswith(theirs)}
     assert outside - torch - node == set()
+
+
+def test_a_batch_needs_the_standard_library_alone() -> None:
+    """It also runs on the head, where nothing else of this package is, not even the ground."""
+    names = {(room(path), name) for path in MODULES if own(path) == "batch" for name in imported(path)}
+    outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
+    assert {row for row in outside if not row[1].startswith("vllm_cluster.batch")} == set()
 
 
 def test_what_runs_elsewhere_is_read_and_never_imported() -> None:

@@ -150,6 +150,25 @@ VERBS = {
         ),
         _ASK,
     ),
+    "batch": Verb(
+        _USE,
+        "batch:batch",
+        "Answer a file of requests with the served model.",
+        "Answers are added to OUT as they come. Run it again after any end: what OUT has is not asked again. "
+        "The sampling options are for requests that lack the field.",
+        (
+            "vcluster batch requests.jsonl -o answers.jsonl",
+            "vcluster batch prompts.json -o answers.jsonl --repeat 4 --max-tokens 64",
+        ),
+        {
+            0: "every request is answered",
+            1: "some requests have no answer, or the server did not come back",
+            2: "usage or inventory, or OUT holds answers to another input",
+            3: "no model is ready, or another one than that of OUT",
+            4: "a host is unreachable",
+            75: "another run writes OUT",
+        },
+    ),
     "endpoint": Verb(
         _USE,
         "endpoint:endpoint",

@@ -14,7 +14,7 @@ from typing import Protocol
 from vllm_cluster.errors import HostError, PortInUse
 
 # Two threads each; more connections wait in the queue of the socket.
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 512
 CHUNK = 65_536
 
 

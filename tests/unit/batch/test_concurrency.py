@@ -1,0 +1,102 @@
+"""The level that is found, against servers that are made up: near the best fixed one, and a short queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_cluster.batch.concurrency import Concurrency, Load, read_load
+
+
+@dataclass
+class Server:
+    """A server whose rate grows with what runs, up to `knee`, and falls beyond it, the steeper the greater `slope`.
+
+    It runs at most `batch` requests at once; the others wait.
+    """
+
+    batch: int
+    knee: int
+    slope: float
+
+    def rate(self, level: int) -> float:
+        running = min(level, self.batch)
+        useful = min(running, self.knee)
+        return float(100.0 * useful**0.8) * max(0.3, 1 - self.slope * max(0, running - self.knee) / self.knee)
+
+    def load(self, level: int, at: float, tokens: float) -> Load:
+        return Load(at, min(level, self.batch), max(0, level - self.batch), tokens)
+
+
+def settle(server: Server, seconds: int, noise: tuple[float, ...] = (1.0,)) -> tuple[Concurrency, float]:
+    """The controller after so many seconds, and the mean rate of the last third."""
+    found, tokens, late = Concurrency(), 0.0, 0.0
+    for second in range(seconds):
+        rate = server.rate(found.level) * noise[second % len(noise)]
+        tokens += rate
+        late += rate if second >= seconds * 2 // 3 else 0.0
+        found.add(server.load(found.level, float(second), tokens), found.level)
+    return found, late / (seconds - seconds * 2 // 3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(batch=st.integers(1, 1024), knee=st.integers(16, 1024), slope=st.floats(0, 1), noise=st.floats(0, 0.04))
+def test_the_rate_is_within_a_tenth_of_the_best_fixed_one(batch: int, knee: int, slope: float, noise: float) -> None:
+    """The best one of a sweep by factors of two, as a person does it."""
+    server = Server(batch, knee, slope)
+    best = max(server.rate(1 << power) for power in range(11))
+    _, rate = settle(server, 240, (1 - noise, 1.0, 1 + noise, 1.0))
+    assert rate >= 0.9 * best
+
+
+@given(batch=st.integers(1, 1000))
+def test_the_queue_in_the_server_stays_short(batch: int) -> None:
+    found, _ = settle(Server(batch, batch, 0), 240)
+    assert batch <= found.level <= batch * 1.1 + 3
+
+
+def test_the_level_follows_a_server_that_gets_room() -> None:
+    found, tokens = Concurrency(), 0.0
+    for second in range(400):
+        server = Server(20 if second < 100 else 200, 1000, 0)
+        tokens += server.rate(found.level)
+        found.add(server.load(found.level, float(second), tokens), found.level)
+        if second == 99:
+            assert found.level <= 24
+    assert found.level >= 200
+
+
+def test_it_does_not_grow_beyond_what_is_there_to_ask() -> None:
+    found = Concurrency()
+    for second in range(100):
+        found.add(Load(float(second), 5, 0, second * 100.0), 5)
+    assert found.level == 16
+
+
+def test_a_server_that_starts_again_is_measured_again() -> None:
+    found = Concurrency()
+    for second, tokens in enumerate((0, 1000, 2000, 0, 1000, 2000)):
+        found.add(Load(float(second), 16, 0, float(tokens)), 16)
+    assert found.level == 16
+
+
+METRICS = """# HELP vllm:num_requests_running Number of requests
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:prompt_tokens_total{engine="0",model_name="a b"} 100.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 1e+03
+"""
+
+
+def test_the_load_is_summed_over_engines() -> None:
+    assert read_load(METRICS, 5.0) == Load(5.0, 7.0, 2.0, 1100.0)
+
+
+@pytest.mark.parametrize("text", ["", "vllm:num_requests_running 3", METRICS.replace("2.0", "x")])
+def test_other_metrics_are_no_load(text: str) -> None:
+    assert read_load(text, 0.0) is None

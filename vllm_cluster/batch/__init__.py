@@ -1,0 +1,1 @@
+"""Run a file of requests against an OpenAI-compatible API; standard library alone, as it also runs on the head."""
