@@ -23,25 +23,13 @@ vcluster serve --yes sandbox/tiny-llama
 step vcluster status
 vcluster status
 
-# The tunnel says on its first line that it is open; then the question goes through it.
-said=$(mktemp)
-vcluster tunnel --port 0 --json >"$said" &
-tunnel=$!
-trap 'kill -INT $tunnel 2>/dev/null || true; rm -f "$said"' EXIT
-until grep -q '"url"' "$said"; do
-  kill -0 $tunnel || { cat "$said" >&2; exit 1; }
-  sleep 0.2
-done
-url=$(sed -n 's/.*"url": "\([^"]*\)".*/\1/p' "$said")
-body='{"model": "sandbox/tiny-llama", "prompt": "The cluster answers:", "max_tokens": 24, "temperature": 0}'
-step "curl $url/v1/completions -d '$body'"
-curl -sS --fail "$url/v1/completions" -H 'Content-Type: application/json' \
-  -H "Authorization: Bearer $(vcluster key)" -d "$body" | python3 -m json.tool --no-ensure-ascii
+step vcluster complete "'The cluster answers:'" --max-tokens 24 --temperature 0
+vcluster complete 'The cluster answers:' --max-tokens 24 --temperature 0
 
 printf '\nTP=2 × PP=2 over two hosts answered %d s after the start. The model is random: so are its words.\n' $(($(date +%s) - started))
 cat <<'END'
 The sandbox stays for you to play with:
   export VCLUSTER_INVENTORY="$PWD/sandbox/inventory.yaml" PATH="$PWD/.venv/bin:$PATH"
-  vcluster status
+  vcluster chat
 vcluster stop ends the model, vcluster down the cluster; make clean removes the sandbox.
 END

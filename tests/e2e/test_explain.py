@@ -18,6 +18,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up", leaves="plain")
 def test_serve_names_what_is_known_and_guesses_nothing_from_earlier_failures(cluster: Sandbox) -> None:
     """With too little shared memory first; then a refusal that names its own cause, and a start that works."""
