@@ -8,7 +8,8 @@ VclusterError            1   something failed
 ├── HostError            1   one host, one step
 │   ├── Unreachable      4   no connection: nothing was sent
 │   │   ├── HostKeyRejected
-│   │   └── AuthenticationFailed
+│   │   ├── AuthenticationFailed
+│   │   └── NoSession
 │   ├── ShellUnusable    3   connected, and the login shell runs no commands: nothing was done
 │   ├── ConnectionLost   1   the connection broke: what was sent may have happened
 │   │   └── LeaseLost   75   the lease ended under way: another run may change the cluster now
@@ -124,6 +125,10 @@ class Unreachable(HostError):
     """No connection could be made, so nothing was sent."""
 
     exit_code = 4
+
+
+class NoSession(Unreachable):
+    """The host is connected and opens no further session."""
 
 
 class HostKeyRejected(Unreachable):

@@ -83,3 +83,28 @@ def test_many_sessions_that_end_at_any_moment_break_no_connection(
     finally:
         host.close()
         server.stop()
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+def test_a_session_that_the_host_has_not_ended_yet_is_waited_for(tmp_path: Path, kind: Kind) -> None:
+    for name in ("server", "client"):
+        (tmp_path / name).mkdir()
+    key = keygen(tmp_path / "key")
+    # The shared connection of ssh holds a session of its own.
+    server = Sshd(tmp_path / "server", key, options=(f"MaxSessions {2 if kind == 'openssh' else 1}",)).start()
+    client = Client(tmp_path / "client", key)
+    client.add("gpu1", server)
+    host = make(client.target("gpu1"), kind)
+    try:
+        host.connect(soon())
+        first = host.open_stream(["sh", "-c", "echo begun; exec sleep 1"], soon())
+        first.settimeout(20)
+        assert first.recv(6) == b"begun\n"
+        first.close()
+        second = host.open_stream(["echo", "next"], soon())
+        second.settimeout(20)
+        assert second.recv(5) == b"next\n"
+        second.close()
+    finally:
+        host.close()
+        server.stop()

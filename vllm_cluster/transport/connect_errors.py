@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import AuthenticationFailed, HostKeyRejected, Unreachable
+from vllm_cluster.errors import AuthenticationFailed, HostKeyRejected, NoSession, Unreachable
 from vllm_cluster.transport.host_keys import lookup_name
 from vllm_cluster.transport.ssh_config import SshEndpoint
 
@@ -183,9 +183,9 @@ def proxy_failed(at: SshEndpoint, proxy: str, why: str) -> Unreachable:
     )
 
 
-def no_session(name: str, where: str) -> Unreachable:
+def no_session(name: str, where: str) -> NoSession:
     """The server opens no further session on the connection."""
-    return Unreachable(
+    return NoSession(
         name,
         f"sshd at {where} opens no more sessions on this connection",
         hint="set MaxSessions of that sshd to 10 (its default) or more",

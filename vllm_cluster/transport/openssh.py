@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import ConnectionLost, HostError, ShellUnusable, TimedOut, UsageError
+from vllm_cluster.errors import ConnectionLost, HostError, NoSession, ShellUnusable, TimedOut, UsageError
 from vllm_cluster.transport import command_line, connect_errors, process, shell
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.transport.forward import listener
@@ -15,6 +15,9 @@ from vllm_cluster.transport.jumps import Jumps
 from vllm_cluster.transport.ssh_config import SshEndpoint, resolve
 from vllm_cluster.transport.ssh_master import STEP_SECONDS, SshMaster, open_master, shared
 from vllm_cluster.transport.ssh_transport import RETRY_SECONDS, SshTransport, lost
+
+# A refusal comes within a round trip; a host that is silent for longer shows it when the stream is read.
+REFUSAL_SECONDS = 2.0
 
 
 class OpenSshTransport(SshTransport):
@@ -44,9 +47,28 @@ class OpenSshTransport(SshTransport):
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
         master, doing = self._open_master(), f"`{command_line.shown(argv)}`"
-        command = command_line.without_timeout(argv)
-        self._take(self._streams, deadline, doing)
+        command, opening = command_line.without_timeout(argv), deadline.sooner(STEP_SECONDS)
+        while True:
+            self._take(self._streams, deadline, doing)
+            stream = self._start(master, doing)
+            try:
+                # Where the host takes no input, nothing has started, which shows when the stream is read.
+                with contextlib.suppress(BrokenPipeError):
+                    stream.sendall(command.first)
+                stream.wait_for_output(min(opening.left(), REFUSAL_SECONDS))
+            except NoSession:
+                # A stream that was closed keeps its session until the host has ended it.
+                stream.close()
+                if not opening.left():
+                    raise
+                time.sleep(RETRY_SECONDS)
+            except HostError:
+                break  # whoever reads the stream gets it
+            else:
+                break
+        return shell.MarkedStream(stream, command, lambda out, err: self._refused(master, out, err))
 
+    def _start(self, master: SshMaster, doing: str) -> process.ProcessStream:
         def check_end(code: int) -> None:
             if code != 255:
                 return
@@ -66,10 +88,7 @@ class OpenSshTransport(SshTransport):
             raise
         self._count()
         self._open.add(stream)
-        # Where the host takes no input, nothing has started, which shows when the stream is read.
-        with contextlib.suppress(BrokenPipeError):
-            stream.sendall(command.first)
-        return shell.MarkedStream(stream, command, lambda out, err: self._refused(master, out, err))
+        return stream
 
     def forward(self, remote_port: int, local_port: int = 0, *, remote_host: str = "127.0.0.1") -> Forward:
         """Bring a port of the host to 127.0.0.1 here."""

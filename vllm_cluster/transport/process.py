@@ -183,6 +183,21 @@ class ProcessStream:
             self._ended()
         return data
 
+    def wait_for_output(self, seconds: float) -> None:
+        """Wait for the first byte, which is left to be read, or for the end; or not longer than this.
+
+        Raises:
+            HostError: the command did not end by itself.
+        """
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._sock, selectors.EVENT_READ)
+            if not ready.select(seconds):
+                return
+        with contextlib.suppress(OSError):
+            if self._sock.recv(1, socket.MSG_PEEK):
+                return
+        self._ended()
+
     def shutdown_write(self) -> None:
         """Close the input of the command."""
         with contextlib.suppress(OSError):

@@ -29,6 +29,15 @@ def test_a_command_gets_the_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert (tmp_path / "found").read_text() == "http://127.0.0.1:4321 http://127.0.0.1:4321/v1\n"
 
 
+def test_without_a_port_it_is_the_one_that_serve_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = []
+    monkeypatch.setattr(action, "tunnel", lambda *_, port, inside: ports.append(port))
+    inventory = make.inventory(2)
+    verb.hold(Session(None, as_json=False), inventory, None)
+    verb.hold(Session(None, as_json=False), inventory, 0)
+    assert ports == [inventory.ports.api, 0]
+
+
 def test_a_port_in_use_keeps_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(_inventory: object, _emit: object, *, port: int, inside: object) -> None:
         listener(port)
