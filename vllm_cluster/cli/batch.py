@@ -79,6 +79,8 @@ def batch(
     def action(session: Session) -> None:
         if output is None:
             raise UsageError("missing -o OUT", again=("-o", "answers.jsonl"))
+        if not source.expanduser().is_file():
+            raise UsageError(f"{source} is not a file", hint="name a file of requests: docs/batch.md shows one")
         fields = question.fields(sampling, set_ or (), None)
         loaded = session.load()
         from vllm_cluster.actions import batch as action

@@ -175,3 +175,13 @@ def test_ctrl_c_ends_no_conversation(
         signal.signal(signal.SIGINT, handler)
     assert asked[-1] == "Bye"
     assert capsys.readouterr().err.splitlines()[1:] == ([] if moment == "at the prompt" else ["Interrupted."])
+
+
+def test_a_batch_without_its_input_is_a_wrong_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        app(["batch", "none.jsonl", "-o", "out.jsonl"], prog_name="vcluster")
+    assert (end.value.code, list(tmp_path.iterdir())) == (2, [])
+    assert "none.jsonl is not a file" in capsys.readouterr().err
