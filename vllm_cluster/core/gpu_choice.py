@@ -24,6 +24,8 @@ _WORDS = {
 NVLINK = "NV"
 # So many sets are all compared, in a few milliseconds; of more, those that grow from each GPU.
 MAX_SETS = 2000
+# GPUs of one model differ by some MiB.
+MIB_PER_GIB = 1024
 Indices = tuple[int, ...]
 
 
@@ -37,7 +39,7 @@ class GpuChoice:
 
 @lru_cache(maxsize=1024)
 def choose(gpus: tuple[Gpu, ...], number: int, busy: frozenset[int] = frozenset()) -> GpuChoice:
-    """The GPUs to take together: free ones, joined by NVLink, near each other; and so that the rest stay joined.
+    """The GPUs to take together: free, sound and alike, joined by NVLink, near each other; the rest stay joined.
 
     `busy` are the indices of those in use.
     """
@@ -64,17 +66,24 @@ class _Pairs:
     def __init__(self, gpus: Sequence[Gpu], busy: Collection[int]) -> None:
         self.gpus = gpus
         self._busy = {n for n, gpu in enumerate(gpus) if gpu.index in busy}
+        # Of a GPU with MIG a process sees a slice; memory with errors ends a start, or gives wrong tokens.
+        self._avoided = self._busy | {n for n, gpu in enumerate(gpus) if gpu.mig or gpu.ecc_errors}
         pairs = list(combinations(range(len(gpus)), 2))
         self._kind: Mapping[Indices, str] = {(a, b): _kind(gpus[a], gpus[b]) for a, b in pairs}
         self._sides = {(a, b): gpus[a].numa != gpus[b].numa for a, b in pairs}
 
     def cost(self, chosen: Indices) -> tuple[object, ...]:
-        """What to avoid, the worst first: busy ones, slow pairs, few NVLinks, two sides, breaking up what is left."""
+        """What to avoid, the worst first.
+
+        Busy or broken ones, several models, little memory, slow pairs, few NVLinks, two sides, breaking up the rest.
+        """
         kinds = [self._kind[pair] for pair in combinations(chosen, 2)]
-        rest = [n for n in range(len(self.gpus)) if n not in chosen and n not in self._busy]
+        rest = [n for n in range(len(self.gpus)) if n not in chosen and n not in self._avoided]
         cut = [(min(a, b), max(a, b)) for a in chosen for b in rest]
         return (
-            len(self._busy.intersection(chosen)),
+            len(self._avoided.intersection(chosen)),
+            len({self.gpus[n].name for n in chosen}),
+            -min(self.gpus[n].memory_mib for n in chosen) // MIB_PER_GIB,
             *(kinds.count(kind) for kind in KINDS),
             -sum(map(_links, kinds)),
             sum(self._sides[pair] for pair in combinations(chosen, 2)),
@@ -89,6 +98,8 @@ class _Pairs:
         linked = sorted({kind for kind in kinds if kind.startswith(NVLINK)}, key=_links)
         slow = [kind for kind in KINDS if kind in kinds]
         words = []
+        if len({gpu.name for gpu in self.gpus}) > 1:
+            words.append(" and ".join(sorted({self.gpus[n].name for n in chosen})))
         if linked:
             some = "" if not slow else f" in {sum(map(bool, map(_links, kinds)))} of {len(kinds)} pairs"
             words.append(f"joined by NVLink ({', '.join(linked)}){some}")

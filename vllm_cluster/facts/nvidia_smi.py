@@ -15,6 +15,7 @@ from vllm_cluster.facts.values import number
 MAX_XML_BYTES = 2_000_000
 MAX_GPUS = 64
 _CONTAINER = re.compile(r"\b[0-9a-f]{64}\b")
+_SELF, _JOINED = "X", r"NV\d{1,3}|SYS|NODE|PHB|PXB|PIX"
 _PENDING = {
     "ecc_errors/channel_repair_pending": "channel repair",
     "ecc_errors/tpc_repair_pending": "TPC repair",
@@ -104,9 +105,13 @@ def parse_topology(text: str) -> dict[int, tuple[str, ...]]:
     columns = [int(found[1]) for cell in header if (found := re.fullmatch(r"\s*GPU(\d{1,3})\s*", cell))]
     rows = {}
     for line in lines:
-        name, *cells = (cell.strip() for cell in line.split("\t"))
-        kinds = tuple(cells[: len(columns)])
+        name, *fields = (cell.strip() for cell in line.split("\t"))
+        kinds = tuple(fields[: len(columns)])
         if (found := re.fullmatch(r"GPU(\d{1,3})", name)) and len(kinds) == len(columns):
             rows[int(found[1])] = kinds
-    known = all(re.fullmatch(r"X|NV\d{1,3}|SYS|NODE|PHB|PXB|PIX", kind) for kinds in rows.values() for kind in kinds)
-    return rows if known and sorted(rows) == columns == list(range(len(columns))) else {}
+    if not sorted(rows) == columns == list(range(len(columns))):
+        return {}
+    # A row that lacks a cell is shifted: only the diagonal and the other half of the table show it.
+    cells = [(rows[a][b], rows[b][a], a == b) for a in rows for b in rows]
+    whole = all(re.fullmatch(_SELF if same else _JOINED, kind) and kind == back for kind, back, same in cells)
+    return rows if whole else {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support import world
 from vllm_cluster.core.gpu_choice import MAX_SETS, choose
@@ -120,6 +124,64 @@ def test_the_best_are_joined_and_near(rows: list[str], number: int, busy: str, e
     assert choice.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("unsound", "expected"),
+    [
+        ({0: {"mig": True}}, [2, 3]),
+        ({1: {"ecc_errors": 3}}, [2, 3]),
+        ({0: {"memory_mib": 0}}, [2, 3]),
+        ({0: {"mig": True}, 4: {"mig": True}, 6: {"ecc_errors": 1}}, [2, 3]),
+        ({0: {"mig": None, "ecc_errors": None}}, [0, 1]),
+        ({n: {"mig": True} for n in range(8)}, [0, 1]),
+    ],
+)
+def test_one_with_mig_or_with_memory_errors_is_taken_last(
+    unsound: dict[int, dict[str, Any]], expected: list[int]
+) -> None:
+    found = tuple(replace(gpu, **unsound.get(gpu.index, {})) for gpu in gpus(BRIDGES))
+    assert [gpu.index for gpu in choose(found, 2).gpus] == expected
+
+
+def test_gpus_of_one_model_are_taken_together_and_the_larger_ones_first() -> None:
+    names = ["NVIDIA T400", "NVIDIA A100", "NVIDIA A100", "NVIDIA T400"]
+    sizes = {"NVIDIA T400": 2_048, "NVIDIA A100": 81_920}
+    mixed = tuple(
+        replace(gpu, name=name, memory_mib=sizes[name]) for gpu, name in zip(gpus(SWITCHES), names, strict=True)
+    )
+    choice = choose(mixed, 2)
+    assert [gpu.index for gpu in choice.gpus] == [1, 2]
+    assert choice.reason == "NVIDIA A100, no path but between processors, NUMA nodes 0, 1"
+    assert "NVIDIA A100 and NVIDIA T400" in choose(mixed, 3).reason
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 16))
+def test_on_any_host_no_unsound_gpu_is_taken_while_enough_sound_ones_are_there(seed: random.Random, size: int) -> None:
+    kinds = ("NV4", "NV18", "SYS", "NODE", "PHB", "PXB", "PIX")
+    table = {(a, b): seed.choice(kinds) for a in range(size) for b in range(a)}
+    links = [tuple("X" if a == b else table[max(a, b), min(a, b)] for b in range(size)) for a in range(size)]
+    busy = frozenset(n for n in range(size) if seed.random() < 0.3)
+    found = tuple(
+        Gpu(
+            n,
+            f"GPU-{n}",
+            "NVIDIA",
+            80_000,
+            mig=seed.choice([None, False, False, True]),
+            ecc_errors=seed.choice([None, 0, 0, 2]),
+            numa=seed.choice([None, 0, 1]),
+            links=seed.choice([(), links[n]]),
+        )
+        for n in range(size)
+    )
+    number = seed.randint(1, size)
+    choice = choose(found, number, busy)
+    unsound = {gpu.index for gpu in found if gpu.index in busy or gpu.mig or gpu.ecc_errors}
+    taken = [gpu.index for gpu in choice.gpus]
+    assert len(set(taken)) == number
+    assert len(unsound.intersection(taken)) == max(0, number - (size - len(unsound)))
+    assert choose(found, number, busy) == choice
+
+
 def test_without_a_table_the_numa_nodes_decide() -> None:
     bare = tuple(replace(gpu, links=()) for gpu in gpus(SWITCHES, "0101"))
     assert [gpu.index for gpu in choose(bare, 2).gpus] == [0, 2]
@@ -150,6 +212,12 @@ def test_the_table_is_read_with_adapters_and_without(*, adapters: bool) -> None:
         printed(CROSSED).replace("NV4", "WARP"),
         printed(CROSSED).rpartition("GPU3")[0],
         "\tGPU0\tGPU1\nGPU0\t X \nGPU1\tSYS\t X \n",
+        # A cell that is missing is filled by the one of the adapter behind it.
+        "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tSYS\tPIX\nGPU1\t X \tSYS\n",
+        "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tPIX\nGPU1\tSYS\t X \tNODE\n",
+        printed(CROSSED).replace(" X \tPHB\tNV4", "NV4\tPHB\tNV4", 1),
+        printed(CROSSED).replace("NV4", "[N/A]", 1),
+        printed(CROSSED).replace("GPU0", "GRAFIKKARTE0"),
     ],
 )
 def test_a_table_that_is_not_whole_is_none(text: str) -> None:
