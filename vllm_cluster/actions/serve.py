@@ -93,7 +93,7 @@ def serve(
         serving = serving_on(head, inventory)
         number = _asked_already(head, inventory, serving, wanted["generation"])
         if number is not None and serving and serving.request == number and serving.phase == "ready":
-            _report_unchanged(head, inventory, served, emit)
+            _report_unchanged(head, inventory, served, emit, extra)
             return endpoint
         text = f"{served} is already being started; following it"
         if number is None:
@@ -162,9 +162,14 @@ def _request(
     return request.request(argv, **at, **given)
 
 
-def _report_unchanged(head: HostConnection, inventory: Inventory, served: str, emit: Emit) -> None:
+def _report_unchanged(
+    head: HostConnection, inventory: Inventory, served: str, emit: Emit, extra: Sequence[str]
+) -> None:
     now = served_on(NodeHandle(head, inventory.cluster)).served
     emit(Event("result", f"already served: {now.text if now else served}. Nothing was changed."))
+    if "config" in vllm.options(extra):
+        text = "vLLM reads the file of --config at its start only: if it has changed, run vcluster stop and serve again"
+        emit(Event("note", text))
 
 
 def _ensure_possible(
@@ -247,7 +252,8 @@ def _stops(inventory: Inventory, head: HostConnection, wanted: Mapping[str, Any]
     # Where what was asked for last cannot be served, the head serves one that was ready before.
     known = [(serve_request.read(node) or {}).get("serve"), *reversed(ready_requests(node))]
     served = (one for one in known if isinstance(one, Mapping) and one.get("generation") == stops.served.generation)
-    return replace(stops, changes=request.changes(next(served, None), wanted))
+    names = {host.address: name for name, host in inventory.hosts.items()}
+    return replace(stops, changes=request.changes(next(served, None), wanted, names))
 
 
 def _require_port(head: HostFacts, port: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ def check_request(
         "argv": argv[1:],
         "env": wanted["env"],
         "ask": vllm.ASKED,
+        "own": len(argv) - 3 - len(extra),
         "seconds": VLLM_SECONDS,
     }
     files, judged = ask_nodes(fleet, inventory, question, [name for name in inventory.hosts if name in (head, *ranks)])
@@ -62,10 +64,12 @@ def check_request(
 
 
 def _revision(extra: Sequence[str]) -> str:
-    words = [*extra, ""]
-    given = [words[index + 1] for index, word in enumerate(extra) if word == "--revision"]
-    given += [word.partition("=")[2] for word in extra if word.startswith("--revision=")]
-    return next(iter(given), "main")
+    """The revision as a word gives it, the last of several; only the head's vLLM also reads the file of --config."""
+    found = "main"
+    for word, following in itertools.pairwise([*extra, ""]):
+        name, equals, value = word.partition("=")
+        found = (value if equals else following) if name == "--revision" else found
+    return found
 
 
 def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], ranks: Mapping[str, int]) -> GpuPool | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +158,8 @@ def _refusal(flag: str) -> Iterator[tuple[str, str]]:
         yield f"{flag!r} holds a NUL, which is invalid in a command line", "take the NUL out"
     elif flag == "--":
         yield "a second -- would end vLLM's flags before vcluster's own", "give only flags behind the first --"
+    elif flag.startswith("--config="):
+        yield "vLLM does not read the file of --config=FILE", "give two words: --config FILE"
     elif reserved := _reserved_option(flag):
         word = flag.partition("=")[0]
         text = reserved if word == reserved else f"{word!r}, which is {reserved} for vLLM,"
@@ -171,22 +173,22 @@ def _agrees(flag: str, following: Sequence[str]) -> bool:
 
 
 # What vLLM's parser is asked for: where these are not ours, or not its own defaults, something else would be served.
-_MINE = ("model_tag", "served_model_name", "tensor_parallel_size", "pipeline_parallel_size", "host", "port")
 SIZES = ("--tensor-parallel-size=", "--pipeline-parallel-size=")
-ASKED = (*_MINE, "distributed_executor_backend", "middleware")
+ASKED = (
+    *("model_tag", "served_model_name", "tensor_parallel_size", "pipeline_parallel_size", "host", "port"),
+    *("distributed_executor_backend", "middleware", "revision"),
+)
 
 
-def undone(values: Mapping[str, Any], given: Sequence[str], argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+def undone(values: Iterable[tuple[str, Any]], given: Sequence[str], argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The options that undo what `serve_argv` set, by what vLLM's own parser made of its words; and what to use."""
     own = {word.partition("=")[0]: word.partition("=")[2] for word in argv if word.startswith("--") and "=" in word}
-    for name, value in values.items():
-        option = f"--{name.replace('_', '-')}"
+    for name, value in values:
+        option = "--model" if name == "model_tag" else f"--{name.replace('_', '-')}"
         expected = argv[2] if name == "model_tag" else own.get(option)
         got = value[-1] if isinstance(value, list) and value else value
         if expected is not None and str(got) != expected:
-            yield (
-                ("the model", _RESERVED["--model"]) if name == "model_tag" else (option, _RESERVED.get(option, _GROUP))
-            )
+            yield option.replace("--model", "the model"), _RESERVED.get(option, _GROUP)
     for name in given:
         option = f"--{name.replace('_', '-')}"
         if option in _RESERVED and option not in own and name != "model":

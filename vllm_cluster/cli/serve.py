@@ -35,7 +35,7 @@ Model = Annotated[
 ]
 Flags = Annotated[list[str] | None, typer.Argument(metavar=VLLM_FLAGS, help="Flags passed to vllm serve unchanged.")]
 Hosts = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--hosts",
         metavar="HOST,HOST",
@@ -71,7 +71,7 @@ def serve(
 ) -> None:
     """Serve a model on the GPUs of the cluster."""
     asked: dict[str, Any] = {"model": model, "name": name, "tp": tp, "pp": pp, "expose": expose}
-    asked["hosts"] = [] if hosts is None else hosts.split(",")
+    asked["hosts"] = [name for given in hosts or () for name in given.split(",")]
 
     def action(session: Session) -> None:
         loaded = session.load()

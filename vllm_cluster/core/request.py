@@ -127,21 +127,24 @@ def _layout(serve: Mapping[str, Any]) -> tuple[int, int]:
     return int(_option(serve["argv"], _TP)), int(_option(serve["argv"], _PP))
 
 
-def changes(before: Any, wanted: Mapping[str, Any]) -> tuple[FieldChange, ...]:
-    """In which options a request differs from the one before it; none where that one cannot be read."""
+def changes(before: Any, wanted: Mapping[str, Any], names: Mapping[str, str]) -> tuple[FieldChange, ...]:
+    """In which options a request differs from the one before it; none where that one cannot be read.
+
+    `names` are those of the hosts, by address.
+    """
     old = _whole(before)
     if old is None:
         return ()
     # The names of both are in the question already, where they are those of the models.
     named = old["name"] != wanted["name"]
     model = [FieldChange("model", old["model"], wanted["model"])] * (old["model"] != wanted["model"] and not named)
-    options = [dict(_options(one)) for one in (old, wanted)]
+    options = [dict(_options(one, names)) for one in (old, wanted)]
     keys = dict.fromkeys((*options[0], *options[1]))
     pairs = [(key, *(redact(one.get(key, UNSET)) for one in options)) for key in keys]
     return (*model, *(FieldChange(*pair) for pair in pairs if pair[1] != pair[2]))
 
 
-def _options(serve: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _options(serve: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The options of a request as people give them, the last of equal ones last."""
     words = list(serve["argv"][3:])
     while words:
@@ -153,7 +156,7 @@ def _options(serve: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if shown != "--name" or serve["name"] != serve["model"]:
             yield shown, " ".join(values) or "given"
     if serve.get("hosts"):
-        yield "--hosts", ",".join(serve["hosts"])
+        yield "--hosts", ",".join(names.get(address, address) for address in serve["hosts"])
 
 
 def command(serve: Mapping[str, Any], names: Mapping[str, str], *, layout: bool = True) -> str:

@@ -79,6 +79,7 @@ class Judged:
     unchecked: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
     given: tuple[str, ...] = ()
+    theirs: Mapping[str, Any] = field(default_factory=dict)
     max_model_len: int | None = None
     supports_pp: bool | None = None
 
@@ -112,7 +113,8 @@ def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged
 def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
     for host, found in files.items():
         if found.where == "nowhere" and host in (head, *(asked.hosts or files)):
-            near = difflib.get_close_matches(asked.model, found.near, n=1, cutoff=0.5)
+            others = [] if asked.model in found.near else found.near
+            near = difflib.get_close_matches(asked.model, others, n=1, cutoff=0.5)
             fix = "" if near else "check the name: ORG/NAME, or a folder below model_cache"
             fix = _OFFLINE if "HF_HUB_OFFLINE" in found.problem and not near else fix
             fix = "accept its terms on the hub and set hf_token" if "gated" in found.problem else fix
@@ -137,9 +139,12 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
         known = f"on {head}: docker exec {asked.node} vllm serve --help={near[1] if near else 'all'}"
         lacking = "No such file" in judged.problem and "config" in vllm.options(asked.extra)
         fix = "vLLM reads the file of --config in the node: put it below model_cache, or mount its folder with volumes"
-        yield RequestProblem(head, text, fix if lacking else known)
+        in_file = judged.problem.startswith("--config ")
+        yield RequestProblem(head, text, fix if lacking else "correct that file" if in_file else known)
         return
-    for option, fix in vllm.undone(judged.values, judged.given, asked.argv):
+    # Values in the file of --config that those of vcluster override: as words of the command line they are refused too.
+    overridden = [one for one in judged.theirs.items() if one[0] != "middleware"]
+    for option, fix in dict(vllm.undone([*judged.values.items(), *overridden], judged.given, asked.argv)).items():
         yield RequestProblem(
             head, f"{option} is set by vcluster, and these flags or their --config file set it too", fix
         )
@@ -234,6 +239,8 @@ def _shorter(layout: Layout, advice: str) -> str:
 
 def _room(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
     size = files[head].weights
+    if {"download_dir", "load_format"} & {*vllm.options(asked.extra)}:
+        return  # onto another disk, or nothing
     for host, found in files.items():
         if asked.hosts and host not in asked.hosts:
             continue  # the head without ranks loads no weights

@@ -13,7 +13,7 @@ from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.fit.request import Files, Judged
 
-WANTED = {
+WANTED: dict[str, Any] = {
     "model": "org/model",
     "argv": ["vllm", "serve", "org/model", "--tensor-parallel-size=2", "--pipeline-parallel-size=2"],
     "env": {},
@@ -30,6 +30,37 @@ def check(monkeypatch: pytest.MonkeyPatch, files: Files, judged: Judged) -> list
     fleet: Any = None
     serve_check.check_request(fleet, make.inventory(2), {}, WANTED, events.append, extra=())
     return events
+
+
+@pytest.mark.parametrize(
+    ("extra", "revision"),
+    [
+        ([], "main"),
+        (["--revision", "a"], "a"),
+        (["--revision=a"], "a"),
+        (["--revision", "a", "--revision=b"], "b"),
+        (["--revision=a", "--revision", "b"], "b"),
+        (["--revision"], ""),
+    ],
+)
+def test_the_last_revision_is_looked_for_as_vllm_does(
+    monkeypatch: pytest.MonkeyPatch, extra: list[str], revision: str
+) -> None:
+    questions: list[dict[str, Any]] = []
+
+    def ask(_fleet: object, _inventory: object, question: dict[str, Any], _hosts: object) -> Any:
+        questions.append(question)
+        return {"gpu1": Files("cache"), "gpu2": Files("cache")}, Judged(flags="accepted")
+
+    monkeypatch.setattr(serve_check, "ask_nodes", ask)
+    monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
+    argv = [*WANTED["argv"][:3], *extra, *WANTED["argv"][3:]]
+    fleet: Any = None
+    events: list[Event] = []
+    serve_check.check_request(fleet, make.inventory(2), {}, {**WANTED, "argv": argv}, events.append, extra=extra)
+    (question,) = questions
+    assert question["revision"] == revision
+    assert question["argv"][len(question["argv"]) - question["own"] :] == WANTED["argv"][3:]
 
 
 def test_a_model_that_no_host_has_is_one_line_with_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

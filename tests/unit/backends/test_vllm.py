@@ -69,6 +69,7 @@ def test_the_command() -> None:
         ("--model=x", "before --"),
         ("--ssl-keyfile=x", "tunnel"),
         ("--", "first --"),
+        ("--config=/models/flags.yaml", "two words"),
     ],
 )
 def test_what_is_ours_is_refused_with_what_to_use_instead(flag: str, instead: str) -> None:

@@ -81,4 +81,7 @@ def test_ranks_that_cannot_be_read_are_no_request(ranks: object) -> None:
 
 def test_the_difference_names_the_hosts() -> None:
     before, now = asked({A: 8, B: 8}, 8, 2), asked({A: 8, B: 8}, 8, 1, [B])
-    assert [change.text for change in request.changes(before, now)] == ["--pp: 2 -> 1", f"--hosts: (unset) -> {B}"]
+    assert [change.text for change in request.changes(before, now, {B: "gpu2"})] == [
+        "--pp: 2 -> 1",
+        "--hosts: (unset) -> gpu2",
+    ]

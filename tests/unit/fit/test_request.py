@@ -69,6 +69,12 @@ def test_a_name_that_is_nowhere(files: dict[str, Any], text: str) -> None:
     assert text in found
 
 
+def test_a_name_that_is_right_is_not_advised() -> None:
+    lacking = Files("nowhere", "its revision x is not in the model cache", near=(NAME, f"{NAME}-Instruct"))
+    (found,) = said(asked(), {"gpu1": lacking, "gpu2": HERE})
+    assert "did you mean" not in found
+
+
 @pytest.mark.parametrize(
     ("nodes", "tp", "pp", "memory", "words"),
     [
@@ -99,6 +105,9 @@ def test_a_file_of_flags_is_looked_for_in_the_node() -> None:
     lacking = Judged(flags="refused", problem="[Errno 2] No such file or directory: 'serve.yaml'")
     (found,) = said(asked(8, 2, "--config", "serve.yaml"), judged=lacking)
     assert "put it below model_cache" in found
+    wrong = Judged(flags="refused", problem="--config /models/serve.yaml: it must hold options")
+    (found,) = said(asked(8, 2, "--config", "/models/serve.yaml"), judged=wrong)
+    assert found.endswith("| correct that file")
     (other,) = said(asked(8, 2, "--chat-template=x"), judged=lacking)
     assert "vllm serve --help=all" in other
 
@@ -148,6 +157,22 @@ def test_what_we_set_must_be_what_is_served(name: str, value: object, text: str)
     assert text in found
 
 
+@pytest.mark.parametrize(
+    ("theirs", "text"),
+    [
+        ({"port": 9}, "--port is set"),
+        ({"tensor_parallel_size": 1}, "--tensor-parallel-size is set"),
+        ({"served_model_name": ["other"]}, "--served-model-name is set"),
+        ({"distributed_executor_backend": "mp"}, "--distributed-executor-backend is set"),
+    ],
+)
+def test_what_ours_would_override_is_not_ignored_in_silence(theirs: dict[str, Any], text: str) -> None:
+    (found,) = said(asked(), judged=replace(GOOD, theirs=theirs, given=tuple(theirs)))
+    assert text in found
+    agreed = {"tensor_parallel_size": 8, "port": 8000, "distributed_executor_backend": "ray", "middleware": ["x.Y"]}
+    assert said(asked(), judged=replace(GOOD, theirs=agreed, given=tuple(agreed))) == []
+
+
 def test_agreement_is_no_reason() -> None:
     for flags in (["--distributed-executor-backend", "ray"], ["--distributed_executor_backend=ray"]):
         vllm.ensure_allowed(NAME, "llama", flags)
@@ -191,6 +216,9 @@ def test_a_disk_too_small_is_named_by_host() -> None:
     assert "gpu2: 410 GB of" in found
     assert "300 GB are free" in found
     assert said(asked(), {"gpu1": head, "gpu2": replace(worker, held=600 * GB)}) == []
+    # To another disk, or nothing at all.
+    assert said(asked(8, 2, "--download-dir", "/other"), {"gpu1": head, "gpu2": worker}) == []
+    assert said(asked(8, 2, "--load-format=dummy"), {"gpu1": head, "gpu2": worker}) == []
 
 
 def test_a_head_without_ranks_needs_no_room_for_weights() -> None:

@@ -31,6 +31,10 @@ class Command:
         parser.add_argument("--model", default="default/one")
         parser.add_argument("--max-model-len", type=int)
         parser.add_argument("--nnodes", type=int, default=1)
+        parser.add_argument("--port", type=int, default=8000)
+        parser.add_argument("--revision")
+        parser.add_argument("--tokenizer")
+        parser.add_argument("--middleware", action="append", default=[])
         return parser
 
     def validate(self, args):
@@ -52,11 +56,27 @@ class AsyncEngineArgs:
     def create_model_config(self):
         if (self.args.max_model_len or 0) > 2048:
             raise ValueError("1 validation error for ModelConfig\\n  Value error, too long: 2048 at most [type=value]")
+        if self.args.tokenizer:
+            raise FileNotFoundError("tokenizer.json")
         self.architectures, self.max_model_len, self.registry = ["X"], 2048, self
         return self
 
     def is_pp_supported_model(self, architectures, config):
         return True
+"""
+# As vLLM does: the words of the file come before those of the command line.
+PARSER = """
+import argparse
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    def parse_args(self, args):
+        if "--config" in args:
+            at = args.index("--config")
+            with open(args[at + 1]) as file:
+                rows = [line.split(": ") for line in file.read().splitlines()]
+            found = None if not rows else dict(rows)
+            args = [*args[:2], *(f"--{name}={value}" for name, value in found.items()), *args[2:at], *args[at + 2:]]
+        return super().parse_args(args)
 """
 
 
@@ -76,10 +96,16 @@ def install(world: World, serve: str = SERVE) -> None:
         path.write_text(text)
 
 
-def check(world: World, *flags: str, model: str = "org/model", seconds: float = 120) -> dict[str, Any]:
-    """What `node.py check` answers."""
+def check(world: World, *flags: str, model: str = "org/model", seconds: float = 120, own: int = 0) -> dict[str, Any]:
+    """What `node.py check` answers; the last `own` words are not a person's."""
     argv = ["serve", model, *flags]
-    question = {"model": model, "argv": argv, "ask": ["nnodes", "gone"], "seconds": seconds}
+    question = {
+        "model": model,
+        "argv": argv,
+        "ask": ["nnodes", "gone", "port", "revision", "middleware"],
+        "seconds": seconds,
+    }
+    question["own"] = own
     done = subprocess.run(
         [sys.executable, str(world.opt / "node.py"), "check"],
         input=json.dumps(question) + "\n",
@@ -121,7 +147,11 @@ def checkers(world: World) -> list[str]:
 def judge(world: World, *, served: bool) -> None:
     """What vLLM's own parser answers about good and bad flags, while nothing or a model is served."""
     good = check(world, "--max-model-len", "1024")["vllm"]
-    assert (good["flags"], good["values"], good["model"]) == ("accepted", {"nnodes": 1}, "accepted")
+    assert (good["flags"], good["values"], good["model"]) == (
+        "accepted",
+        {"nnodes": 1, "port": 8000, "revision": None, "middleware": []},
+        "accepted",
+    )
     assert set(good["given"]) >= {"max_model_len", "model_tag"}
     typo = check(world, "--max-model-ln", "1024")["vllm"]
     assert (typo["flags"], typo["problem"]) == (
@@ -134,6 +164,40 @@ def judge(world: World, *, served: bool) -> None:
     assert (long["flags"], long["model"], long["problem"]) == ("accepted", "refused", "too long: 2048 at most")
     # Questions leave nothing behind, and the model goes on.
     assert len(world.attempts) == served
+
+
+@pytest.mark.slow
+def test_the_file_of_config_is_judged_as_the_words_are(world: World) -> None:
+    install(world, SERVE.replace("import argparse\n\nFlexibleArgumentParser = argparse.ArgumentParser\n", PARSER))
+    cached(world.folder / "hf")
+    world.start("head", HF_HUB_OFFLINE="1")
+    eventually((world.state / "check.sock").exists, "the parser")
+    file = world.folder / "flags.yaml"
+
+    def asked(text: str, *more: str) -> dict[str, Any]:
+        file.write_text(text)
+        return check(world, "--config", str(file), *more, "--port=8000", "--nnodes=1", own=2)
+
+    found = asked("port: 9\nmax-model-len: 512")["vllm"]
+    assert (found["values"]["port"], found["theirs"]) == (8000, {"port": 9, "middleware": []})
+    assert asked("port: 8000")["vllm"]["theirs"]["port"] == 8000
+    plain = asked("max-model-len: 512")["vllm"]
+    assert "port" not in plain["theirs"]
+    assert "nnodes" not in plain["given"]
+    empty = asked("")["vllm"]
+    assert empty["problem"] == f"--config {file}: it must hold options, each in a line as max-model-len: 8192"
+    # The revision that is looked for is the one that vLLM would load, wherever it is given.
+    for late in (asked("revision: other"), check(world, "--revision", "main", "--revision=other")):
+        assert (late["files"]["where"], late["vllm"]["flags"]) == ("nowhere", "accepted")
+        assert late["files"]["problem"] == "its revision other is not in the model cache, and HF_HUB_OFFLINE is set"
+        assert late["files"]["near"] == ["org/model"]
+    assert check(world, "--revision", "other", "--revision", "main")["files"]["where"] == "cache"
+    appended = check(world, "--middleware", "a.B", "--middleware=ours", own=1)["vllm"]
+    assert (appended["values"]["middleware"], appended["theirs"]["middleware"]) == (["a.B", "ours"], ["a.B"])
+    assert check(world, "--help")["vllm"]["problem"] == "they print a text and serve nothing"
+    absent = check(world, "--tokenizer", "org/none")["vllm"]
+    assert absent["model"] == "refused"
+    assert absent["problem"] == "a file that it needs is not here, and HF_HUB_OFFLINE is set: tokenizer.json"
 
 
 @pytest.mark.slow

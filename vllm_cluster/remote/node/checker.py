@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import importlib
 import io
+import itertools
 import json
 import os
 import select
@@ -18,11 +19,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node.model_files import look
+from vllm_cluster.remote.node import model_files
 from vllm_cluster.remote.node.process import Child, secret_environment
 
 SOCKET = "check.sock"
@@ -102,24 +103,58 @@ def _answer(client: socket.socket, parser: Any, trouble: str) -> None:
 def judged(parser: Any, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """First what the parser takes the flags for, then vLLM's judgement of the model with them."""
     top, command, sub = parser
-    reply = io.StringIO()
+    reply, argv = io.StringIO(), list(question["argv"])
     try:
         with contextlib.redirect_stderr(reply), contextlib.redirect_stdout(reply):
-            arguments = top.parse_args(list(question["argv"]))
+            theirs = _given(top, sub, argv[: len(argv) - int(question.get("own", 0))], question["ask"])
+            arguments = top.parse_args(argv)
             arguments.model = arguments.model_tag or arguments.model
             command.validate(arguments)
-    except SystemExit:
-        refusal = reply.getvalue().rpartition("error: ")[2].strip()
+    except SystemExit as ended:
+        refusal = (
+            reply.getvalue().rpartition("error: ")[2].strip() if ended.code else "they print a text and serve nothing"
+        )
         yield {"flags": "refused", "problem": refusal[-1000:] + _near(refusal, sub)}
         return
     except Exception as error:
-        yield {"flags": "refused", "problem": str(error)[:1000] or type(error).__name__}
+        yield {"flags": "refused", "problem": _of_file(argv, error)}
         return
-    given = {name: value for name, value in vars(arguments).items() if value != sub.get_default(name)}
+    given = sorted(name for name, value in theirs.items() if value != sub.get_default(name))
     asked = {name: getattr(arguments, name) for name in question["ask"] if hasattr(arguments, name)}
-    yield {"flags": "accepted", "values": asked, "given": sorted(given)}
+    mine = {name: theirs[name] for name in question["ask"] if name in theirs}
+    yield {"flags": "accepted", "values": asked, "given": given, "theirs": mine}
     if question.get("model_here"):
         yield _model(arguments)
+
+
+def _given(top: Any, sub: Any, argv: list[str], ask: Sequence[str]) -> dict[str, Any]:
+    """What a person's words and file set, without those of vcluster: of two equal flags the last one hides the first.
+
+    Of the options asked for, a value that equals the default is given all the same.
+    """
+    defaults = {name: sub.get_default(name) for name in {action.dest for action in sub._actions}.intersection(ask)}
+    # What is appended to must stay a list.
+    defaults = {name: value for name, value in defaults.items() if not isinstance(value, list)}
+    absent = object()
+    sub.set_defaults(**dict.fromkeys(defaults, absent))
+    try:
+        found = vars(top.parse_args(argv))
+    finally:
+        sub.set_defaults(**defaults)
+    return {name: value for name, value in found.items() if value is not absent}
+
+
+def _of_file(argv: Sequence[str], error: Exception) -> str:
+    """What vLLM cannot read, and the file where it was in one."""
+    text = str(error)[:1000] or type(error).__name__
+    file = next(
+        (word for before, word in itertools.pairwise(argv) if before == "--config" and not word.startswith("-")), ""
+    )
+    if isinstance(error, IndexError):
+        text = "the last of them lacks its value"
+    if isinstance(error, AttributeError) and file:
+        text = "it must hold options, each in a line as max-model-len: 8192"
+    return f"--config {file}: {text}" if file and file not in text else text
 
 
 def _near(refusal: str, sub: Any) -> str:
@@ -145,6 +180,12 @@ def _model(arguments: Any) -> dict[str, Any]:
     except ValueError as error:
         return {"model": "refused", "problem": _first_words(str(error))}
     except Exception as error:
+        # Without a hub, a file that is not there now is not there when vLLM starts either.
+        if isinstance(error, FileNotFoundError) and model_files.offline():
+            return {
+                "model": "refused",
+                "problem": f"a file that it needs is not here, and HF_HUB_OFFLINE is set: {error}"[:1000],
+            }
         return {"unchecked": f"{type(error).__name__}: {error}"[:300]}
 
 
@@ -183,11 +224,14 @@ def check(state: Path) -> int:
     """
     os.environ.update(secret_environment())
     question = json.loads(sys.stdin.readline())
-    files = look(question["model"], question.get("revision") or "main", ask_hub=question.get("ask_hub", True))
-    answer = {}
+    answer, deadline = {}, time.monotonic() + float(question.get("seconds", 0))
     if "argv" in question:
-        here = files["where"] in ("folder", "cache", "hub")
-        answer = ask(state, {**question, "model_here": here}, float(question["seconds"]))
+        answer = ask(state, question, deadline - time.monotonic())
+    # As vLLM's own parser reads it: the last of several, or one in the file of --config.
+    revision = answer.get("values", {}).get("revision") or question.get("revision") or "main"
+    files = model_files.look(question["model"], revision, ask_hub=question.get("ask_hub", True))
+    if answer.get("flags") == "accepted" and files["where"] in ("folder", "cache", "hub"):
+        answer = ask(state, {**question, "model_here": True}, deadline - time.monotonic())
     sys.stdout.write("\n" + json.dumps({"v": 1, "files": files, "vllm": answer}) + "\n")
     return 0
 

@@ -26,8 +26,7 @@ def look(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[st
     """Where the model is (`folder`, `cache`, `hub`, `nowhere` with the problem, `unknown`) and what it holds."""
     home = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub")
     home = home.expanduser()
-    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
-    found: dict[str, Any] = {"where": "unknown", "problem": "", "offline": offline, "free": _free(home)}
+    found: dict[str, Any] = {"where": "unknown", "problem": "", "offline": offline(), "free": _free(home)}
     if "://" in model or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in _TRUE:
         return found
     folder = Path(model)
@@ -41,8 +40,10 @@ def look(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[st
         held = _held(snapshot)
         if not held["lacking"]:
             return {**found, "where": "cache", **held}
-    if offline:
+    if offline():
         text = "its cache has only a part of it" if snapshot else "it is not in the model cache"
+        if not snapshot and model in _cached(home):
+            text = f"its revision {revision} is not in the model cache"
         return {**found, "where": "nowhere", "problem": f"{text}, and HF_HUB_OFFLINE is set", "near": _cached(home)}
     there = _sizes(snapshot) if snapshot else {}
     found["held"] = sum(there.values())
@@ -53,6 +54,11 @@ def look(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[st
         missing = sum(size for name, size in sizes.items() if there.get(name) != size)
         return {**found, **hub, "weights": sum(sizes.values()) or None, "missing": missing}
     return {**found, **hub, "near": _cached(home)}
+
+
+def offline() -> bool:
+    """Whether no hub may be asked."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
 
 
 def _free(path: Path) -> int | None:
