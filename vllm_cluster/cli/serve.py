@@ -49,7 +49,12 @@ Name = Annotated[
 ]
 Expose = Annotated[bool, typer.Option("--expose", help="Listen on the head's cluster address, not on loopback.")]
 Rollback = Annotated[
-    bool, typer.Option("--rollback/--no-rollback", help="If it cannot be served, serve again what was ready before.")
+    bool,
+    typer.Option(
+        "--rollback/--no-rollback",
+        help="If it cannot be served, serve again what was ready before (the default).",
+        show_default=False,
+    ),
 ]
 Tunnel = Annotated[bool, typer.Option("--tunnel", help="When ready, forward the API to localhost until Ctrl-C.")]
 

@@ -73,7 +73,7 @@ def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> No
     assert found.taken is found.layouts[0]
     assert all(layout.why for layout in found.layouts)
     assert found.layouts[0].why == "one node suffices, the others stay idle: --tp 8 --pp 1"
-    assert "what serve does by itself" in found.layouts[1].why
+    assert "the layout that serve takes without --tp and --pp" in found.layouts[1].why
     across = " ".join(found.layouts[2].notes)
     assert "each is held by 2 GPUs" in across
     assert "no RDMA found" in across
