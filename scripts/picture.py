@@ -8,8 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -17,9 +15,13 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 112
-BODY = '{"model": "sandbox/tiny-llama", "prompt": "Hello", "max_tokens": 8}'
-ASK = f"""curl -s localhost:8000/v1/completions -H "Authorization: Bearer $(vcluster key)" --json '{BODY}'"""
-COMMANDS = ("vcluster up", "vcluster serve sandbox/tiny-llama", "vcluster status", ASK, "vcluster down --yes")
+COMMANDS = (
+    "vcluster up",
+    "vcluster serve sandbox/tiny-llama",
+    "vcluster status",
+    "vcluster complete Hello --max-tokens 8",
+    "vcluster down --yes",
+)
 
 
 def run(command: str, folder: Path, console: Console) -> None:
@@ -36,17 +38,6 @@ def run(command: str, folder: Path, console: Console) -> None:
     console.print()
 
 
-@contextmanager
-def tunnel(folder: Path) -> Iterator[None]:
-    """The endpoint on this machine's port 8000."""
-    program = Path(sys.executable).with_name("vcluster")
-    with subprocess.Popen([program, "tunnel", "--json"], cwd=folder, stdout=subprocess.PIPE) as process:
-        if process.stdout is not None:
-            process.stdout.readline()
-        yield
-        process.terminate()
-
-
 def main() -> None:
     """Run every command, then save the picture."""
     console = Console(record=True, width=WIDTH, file=sys.stderr, force_terminal=True)
@@ -54,8 +45,7 @@ def main() -> None:
         for name in ("inventory.yaml", "ssh_config"):
             shutil.copy(Path(sys.argv[1]) / name, folder)
         for command in COMMANDS:
-            with tunnel(Path(folder)) if command == ASK else nullcontext():
-                run(command, Path(folder), console)
+            run(command, Path(folder), console)
     picture = console.export_svg(title="vcluster: one model over two hosts")
     # A picture in a README fetches no fonts from elsewhere.
     picture = re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)

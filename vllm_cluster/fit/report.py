@@ -67,7 +67,12 @@ def _layouts(model: Model, gpus: GpuPool, workload: Workload) -> Iterator[Layout
     if small := smallest(model, gpus, workload):
         yield small
     yield evaluate(
-        model, gpus, workload, first.tp, first.pp, why=f"the layout that serve takes without --tp and --pp: {'; '.join(first.reasons)}"
+        model,
+        gpus,
+        workload,
+        first.tp,
+        first.pp,
+        why=f"the layout that serve takes without --tp and --pp: {'; '.join(first.reasons)}",
     )
     for tp in sorted(_divisors(total), reverse=True):
         if (tp, total // tp) == (first.tp, first.pp):
