@@ -1,4 +1,4 @@
-"""Files of requests that are answered by the real vLLM, through kills of the client, a rank and the endpoint."""
+"""Files of requests that the real vLLM answers, through a kill of the client."""
 
 from __future__ import annotations
 

@@ -216,6 +216,22 @@ def test_the_batch_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert len((tmp_path / "twice.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.cluster("served")
+def test_the_benchmark_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """With few requests in the place of many: vLLM's figures, what was measured, and no secret."""
+    few = "--prompts 8 --output 4 --concurrency 1,4 --repeat 1"
+    for command in commands("benchmark.md"):
+        shell(command if "--compare" in command else f"{command} {few}", tmp_path, {**sandbox.environment})
+    found = json.loads((tmp_path / "before" / "results.json").read_text())
+    assert [one["point"]["concurrency"] for one in found["points"]] == [1, 4]
+    figures = [run["figures"] for one in found["points"] for run in one["runs"]]
+    assert [(run["completed"], run["failed"]) for run in figures] == [(8, 0), (8, 0)]
+    assert [host["name"] for host in found["hosts"]] == ["gpu1", "gpu2"]
+    key = sandbox.vcluster("key").ok().out.strip()
+    for path in (tmp_path / "before").iterdir():
+        assert key not in path.read_text()
+
+
 @pytest.mark.deep
 @pytest.mark.cluster("none")
 def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
@@ -251,8 +267,8 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 @pytest.mark.cluster("none")
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
-    pages = ("first-cluster.md", "sandbox.md", "fit.md", "check.md", "explain.md", "use.md", "logs.md", "batch.md")
-    covered = {line for page in pages for line in commands(page)}
+    pages = ("first-cluster", "sandbox", "fit", "check", "explain", "use", "logs", "batch", "benchmark")
+    covered = {line for page in pages for line in commands(f"{page}.md")}
     # Run by the two tests above this one; the set-up and `make test` by whoever reads this.
     covered |= {
         "make .venv/ready",

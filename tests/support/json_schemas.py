@@ -22,6 +22,8 @@ from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import NotChecked
 from vllm_cluster.core import plan
 from vllm_cluster.core.answer import Answer, TokenLogprob
+from vllm_cluster.core.bench import BenchRun, HostHardware, Point
+from vllm_cluster.core.bench_compare import ComparedFigure
 from vllm_cluster.core.node_status import FailedRequest, ServeStatus
 from vllm_cluster.explain.diagnosis import BenignMatch
 from vllm_cluster.explain.scan import LogPosition
@@ -37,7 +39,20 @@ Schema = dict[str, Any]
 TEXT, NUMBER, COUNT, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 VERSION = {"const": 1}
 # The document of a verb; every other verb with --json writes events.
-DOCUMENTS = ("plan", "status", "check", "facts", "fit", "explain", "bundle", "history", "complete", "chat", "endpoint")
+DOCUMENTS = (
+    "plan",
+    "status",
+    "check",
+    "facts",
+    "fit",
+    "explain",
+    "bundle",
+    "history",
+    "complete",
+    "chat",
+    "endpoint",
+    "bench",
+)
 OPERATIONS = get_args(plan.Operation)
 
 
@@ -128,6 +143,7 @@ def schemas() -> dict[str, Schema]:
                 "tunnel": maybe(keys({"pid": COUNT, "port": COUNT})),
             }
         ),
+        "bench": {"anyOf": [_bench(), _compared()]},
         "events": {"anyOf": [*_events(), _error(), _endpoint()]},
     }
 
@@ -223,6 +239,25 @@ def _answer() -> Schema:
             **dict.fromkeys(("seconds_to_first", "tokens_per_second"), maybe(NUMBER)),
         }
     )
+
+
+def _bench() -> Schema:
+    run = fields(BenchRun)
+    return keys(
+        {
+            "v": VERSION,
+            "complete": YES,
+            **dict.fromkeys(("began", "preset", "cluster", "model", "name", "image"), TEXT),
+            "flags": rows(TEXT),
+            "versions": keys(dict.fromkeys(("vcluster", "vllm"), TEXT)),
+            "hosts": rows(fields(HostHardware)),
+            "points": rows(keys({"point": fields(Point), "runs": rows(run)})),
+        }
+    )
+
+
+def _compared() -> Schema:
+    return keys({"v": VERSION, "before": TEXT, "after": TEXT, "rows": rows(fields(ComparedFigure))})
 
 
 def _events() -> list[Schema]:

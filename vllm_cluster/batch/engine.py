@@ -20,7 +20,7 @@ from vllm_cluster.batch.progress import Meter, Progress
 
 # 1, 2, 4, … 30 s, about two minutes in all: a server that ends is noticed sooner.
 ATTEMPTS, PAUSE_MAX = 8, 30.0
-SAMPLE_SECONDS, TURN_SECONDS = 1.0, 0.5
+SAMPLE_SECONDS, TURN_SECONDS = 0.5, 0.25
 
 
 class Server(Protocol):

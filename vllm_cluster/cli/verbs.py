@@ -169,6 +169,20 @@ VERBS = {
             75: "another run writes OUT",
         },
     ),
+    "bench": Verb(
+        _USE,
+        "bench:bench",
+        "Measure the served model with vLLM's own benchmark.",
+        "Runs vllm bench serve in the head's container, so that no tunnel is measured. Writes a folder with the "
+        "results, the versions, the flags and the hardware, and a report for a browser. --compare shows what differs "
+        "between two folders by more than noise.",
+        (
+            "vcluster bench",
+            "vcluster bench --concurrency 1,64 --input 1024 --output 256 --repeat 5",
+            "vcluster bench --compare bench-before bench-after",
+        ),
+        {1: "a run failed; those before it are kept", 3: "no model is ready, or a folder holds no result", **_READ},
+    ),
     "endpoint": Verb(
         _USE,
         "endpoint:endpoint",

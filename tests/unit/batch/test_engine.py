@@ -304,7 +304,7 @@ def test_without_a_fixed_level_the_servers_load_sets_it(tmp_path: Path, monkeypa
     def add(found: Any, load: Any, in_flight: int) -> None:
         real(found, load, in_flight)
         levels.append(found.level)
-        if found.level == 4:
+        if found.level == 6:
             sampled.set()
 
     monkeypatch.setattr(Concurrency, "add", add)
@@ -317,8 +317,8 @@ def test_without_a_fixed_level_the_servers_load_sets_it(tmp_path: Path, monkeypa
     with serving(Api(reply, metrics=metrics)) as api:
         rows, _, _ = run(tmp_path, api, PROMPTS, concurrency=None)
     assert texts(rows) == ALL
-    # Two run and nine wait: those two, and a reserve of two.
-    assert levels[-1] == 4
+    # Two run and nine wait: those two, as many again, and two more.
+    assert levels[-1] == 6
 
 
 def test_an_answer_that_is_no_json_is_no_answer() -> None:

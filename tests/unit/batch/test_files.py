@@ -221,6 +221,7 @@ def test_a_row_that_a_full_disk_cuts_is_taken_back(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "out.jsonl").read_bytes() == b"whole\n"
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**6), st.integers(1, 1000), st.binary())
 def test_a_place_is_read_as_it_was_written(line: int, copy: int, raw: bytes) -> None:
     place = Place(line, copy, checksum(raw))

@@ -1,0 +1,135 @@
+"""A benchmark on a head that is made up: what is kept, and what makes its figures worthless."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.sim import make
+from vllm_cluster.actions import bench as action
+from vllm_cluster.actions.bench import BenchRequest, read_document
+from vllm_cluster.core.bench import Point
+from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.errors import HostError, PreflightFailed
+from vllm_cluster.run.connection import Fleet
+
+INVENTORY = make.inventory(1)
+READY = ServeStatus(
+    *("g1", "org/model", "llama", "127.0.0.1", 8000, "ready", "", None, 0.0, 1, (2.0, 2.0), None, None, 1.0, 1.0)
+)
+GOOD = {"result": {"completed": 8, "failed": 0, "output_throughput": 10.0, "num_prompts": 8}}
+
+
+@dataclass
+class Head:
+    """What `vllm bench serve` answers, one by one, and what is served after each."""
+
+    answers: list[Mapping[str, Any]]
+    served: list[ServeStatus | None]
+    sent: list[Any] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    name: str = "gpu1"
+    runtime: Any = None
+
+    def send(self, row: Mapping[str, Any]) -> None:
+        self.sent.append(row)
+
+    def next(self, _deadline: object) -> Mapping[str, Any]:
+        return {"vllm": "0.32.0"} if len(self.sent) == 1 else self.answers.pop(0)
+
+    def stderr_tail(self) -> str:
+        return "one\nValueError: no tokenizer\n"
+
+    def state(self) -> Any:
+        return SimpleNamespace(serving=self.served.pop(0) if self.served else READY)
+
+    def read(self, _file: str) -> bytes:
+        return json.dumps({"serve": {"argv": ["vllm", "serve", "--api-key", "hf_abcdefghijklmnopqrst"]}}).encode()
+
+
+@contextmanager
+def at(head: Head, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with Fleet(INVENTORY) as fleet:
+        head.runtime = fleet.runtime
+        with monkeypatch.context() as patch:
+
+            @contextmanager
+            def start(*_: object) -> Iterator[Head]:
+                yield head
+
+            patch.setattr(action, "reach_head", lambda *_: head)
+            patch.setattr(action, "read_key", lambda *_: "the key")
+            patch.setattr(action, "ready", lambda *_: READY)
+            patch.setattr(action, "NodeHandle", lambda *_: head)
+            patch.setattr(action, "start", start)
+            patch.setattr(fleet, "all", lambda *_: {})
+            patch.setattr(action, "Fleet", lambda *_: _Opened(fleet))
+            yield
+
+
+@dataclass
+class _Opened:
+    fleet: Fleet
+
+    def __enter__(self) -> Fleet:
+        return self.fleet
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def run(head: Head, monkeypatch: pytest.MonkeyPatch, repeat: int = 2) -> dict[str, Any]:
+    wanted = BenchRequest("guides", [Point(1, 128, 128, 8), Point(4, 128, 128, 16)], repeat, 60.0)
+    with at(head, monkeypatch):
+        return action.bench(INVENTORY, wanted, lambda _: None, lambda found: head.kept.append(json.dumps(found)))
+
+
+def test_each_load_is_run_in_turns_with_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head([GOOD] * 4, [])
+    found = run(head, monkeypatch)
+    assert [len(one["runs"]) for one in found["points"]] == [2, 2]
+    assert (found["complete"], found["versions"]["vllm"]) == (True, "0.32.0")
+    calls = [row["argv"] for row in head.sent[1:]]
+    assert [words[words.index("--max-concurrency") + 1] for words in calls] == ["1", "4", "1", "4"]
+    assert len({words[words.index("--seed") + 1] for words in calls}) == 4
+    # The key is in no argument, and no secret in the document.
+    assert head.sent[0]["key"] == "the key"
+    assert "the key" not in json.dumps(calls)
+    assert "hf_abcdefghijklmnopqrst" not in json.dumps(found)
+    assert read_document(head.kept[-1], "x") == found
+
+
+@pytest.mark.parametrize(
+    ("answers", "served", "message", "kept"),
+    [
+        ([GOOD, {"error": "OSError: x"}], [], "gpu1: bench: OSError: x\none\nValueError: no tokenizer", 1),
+        ([{"result": {"completed": 5, "failed": 3, "num_prompts": 8}}], [], "bench: 3 of 8 requests failed", 0),
+        ([GOOD, GOOD], [READY, replace(READY, attempt=2)], "llama started again (ready) during the run", 1),
+        ([GOOD], [replace(READY, generation="g2", name="other")], "llama was replaced by other during the run", 0),
+        ([GOOD], [None], "llama was stopped during the run", 0),
+    ],
+)
+def test_worthless_figures_are_refused_and_those_before_are_kept(
+    answers: list[Mapping[str, Any]],
+    served: list[ServeStatus | None],
+    message: str,
+    kept: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = Head([*answers], [*served])
+    with pytest.raises(HostError) as caught:
+        run(head, monkeypatch)
+    assert message in caught.value.message
+    assert len(head.kept) == kept
+    assert not any(json.loads(one)["complete"] for one in head.kept)
+
+
+@pytest.mark.parametrize("raw", ["", "{}", "[1]", '{"v": 2, "points": []}', '{"v": 1, "points": [{}]}', "[" * 100_000])
+def test_what_is_no_result_is_named(raw: str) -> None:
+    with pytest.raises(PreflightFailed, match="x is not a result of vcluster bench"):
+        read_document(raw, "x")

@@ -1,0 +1,62 @@
+"""The command line of `vcluster bench`: its options, and the comparison of two folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vllm_cluster.cli.app import app
+from vllm_cluster.errors import UsageError
+
+
+def refused(*argv: str) -> str:
+    done = CliRunner().invoke(app, ["bench", *argv])
+    return done.exception.message if isinstance(done.exception, UsageError) else done.output
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("a",), "--compare needs two folders, and nothing else takes one"),
+        (("--compare", "a"), "--compare needs two folders"),
+        (("--compare", "a", "b", "c"), "--compare needs two folders"),
+        (("--preset", "x"), "--preset must be guides, vllm, one, got 'x'"),
+        (("--concurrency", "1,x"), "--concurrency must be numbers from 1 to 10000, got '1,x'"),
+        (("--concurrency", "0"), "--concurrency must be numbers from 1 to 10000, got '0'"),
+    ],
+)
+def test_bad_options_are_named(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = refused(*argv)
+    assert message in shown + capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [('{"prompt": "a"}\n{"prompt": 1}\n', "p.jsonl:2: --dataset: must be"), ("", "--dataset: is empty"), ("x", ":1: ")],
+)
+def test_a_bad_file_of_prompts_is_named_with_its_line(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(content)
+    assert message in refused("--dataset", str(tmp_path / "p.jsonl"))
+
+
+def result(folder: Path, rate: float) -> Path:
+    folder.mkdir()
+    runs = [
+        {"repetition": number, "figures": {"output_throughput": rate * (1 + number / 100), "p50_ttft_ms": 5.0 + number}}
+        for number in range(4)
+    ]
+    point = {"concurrency": 16, "input": 128, "output": 128, "prompts": 64}
+    (folder / "results.json").write_text(json.dumps({"v": 1, "points": [{"point": point, "runs": runs}]}))
+    return folder
+
+
+def test_two_folders_are_compared(tmp_path: Path) -> None:
+    one, other = result(tmp_path / "a", 100.0), result(tmp_path / "b", 200.0)
+    shown = CliRunner().invoke(app, ["bench", "--compare", str(one), str(other)]).output.splitlines()
+    assert shown[1].split() == ["16", "output", "throughput", "102", "203", "+100.0", "%", "better"]
+    assert shown[2].endswith("no difference")
+    document = json.loads(CliRunner().invoke(app, ["bench", "--json", "--compare", str(one), str(other)]).output)
+    assert [row["different"] for row in document["rows"]] == [True, False]

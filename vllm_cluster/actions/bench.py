@@ -1,0 +1,183 @@
+"""Measure the served model with vLLM's own `vllm bench serve`, in the head's container."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from vllm_cluster import __version__
+from vllm_cluster.actions.ask import ready
+from vllm_cluster.actions.tunnel import reach_head, read_key
+from vllm_cluster.core import request
+from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
+from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.core.spec import node_name
+from vllm_cluster.errors import HostError, PreflightFailed
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.program import InNode, RunningProgram, python, start
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import count, redact
+
+START_SECONDS, IMPORT_SECONDS = 30.0, 300.0
+LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to run: `prompts` is the content of a file of prompts, empty for random ones."""
+
+    preset: str
+    points: Sequence[Point]
+    repeat: int
+    seconds: float
+    prompts: str = ""
+
+
+def bench(
+    inventory: Inventory,
+    wanted: BenchRequest,
+    emit: Emit,
+    keep: Callable[[Mapping[str, Any]], None],
+    *,
+    runtime: Runtime = SYSTEM,
+) -> dict[str, Any]:
+    """The document of all runs; `keep` gets what there is of it after each run.
+
+    Raises:
+        PreflightFailed: no model is ready.
+        HostError: it was replaced or ended meanwhile, or vLLM's program failed; with what it printed.
+    """
+    with Fleet(inventory, runtime) as fleet:
+        head = reach_head(inventory, fleet)
+        key = read_key(inventory, head)
+        serve = ready(inventory, head)
+        document = _document(inventory, fleet, head, serve, wanted)
+        seed = int(runtime.clock.time() * 1000) % (1 << 31)
+        # One limit for all: each run has its own below.
+        seconds = IMPORT_SECONDS + wanted.seconds * len(wanted.points) * wanted.repeat
+        program = python("image", "bench", seconds=seconds)
+        emit(Event("phase", f"starting vllm bench serve on {head.name}"))
+        with start(head, program, InNode(node_name(inventory.cluster)), runtime.after(START_SECONDS)) as running:
+            running.send({"key": key, "prompts": wanted.prompts})
+            document["versions"]["vllm"] = running.next(runtime.after(IMPORT_SECONDS)).get("vllm", "")
+            measured = [BenchPoint(point) for point in wanted.points]
+            for repetition, index in order(len(measured), wanted.repeat):
+                at = measured[index]
+                emit(Event("phase", f"{_load(at.point)}, run {repetition + 1} of {wanted.repeat}"))
+                words = argv(
+                    at.point,
+                    model=serve.model,
+                    name=serve.name,
+                    host=serve.host,
+                    port=serve.port,
+                    seed=seed + repetition * len(measured) + index,
+                    dataset=bool(wanted.prompts),
+                )
+                found = _run(running, words, runtime.after(wanted.seconds), head.name)
+                _ensure_same(inventory, head, serve)
+                at.runs.append(BenchRun(repetition, figures(found)))
+                document["points"] = [asdict(point) for point in measured if point.runs]
+                keep(document)
+        document["complete"] = True
+        keep(document)
+        return document
+
+
+def _load(point: Point) -> str:
+    return f"{point.concurrency} at once, {point.input} in, {point.output} out, {count(point.prompts, 'request')}"
+
+
+def _run(running: RunningProgram, words: Sequence[str], deadline: Any, host: str) -> Mapping[str, Any]:
+    running.send({"argv": list(words)})
+    found = running.next(deadline)
+    if "result" not in found:
+        tail = "\n".join(redact(running.stderr_tail()).strip().splitlines()[-5:])
+        text = f"bench: {found.get('error', 'no result')}" + (f"\n{tail}" if tail else "")
+        raise HostError(host, text, hint="vcluster status")
+    result: Mapping[str, Any] = found["result"]
+    if result.get("failed") or not result.get("completed"):
+        text = f"bench: {result.get('failed', 0)} of {result.get('num_prompts', 0)} requests failed"
+        raise HostError(host, text, hint="vcluster explain")
+    return result
+
+
+def _ensure_same(inventory: Inventory, head: HostConnection, before: ServeStatus) -> None:
+    """Refuse figures of two models, or of one that started again in between."""
+    now = NodeHandle(head, inventory.cluster).state().serving
+    if now is None or now.generation != before.generation:
+        found = f"was replaced by {now.name}" if now else "was stopped"
+    elif now.attempt != before.attempt or now.phase != "ready":
+        found = f"started again ({now.phase})"
+    else:
+        return
+    raise HostError(head.name, f"bench: {before.name} {found} during the run; the runs before it are kept")
+
+
+def _document(
+    inventory: Inventory, fleet: Fleet, head: HostConnection, serve: ServeStatus, wanted: BenchRequest
+) -> dict[str, Any]:
+    fleet.all(HostConnection.connect, [name for name in inventory.hosts if name != head.name])
+    facts = fleet.all(lambda connection: observe(inventory, connection))
+    flags = _flags(NodeHandle(head, inventory.cluster).read(request.FILE))
+    return {
+        "v": 1,
+        "complete": False,
+        "began": datetime.fromtimestamp(head.runtime.clock.time(), UTC).isoformat(timespec="seconds"),
+        "preset": wanted.preset,
+        "cluster": inventory.cluster,
+        "model": serve.model,
+        "name": serve.name,
+        "flags": flags,
+        "image": inventory.image,
+        "versions": {"vcluster": __version__, "vllm": ""},
+        "hosts": [asdict(hardware(name, inventory.hosts[name].address, host)) for name, host in facts.items()],
+        "points": [],
+    }
+
+
+def _flags(raw: bytes | None) -> list[str]:
+    try:
+        serve = json.loads(raw or b"{}")["serve"]
+        # The environment has vcluster's own names; secrets are in neither.
+        return [redact(str(word)) for word in serve["argv"]]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def hardware(name: str, address: str, facts: HostFacts) -> HostHardware:
+    """What readers need to know of a host to place its figures."""
+    nic = facts.interface_of(address)
+    speed = f", {nic.speed / 1000:g} Gbit/s" if nic and nic.speed else ""
+    return HostHardware(
+        name=name,
+        gpus=tuple(f"{gpu.name} ({gpu.memory_mib} MiB)" for gpu in facts.gpus),
+        driver=next((gpu.driver for gpu in facts.gpus), ""),
+        adapters=tuple(f"{hca.device}: {hca.link_layer}, {hca.rate}" for hca in facts.hcas if hca.active),
+        interface=f"{nic.name}, MTU {nic.mtu}{speed}" if nic else "",
+        architecture=facts.architecture,
+    )
+
+
+def read_document(raw: str, name: str) -> dict[str, Any]:
+    """A document that `bench` wrote.
+
+    Raises:
+        PreflightFailed: it is none, or has no run.
+    """
+    try:
+        found = json.loads(raw)
+        points = found["points"]
+        usable = found["v"] == 1 and all(run["figures"] for point in points for run in point["runs"] if point["point"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        usable, points = False, []
+    if not usable or not points:
+        raise PreflightFailed(f"{name} is not a result of vcluster bench", hint="vcluster bench --help")
+    return dict(found)

@@ -1,0 +1,193 @@
+"""`vcluster bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.session import Session
+from vllm_cluster.errors import UsageError
+from vllm_cluster.laptop import expanded, naming
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vllm_cluster.core.bench import Point
+
+RESULTS, REPORT = "results.json", "report.html"
+MAX_PROMPTS = 32 << 20
+
+Folders = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="A B", help="With --compare: two folders of earlier runs.", show_default=False),
+]
+PresetName = Annotated[
+    str, typer.Option("--preset", metavar="NAME", help="guides (128 in and out), vllm (1024 in, 128 out) or one.")
+]
+Levels = Annotated[
+    str | None,
+    typer.Option(
+        "--concurrency", metavar="N,N", help="Requests open at once. Default: those of the preset.", show_default=False
+    ),
+]
+TokensIn = Annotated[
+    int | None, typer.Option("--input", metavar="TOKENS", min=1, help="Tokens of each prompt.", show_default=False)
+]
+TokensOut = Annotated[
+    int | None, typer.Option("--output", metavar="TOKENS", min=1, help="Tokens of each answer.", show_default=False)
+]
+Dataset = Annotated[
+    Path | None,
+    typer.Option("--dataset", metavar="FILE", help='Prompts in place of random ones: lines of {"prompt": "…"}.'),
+]
+Prompts = Annotated[
+    int | None,
+    typer.Option("--prompts", metavar="N", min=1, help="Requests of a run. Default: four for each open one."),
+]
+Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, max=100, help="Runs of each load.")]
+Folder = Annotated[
+    Path | None, typer.Option("--folder", metavar="FOLDER", help="Where results go. Default: a name with the time.")
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=1, max=1e6, help="Longest run.")]
+Compare = Annotated[bool, typer.Option("--compare", help="Compare two folders, and measure nothing.")]
+
+
+def bench(
+    folders: Folders = None,
+    preset: PresetName = "guides",
+    concurrency: Levels = None,
+    tokens_in: TokensIn = None,
+    tokens_out: TokensOut = None,
+    dataset: Dataset = None,
+    prompts: Prompts = None,
+    repeat: Repeat = 3,
+    folder: Folder = None,
+    timeout: Timeout = 3600.0,
+    compare: Compare = False,
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the served model with vLLM's own benchmark."""
+    named = list(folders or ())
+    if compare != (len(named) == 2) or (named and not compare):
+        raise UsageError(
+            "--compare needs two folders, and nothing else takes one", hint="vcluster bench --compare BEFORE AFTER"
+        )
+
+    def action(session: Session) -> None:
+        if compare:
+            _compare(session, named)
+            return
+        points = _points(preset, concurrency, tokens_in, tokens_out, prompts)
+        content = _prompts(dataset) if dataset else ""
+        loaded = session.load()
+        from vllm_cluster.actions import bench as action
+
+        made = _made(folder, loaded.cluster)
+        wanted = action.BenchRequest(preset, points, repeat, timeout, content)
+        document = action.bench(loaded, wanted, session.progress, lambda found: _keep(made, found))
+        _show(session, document, made)
+
+    Session(inventory, as_json=as_json).run(action)
+
+
+def _points(name: str, levels: str | None, into: int | None, out: int | None, prompts: int | None) -> list[Point]:
+    from vllm_cluster.core.bench import PRESETS, points
+
+    if name not in PRESETS:
+        raise UsageError(f"--preset must be {', '.join(PRESETS)}, got {name!r}", hint="vcluster bench --help")
+    try:
+        found = [int(level) for level in levels.split(",")] if levels else []
+    except ValueError:
+        found = [0]
+    if not all(0 < level <= 10_000 for level in found):
+        raise UsageError(
+            f"--concurrency must be numbers from 1 to 10000, got {levels!r}", hint="--concurrency 1,16,256"
+        )
+    return points(PRESETS[name], concurrency=found, tokens_in=into, tokens_out=out, prompts=prompts)
+
+
+def _prompts(path: Path) -> str:
+    import json
+
+    with naming(path), expanded(path).open("rb") as file:
+        raw = file.read(MAX_PROMPTS + 1)
+    if len(raw) > MAX_PROMPTS:
+        raise UsageError(f"{path}: --dataset: longer than {MAX_PROMPTS >> 20} MB")
+    for number, line in enumerate(raw.splitlines(), 1):
+        try:
+            usable = not line.strip() or isinstance(json.loads(line.decode())["prompt"], str)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            usable = False
+        if not usable:
+            raise UsageError(f'{path}:{number}: --dataset: must be {{"prompt": "TEXT"}}')
+    if not raw.strip():
+        raise UsageError(f"{path}: --dataset: is empty")
+    return raw.decode()
+
+
+def _made(folder: Path | None, cluster: str) -> Path:
+    import time
+
+    made = expanded(folder) if folder else Path(f"bench-{cluster}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if (made / RESULTS).exists():
+        raise UsageError(f"{made} already holds a result", hint="name another folder with --folder")
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def _keep(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write the results, whole or not at all."""
+    import json
+
+    new = folder / f"{RESULTS}.new"
+    with naming(new):
+        new.write_text(json.dumps(document, indent=1) + "\n")
+    new.replace(folder / RESULTS)
+
+
+def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
+    import json
+
+    from vllm_cluster.cli.render.bench import bench_lines
+    from vllm_cluster.cli.render.text import plain
+    from vllm_cluster.core.bench_page import page
+
+    with naming(report := folder / REPORT):
+        report.write_text(page(document), encoding="utf-8")
+    session.finish()
+    if session.as_json:
+        print(json.dumps(document))
+        return
+    print(*bench_lines(document), sep="\n")
+    print(plain(f"Wrote {folder / RESULTS} and {report}; times are in ms"))
+
+
+def _compare(session: Session, folders: list[Path]) -> None:
+    import json
+    from dataclasses import asdict
+
+    from vllm_cluster.actions.bench import read_document
+    from vllm_cluster.cli.render.bench import compared_lines
+    from vllm_cluster.core.bench_compare import compare
+
+    documents = []
+    for one in folders:
+        path = expanded(one)
+        path = path / RESULTS if path.is_dir() else path
+        with naming(path):
+            documents.append(read_document(path.read_text(errors="replace"), str(one)))
+    rows = compare(documents[0]["points"], documents[1]["points"])
+    if not rows:
+        raise UsageError(f"{folders[0]} and {folders[1]} have no load in common")
+    if session.as_json:
+        print(
+            json.dumps({"v": 1, "before": str(folders[0]), "after": str(folders[1]), "rows": list(map(asdict, rows))})
+        )
+        return
+    print(*compared_lines(rows), sep="\n")
+    if any(row.p is None for row in rows):
+        print("A load with a single run shows no noise: measure both with --repeat 3 or more")

@@ -1,0 +1,76 @@
+"""Benchmarks as tables, with a bar for each load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from vllm_cluster.cli.render.table import columns, table
+from vllm_cluster.cli.render.text import plain
+
+if TYPE_CHECKING:
+    from vllm_cluster.core.bench_compare import ComparedFigure
+
+BAR = 24
+# The title of a column, its figure, and how soon it is left out on a narrow terminal.
+_COLUMNS = {
+    "requests/s": ("request_throughput", 5),
+    "tokens/s": ("output_throughput", 0),
+    "ttft p50": ("p50_ttft_ms", 1),
+    "ttft p99": ("p99_ttft_ms", 3),
+    "tpot p50": ("p50_tpot_ms", 1),
+    "tpot p99": ("p99_tpot_ms", 4),
+    "itl p99": ("p99_itl_ms", 6),
+    "e2e p50": ("p50_e2el_ms", 2),
+    "e2e p99": ("p99_e2el_ms", 3),
+}
+
+
+def bench_lines(document: Mapping[str, Any]) -> Iterable[str]:
+    """The table; times in ms, means over the runs."""
+    points = document["points"]
+    top = max((_mean(one, "output_throughput") for one in points), default=0.0) or 1.0
+    rows = []
+    for one in points:
+        point = one["point"]
+        row = {"at once": str(point["concurrency"]), "in/out": f"{point['input']}/{point['output']}"}
+        row |= {"runs": str(len(one["runs"]))}
+        row |= {title: _shown(_mean(one, figure)) for title, (figure, _) in _COLUMNS.items()}
+        rows.append({**row, "": "█" * max(1, round(_mean(one, "output_throughput") / top * BAR))})
+    ranks = {"at once": 0, "in/out": 4, "runs": 6, **{title: rank for title, (_, rank) in _COLUMNS.items()}, "": 7}
+    return map(plain, table(ranks, rows, columns()))
+
+
+def compared_lines(rows: Sequence[ComparedFigure]) -> Iterable[str]:
+    """What differs, and what does not."""
+    cells = [
+        {
+            "at once": str(row.concurrency),
+            "figure": row.figure.removesuffix("_ms").replace("_", " "),
+            "before": _shown(row.before),
+            "after": _shown(row.after),
+            "change": f"{row.change_percent:+.1f} %",
+            "verdict": _verdict(row),
+        }
+        for row in rows
+    ]
+    ranks = {"at once": 0, "figure": 0, "before": 1, "after": 1, "change": 0, "verdict": 0}
+    return map(plain, table(ranks, cells, columns()))
+
+
+def _verdict(row: ComparedFigure) -> str:
+    if row.p is None:
+        return "one run: unknown"
+    if not row.different:
+        return "no difference"
+    return "better" if row.better else "worse"
+
+
+def _mean(one: Mapping[str, Any], figure: str) -> float:
+    found = [run["figures"][figure] for run in one["runs"] if figure in run["figures"]]
+    return mean(found) if found else 0.0
+
+
+def _shown(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,123 @@
+"""What a benchmark runs and what came of it: points, the words for `vllm bench serve`, and results over repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+METRICS = ("ttft", "tpot", "itl", "e2el")
+PERCENTILES = ("p50", "p90", "p95", "p99")
+# So that a level is held for a while: this many requests for each that is open, and no fewer than the second.
+ROUNDS, MIN_PROMPTS = 4, 8
+MAX_WARMUPS = 16
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The points of runs that guides print: tokens in, tokens out, and how many requests are open at once."""
+
+    input: int
+    output: int
+    concurrency: tuple[int, ...]
+    about: str
+
+
+PRESETS: Mapping[str, Preset] = {
+    "guides": Preset(128, 128, (1, 16, 256), "128 tokens in and out; 1, 16 and 256 at once"),
+    "vllm": Preset(1024, 128, (1, 10, 100), "vllm bench serve's default lengths: 1024 in, 128 out; 1, 10, 100 at once"),
+    "one": Preset(128, 128, (1,), "128 tokens in and out, one at a time"),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One load: requests open at once, tokens in and out of each, and the number of requests."""
+
+    concurrency: int
+    input: int
+    output: int
+    prompts: int
+
+
+@dataclass(frozen=True)
+class HostHardware:
+    """What a host is, without its addresses."""
+
+    name: str
+    gpus: tuple[str, ...]
+    driver: str
+    adapters: tuple[str, ...]
+    interface: str
+    architecture: str
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """One run of a point: vLLM's own figures by name; times in ms, rates per second."""
+
+    repetition: int
+    figures: Mapping[str, float]
+
+
+@dataclass
+class BenchPoint:
+    """A point with its runs."""
+
+    point: Point
+    runs: list[BenchRun] = field(default_factory=list)
+
+    def values(self, figure: str) -> list[float]:
+        """A figure of each run."""
+        return [run.figures[figure] for run in self.runs if figure in run.figures]
+
+    def mean(self, figure: str) -> float | None:
+        """The mean over the runs; None where there is none."""
+        found = self.values(figure)
+        return mean(found) if found else None
+
+
+def points(
+    preset: Preset,
+    *,
+    concurrency: Sequence[int] = (),
+    tokens_in: int | None = None,
+    tokens_out: int | None = None,
+    prompts: int | None = None,
+) -> list[Point]:
+    """The points of a preset, with what is given in its place."""
+    levels = tuple(dict.fromkeys(concurrency)) or preset.concurrency
+    return [
+        Point(
+            level, tokens_in or preset.input, tokens_out or preset.output, prompts or max(MIN_PROMPTS, ROUNDS * level)
+        )
+        for level in levels
+    ]
+
+
+def argv(point: Point, *, model: str, name: str, host: str, port: int, seed: int, dataset: bool) -> list[str]:
+    """The arguments of `vllm bench serve`; another seed is other prompts, which no prefix cache holds."""
+    words = ["--backend", "openai", "--host", host, "--port", str(port), "--model", model, "--served-model-name", name]
+    if dataset:
+        words += ["--dataset-name", "custom", "--custom-output-len", str(point.output), "--skip-chat-template"]
+    else:
+        words += ["--dataset-name", "random", "--random-input-len", str(point.input)]
+        words += ["--random-output-len", str(point.output)]
+    words += ["--num-prompts", str(point.prompts), "--max-concurrency", str(point.concurrency)]
+    words += ["--num-warmups", str(min(point.concurrency, MAX_WARMUPS)), "--seed", str(seed)]
+    words += ["--temperature", "0", "--ignore-eos", "--disable-tqdm"]
+    return [*words, "--percentile-metrics", ",".join(METRICS), "--metric-percentiles", "50,90,95,99"]
+
+
+def figures(result: Mapping[str, Any]) -> dict[str, float]:
+    """vLLM's figures that are kept."""
+    names = ("duration", "completed", "failed", "request_throughput", "output_throughput", "total_token_throughput")
+    times = (f"{kind}_{metric}_ms" for metric in METRICS for kind in ("mean", *PERCENTILES))
+    found = {name: result.get(name) for name in (*names, *times)}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def order(count: int, repetitions: int) -> Iterator[tuple[int, int]]:
+    """Repetition and point, in turns: what drifts meanwhile is then spread over all points."""
+    return ((repetition, point) for repetition in range(repetitions) for point in range(count))

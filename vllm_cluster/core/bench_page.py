@@ -1,0 +1,155 @@
+"""A benchmark as one HTML file that needs no other: tables, and curves as inline SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from statistics import mean
+from typing import Any
+
+WIDTH, HEIGHT, EDGE = 640, 320, 56
+COLORS = ("#2563eb", "#16a34a", "#d97706", "#dc2626")
+_STYLE = (
+    "body{font:15px system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#111;background:#fff}"
+    "table{border-collapse:collapse;margin:1em 0}td,th{padding:.3em .8em;border-bottom:1px solid #ddd;text-align:right}"
+    "th:first-child,td:first-child{text-align:left}svg{max-width:100%;height:auto}code{white-space:pre-wrap}"
+)
+Curve = tuple[str, Sequence[tuple[float, float]]]
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The report."""
+    points = document["points"]
+    rates = [(_at(one), _mean(one, "output_throughput")) for one in points]
+    parts = [
+        f"<h1>{escape(str(document['name']))}</h1>",
+        f"<p>{escape(_summary(document))}</p>",
+        "<h2>Throughput</h2>",
+        _chart([("output tokens/s", rates)], "requests open at once", "tokens/s"),
+        "<h2>Throughput against latency</h2>",
+        _chart(
+            [
+                (label, [(_mean(one, f"{name}_e2el_ms") / 1000, _mean(one, "output_throughput")) for one in points])
+                for name, label in (("p50", "half of the requests"), ("p99", "99 % of the requests"))
+            ],
+            "seconds for a whole answer",
+            "output tokens/s",
+        ),
+        *(_times(points, metric, title) for metric, title in _TITLES.items()),
+        "<h2>Runs</h2>",
+        _runs(points),
+        "<h2>Hosts</h2>",
+        _hosts(document["hosts"]),
+        f"<p>Flags of vLLM: <code>{escape(' '.join(document['flags']))}</code></p>",
+    ]
+    title = escape(f"Benchmark of {document['name']}")
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    return head + "\n".join(parts) + "</html>\n"
+
+
+_TITLES = {
+    "ttft": "Time to first token (TTFT), ms",
+    "tpot": "Time per output token (TPOT), ms",
+    "itl": "Inter-token latency (ITL), ms",
+    "e2el": "Whole answer (E2E), ms",
+}
+
+
+def _summary(document: Mapping[str, Any]) -> str:
+    versions = document["versions"]
+    hosts = len(document["hosts"])
+    parts = f"{hosts} host{'s' * (hosts != 1)}, vLLM {versions['vllm']}, vcluster {versions['vcluster']}"
+    return f"{parts}, image {document['image']}, began {document['began']}"
+
+
+def _times(points: Sequence[Mapping[str, Any]], metric: str, title: str) -> str:
+    names = ("mean", "p50", "p90", "p95", "p99")
+    rows = [[str(_at(one)), *(_shown(_mean(one, f"{name}_{metric}_ms")) for name in names)] for one in points]
+    return f"<h2>{title}</h2>" + _table(["at once", *names], rows)
+
+
+def _runs(points: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            f"{point['concurrency']} at once, {point['input']} in, {point['output']} out",
+            str(run["repetition"] + 1),
+            f"{run['figures'].get('completed', 0):.0f}",
+            _shown(run["figures"].get("duration")),
+            _shown(run["figures"].get("request_throughput")),
+            _shown(run["figures"].get("output_throughput")),
+        ]
+        for one in points
+        for point in [one["point"]]
+        for run in one["runs"]
+    ]
+    return _table(["load", "run", "requests", "seconds", "requests/s", "output tokens/s"], rows)
+
+
+def _hosts(hosts: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            str(one["name"]),
+            ", ".join(one["gpus"]) or "CPU",
+            str(one["driver"]),
+            str(one["interface"]),
+            ", ".join(one["adapters"]),
+        ]
+        for one in hosts
+    ]
+    return _table(["host", "GPUs", "driver", "network", "RDMA"], rows)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _chart(curves: Sequence[Curve], across: str, up: str) -> str:
+    """Curves over axes that begin at 0; the first axis is logarithmic where its ends are far apart."""
+    xs = [x for _, places in curves for x, _ in places] or [1.0]
+    top = max((y for _, places in curves for _, y in places), default=1.0) or 1.0
+    low, high = min(xs), max(xs)
+    by_log = low > 0 and high / low > 20
+
+    def right(x: float) -> float:
+        part = math.log(x / low) / math.log(high / low) if by_log else (x / high if high else 0.0)
+        return EDGE + part * (WIDTH - 2 * EDGE)
+
+    def down(y: float) -> float:
+        return HEIGHT - EDGE - y / top * (HEIGHT - 2 * EDGE)
+
+    frame = f"M{EDGE},{EDGE} V{HEIGHT - EDGE} H{WIDTH - EDGE}"
+    parts = [f'<path d="{frame}" fill="none" stroke="#999"/>']
+    parts += [_label(EDGE - 6, down(y) + 4, _shown(y), "end") for y in (0.0, top / 2, top)]
+    parts += [_label(right(x), HEIGHT - EDGE + 18, _shown(x), "middle") for x in dict.fromkeys(xs[:6])]
+    parts += [_label(WIDTH / 2, HEIGHT - 12, across, "middle"), _label(EDGE, EDGE - 12, up, "start")]
+    for color, (name, places) in zip(COLORS, curves, strict=False):
+        line = " ".join(f"{right(x):.1f},{down(y):.1f}" for x, y in places)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
+        parts += [f'<circle cx="{right(x):.1f}" cy="{down(y):.1f}" r="3" fill="{color}"/>' for x, y in places]
+        height = EDGE + 16 * COLORS.index(color)
+        parts.append(_label(WIDTH - EDGE, height, name, "end", color))
+    label = escape(f"{up} over {across}", quote=True)
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _label(x: float, y: float, text: str, anchor: str, color: str = "#444") -> str:
+    shown = escape(text)
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="12" fill="{color}">{shown}</text>'
+
+
+def _at(one: Mapping[str, Any]) -> int:
+    return int(one["point"]["concurrency"])
+
+
+def _mean(one: Mapping[str, Any], figure: str) -> float:
+    found = [run["figures"][figure] for run in one["runs"] if figure in run["figures"]]
+    return mean(found) if found else 0.0
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
