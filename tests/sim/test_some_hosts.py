@@ -92,6 +92,19 @@ def test_hosts_that_cannot_serve_it_are_refused(
     assert outcome.script.changing == []
 
 
+def test_a_rollback_prints_the_port_of_the_request_and_not_a_later_one(world: World) -> None:
+    assert ask(world, ["gpu2"]).error is None
+    assert ask(world, ["gpu3"], 1, 1).error is None
+    moved = THREE.model_copy(update={"ports": THREE.ports.model_copy(update={"api": 8100})})
+
+    def back(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return rollback.rollback(inventory, emit, confirm=lambda _: True, runtime=runtime)
+
+    outcome = lab.run(world, moved, back)
+    assert outcome.error is None, outcome.story()
+    assert (outcome.value.port, wanted(world)["port"]) == (8000, 8000)
+
+
 def test_history_and_rollback_name_the_hosts(world: World) -> None:
     assert ask(world, ["gpu2"]).error is None
     assert ask(world, ["gpu3"], 1, 1).error is None

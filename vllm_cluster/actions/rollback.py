@@ -45,7 +45,7 @@ def rollback(
         emit(Event("phase", f"serving {name} again"))
         with continues_on_interrupt(inventory.cluster, name):
             Follower(fleet, inventory, number, emit, asked=wanted).follow()
-        return Endpoint(name, str(wanted["host"]), head.name, inventory.ports.api)
+        return Endpoint(name, str(wanted["host"]), head.name, int(wanted.get("port", inventory.ports.api)))
 
 
 def _before(inventory: Inventory, head: HostConnection) -> dict[str, Any]:
