@@ -12,7 +12,8 @@ from vllm_cluster.checks.codes import CODES
 from vllm_cluster.cli.app import NAME, app
 from vllm_cluster.cli.help import COMMON, option_row, shown_name, usage_lines
 from vllm_cluster.cli.program import Verb
-from vllm_cluster.cli.verbs import SANDBOX, VERBS
+from vllm_cluster.cli.sandbox import SANDBOX
+from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.events import Kind
 from vllm_cluster.explain.catalogue import CHECKED, FAILURES
 

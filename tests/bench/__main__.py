@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from tests.bench import by_hand
+from tests.bench import by_hand, watching
+from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
 from tests.support.paths import ROOT, SANDBOX, VCLUSTER
 
@@ -28,6 +29,7 @@ Ratios compare variants that took turns in one run; the seconds are those of a s
 | `vcluster up` with nothing to do | {idle:.2f} s | under 2 s |
 | round trips per host in that, once connected | {trips} | at most 7 |
 | `vcluster --help` ÷ `python -c 'import typer'` | {start:.2f} ({help:.0f} ms ÷ {typer:.0f} ms) | at most 2 |
+| `vcluster top`, in percent of a core: here, on a host | {watch.here:.2f} %, {there:.2f} % | under 5 %, under 1 % |
 
 By hand means: one ssh a host, side by side, `docker run` with the same flags and `ray start` as the command,
 then `ray status` in the head's container over and over until it counts every GPU.
@@ -89,6 +91,8 @@ def main() -> int:
     sandbox.vcluster("down", "--yes").ok()
     up, hand = measure_up(sandbox)
     idle, trips = measure_idle(sandbox)
+    sandbox.vcluster("serve", "--yes", MODEL).ok()
+    watch = watching.measure(sandbox)
     sandbox.vcluster("down", "--yes").ok()
     if not os.environ.get("VCLUSTER_KEEP_SANDBOX"):
         subprocess.run([str(VCLUSTER), "sandbox", "down", "--dir", str(SANDBOX)], check=True)
@@ -103,12 +107,15 @@ def main() -> int:
         start=helped / typer,
         help=helped * 1000,
         typer=typer * 1000,
+        watch=watch,
+        there=watch.host + watch.metrics,
         rounds=ROUNDS,
         starts=STARTS,
     )
     (ROOT / "docs" / "performance.md").write_text(page)
     print(page)
     kept = up / hand <= 1.15 and idle < 2 and trips <= 7 and helped / typer <= 2
+    kept = kept and watch.here < 5 and watch.host + watch.metrics < 1
     return 0 if kept else 1
 
 

@@ -188,6 +188,15 @@ def test_the_logs_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert said["vcluster wait --timeout 30m && echo ready"] == "ready\n"
 
 
+@pytest.mark.cluster("served")
+def test_the_monitoring_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """On a cluster that serves."""
+    environment = {**sandbox.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    said = {command: shell(command, tmp_path, environment) for command in commands("monitoring.md")}
+    assert said["vcluster top --count 2"].count("KV cache") == 2
+    assert json.loads((tmp_path / "monitoring" / "targets.json").read_text())[0]["labels"] == {"cluster": "sandbox"}
+
+
 @pytest.mark.cluster("empty")
 def test_the_check_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On hosts that are well."""
@@ -267,7 +276,7 @@ def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
 @pytest.mark.cluster("none")
 def test_no_command_of_the_docs_is_left_out() -> None:
     """A page with commands has a test above; what pages repeat counts once."""
-    pages = ("first-cluster", "sandbox", "fit", "check", "explain", "use", "logs", "batch", "benchmark")
+    pages = ("first-cluster", "sandbox", "fit", "check", "explain", "use", "logs", "batch", "benchmark", "monitoring")
     covered = {line for page in pages for line in commands(f"{page}.md")}
     # Run by the two tests above this one; the set-up and `make test` by whoever reads this.
     covered |= {

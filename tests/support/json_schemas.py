@@ -24,6 +24,8 @@ from vllm_cluster.core import plan
 from vllm_cluster.core.answer import Answer, TokenLogprob
 from vllm_cluster.core.bench import BenchRun, HostHardware, Point
 from vllm_cluster.core.bench_compare import ComparedFigure
+from vllm_cluster.core.counters import ModelLoad
+from vllm_cluster.core.load import HostLoad
 from vllm_cluster.core.node_status import FailedRequest, ServeStatus
 from vllm_cluster.explain.diagnosis import BenignMatch
 from vllm_cluster.explain.scan import LogPosition
@@ -42,6 +44,7 @@ VERSION = {"const": 1}
 DOCUMENTS = (
     "plan",
     "status",
+    "top",
     "check",
     "facts",
     "fit",
@@ -103,19 +106,15 @@ def schemas() -> dict[str, Schema]:
     """The schemas by name."""
     return {
         "plan": keys({"v": VERSION, **_plan()["properties"], "stops": maybe(TEXT)}),
-        "status": keys(
+        "status": keys(_status()),
+        "top": keys(
             {
-                "v": VERSION,
-                "cluster": TEXT,
-                "id": maybe(TEXT),
-                "up": YES,
-                "ready": YES,
-                "hosts": rows(fields(HostStatus)),
-                "serving": maybe(fields(ServeStatus)),
-                "served": maybe(YES),
-                "now": maybe(NUMBER),
-                "changed": maybe(fields(AuditEntry)),
-                "unreachable": rows(TEXT),
+                **_status(),
+                "at": NUMBER,
+                "loads": by_name(fields(HostLoad)),
+                "model": maybe(fields(ModelLoad)),
+                "seconds_left": maybe(NUMBER),
+                "metrics_error": TEXT,
             }
         ),
         "check": keys(
@@ -145,6 +144,22 @@ def schemas() -> dict[str, Schema]:
         ),
         "bench": {"anyOf": [_bench(), _compared()]},
         "events": {"anyOf": [*_events(), _error(), _endpoint()]},
+    }
+
+
+def _status() -> Schema:
+    return {
+        "v": VERSION,
+        "cluster": TEXT,
+        "id": maybe(TEXT),
+        "up": YES,
+        "ready": YES,
+        "hosts": rows(fields(HostStatus)),
+        "serving": maybe(fields(ServeStatus)),
+        "served": maybe(YES),
+        "now": maybe(NUMBER),
+        "changed": maybe(fields(AuditEntry)),
+        "unreachable": rows(TEXT),
     }
 
 
@@ -293,6 +308,7 @@ def _events() -> list[Schema]:
         ("result", {"url": TEXT, "port": COUNT}),
         ("result", {"inventory": TEXT}),
         ("result", {"seconds": NUMBER}),
+        ("result", {"folder": TEXT, "target": TEXT}),
         ("result", fields(BatchResult)["properties"]),
         ("log", {"source": TEXT, "rank": maybe(COUNT)}),
     ]
@@ -323,6 +339,7 @@ def validator(name: str) -> Draft202012Validator:
 def validate(argv: Sequence[str], output: str) -> None:
     """Hold what a command wrote with --json against its schema: one document, or events line by line."""
     verb = next((word for word in argv if word in DOCUMENTS and "--end" not in argv), "events")
+    verb = "top" if "--watch" in argv else verb
     for line in output.splitlines():
         row = json.loads(line)
         judge = validator("events" if row.get("event") == "error" else verb)

@@ -82,7 +82,9 @@ class ClusterStatus:
 
 
 @dataclass(frozen=True)
-class _HostState:
+class HostState:
+    """What was found on one host; `started` is when its container was, by the host's clock."""
+
     state: str
     container: str = ""
     role: str = ""
@@ -93,14 +95,20 @@ class _HostState:
     facts: HostFacts | None = None
     age: float | None = None
     changed: AuditEntry | None = None
+    started: float = 0.0
 
 
 def status(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> ClusterStatus:
     """Look at every host that answers; changes nothing."""
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
-        rows, failures = fleet.each(lambda connection: _look(inventory, connection))
-    rows |= {name: _failed(error) for name, error in failures.items()}
+        rows, failures = fleet.each(lambda connection: look(inventory, connection))
+    return assemble(inventory, rows | {name: unseen(error) for name, error in failures.items()})
+
+
+def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
+    """The whole, by what was found on each host."""
+    rows = dict(rows)
     facts = {name: row.facts for name, row in rows.items() if row.facts}
     for other in foreign(inventory, facts):
         rows[other.host] = replace(rows[other.host], state="foreign", status=None, problem=other.text, fix="")
@@ -140,22 +148,27 @@ def ray_status(inventory: Inventory, emit: Emit) -> str:
         return NodeHandle(head, inventory.cluster).run(RAY_STATUS, 40).text
 
 
-def _look(inventory: Inventory, connection: HostConnection) -> _HostState:
+def look(inventory: Inventory, connection: HostConnection) -> HostState:
+    """What is on one host.
+
+    Raises:
+        HostError: it cannot be reached, or does not answer.
+    """
     # Connected here and not all at first: a host that hangs at its login holds up no other.
     try:
         connection.connect()
         facts = observe(inventory, connection)
     except ShellUnusable as error:
-        return _HostState(SHELL_ERROR, problem=error.detail, fix=error.hint or "")
+        return HostState(SHELL_ERROR, problem=error.detail, fix=error.hint or "")
     gpus = inventory.hosts[connection.name].gpu_number or found_gpus(facts, inventory.accelerator)
     problem = engine_problem(facts)
     if problem:
-        return _HostState(DOCKER_ERROR, gpus=gpus or None, problem=problem.text, fix=problem.fix)
+        return HostState(DOCKER_ERROR, gpus=gpus or None, problem=problem.text, fix=problem.fix)
     container = node_of(inventory.cluster, facts)
     if container is None:
-        return _HostState(MISSING, gpus=gpus, problem="the node is missing", fix="vcluster up", facts=facts)
+        return HostState(MISSING, gpus=gpus, problem="the node is missing", fix="vcluster up", facts=facts)
     short, role = container.id[:12], container.labels.get(ROLE, "")
-    row = _HostState(container.state, short, role, gpus, facts=facts)
+    row = HostState(container.state, short, role, gpus, facts=facts)
     if container.state != RUNNING:
         state = container.state if container.state in ("paused", "restarting") else STOPPED
         fix = f"on {connection.name}: docker unpause {container.name}" if state == "paused" else "vcluster up"
@@ -174,18 +187,19 @@ def _look(inventory: Inventory, connection: HostConnection) -> _HostState:
         return replace(row, state=UNKNOWN, problem=error.message, fix=error.hint or "")
     changed = last_change(handle) if role == "head" else None
     age = max(0.0, facts.clock - node.started)
-    return replace(row, state=RUNNING if node.status else STARTING, status=node.status, age=age, changed=changed)
+    state = RUNNING if node.status else STARTING
+    return replace(row, state=state, status=node.status, age=age, changed=changed, started=node.started)
 
 
-def _failed(error: VclusterError) -> _HostState:
+def unseen(error: VclusterError) -> HostState:
     """A host that could not be looked at: it cannot be reached only where SSH did not get there."""
     state = UNREACHABLE if isinstance(error, Unreachable | ConnectionLost) else UNKNOWN
     state = DOCKER_ERROR if state == UNKNOWN and "Docker" in error.message else state
     detail = error.detail if isinstance(error, HostError) else error.message
-    return _HostState(state, problem=detail, fix=error.hint or "")
+    return HostState(state, problem=detail, fix=error.hint or "")
 
 
-def _host(inventory: Inventory, name: str, row: _HostState, head: _HostState, expected: int | None) -> HostStatus:
+def _host(inventory: Inventory, name: str, row: HostState, head: HostState, expected: int | None) -> HostStatus:
     address = inventory.hosts[name].address
     role = "head" if name == inventory.head_name else "worker"
     counted = _counted(head, address)
@@ -207,7 +221,7 @@ def _host(inventory: Inventory, name: str, row: _HostState, head: _HostState, ex
 
 
 def _former(
-    inventory: Inventory, facts: Mapping[str, HostFacts], record: Record | None, head: _HostState
+    inventory: Inventory, facts: Mapping[str, HostFacts], record: Record | None, head: HostState
 ) -> tuple[HostStatus, ...]:
     """The members that left the inventory and may still hold a node; what is there now was not looked at."""
     return tuple(
@@ -230,7 +244,7 @@ def _alive(head: NodeStatus | None) -> list[RayNode]:
     return [node for node in head.ray.nodes if node.alive] if head else []
 
 
-def _counted(head: _HostState, address: str) -> int | None:
+def _counted(head: HostState, address: str) -> int | None:
     """The GPUs that Ray counts there: none where there is no head to count, unknown where it was not asked."""
     if head.status is None:
         return 0 if head.state in (MISSING, STOPPED) else None

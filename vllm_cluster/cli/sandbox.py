@@ -8,10 +8,26 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli.options import Json
-from vllm_cluster.cli.program import program
+from vllm_cluster.cli.program import Verb, program
 from vllm_cluster.cli.session import Session
-from vllm_cluster.cli.verbs import SANDBOX
 from vllm_cluster.text import count
+
+SANDBOX = {
+    "up": Verb(
+        "Verbs",
+        "sandbox:up",
+        "Create local hosts, a CPU image, a tiny model, an inventory.",
+        "The hosts are containers with an sshd and a Docker of their own.",
+        ("vcluster sandbox up --hosts 2 --gpus 2",),
+    ),
+    "down": Verb(
+        "Verbs",
+        "sandbox:down",
+        "Remove the local hosts and their folder.",
+        "Asks nothing, also while a model is served there. An inventory that was changed stays in the folder.",
+        examples=("vcluster sandbox down", "vcluster sandbox down --purge"),
+    ),
+}
 
 app = program(SANDBOX, "Create and remove a local test cluster.", add_completion=False)
 

@@ -1,4 +1,4 @@
-"""`vcluster status`."""
+"""`vcluster status`, and `vcluster top`, which is `vcluster status --watch`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,39 @@ import typer
 from vllm_cluster.cli.completion import remember_model
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
+from vllm_cluster.errors import UsageError
 
 EXIT_NOT_READY = 1
 EXIT_UNREACHABLE = 4
+INTERVAL_SECONDS = 2.0
+
+Interval = Annotated[
+    float, typer.Option("--interval", metavar="SECONDS", min=0.5, max=3600, help="Between two views, with --watch.")
+]
+Number = Annotated[
+    int | None,
+    typer.Option("--count", metavar="N", min=1, help="End after N views, with --watch.", show_default=False),
+]
 
 
 def status(
     inventory: InventoryPath = None,
     as_json: Json = False,
     ray: Annotated[bool, typer.Option("--ray", help="Print what ray status prints on the head.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again and again with its load, until Ctrl-C.")
+    ] = False,
+    interval: Interval = INTERVAL_SECONDS,
+    count: Number = None,
 ) -> None:
     """Show hosts, GPUs and the served model."""
+    if watch and ray:
+        raise UsageError("--ray and --watch exclude each other", hint="vcluster status --watch\nvcluster status --ray")
+    if not watch and (count is not None or interval != INTERVAL_SECONDS):
+        raise UsageError("--interval and --count need --watch", again=("--watch",))
+    if watch:
+        top(inventory, as_json, interval, count)
+        return
 
     def action(session: Session) -> None:
         loaded = session.load()
@@ -41,5 +63,24 @@ def status(
         if found.head and found.head.serve:
             remember_model(loaded.path, found.head.serve.model)
         raise SystemExit(EXIT_UNREACHABLE if found.unreachable else 0 if found.ready else EXIT_NOT_READY)
+
+    Session(inventory, as_json=as_json).run(action)
+
+
+def top(
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    interval: Interval = INTERVAL_SECONDS,
+    count: Number = None,
+) -> None:
+    """Show hosts, GPUs and tokens as they change."""
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        from vllm_cluster.actions.watch import watch
+        from vllm_cluster.cli.render.watch import writer
+
+        with writer(as_json=session.as_json, color=SETTINGS.color, paste=session.paste) as shown:
+            watch(loaded, interval, shown.show, number=count)
 
     Session(inventory, as_json=as_json).run(action)

@@ -73,14 +73,21 @@ VERBS = {
         _RUN,
         "status:status",
         "Show hosts, GPUs and the served model.",
-        "Problems are one line each; -v shows their whole text.",
-        ("vcluster status", "vcluster status --json"),
+        "Problems are one line each; -v shows their whole text. --watch is vcluster top.",
+        ("vcluster status", "vcluster status --json", "vcluster status --watch"),
         {
             0: "the cluster is as in the inventory, and the model that is to be served is ready",
-            1: "it is not",
-            2: "usage or inventory",
-            4: "not all hosts are reachable over SSH",
+            **{1: "it is not", 2: "usage or inventory", 4: "not all hosts are reachable over SSH"},
         },
+    ),
+    "top": Verb(
+        _RUN,
+        "status:top",
+        "Show hosts, GPUs and tokens as they change.",
+        "The same as vcluster status --watch: use, power and temperature of GPUs, tokens a second, requests, KV cache, "
+        "TTFT, TPOT. A lost host is a row with its reason. Without a terminal it prints a line each time.",
+        ("vcluster top", "vcluster top --json --count 2", "vcluster top --interval 10 > load.txt"),
+        {0: "after --count views; Ctrl-C ends with 130", 2: "usage or inventory"},
     ),
     "serve": Verb(
         _RUN,
@@ -224,6 +231,14 @@ VERBS = {
         ("vcluster down", "vcluster down --yes"),
         {0: "nothing of the cluster is left", 1: "failed, or the answer was no", **_LEASE},
     ),
+    "metrics": Verb(
+        _RUN,
+        "metrics:metrics",
+        "Write Prometheus targets, alert rules, a Grafana dashboard.",
+        "vLLM's own metrics. The API's key is in a file for its owner alone: after key --rotate run it again.",
+        ("vcluster metrics", "vcluster metrics --output /etc/prometheus/lab --target 10.0.0.11:8000"),
+        {3: "the cluster is not up", **_READ},
+    ),
     "logs": Verb(
         _LOOK,
         "logs:logs",
@@ -275,23 +290,6 @@ VERBS = {
         examples=("vcluster schema > inventory.schema.json",),
     ),
     "sandbox": Verb(_OTHER, "sandbox:app", "Create and remove a local test cluster."),
-}
-
-SANDBOX = {
-    "up": Verb(
-        "Verbs",
-        "sandbox:up",
-        "Create local hosts, a CPU image, a tiny model, an inventory.",
-        "The hosts are containers with an sshd and a Docker of their own.",
-        ("vcluster sandbox up --hosts 2 --gpus 2",),
-    ),
-    "down": Verb(
-        "Verbs",
-        "sandbox:down",
-        "Remove the local hosts and their folder.",
-        "Asks nothing, also while a model is served there. An inventory that was changed stays in the folder.",
-        examples=("vcluster sandbox down", "vcluster sandbox down --purge"),
-    ),
 }
 
 # What they do is asked of no cluster.

@@ -33,12 +33,16 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RemoteProgram:
-    """What to run, by a name for errors; one that `changes` the host is sent under the lease, and ends with it."""
+    """What to run, by a name for errors; one that `changes` the host is sent under the lease, and ends with it.
+
+    One that is read line by line for as long as it runs has no `max_bytes`.
+    """
 
     name: str
     argv: tuple[str, ...]
     changes: bool = False
     max_line: int = MAX_LINE
+    max_bytes: float = MAX_BYTES
 
 
 def python(where: str, name: str, *arguments: str, seconds: float) -> RemoteProgram:
@@ -159,7 +163,7 @@ class RunningProgram:
             self._lines.extend(lines)
 
     def _more(self, deadline: Deadline) -> bytes:
-        if len(self._rest) > self.program.max_line or self._received > MAX_BYTES:
+        if len(self._rest) > self.program.max_line or self._received > self.program.max_bytes:
             raise HostError(self.host, "its program printed too much")
         if not (left := deadline.left()):
             raise TimedOut(self.host, "its program did not answer in time")

@@ -12,7 +12,8 @@ import pytest
 
 from vllm_cluster.cli import edge, words
 from vllm_cluster.cli.app import app
-from vllm_cluster.cli.verbs import SANDBOX, VERBS
+from vllm_cluster.cli.sandbox import SANDBOX
+from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.errors import UsageError, VclusterError
 
 GROUPS = {"sandbox": ("up", "down")}

@@ -52,12 +52,12 @@ def show_status(
         good = host.state == "running" and host.counted == host.gpus
         out.write(f"{line}\n" if good else f"{yellow}{line}{end}\n")
     known = f" (id {status.id})" if status.id else ""
-    whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {_gpus(status)}{known}"
-    for line in (whole, *_serving(status)):
+    whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}{known}"
+    for line in (whole, *serving_lines(status)):
         out.write(f"{plain(line) if verbosity > 0 else _fitted(plain(line), width)}\n")
     if serve and serve.phase in ("failed", "backoff", "hung"):
         out.writelines(f"  fix: {plain(line)}\n" for line in paste("vcluster explain").splitlines())
-    for problem, fix in _problems(status, verbosity):
+    for problem, fix in problems(status, verbosity):
         out.write(f"{yellow}{problem if verbosity > 0 else cut(problem, width)}{end}\n")
         # A command is pasted whole.
         out.writelines(f"  fix: {plain(line)}\n" for line in paste(fix).splitlines())
@@ -87,7 +87,7 @@ def _row(host: HostStatus) -> dict[str, str]:
     return {title: plain(cell).replace("\n", " ") for title, cell in cells.items()}
 
 
-def _gpus(status: ClusterStatus) -> str:
+def gpus_text(status: ClusterStatus) -> str:
     """Of all hosts of the inventory, also of those that could not be asked."""
     own = [host for host in status.hosts if host.role in ("head", "worker")]
     counted = None if any(host.counted is None for host in own) else sum(host.counted or 0 for host in own)
@@ -99,7 +99,7 @@ def _number(value: int | None) -> str:
     return "?" if value is None else str(value)
 
 
-def _serving(status: ClusterStatus) -> Iterator[str]:
+def serving_lines(status: ClusterStatus) -> Iterator[str]:
     serve = status.head.serve if status.head else None
     if serve:
         yield from _served(serve, status.now)
@@ -138,7 +138,7 @@ def _ago(time: float, now: float | None) -> str:
     return "" if now is None else f" {age(max(0.0, now - time))} ago"
 
 
-def _problems(status: ClusterStatus, verbosity: int) -> Iterator[tuple[str, str]]:
+def problems(status: ClusterStatus, verbosity: int) -> Iterator[tuple[str, str]]:
     """Each problem with its remedy, once for all hosts that have it."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for host in status.hosts:

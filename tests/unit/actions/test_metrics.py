@@ -1,0 +1,154 @@
+"""What Prometheus and Grafana are given: every metric in it is one of the real ones, and the key is in one file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from ruamel.yaml import YAML
+
+from tests.support.paths import FIXTURES
+from tests.support.sim import make
+from vllm_cluster.actions import metrics as module
+from vllm_cluster.actions.metrics import MetricsFiles, metrics
+from vllm_cluster.errors import UsageError
+
+REAL = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
+SAMPLES = [sample for family in text_string_to_metric_families(REAL) for sample in family.samples]
+KEY = "sk-a-key-of-a-test"
+SELECTOR = re.compile(r'((?:vllm:)?[a-z0-9_]+)\{job="vcluster"([^}]*)\}')
+
+
+class Fleet:
+    """No host."""
+
+    def __init__(self, *_: object) -> None:
+        """Connects to nothing."""
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is served, and the tunnel: a test may change both."""
+    here: dict[str, Any] = {"serve": SimpleNamespace(host="127.0.0.1", port=8000), "tunnel": None}
+    node = SimpleNamespace(state=lambda: SimpleNamespace(serving=here["serve"]))
+    monkeypatch.setattr(module, "Fleet", Fleet)
+    monkeypatch.setattr(module, "reach_head", lambda *_: None)
+    monkeypatch.setattr(module, "read_key", lambda *_: KEY)
+    monkeypatch.setattr(module, "NodeHandle", lambda *_: node)
+    monkeypatch.setattr(module, "state", lambda *_: SimpleNamespace(running=lambda: here["tunnel"]))
+    return here
+
+
+def written(folder: Path, **options: Any) -> MetricsFiles:
+    """Write the files."""
+    return metrics(make.inventory(1), folder / "cache", folder / "monitoring", **options)
+
+
+def load(folder: Path, name: str) -> Any:
+    """A file as Prometheus and Grafana read it."""
+    text = (folder / "monitoring" / name).read_text()
+    return json.loads(text) if name.endswith(".json") else YAML(typ="safe", pure=True).load(text)
+
+
+def queries(folder: Path) -> Iterator[str]:
+    """Every expression of the rules and the dashboard."""
+    for rule in load(folder, "alerts.yml")["groups"][0]["rules"]:
+        yield rule["expr"]
+    for panel in load(folder, "dashboard.json")["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
+
+
+def test_each_metric_and_label_is_one_of_the_real_ones(served: dict[str, Any], tmp_path: Path) -> None:
+    written(tmp_path)
+    # Those that a request with an error would make have no series yet.
+    labels = {sample.name: set(sample.labels) for sample in SAMPLES} | {"up": set()}
+    found = [pair for query in queries(tmp_path) for pair in SELECTOR.findall(query)]
+    assert len(found) >= 25
+    for name, others in found:
+        assert name in labels, f"{name} is not a metric of vLLM"
+        used = set(re.findall(r"(\w+)=", others)) - {"cluster"}
+        assert used <= labels[name], f"{name} has no label {used - labels[name]}"
+    for query in queries(tmp_path):
+        assert set(re.findall(r"vllm:\w+", query)) <= {name for name, _ in SELECTOR.findall(query)}
+        assert query.count("(") == query.count(")")
+
+
+def test_prometheus_finds_the_cluster_with_its_key_from_a_file(served: dict[str, Any], tmp_path: Path) -> None:
+    done = written(tmp_path)
+    (job,) = load(tmp_path, "prometheus.yml")["scrape_configs"]
+    assert job["authorization"] == {"type": "Bearer", "credentials_file": "api-key"}
+    assert job["file_sd_configs"] == [{"files": ["targets.json"]}]
+    assert load(tmp_path, "prometheus.yml")["rule_files"] == ["alerts.yml"]
+    assert load(tmp_path, "targets.json") == [{"targets": ["127.0.0.1:8000"], "labels": {"cluster": "lab"}}]
+    key = tmp_path / "monitoring" / "api-key"
+    assert (key.read_text(), key.stat().st_mode & 0o777) == (KEY, 0o600)
+    assert [path.name for path in key.parent.iterdir() if KEY in path.read_text()] == ["api-key"]
+    assert (done.target, done.reached, done.kept) == ("127.0.0.1:8000", False, ())
+
+
+@pytest.mark.parametrize(
+    ("host", "tunnel", "option", "target", "reached"),
+    [
+        ("127.0.0.1", 40123, None, "127.0.0.1:40123", True),
+        ("10.0.0.1", None, None, "10.0.0.1:8000", True),
+        ("fd00::1", 40123, None, "[fd00::1]:8000", True),
+        ("127.0.0.1", None, "head:8000", "head:8000", True),
+        (None, None, None, "127.0.0.1:8000", False),
+    ],
+)
+def test_where_the_metrics_are(
+    served: dict[str, Any], tmp_path: Path, *, host: str, tunnel: int, option: str, target: str, reached: bool
+) -> None:
+    served["serve"] = SimpleNamespace(host=host, port=8000) if host else None
+    served["tunnel"] = SimpleNamespace(port=tunnel) if tunnel else None
+    done = written(tmp_path, target=option)
+    assert (done.target, done.reached) == (target, reached)
+
+
+def test_a_file_that_was_changed_is_kept_and_the_key_is_not(served: dict[str, Any], tmp_path: Path) -> None:
+    written(tmp_path)
+    folder = tmp_path / "monitoring"
+    (folder / "alerts.yml").write_text("groups: []\n")
+    (folder / "api-key").write_text("old")
+    (folder / "api-key").chmod(0o644)
+    done = written(tmp_path)
+    assert (done.kept, "api-key" in done.written) == (("alerts.yml",), True)
+    assert (folder / "alerts.yml").read_text() == "groups: []\n"
+    assert ((folder / "api-key").read_text(), (folder / "api-key").stat().st_mode & 0o777) == (KEY, 0o600)
+    assert written(tmp_path, force=True).kept == ()
+    assert load(tmp_path, "alerts.yml")["groups"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*module.TEMPLATES, "api-key", "targets.json"])
+
+
+def test_six_alerts_each_with_what_to_do(served: dict[str, Any], tmp_path: Path) -> None:
+    written(tmp_path)
+    rules = load(tmp_path, "alerts.yml")["groups"][0]["rules"]
+    names = ["Down", "Stalled", "Degraded", "KvCacheFull", "SlowFirstToken", "Restarts"]
+    assert [rule["alert"] for rule in rules] == [f"Vcluster{name}" for name in names]
+    assert all(
+        rule["annotations"]["description"] and "$labels.cluster" in rule["annotations"]["summary"] for rule in rules
+    )
+    panels = load(tmp_path, "dashboard.json")["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
+    assert len(set(places)) == len(places)
+    assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in panels)
+
+
+def test_a_folder_that_cannot_be_written_is_named(served: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "monitoring").write_text("a file")
+    with pytest.raises(UsageError, match="monitoring"):
+        written(tmp_path)

@@ -1,0 +1,138 @@
+"""What `status --watch` shows of a cluster in any state, at any size, to people and to programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.support.json_schemas import validate
+from vllm_cluster.actions.status import ClusterStatus, HostStatus
+from vllm_cluster.actions.watch import View
+from vllm_cluster.cli import status as verb
+from vllm_cluster.cli.render.watch import Lines, line, picture
+from vllm_cluster.core.counters import ModelLoad
+from vllm_cluster.core.load import GpuLoad, HostLoad
+from vllm_cluster.core.node_status import NodeStatus, Phase, RayNode, RayStatus, ServeStatus
+from vllm_cluster.errors import UsageError
+
+GIB = 1 << 30
+GPUS = tuple(GpuLoad(n, "NVIDIA H100", "", 90 + n, 70 * GIB, 80 * GIB, 500.0, 700.0, 60 + n) for n in range(8))
+LOAD = HostLoad(35.2, 96, 100 * GIB, 2048 * GIB, 8, GPUS)
+MODEL = ModelLoad(12, 3, 1843.2, 8.26, 4.5, 0.0, 71.4, 42.0, 0.116, 2.37, 0.0225, 0.065)
+HEAD = HostStatus("gpu1", "10.0.0.1", "head", "running", "0123456789ab", 8, 8, age_seconds=7300.0)
+WORKER = replace(HEAD, host="gpu2", address="10.0.0.2", role="worker")
+LOST = replace(WORKER, state="unreachable", counted=None, problem="no keepalive reply for 15 s", fix="ssh gpu2")
+
+
+def serving(phase: Phase = "ready") -> ServeStatus:
+    """A model of the head, asked for two hours ago."""
+    return ServeStatus(
+        *("1", "org/model", "org/model", "10.0.0.1", 8000, phase, "", None, 1000.0, 1, (16.0, 16.0)),
+        *(None, None, None, None),
+    )
+
+
+def view(*hosts: HostStatus, serve: ServeStatus | None = None, **more: object) -> View:
+    """A view of these hosts; those that run report their load."""
+    ray = RayStatus("up", 0, None, "2", tuple(RayNode(one.host, one.address, True, 8) for one in hosts))
+    up = all(one.state == "running" for one in hosts)
+    status = ClusterStatus("lab", "id", up, hosts, NodeStatus("head", 1.0, ray, serve), (), now=8200.0)
+    loads = {one.host: LOAD for one in hosts if one.state == "running"}
+    return View(1_800_000_000.0, status, **{"loads": loads, **more})  # type: ignore[arg-type]
+
+
+def shown(found: View, width: int, height: int = 50) -> list[str]:
+    """The lines of a picture."""
+    lines = [text for text, _ in picture(found, width, height, lambda fix: fix)]
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= height
+    return lines
+
+
+@pytest.mark.promise("P23")
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_picture_fits_its_terminal(width: int) -> None:
+    lines = shown(view(HEAD, LOST, serve=serving(), model=MODEL), width)
+    text = "\n".join(lines)
+    rows = {line.split()[0]: line.split() for line in lines if line}
+    assert rows["gpu1"][:2] == ["gpu1", "running"]
+    assert "94%" in rows["gpu1"], "the mean of eight GPUs"
+    assert rows["gpu2"][1] == "unreachable"
+    assert "gpu2: no keepalive reply for 15 s" in text
+    for part in ("tokens/s 1,843 in 8.3 out", "12 running, 3 waiting", "KV cache 71%", "prefix hits 42%"):
+        assert part in text
+    assert "TTFT 116 ms (p95 2.4 s)" in text
+    assert "TPOT 22 ms (p95 65 ms)" in text
+    assert ("4000/5600 W" in text) is (width >= 80)
+    assert ("100.0/2048 GiB" in text) is (width == 200)
+
+
+def test_each_gpu_has_a_row_where_there_is_room() -> None:
+    whole = shown(view(HEAD, WORKER, serve=serving(), model=MODEL), 80, 50)
+    assert sum(line.strip().startswith("GPU ") for line in whole) == 16
+    assert any("67°C" in line and "500/700 W" in line for line in whole)
+    low = shown(view(HEAD, WORKER, LOST, serve=serving(), model=MODEL), 80, 16)
+    assert not [line for line in low if line.strip().startswith("GPU ")]
+    assert any("no keepalive reply" in line for line in low), "a problem goes before single GPUs"
+
+
+def test_a_gpu_that_is_lost_is_named() -> None:
+    gone = GpuLoad(3, "NVIDIA H100", "GPU is lost", None, None, None, None, None, None)
+    lines = shown(view(HEAD, loads={"gpu1": replace(LOAD, gpus=(*GPUS[:3], gone))}), 80)
+    assert any(line.split() == ["GPU", "3", "error"] for line in lines)
+    lines = shown(view(HEAD, loads={"gpu1": replace(LOAD, gpus=(), error="its GPUs cannot be read: no driver")}), 80)
+    assert "gpu1: its GPUs cannot be read: no driver" in lines
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_start_has_its_phase_and_the_time_that_is_left(width: int) -> None:
+    text = "\n".join(shown(view(HEAD, WORKER, serve=serving("loading"), seconds_left=95.0), width))
+    assert "org/model: loading" in text
+    assert "about 1 min left" in text
+    assert "tokens/s" not in text
+
+
+def test_what_a_host_sends_steers_no_terminal() -> None:
+    evil = replace(HEAD, problem="\x1b[2Jgone\x07\r")
+    for text in (*shown(view(evil, metrics_error="\x1b]0;x\x07no"), 80), line(view(evil))):
+        assert "\x1b" not in text
+        assert "\x07" not in text
+
+
+def test_a_line_for_pipes(capsys: pytest.CaptureFixture[str]) -> None:
+    with Lines(as_json=False, paste=lambda fix: fix) as lines:
+        lines.show(view(HEAD, LOST, serve=serving(), model=MODEL))
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    for part in (
+        "lab is not up: ?/16 GPUs",
+        "org/model: ready",
+        "tokens/s 1,843 in",
+        "gpu2: unreachable: no keepalive",
+    ):
+        assert part in out
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        view(HEAD, LOST, serve=serving(), model=MODEL),
+        view(HEAD, serve=serving("loading"), seconds_left=3.0, metrics_error="timed out"),
+        view(HEAD, loads={"gpu1": replace(LOAD, cpu_percent=None, gpus=())}, model=ModelLoad()),
+    ],
+)
+def test_the_document_is_that_of_the_schema(found: View, capsys: pytest.CaptureFixture[str]) -> None:
+    with Lines(as_json=True, paste=lambda fix: f"{fix} -i a.yaml" if fix else "") as lines:
+        lines.show(found)
+    out = capsys.readouterr().out
+    validate(["top", "--json"], out)
+    validate(["status", "--watch", "--json"], out)
+    assert "ssh gpu2 -i a.yaml" in out or len(json.loads(out)["hosts"]) == 1
+
+
+@pytest.mark.parametrize("options", [{"ray": True, "watch": True}, {"count": 2}, {"interval": 5.0}])
+def test_options_that_do_not_go_together(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        verb.status(**options)  # type: ignore[arg-type]

@@ -1,0 +1,156 @@
+"""Rates and quantiles from vLLM's counters: what Prometheus' own reader reads, and answers that are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.paths import FIXTURES
+from vllm_cluster.core.counters import (
+    FIRST_TOKEN,
+    KV_CACHE,
+    MAX_SNAPSHOTS,
+    NEXT_TOKEN,
+    Counters,
+    ModelLoad,
+    Recent,
+    parse_counters,
+    quantile,
+)
+from vllm_cluster.remote.image.sample import LINES, NAMES
+
+REAL = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
+
+
+def theirs() -> Iterator[tuple[str, dict[str, str], float]]:
+    """Each number of the real /metrics, by Prometheus' own reader."""
+    for family in text_string_to_metric_families(REAL):
+        for row in family.samples:
+            yield row.name, row.labels, row.value
+
+
+def test_the_real_metrics_are_read_as_prometheus_reads_them() -> None:
+    ours = parse_counters(REAL, 0.0)
+    sums: dict[str, float] = {}
+    bounds: dict[str, dict[float, float]] = {}
+    for whole, labels, value in theirs():
+        name = whole.removeprefix("vllm:")
+        if name != whole:
+            if "le" in labels:
+                bounds.setdefault(name.removesuffix("_bucket"), {})[float(labels["le"])] = value
+            else:
+                sums[name] = sums.get(name, 0.0) + value
+    assert ours.values == pytest.approx(sums)
+    assert ours.buckets == bounds
+    assert ours.values["generation_tokens_total"] > 0
+    assert ours.buckets[FIRST_TOKEN][math.inf] > 0
+
+
+def test_what_a_node_passes_on_is_there_and_enough() -> None:
+    """A metric that another vLLM calls otherwise would be missing without an error."""
+    passed = "\n".join(LINES.findall(REAL))
+    ours, all_of_it = parse_counters(passed, 0.0), parse_counters(REAL, 0.0)
+    assert set(ours.values) == {
+        *("num_requests_running", "num_requests_waiting", KV_CACHE),
+        *("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total"),
+        *("num_preemptions_total", "request_success_total"),
+    }
+    assert ours.values.items() <= all_of_it.values.items()
+    assert set(ours.buckets) == {FIRST_TOKEN, NEXT_TOKEN}
+    assert len(passed) < 8_000
+    assert NAMES.count("(") == NAMES.count(")")
+
+
+def test_the_load_between_two_moments() -> None:
+    recent = Recent()
+    first = parse_counters(REAL, 100.0)
+    values = {name: value + 30 for name, value in first.values.items() if name.endswith("_total")}
+    values |= {"num_requests_running": 3.0, "num_requests_waiting": 2.0, KV_CACHE: 0.25, "prefix_cache_hits_total": 15}
+    later = Counters(110.0, values, {FIRST_TOKEN: {0.1: 10.0, 0.2: 20.0, math.inf: 20.0}, NEXT_TOKEN: {}})
+    recent.add("run", replace(first, buckets={}))
+    recent.add("run", later)
+    load = recent.load()
+    assert load == ModelLoad(3, 2, 3.0, 3.0, load.requests_per_second if load else 0, 3.0, 25.0, 50.0, 0.1, 0.19)
+
+
+def test_another_run_begins_from_nothing() -> None:
+    recent = Recent()
+    recent.add("first", Counters(0.0, {"generation_tokens_total": 1000.0}, {}))
+    recent.add("first", Counters(2.0, {"generation_tokens_total": 1100.0}, {}))
+    assert (load := recent.load())
+    assert load.generated_tokens_per_second == 50
+    recent.add("second", Counters(4.0, {"generation_tokens_total": 2000.0}, {}))
+    assert (load := recent.load())
+    assert load.generated_tokens_per_second is None
+    recent.add("second", Counters(6.0, {"generation_tokens_total": 3.0}, {}))
+    assert (load := recent.load())
+    assert load.generated_tokens_per_second is None, "it was started again, unnoticed"
+    recent.add("second", Counters(8.0, {"generation_tokens_total": 7.0}, {}))
+    assert (load := recent.load())
+    assert load.generated_tokens_per_second == 2
+    recent.clear()
+    assert recent.load() is None
+
+
+def test_rates_are_of_ten_seconds_and_quantiles_of_a_minute() -> None:
+    recent = Recent()
+    for second in range(0, 121, 2):
+        tokens = second if second <= 100 else 100 + (second - 100) * 5
+        buckets = {FIRST_TOKEN: {1.0: 5.0, 2.0: 5.0 + second, math.inf: 5.0 + second}}
+        recent.add("run", Counters(float(second), {"generation_tokens_total": float(tokens)}, buckets))
+    assert (load := recent.load())
+    assert load.generated_tokens_per_second == 5
+    assert load.first_token_p50_seconds == 1.5
+
+
+def test_a_host_that_floods_fills_no_memory() -> None:
+    recent = Recent()
+    for number in range(10 * MAX_SNAPSHOTS):
+        recent.add("run", Counters(number / 1e6, {}, {}))
+    assert len(recent._seen) == MAX_SNAPSHOTS
+
+
+@pytest.mark.parametrize(
+    ("share", "buckets", "found"),
+    [
+        # Those of Prometheus' own documentation of histogram_quantile: linear within the bucket.
+        (0.5, {1.0: 10.0, 2.0: 20.0, math.inf: 20.0}, 1.0),
+        (0.75, {1.0: 10.0, 2.0: 20.0, math.inf: 20.0}, 1.5),
+        (0.25, {1.0: 10.0, 2.0: 20.0, math.inf: 20.0}, 0.5),
+        (0.95, {1.0: 10.0, 2.0: 10.0, math.inf: 20.0}, 2.0),
+        (0.5, {1.0: 0.0, 2.0: 0.0, 4.0: 8.0, math.inf: 8.0}, 3.0),
+        (0.5, {1.0: 0.0, math.inf: 0.0}, None),
+        (0.5, {math.inf: 5.0}, None),
+        (0.5, {}, None),
+    ],
+)
+def test_quantiles(share: float, buckets: dict[float, float], found: float | None) -> None:
+    assert quantile(share, buckets) == found
+
+
+@given(st.dictionaries(st.floats(0.001, 100), st.integers(0, 50), min_size=1), st.floats(0.01, 0.99))
+def test_a_quantile_lies_within_its_bucket(sizes: dict[float, int], share: float) -> None:
+    count, buckets = 0, dict[float, float]()
+    for bound, size in sorted(sizes.items()):
+        count += size
+        buckets[bound] = float(count)
+    buckets[math.inf] = float(count)
+    found = quantile(share, buckets)
+    assert (found is None) == (count == 0)
+    if found is not None:
+        assert 0 <= found <= max(sizes)
+        bound = next(bound for bound in sorted(buckets) if buckets[bound] >= share * count)
+        below = max((other for other in sizes if other < bound), default=0.0)
+        assert below - 1e-9 <= found <= min(bound, max(sizes)) + 1e-9
+
+
+@given(st.text())
+def test_no_text_is_an_error(text: str) -> None:
+    parse_counters(text, 0.0)
+    parse_counters(f'vllm:x_total{{le="{text}"}} {text}\nvllm:kv_cache_usage_perc NaN', 0.0)

@@ -1,0 +1,86 @@
+"""What a node reports of its load: no sample is believed unread, and a start has an end that is known or unknown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from vllm_cluster.core.load import NodeSample, UnreadableSample, host_load, parse_sample, seconds_left
+from vllm_cluster.core.node_status import ServeStatus
+
+GPU = {
+    **{"index": 0, "name": "NVIDIA H100", "error": "", "use_percent": 97, "memory_used_bytes": 1 << 36},
+    **{"memory_total_bytes": 80 << 30, "power_watts": 512.5, "power_limit_watts": 700, "temperature_celsius": 61},
+}
+ROW: dict[str, Any] = {
+    **{"v": 1, "time": 1000.0, "boot": 50.0, "processors": [100, 400], "cores": 4, "memory": [10, 40], "ranks": 1},
+    **{"gpus": [GPU], "gpu_error": "", "status": "", "metrics": "", "metrics_error": "", "seconds_before": None},
+}
+
+
+def sample(**more: object) -> NodeSample:
+    """A sample, and what is other about it."""
+    return parse_sample({**ROW, **more})
+
+
+def test_a_sample_is_read_as_it_is() -> None:
+    assert asdict(sample()) == {**ROW, "processors": (100, 400), "memory": (10, 40), "gpus": (GPU,)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("v", 2),
+        ("time", float("nan")),
+        ("boot", "soon"),
+        ("processors", [1]),
+        ("memory", [-1, 10]),
+        ("gpus", [{**GPU, "use_percent": float("inf")}]),
+        ("gpus", {"index": 0}),
+        ("ranks", None),
+        ("status", 7),
+        ("metrics", ["a"]),
+    ],
+)
+def test_what_is_no_sample_is_refused_by_its_key(key: str, value: object) -> None:
+    with pytest.raises(UnreadableSample, match=f"^{key}"):
+        sample(**{key: value})
+
+
+def test_how_busy_a_host_is() -> None:
+    before, now = sample(), sample(processors=[150, 500], gpu_error="no driver")
+    load = host_load(before, now, gpus=True)
+    assert (load.cpu_percent, load.memory_used_bytes, load.memory_total_bytes) == (50, 10, 40)
+    assert load.error == "its GPUs cannot be read: no driver"
+    assert host_load(before, now, gpus=False).error == "", "a CPU has no such driver"
+    assert host_load(None, now, gpus=True).cpu_percent is None
+    assert host_load(now, before, gpus=True).cpu_percent is None, "the host was started again"
+
+
+def serving(phase: str, **more: object) -> ServeStatus:
+    """A model in a phase since 1000."""
+    words: dict[str, object] = {
+        **{"generation": "1", "model": "org/model", "name": "org/model", "host": "::1", "port": 8000, "phase": phase},
+        **{"detail": "", "progress": None, "since": 1000.0, "attempt": 1, "gpus": (4, 4), "first_failure": None},
+        **{"failure": None, "ready_at": None, "seconds_to_ready": None},
+    }
+    return ServeStatus(**{**words, **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("serve", "before", "left"),
+    [
+        (serving("ready"), 100.0, None),
+        (serving("waiting"), 100.0, None),
+        (serving("loading", phases=(("waiting", 500.0), ("importing", 30.0))), 100.0, 60.0),
+        (serving("loading", phases=(("importing", 95.0),)), 100.0, None),
+        (serving("loading", progress=(2, 8)), None, 30.0),
+        (serving("loading", progress=(0, 8)), None, None),
+        (serving("loading", progress=(8, 8)), None, None),
+        (serving("profiling", progress=(8, 8)), None, None),
+    ],
+)
+def test_how_long_a_start_still_takes(serve: ServeStatus, before: float | None, left: float | None) -> None:
+    assert seconds_left(serve, 1010.0, before) == left

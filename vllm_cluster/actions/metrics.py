@@ -1,0 +1,103 @@
+"""Files for Prometheus and Grafana: where vLLM's metrics are, the key in a file of its own, alerts and a dashboard."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from vllm_cluster.actions.endpoint import state
+from vllm_cluster.actions.tunnel import reach_head, read_key
+from vllm_cluster.backends.ray import host_port
+from vllm_cluster.errors import UsageError
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.laptop import meaning
+from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+TARGETS, KEY = "targets.json", "api-key"
+# People change these: a limit, a panel.
+TEMPLATES = ("prometheus.yml", "alerts.yml", "dashboard.json")
+LOOPBACK = ("127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class MetricsFiles:
+    """What was written where; `kept` are files that were changed and left as they are.
+
+    `target` is where Prometheus finds the metrics, `reached` whether it is known that something listens there.
+    """
+
+    folder: Path
+    target: str
+    reached: bool
+    written: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def metrics(
+    inventory: Inventory,
+    cache: Path,
+    folder: Path,
+    *,
+    target: str | None = None,
+    force: bool = False,
+    runtime: Runtime = SYSTEM,
+) -> MetricsFiles:
+    """Write the files for the cluster's Prometheus; the key and the target always, the others where they are new.
+
+    Raises:
+        PreflightFailed: the cluster has no key, since it is not up.
+        UsageError: they cannot be written there.
+    """
+    with Fleet(inventory, runtime) as fleet:
+        head = reach_head(inventory, fleet)
+        key = read_key(inventory, head)
+        serve = NodeHandle(head, inventory.cluster).state().serving
+    exposed = serve is not None and serve.host not in LOOPBACK
+    if target is None and serve is not None and exposed:
+        where, reached = host_port(serve.host, serve.port), True
+    elif target is None:
+        tunnel = state(inventory, cache).running()
+        where, reached = f"127.0.0.1:{tunnel.port if tunnel else inventory.ports.api}", tunnel is not None
+    else:
+        where, reached = target, True
+    try:
+        written, kept = _write(folder, _contents(inventory.cluster, where, key), force=force)
+    except OSError as error:
+        found = meaning(error)
+        raise UsageError(found.message, hint=found.hint) if found else error from None
+    return MetricsFiles(folder, where, reached, written, kept)
+
+
+def _contents(cluster: str, target: str, key: str) -> dict[str, str]:
+    """The text of each file."""
+    folder = files("vllm_cluster.backends").joinpath("monitoring")
+    templates = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in TEMPLATES}
+    targets = [{"targets": [target], "labels": {"cluster": cluster}}]
+    return {KEY: key, TARGETS: json.dumps(targets, indent=1) + "\n", **templates}
+
+
+def _write(folder: Path, contents: dict[str, str], *, force: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write the files whole, the key for its owner alone; those that were written, and those that were kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written, kept = list[str](), list[str]()
+    for name, text in contents.items():
+        path = folder / name
+        there = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+        if name in TEMPLATES and there not in (None, text) and not force:
+            kept.append(name)
+            continue
+        if there != text or name == KEY:
+            # Beside it and renamed: Prometheus reads these files at any moment.
+            new = folder / f".{name}.new"
+            new.unlink(missing_ok=True)
+            mode = 0o600 if name == KEY else 0o644
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+                file.write(text)
+            new.replace(path)
+        written.append(name)
+    return tuple(written), tuple(kept)

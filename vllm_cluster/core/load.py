@@ -1,0 +1,135 @@
+"""What a node reports of its load, as its samples have it; and how long a start may still take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from vllm_cluster.core.node_status import Number, ServeStatus
+
+Positive = Annotated[Number, Field(ge=0)]
+# The phases of a start, in which it makes sense to ask how long it still takes.
+STARTING = (
+    "starting",
+    "importing",
+    "joining",
+    "downloading",
+    "loading",
+    "compiling",
+    "profiling",
+    "capturing",
+    "probing",
+)
+
+
+@dataclass(frozen=True)
+class GpuLoad:
+    """One GPU now; None is what its driver does not report, `error` why it cannot be asked."""
+
+    index: int
+    name: str
+    error: str
+    use_percent: Positive | None
+    memory_used_bytes: Positive | None
+    memory_total_bytes: Positive | None
+    power_watts: Positive | None
+    power_limit_watts: Positive | None
+    temperature_celsius: Number | None
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """One sample of a node: `time` is its host's clock, `boot` the seconds since that host started.
+
+    `processors` are ticks busy and in all, `memory` bytes used and in all; `status` is the text of its status.json,
+    `metrics` lines of vLLM's /metrics. `seconds_before` is how long the last start of this model took.
+    """
+
+    v: Literal[1]
+    time: Number
+    boot: Number
+    processors: tuple[Positive, Positive] | None
+    cores: int
+    memory: tuple[Positive, Positive] | None
+    ranks: int
+    gpus: tuple[GpuLoad, ...]
+    gpu_error: str
+    status: str
+    metrics: str
+    metrics_error: str
+    seconds_before: Positive | None
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """How busy a host is: its processors, memory and GPUs, and the ranks of the model that run there."""
+
+    cpu_percent: float | None
+    cores: int
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    ranks: int
+    gpus: tuple[GpuLoad, ...]
+    error: str = ""
+
+
+class UnreadableSample(ValueError):
+    """A sample that is not one."""
+
+
+def parse_sample(row: Mapping[str, Any]) -> NodeSample:
+    """Read a sample as a node prints it.
+
+    Raises:
+        UnreadableSample: it is not one.
+    """
+    try:
+        return _SAMPLE.validate_python(row)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise UnreadableSample(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+_SAMPLE = TypeAdapter(NodeSample)
+
+
+def host_load(before: NodeSample | None, now: NodeSample, *, gpus: bool) -> HostLoad:
+    """How busy a host is between two samples; `gpus` is whether it should have any."""
+    used, total = now.memory or (None, None)
+    return HostLoad(
+        _busy(before, now),
+        now.cores,
+        None if used is None else int(used),
+        None if total is None else int(total),
+        now.ranks,
+        now.gpus,
+        f"its GPUs cannot be read: {now.gpu_error}" if gpus and now.gpu_error else "",
+    )
+
+
+def _busy(before: NodeSample | None, now: NodeSample) -> float | None:
+    """The share of all processors that was busy, in percent."""
+    if before is None or before.processors is None or now.processors is None:
+        return None
+    busy, total = (later - earlier for earlier, later in zip(before.processors, now.processors, strict=True))
+    return min(100.0, max(0.0, 100 * busy / total)) if total > 0 else None
+
+
+def seconds_left(serve: ServeStatus, now: float, seconds_before: float | None) -> float | None:
+    """About how long a start still takes: by the last start of this model, else by the shards of this phase.
+
+    None where neither is known, or it takes longer than the last one did.
+    """
+    if serve.phase not in STARTING:
+        return None
+    elapsed = max(0.0, now - serve.since)
+    if seconds_before is not None:
+        passed = sum(seconds for phase, seconds in serve.phases if phase != "waiting") + elapsed
+        return seconds_before - passed if passed < seconds_before else None
+    done, total = serve.progress or (0, 0)
+    if serve.phase != "loading" or not 0 < done < total:
+        return None
+    return elapsed * (total - done) / done
