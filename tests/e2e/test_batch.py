@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.batches import answers, write_requests
+from tests.support.breaks import root
 from tests.support.hosts import Sandbox
 from tests.support.waiting import until
 
@@ -19,13 +21,18 @@ def rows(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def reach(output: Path, wanted: int, client: subprocess.Popen[str]) -> None:
+    """Wait for so many answers of a client that still runs."""
+    until(lambda: rows(output) >= wanted or client.poll() is not None, 1800, every=0.01)
+    assert client.poll() is None, f"the batch ended by itself after {rows(output)} requests"
+
+
 def kill_after(sandbox: Sandbox, source: Path, output: Path, more: int) -> None:
-    """Kill a run at once when it has answered so many more requests."""
+    """Kill a run when it has answered so many more requests, one by one: it has seconds of work left."""
     wanted = rows(output) + more
-    client = sandbox.start("batch", str(source), "-o", str(output), "--json", "--concurrency", "4")
+    client = sandbox.start("batch", str(source), "-o", str(output), "--json", "--concurrency", "1")
     try:
-        until(lambda: rows(output) >= wanted or client.poll() is not None, 120, every=0.01)
-        assert client.poll() is None, "the batch ended before it was killed"
+        reach(output, wanted, client)
         os.kill(client.pid, signal.SIGKILL)
     finally:
         client.kill()
@@ -47,3 +54,49 @@ def test_a_batch_that_was_killed_is_continued(cluster: Sandbox, tmp_path: Path) 
     assert again.event("result")["answered"] == 30
     other = cluster.vcluster("batch", str(source), "-o", str(output), "--seed", "1")
     assert (other.code, "holds the answers to another input" in other.err) == (2, True)
+
+
+IN = "docker exec vcluster-sandbox"
+# After each eighth of the requests: the client is killed (None), or a part of the cluster on a host.
+RANK = ("gpu2", f"{IN} pkill -9 -f RayWorker")
+ENDPOINT = ("gpu1", f"{IN} pkill -9 -f 'vllm serve'")
+KILLS = (None, RANK, None, None, ENDPOINT, None, None)
+
+
+def answer_through_kills(sandbox: Sandbox, source: Path, output: Path, count: int) -> None:
+    """Answer all, through five kills of the client, one of a rank and one of the endpoint."""
+
+    def begin() -> subprocess.Popen[str]:
+        return sandbox.start("-q", "batch", str(source), "-o", str(output))
+
+    client = begin()
+    try:
+        for part, kill in enumerate(KILLS, 1):
+            reach(output, count * part // (len(KILLS) + 1), client)
+            if kill:
+                root(sandbox, *kill)
+                continue
+            client.kill()
+            client.communicate(timeout=60)
+            client = begin()
+        _, words = client.communicate(timeout=3600)
+        assert client.returncode == 0, words
+    finally:
+        client.kill()
+        client.communicate(timeout=60)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(7200)
+@pytest.mark.cluster("serving")
+def test_ten_thousand_requests_are_answered_once_through_seven_kills(
+    cluster: Sandbox, tmp_path: Path, count: int = 10_000
+) -> None:
+    """With the answers of a run without any kill."""
+    source = write_requests(tmp_path / "in.jsonl", count, 8)
+    calm, killed = tmp_path / "calm.jsonl", tmp_path / "killed.jsonl"
+    cluster.vcluster("-q", "batch", str(source), "-o", str(calm), seconds=3600).ok()
+    answer_through_kills(cluster, source, killed, count)
+    expected, found = answers(calm), answers(killed)
+    assert len(found) == count
+    assert found == expected
