@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vllm_cluster.actions.ask import ready
 from vllm_cluster.actions.tunnel import address_of, answers, no_passage, reach_head, read_key
@@ -23,6 +23,19 @@ from vllm_cluster.run.runtime import Runtime
 POLL_SECONDS, PROBE_SECONDS = 2.0, 30.0
 
 
+class OpenForward(Protocol):
+    """A port of the head, brought here."""
+
+    @property
+    def local_port(self) -> int:
+        """The port here."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening."""
+        ...
+
+
 class HeadApi:
     """The API of the model on the head, and the way to it: it is opened again as often as it breaks."""
 
@@ -30,6 +43,8 @@ class HeadApi:
         self._inventory, self._emit, self._wait, self._runtime = inventory, emit, wait, runtime
         self._open = ExitStack()
         self._head: HostConnection | None = None
+        self._forwarded: OpenForward | None = None
+        self._where = ("", 0)
         self._serve: ServeStatus
 
     def __enter__(self) -> HeadApi:
@@ -39,12 +54,12 @@ class HeadApi:
             self._forward(head, self._serve)
             self._probe()
         except BaseException:
-            self._open.close()
+            self._drop()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        self._drop()
 
     @property
     def model(self) -> str:
@@ -136,12 +151,22 @@ class HeadApi:
 
     def _drop(self) -> None:
         self._head = None
+        self._close_forward()
         self._open.close()
 
     def _forward(self, head: HostConnection, serve: ServeStatus) -> None:
-        forward = head.transport.forward(serve.port, 0, remote_host=address_of(serve))
-        self._open.callback(forward.close)
-        self.endpoint = ApiAddress(forward.local_port, self._key)
+        """Bring the API here, where it is not: recoveries in which nothing moved leave no port behind."""
+        where = address_of(serve), serve.port
+        if self._forwarded is None or self._where != where:
+            self._close_forward()
+            self._forwarded = head.transport.forward(serve.port, 0, remote_host=where[0])
+            self._where = where
+        self.endpoint = ApiAddress(self._forwarded.local_port, self._key)
+
+    def _close_forward(self) -> None:
+        if self._forwarded:
+            self._forwarded.close()
+        self._forwarded = None
 
     def _probe(self) -> None:
         """Ask for the models, with the key as it is now.
@@ -157,7 +182,9 @@ class HeadApi:
             try:
                 found = read(*connection.ask("GET", "/v1/models"))
             except (OSError, HTTPException) as error:
-                if not answers(self.endpoint.port):
+                passes = answers(self.endpoint.port)
+                self._close_forward()
+                if not passes:
                     raise no_passage(head, self._serve) from None
                 raise HostError(head.name, f"api: {error}") from None
             finally:

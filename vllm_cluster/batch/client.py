@@ -47,6 +47,11 @@ class Outcome:
         return OK < self.status < INTERNAL and self.status not in (UNAUTHORIZED, TOO_SLOW, TOO_MANY)
 
     @property
+    def lacks_model(self) -> bool:
+        """Whether the server lacks the model, rather than the path."""
+        return self.status == NOT_FOUND and "error" in self.body
+
+    @property
     def busy(self) -> bool:
         """Whether the server lives, and asks to come again."""
         return self.status in (TOO_SLOW, TOO_MANY)
@@ -111,7 +116,7 @@ def read(status: int, raw: bytes) -> Outcome:
     error = body.get("error")
     if status == OK and error and not body.get("id"):
         status = INTERNAL
-    message = error.get("message") if isinstance(error, dict) else error
+    message = error.get("message") if isinstance(error, dict) else error or body.get("detail")
     return Outcome(status, body, str(message or "")[:2000] if status != OK else "")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vllm_cluster.batch.client import NOT_FOUND, OK, UNAUTHORIZED, ApiAddress, ApiConnection, Outcome, Threads
+from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, ApiConnection, Outcome, Threads
 from vllm_cluster.batch.concurrency import CEILING, Concurrency, Load, read_load
 from vllm_cluster.batch.lines import BadLine, BatchLine, Place, answer_row, error_row, parse
 from vllm_cluster.batch.output import RowFile
@@ -171,8 +171,8 @@ class Engine:
             self._output.append(answer_row(one.line, outcome.body))
             usage = outcome.body.get("usage")
             self.meter.add_answer(usage if isinstance(usage, Mapping) else {})
-        elif outcome.refused and (outcome.status != NOT_FOUND or one.line.own_model):
-            self._fail(one.line.place, one.line.custom_id, outcome.status, "refused", outcome.message)
+        elif outcome.refused and not (outcome.lacks_model and not one.line.own_model):
+            self._refuse(one, outcome)
         else:
             self._again(one, outcome)
 
@@ -182,17 +182,23 @@ class Engine:
         if one.epoch == self._epoch and not outcome.busy:
             before = self._server.endpoint
             self._server.recover(why)
-            if outcome.status in (UNAUTHORIZED, NOT_FOUND) and self._server.endpoint == before and one.attempts > 1:
+            if outcome.status == UNAUTHORIZED and self._server.endpoint == before and one.attempts > 1:
                 raise BatchProblem(f"the server refuses the requests: {why}", hint="vcluster status")
             self._epoch += 1
             self._threads.endpoint = self._server.endpoint
             self.concurrency.restart()
+        if outcome.lacks_model:  # though the model is still the same one
+            self._refuse(one, outcome)
+            return
         if one.attempts >= ATTEMPTS:
             status = outcome.status if outcome.status > OK else None
             self._fail(one.line.place, one.line.custom_id, status, "no_answer", f"{why} ({ATTEMPTS} attempts)")
             return
         pause = min(PAUSE_MAX, 2.0 ** (one.attempts - 1)) * (0.5 + random.random() / 2)  # noqa: S311
         heapq.heappush(self._later, (time.monotonic() + pause, next(self._numbers), one))
+
+    def _refuse(self, one: _Open, outcome: Outcome) -> None:
+        self._fail(one.line.place, one.line.custom_id, outcome.status, "refused", outcome.message)
 
     def _fail(self, place: Place, custom_id: str | None, status: int | None, code: str, message: str) -> None:
         self._errors.append(error_row(place, custom_id, status, code, message))

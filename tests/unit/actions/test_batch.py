@@ -58,7 +58,10 @@ class World:
 
     def close(self) -> None: ...
 
+    forwards = 0
+
     def forward(self, *_: object, **__: object) -> World:
+        self.forwards += 1
         return self
 
     local_port = 1
@@ -172,6 +175,14 @@ def test_a_model_that_is_ready_and_answers_nothing_is_waited_for(monkeypatch: py
         "waiting for llama: gpu1: api: 500",
         "llama answers again",
     ]
+
+
+def test_a_recovery_in_which_nothing_moved_opens_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World([READY])
+    with opened(world, monkeypatch) as api:
+        for _ in range(100):
+            api.recover("HTTP 500")
+    assert world.forwards == 1
 
 
 def test_a_rotated_key_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,6 +211,23 @@ def test_what_is_refused_goes_to_the_errors_with_its_line(tmp_path: Path) -> Non
     assert (texts(rows), errors, meter.before, meter.answered) == (ALL, [], 39, 1)
 
 
+MISSING = {"error": {"message": "The model `m` does not exist"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "recoveries"), [({"detail": "Not Found"}, 0), (MISSING, 1)], ids=["no such path", "no such model"]
+)
+def test_a_404_is_asked_again_only_where_the_model_may_have_been_replaced(
+    tmp_path: Path, body: dict[str, Any], recoveries: int
+) -> None:
+    with serving(Api(lambda prompt, _: (404, body) if prompt == "p3" else answer(prompt))) as api:
+        way = Way(ApiAddress(api.port, KEY))
+        rows, errors, _ = run(tmp_path, api, PROMPTS, way)
+    assert (len(rows), api.asked["p3"], len(way.recovered)) == (39, 1, recoveries)
+    assert errors[0]["error"]["code"] == "refused"
+    assert errors[0]["error"]["message"] in ("Not Found", "The model `m` does not exist")
+
+
 def test_a_request_that_never_gets_an_answer_is_given_up(tmp_path: Path) -> None:
     with serving(Api(lambda prompt, _: (500, {"error": "boom"}) if prompt == "p3" else answer(prompt))) as api:
         rows, errors, _ = run(tmp_path, api, PROMPTS)
