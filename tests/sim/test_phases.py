@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+from functools import partial
+from typing import Any
+
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
-from vllm_cluster.actions.serve import ASK
+from vllm_cluster.actions import check
+from vllm_cluster.actions.down import DOWN
+from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
+from vllm_cluster.actions.rollback import ROLLBACK, rollback
+from vllm_cluster.actions.serve import SERVE
+from vllm_cluster.actions.stop import STOP
 from vllm_cluster.actions.up import UP
 from vllm_cluster.core.plan import SecretsWritten
+from vllm_cluster.events import Emit
+from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import hold
+from vllm_cluster.run.observe import observe
+from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
 
@@ -25,12 +40,48 @@ def names(phases: tuple[object, ...]) -> list[str]:
     return [phase.__name__.replace("_", " ") for phase in phases]  # type: ignore[attr-defined]
 
 
+def do_rollback(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+    """`vcluster rollback --yes`."""
+    return rollback(inventory, emit, confirm=lambda _: True, runtime=runtime)
+
+
+@pytest.mark.parametrize("phases", [UP, SERVE, ROLLBACK, STOP, DOWN], ids=lambda phases: "+".join(names(phases)))
+def test_what_changes_is_confirmed_then_leased_then_compared_again(phases: tuple[object, ...]) -> None:
+    at = phases.index(confirm)
+    assert phases[at : at + 3] == (confirm, lock, compare_again)
+    assert phases.index(unlock) > at + 3, "something changes under the lease"
+
+
+@pytest.mark.parametrize("name", ["SERVE", "ROLLBACK", "STOP", "DOWN", "CHECK"])
+def test_the_page_of_the_architecture_shows_the_tuple(name: str) -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    shown = dict(re.findall(r"^([A-Z]+) = \((.+)\)$", page, re.MULTILINE))
+    module = importlib.import_module(f"vllm_cluster.actions.{name.lower()}")
+    written = shown[name].replace("*ASK", shown["ASK"]).split(", ")
+    assert written == [phase.__name__ for phase in getattr(module, name)]
+
+
+def test_each_phase_of_check_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What runs on the hosts beside Docker is not played here.
+    monkeypatch.setattr(check, "run_link_test", lambda *_: ([], []))
+    monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
+    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [])
+    world = make.world((2, 2))
+    with lab.inside(world):
+        verb = lambda inventory, emit, runtime: check.check(inventory, emit, runtime=runtime)  # noqa: E731
+        assert gone_through(lab.run(world, INVENTORY, verb)) == names(check.CHECK)
+
+
 def test_each_phase_is_an_event() -> None:
     world = make.world((2, 2))
     with lab.inside(world):
         assert gone_through(lab.run(world, INVENTORY, lab.do_up)) == names(UP)
         assert gone_through(lab.run(world, INVENTORY, lab.do_up)) == names(UP)
-        assert gone_through(lab.run(world, INVENTORY, lab.do_serve)) == names(ASK)
+        assert gone_through(lab.run(world, INVENTORY, lab.do_serve)) == names(SERVE)
+        assert gone_through(lab.run(world, INVENTORY, partial(lab.do_serve, model="org/other"))) == names(SERVE)
+        assert gone_through(lab.run(world, INVENTORY, do_rollback)) == names(ROLLBACK)
+        assert gone_through(lab.run(world, INVENTORY, lab.do_stop)) == names(STOP)
+        assert gone_through(lab.run(world, INVENTORY, lab.do_down)) == names(DOWN)
 
 
 def test_what_plan_shows_is_what_up_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,16 +96,18 @@ class Stops:
 class Consent:
     """One verb's question and its answer: nothing is stopped beyond what was confirmed."""
 
-    def __init__(self, confirm: Confirm, cluster: str, *, then: str = "") -> None:
-        self._confirm, self._cluster, self._then = confirm, cluster, then
+    def __init__(self, confirm: Confirm, cluster: str) -> None:
+        self._confirm, self._cluster = confirm, cluster
         self._confirmed: Stops | None = None
 
     def covers(self, stops: Stops) -> bool:
         """Whether this may be stopped without another question."""
         return not stops.anything or (self._confirmed is not None and stops.within(self._confirmed))
 
-    def ask(self, stops: Stops) -> None:
+    def ask(self, stops: Stops, then: str = "") -> None:
         """Ask before anything is stopped; nothing where nothing is, or where it was confirmed already.
+
+        `then` is what follows, for the question: ` and serve lab/llama`.
 
         Raises:
             Aborted: the answer is no.
@@ -114,7 +116,7 @@ class Consent:
         first = self._confirmed is None
         if not self.covers(stops):
             changes = "; ".join(change.text for change in stops.changes)
-            what = f"{stops.what(self._cluster)}{self._then}" + (f" ({changes})" if changes else "")
+            what = f"{stops.what(self._cluster)}{then}" + (f" ({changes})" if changes else "")
             answer = self._confirm(f"Stop {what}?")
             if answer is None:
                 raise _refused(what, first=first)

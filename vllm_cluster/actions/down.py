@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from vllm_cluster.actions import phases
 from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
+from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
 from vllm_cluster.checks.docker import foreign as foreign_findings
 from vllm_cluster.checks.docker import name_taken
 from vllm_cluster.checks.registry import engine_problem
@@ -16,11 +19,11 @@ from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.spec import CLUSTER, node_name
 from vllm_cluster.errors import FleetError, HostError, VclusterError, combine
-from vllm_cluster.events import Emit, Event, waiting
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.lease import Lease, in_order
+from vllm_cluster.run.lease import in_order
 from vllm_cluster.run.members import by_hand, look_at_former, unreadable
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -35,59 +38,126 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
             of the same name that is not this one is on the hosts. Nothing was touched.
         Unreachable, FleetError: on some hosts it could not be done; on the others it was.
     """
-    with Fleet(inventory, runtime) as fleet:
-        emit(Event("phase", f"connecting to {count(len(inventory.hosts), 'host')}"))
-        connected, failures = fleet.connect()
-        facts, more = fleet.each(lambda connection: _observe(inventory, connection), connected)
-        failures = {**failures, **more}
-        for name, error in failures.items():
-            emit(Event("failed", error.message, name))
-        _refuse_foreign(inventory, facts)
-        found = record_of(inventory, facts)
-        if found and found.problem:
-            emit(Event("warning", unreadable(found.problem), found.host))
-        left, lost = look_at_former(inventory, fleet, former(inventory, facts, found.record if found else None))
-        identity = cluster_id(inventory, facts)
-        for name, error in lost.items():
-            emit(Event("failed", f"{error.message}; {by_hand(Owner(inventory.cluster, identity), name)}", name))
-        facts, failures = {**facts, **left}, {**failures, **lost}
-        for finding in name_taken(inventory, facts):
-            emit(Event("warning", f"{finding.text}; it is kept", finding.host))
-        objects = _ClusterObjects(inventory, identity, facts)
-        consent = Consent(confirm, inventory.cluster, then=" and remove the cluster")
-        removed: dict[str, Counter[str]] | None = None
-        while facts and removed is None:
-            stops, lost = _stops(objects, fleet, facts)
-            if not lost:
-                consent.ask(stops)
-                with Lease(in_order(fleet, facts), inventory.cluster, "down") as lease:
-                    lost = _try_all(lease, wait, emit)
-                    if not lost:
-                        stops, lost = _stops(objects, fleet, facts)
-                    if not lost and consent.covers(stops):
-                        removed, lost = _remove(objects, fleet, facts, emit)
-                    if lost:
-                        lease.refuse_given_up()
-            # A host that cannot be asked, leased or cleaned stays as it is; the others are cleaned.
-            facts, failures = {name: entry for name, entry in facts.items() if name not in lost}, {**failures, **lost}
-        total = sum(found.total() for found in (removed or {}).values())
-        if failures:
-            raise combine(failures).with_hosts(inventory.hosts)
-        if inventory.api_key is None and "api-key" in kept_secrets(inventory, facts):
-            emit(Event("note", "the API key is removed too; the next vcluster up makes a new one"))
-    emit(Event("result", _result(inventory, facts, removed or {}), data={"removed": total}))
-    return total
+    state = DownState(
+        inventory=inventory,
+        emit=emit,
+        runtime=runtime,
+        verb="down",
+        consent=Consent(confirm, inventory.cluster),
+        then=" and remove the cluster",
+        wait=wait,
+    )
+    return phases.run(DOWN, state, report=_report).total
 
 
-def _try_all(lease: Lease, wait: float, emit: Emit) -> dict[str, VclusterError]:
-    """Take the lease; where that cannot be done, and why: then it is held nowhere."""
-    try:
-        lease.acquire(wait, waiting(emit))
-    except (HostError, FleetError) as error:
+@dataclass(frozen=True, kw_only=True)
+class DownState(phases.ChangingState):
+    """What the phases of `down` know.
+
+    `facts` has the hosts that are cleaned: one that cannot be asked, leased or cleaned moves to `failures` and stays
+    as it is, and the others are cleaned.
+    """
+
+    facts: Mapping[str, HostFacts] = field(default_factory=dict)
+    failures: Mapping[str, VclusterError] = field(default_factory=dict)
+    objects: ClusterObjects = phases.LATER
+    removed: Mapping[str, Counter[str]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """How many containers and volumes were removed."""
+        return sum(found.total() for found in self.removed.values())
+
+    def stops(self) -> Stops:
+        """What is served now; a worker does not know what its head serves."""
+        containers, lost = self.fleet.each(self.objects.containers, self.facts)
+        try:
+            served = served_by(self.inventory.cluster, containers, self.fleet)
+        except HostError as error:
+            lost = {**lost, error.host: error}
+        if lost:
+            raise phases.ChangedError(self.without(lost))
+        return served
+
+    def hosts(self) -> Sequence[HostConnection]:
+        """Every host that answers."""
+        return in_order(self.fleet, self.facts)
+
+    def without_lease(self, error: HostError | FleetError) -> phases.ChangedError:
+        """The others are cleaned."""
         for name, failure in error.failures.items():
-            emit(Event("failed", failure.message, name))
-        return dict(error.failures)
-    return {}
+            self.emit(Event("failed", failure.message, name))
+        return phases.ChangedError(self.without(error.failures))
+
+    def without(self, lost: Mapping[str, VclusterError]) -> DownState:
+        """The state without the hosts that failed.
+
+        Raises:
+            LeaseLost: they failed as one of them gave the lease up.
+        """
+        if lost and self.lease:
+            self.lease.refuse_given_up()
+        facts = {name: entry for name, entry in self.facts.items() if name not in lost}
+        return replace(self, facts=facts, failures={**self.failures, **lost}, idle=not facts)
+
+
+def connect(state: DownState) -> DownState:
+    """Connect to the hosts; those that cannot be reached stay as they are."""
+    fleet = state.opened.enter_context(Fleet(state.inventory, state.runtime))
+    state.emit(Event("phase", f"connecting to {count(len(state.inventory.hosts), 'host')}"))
+    return replace(state, fleet=fleet, failures=fleet.connect()[1])
+
+
+def look(state: DownState) -> DownState:
+    """Look at every host, and refuse while something of this name is another cluster's."""
+    there = [name for name in state.fleet.names if name not in state.failures]
+    facts, more = state.fleet.each(lambda connection: _observe(state.inventory, connection), there)
+    failures = {**state.failures, **more}
+    for name, error in failures.items():
+        state.emit(Event("failed", error.message, name))
+    _refuse_foreign(state.inventory, facts)
+    return replace(state, facts=facts, failures=failures)
+
+
+def look_at_former_hosts(state: DownState) -> DownState:
+    """Look at the hosts that left the inventory, and find what belongs to the cluster."""
+    inventory, facts = state.inventory, state.facts
+    found = record_of(inventory, facts)
+    if found and found.problem:
+        state.emit(Event("warning", unreadable(found.problem), found.host))
+    left, lost = look_at_former(inventory, state.fleet, former(inventory, facts, found.record if found else None))
+    identity = cluster_id(inventory, facts)
+    for name, error in lost.items():
+        state.emit(Event("failed", f"{error.message}; {by_hand(Owner(inventory.cluster, identity), name)}", name))
+    facts = {**facts, **left}
+    for finding in name_taken(inventory, facts):
+        state.emit(Event("warning", f"{finding.text}; it is kept", finding.host))
+    objects = ClusterObjects(inventory, identity, facts)
+    return replace(state, facts=facts, objects=objects).without(lost)
+
+
+def remove(state: DownState) -> DownState:
+    """Remove the containers and volumes. Workers first: a head that goes first makes every worker log its loss."""
+    if state.idle:
+        return state
+    state.emit(Event("phase", "removing"))
+    head = {state.inventory.head_name} & set(state.facts)
+    removed: dict[str, Counter[str]] = {}
+    lost: dict[str, VclusterError] = {}
+    for hosts in (set(state.facts) - head, head):
+        done, failed = state.fleet.each(lambda connection: _remove_all(state, connection), hosts)
+        removed, lost = {**removed, **done}, {**lost, **failed}
+    return replace(state.without(lost), removed=removed)
+
+
+def require_all(state: DownState) -> DownState:
+    """Raise what failed on some hosts, once the others are clean."""
+    if state.failures:
+        raise combine(state.failures).with_hosts(state.inventory.hosts)
+    return state
+
+
+DOWN = (connect, look, look_at_former_hosts, confirm, lock, compare_again, remove, unlock, require_all)
 
 
 def _observe(inventory: Inventory, connection: HostConnection) -> HostFacts:
@@ -104,7 +174,7 @@ def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Non
     ensure_no_errors([finding for finding in foreign_findings(inventory, facts) if finding.host in named])
 
 
-class _ClusterObjects:
+class ClusterObjects:
     """What belongs to the cluster on a host, as it is now."""
 
     def __init__(self, inventory: Inventory, identity: str | None, facts: Mapping[str, HostFacts]) -> None:
@@ -130,31 +200,11 @@ class _ClusterObjects:
         return sorted(name for name, labels in mine if is_of_cluster(self.inventory, self._id, labels))
 
 
-def _stops(objects: _ClusterObjects, fleet: Fleet, hosts: Collection[str]) -> tuple[Stops, dict[str, VclusterError]]:
-    """What is served now, and the hosts that do not answer any more; a worker does not know what its head serves."""
-    containers, lost = fleet.each(objects.containers, hosts)
-    try:
-        return served_by(objects.cluster, containers, fleet), lost
-    except HostError as error:
-        return Stops(), {**lost, error.host: error}
-
-
-def _remove(
-    objects: _ClusterObjects, fleet: Fleet, hosts: Collection[str], emit: Emit
-) -> tuple[dict[str, Counter[str]], dict[str, VclusterError]]:
-    emit(Event("phase", "removing"))
-    # Workers first: a head that goes first makes every worker log its loss.
-    workers = [name for name in hosts if name != objects.inventory.head_name]
-    removed, failed = fleet.each(lambda connection: _remove_all(objects, connection, emit), workers)
-    head, last = fleet.each(lambda connection: _remove_all(objects, connection, emit), set(hosts) - set(workers))
-    return {**removed, **head}, {**failed, **last}
-
-
-def _remove_all(objects: _ClusterObjects, connection: HostConnection, emit: Emit) -> Counter[str]:
+def _remove_all(state: DownState, connection: HostConnection) -> Counter[str]:
     """Remove what the cluster has on a host; returns how many of each kind were removed."""
-    engine, removed = connection.engine, Counter[str]()
+    engine, objects, removed = connection.engine, state.objects, Counter[str]()
     for container in objects.containers(connection):
-        emit(Event("start", f"removing {container.name}", connection.name))
+        state.emit(Event("start", f"removing {container.name}", connection.name))
         engine.remove(container.id)
         removed["container"] += 1
     for volume in objects.volumes(connection):
@@ -166,7 +216,7 @@ def _remove_all(objects: _ClusterObjects, connection: HostConnection, emit: Emit
     left = [container.name for container in objects.containers(connection)] + objects.volumes(connection)
     if left:
         raise HostError(connection.name, f"down: not removed: {', '.join(left)}", hint="vcluster down")
-    emit(Event("done", f"removed {_counted(removed)}", connection.name, {"removed": removed.total()}))
+    state.emit(Event("done", f"removed {_counted(removed)}", connection.name, {"removed": removed.total()}))
     return removed
 
 
@@ -174,10 +224,18 @@ def _counted(removed: Counter[str]) -> str:
     return ", ".join(count(number, kind) for kind, number in sorted(removed.items()) if number) or "nothing"
 
 
-def _result(inventory: Inventory, facts: Mapping[str, HostFacts], removed: Mapping[str, Counter[str]]) -> str:
-    if total := sum(removed.values(), Counter[str]()):
-        hosts = count(sum(1 for found in removed.values() if found.total()), "host")
-        return f"Removed cluster {inventory.cluster}: {_counted(total)} on {hosts}. Its history is deleted too."
-    there = sorted({f"{other.cluster} on {other.host}" for other in foreign(inventory, facts)})
+def _report(state: DownState) -> None:
+    if state.inventory.api_key is None and "api-key" in kept_secrets(state.inventory, state.facts):
+        state.emit(Event("note", "the API key is removed too; the next vcluster up makes a new one"))
+    state.emit(Event("result", _result(state), data={"removed": state.total}))
+
+
+def _result(state: DownState) -> str:
+    cluster = state.inventory.cluster
+    if state.total:
+        hosts = count(sum(1 for found in state.removed.values() if found.total()), "host")
+        what = _counted(sum(state.removed.values(), Counter[str]()))
+        return f"Removed cluster {cluster}: {what} on {hosts}. Its history is deleted too."
+    there = sorted({f"{other.cluster} on {other.host}" for other in foreign(state.inventory, state.facts)})
     seen = f"; others there: {', '.join(there)}" if there else ""
-    return f"Nothing to remove: cluster {inventory.cluster} is not on these hosts{seen}."
+    return f"Nothing to remove: cluster {cluster} is not on these hosts{seen}."

@@ -16,7 +16,7 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.barrier import refuse_failing
-from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
 
 POLL = 0.3
@@ -38,11 +38,6 @@ def continues_on_interrupt(cluster: str, served: str) -> Iterator[None]:
     except KeyboardInterrupt:
         text = f"Interrupted. {cluster} continues to start {served}; run the same command to follow it."
         raise Interrupted(text, hint="vcluster status\nvcluster stop", again=()) from None
-
-
-def serving_on(head: HostConnection, inventory: Inventory) -> ServeStatus | None:
-    """What the head serves or starts."""
-    return NodeHandle(head, inventory.cluster).state().serving
 
 
 class Follower:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from vllm_cluster.actions.consent import Consent, Stops
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.errors import FleetError, HostError, VclusterError
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
@@ -19,28 +19,42 @@ from vllm_cluster.run.runtime import Runtime
 LATER: Any = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerbState:
     """What the phases of a verb know; each returns it with more filled in.
 
-    `opened` ends with the verb, `leased` with the phase that gives the lease back. `idle` where there is nothing
-    to change: what begins with `confirm` and ends before the lease is given back does nothing then.
+    `opened` ends with the verb, `leased` with the phase that gives the lease back.
     """
 
     inventory: Inventory
     emit: Emit
     runtime: Runtime
-    verb: str
-    consent: Consent
-    wait: float = 0.0
-    idle: bool = False
     opened: ExitStack = field(default_factory=ExitStack)
     leased: ExitStack = field(default_factory=ExitStack)
     fleet: Fleet = LATER
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangingState(VerbState):
+    """What the phases know of a verb that changes something.
+
+    `idle` where there is nothing to change: what begins with `confirm` and ends before the lease is given back does
+    nothing then. `then` is what follows a stop, for the question.
+    """
+
+    verb: str
+    consent: Consent
+    then: str = ""
+    wait: float = 0.0
+    idle: bool = False
     lease: Lease = LATER
 
     def stops(self) -> Stops:
-        """What the verb would stop, as the cluster was found last."""
+        """What the verb would stop, as the cluster was found last.
+
+        Raises:
+            ChangedError: the verb continues with another state.
+        """
         raise NotImplementedError
 
     def hosts(self) -> Sequence[HostConnection]:
@@ -51,13 +65,18 @@ class VerbState:
         """The state with the cluster found again, with the lease in hand."""
         return self
 
+    def without_lease(self, error: HostError | FleetError) -> VclusterError | ChangedError:
+        """What to raise where hosts do not give the lease."""
+        return error
 
-S = TypeVar("S", bound=VerbState)
-Phase = Callable[[S], S]
+
+V = TypeVar("V", bound=VerbState)
+S = TypeVar("S", bound=ChangingState)
+Phase = Callable[[V], V]
 
 
-class _ChangedError(Exception):
-    """The cluster is not as it was confirmed any more."""
+class ChangedError(Exception):
+    """The cluster is not as it was confirmed any more: the verb goes back to `confirm` with this state."""
 
     def __init__(self, state: VerbState) -> None:
         super().__init__()
@@ -65,11 +84,11 @@ class _ChangedError(Exception):
 
 
 def run(
-    phases: Sequence[Phase[S]],
-    state: S,
-    explain: Callable[[S, VclusterError], VclusterError] | None = None,
-    report: Callable[[S], None] = lambda _state: None,
-) -> S:
+    phases: Sequence[Phase[V]],
+    state: V,
+    explain: Callable[[V, VclusterError], VclusterError] | None = None,
+    report: Callable[[V], None] = lambda _state: None,
+) -> V:
     """Go through the phases; back to `confirm` where the cluster has changed since.
 
     `explain` finds the cause of an error while the hosts are still connected; `report` emits the result of all phases.
@@ -86,7 +105,7 @@ def run(
                         state = _timed(phases[at], state)
                         at += 1
                     report(state)
-            except _ChangedError as changed:
+            except ChangedError as changed:
                 # Never asked with the lease in hand: a person who is away from the terminal would lock everybody out.
                 state, at = changed.state, phases.index(confirm)  # type: ignore[assignment]  # the same kind
             except VclusterError as error:
@@ -96,7 +115,7 @@ def run(
     return state
 
 
-def _timed(phase: Phase[S], state: S) -> S:
+def _timed(phase: Phase[V], state: V) -> V:
     began = state.runtime.clock.monotonic()
     done = phase(state)
     seconds = round(state.runtime.clock.monotonic() - began, 3)
@@ -112,7 +131,7 @@ def confirm(state: S) -> S:
         Aborted, UsageError, PreflightFailed: as `Consent.ask`.
     """
     if not state.idle:
-        state.consent.ask(state.stops())
+        state.consent.ask(state.stops(), state.then)
     return state
 
 
@@ -125,7 +144,10 @@ def lock(state: S) -> S:
     if state.idle:
         return state
     lease = state.leased.enter_context(Lease(state.hosts(), state.inventory.cluster, state.verb))
-    lease.acquire(state.wait, waiting(state.emit))
+    try:
+        lease.acquire(state.wait, waiting(state.emit))
+    except (HostError, FleetError) as error:
+        raise state.without_lease(error) from None
     return replace(state, lease=lease)
 
 
@@ -135,11 +157,11 @@ def compare_again(state: S) -> S:
         return state
     state = state.again()
     if not state.consent.covers(state.stops()):
-        raise _ChangedError(state)
+        raise ChangedError(state)
     return state
 
 
-def unlock(state: S) -> S:
+def unlock(state: V) -> V:
     """Give the lease back."""
     state.leased.close()
     return state

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_cluster.actions.assess import assess, connect_all
+from vllm_cluster.actions import phases
 from vllm_cluster.actions.consent import Confirm, Consent
-from vllm_cluster.actions.follow import Follower, continues_on_interrupt
-from vllm_cluster.actions.serve import Endpoint, ask_head, require_up
+from vllm_cluster.actions.request_phases import ASK, Endpoint, RequestState, connect, follow, observe
 from vllm_cluster.core import request
 from vllm_cluster.errors import PreflightFailed
-from vllm_cluster.events import Emit, Event
+from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.history import ready_requests
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.run.secrets import Reading
 
 _LOOPBACK = "127.0.0.1"
 
@@ -34,23 +32,42 @@ def rollback(
         PreflightFailed: the cluster is not up, there is nothing to go back to, or it needs more GPUs than there are.
         HostError: as `serve`.
     """
-    with connect_all(inventory, emit, runtime=runtime) as fleet:
-        seen = assess(inventory, fleet, emit, reading=Reading.NONE)
-        require_up(seen.plan)
-        head = fleet.connections[inventory.head_name]
-        wanted = _fitted(inventory, _before(inventory, head), seen.plan.gpus)
-        name = str(wanted["name"])
-        consent = Consent(confirm, inventory.cluster, then=f" and serve {name} again")
-        number = ask_head(inventory, head, wanted, consent, wait=wait, emit=emit, what="rollback to")
-        emit(Event("phase", f"serving {name} again"))
-        with continues_on_interrupt(inventory.cluster, name):
-            Follower(fleet, inventory, number, emit, asked=wanted).follow()
-        return Endpoint(name, str(wanted["host"]), head.name, int(wanted.get("port", inventory.ports.api)))
+    state = RollbackState(
+        inventory=inventory,
+        emit=emit,
+        runtime=runtime,
+        verb="rollback",
+        entry="rollback to",
+        consent=Consent(confirm, inventory.cluster),
+        wait=wait,
+    )
+    wanted = phases.run(ROLLBACK, state).wanted
+    port = int(wanted.get("port", inventory.ports.api))
+    return Endpoint(str(wanted["name"]), str(wanted["host"]), inventory.head_name, port)
 
 
-def _before(inventory: Inventory, head: HostConnection) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class RollbackState(RequestState):
+    """What the phases of `rollback` know."""
+
+    wanted: Mapping[str, Any] = phases.LATER
+
+    def title(self) -> str:
+        """What is followed."""
+        return f"serving {self.wanted['name']} again"
+
+
+def find_earlier(state: RollbackState) -> RollbackState:
+    """Find the last request that was ready before, and fit it to the hosts as they are."""
+    wanted = _fitted(state.inventory, _before(state.node), state.seen.plan.gpus)
+    return replace(state, wanted=wanted, then=f" and serve {wanted['name']} again")
+
+
+ROLLBACK = (connect, observe, find_earlier, *ASK, follow)
+
+
+def _before(node: NodeHandle) -> dict[str, Any]:
     """The last request that was ready and is not what is served or loaded now."""
-    node = NodeHandle(head, inventory.cluster)
     serving = node.state().serving
     asked = (serve_request.read(node) or {}).get("serve")
     wanted = asked.get("generation") if isinstance(asked, Mapping) else None
@@ -58,7 +75,7 @@ def _before(inventory: Inventory, head: HostConnection) -> dict[str, Any]:
     for found in reversed(ready_requests(node)):
         if found["generation"] != now:
             return dict(found)
-    text = f"{head.name}: rollback: no earlier request was ready"
+    text = f"{node.host}: rollback: no earlier request was ready"
     raise PreflightFailed(text, hint="vcluster history\nvcluster serve MODEL")
 
 

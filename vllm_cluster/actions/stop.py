@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from vllm_cluster.actions import phases
 from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.consent import Confirm, Consent
-from vllm_cluster.actions.follow import serving_on
-from vllm_cluster.actions.serve import ask_head
+from vllm_cluster.actions.request_phases import ASK, RequestState
 from vllm_cluster.checks.docker import engine_problem, foreign
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name
@@ -16,7 +16,6 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
-from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -34,26 +33,60 @@ def stop(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
         Aborted, UsageError: the stop of what is served was not confirmed.
         PreflightFailed: the head's Docker cannot be used, or the node there is not this cluster's head.
     """
-    with connect_all(inventory, emit, [inventory.head_name], runtime=runtime) as fleet:
-        head = fleet.connections[inventory.head_name]
-        node = _head_container(inventory, observe(inventory, head))
-        runs = node is not None and node.state == "running"
-        serving = serving_on(head, inventory) if runs else None
-        if node is None or not (serving or _requested(head, inventory)):
-            emit(Event("result", "No model is being served.", data={"stopped": False}))
-            return False
-        consent = Consent(confirm, inventory.cluster)
-        ask_head(inventory, head, None, consent, wait=wait, emit=emit, what="stop")
-        emit(Event("phase", "stopping"))
-        deadline = runtime.after(STOP_SECONDS)
-        while runs and serving_on(head, inventory) is not None:
-            if not deadline.left():
-                raise HostError(
-                    head.name, f"stop: vLLM did not exit within {STOP_SECONDS:.0f} s", hint="vcluster status"
-                )
-            runtime.clock.sleep(POLL)
-        emit(Event("result", _stopped(inventory, head, serving), data={"stopped": True}))
-        return True
+    state = StopState(
+        inventory=inventory,
+        emit=emit,
+        runtime=runtime,
+        verb="stop",
+        entry="stop",
+        consent=Consent(confirm, inventory.cluster),
+        wait=wait,
+    )
+    return not phases.run(STOP, state, report=_report).idle
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopState(RequestState):
+    """What the phases of `stop` know: whether the head's node runs, and what it serves."""
+
+    runs: bool = False
+    serving: ServeStatus | None = None
+
+
+def connect_head(state: StopState) -> StopState:
+    """Connect to the head."""
+    opened = connect_all(state.inventory, state.emit, [state.inventory.head_name], runtime=state.runtime)
+    return replace(state, fleet=state.opened.enter_context(opened))
+
+
+def find_served(state: StopState) -> StopState:
+    """Find out what is served, or was asked for."""
+    container = _head_container(state.inventory, observe(state.inventory, state.head))
+    runs = container is not None and container.state == "running"
+    serving = state.node.state().serving if runs else None
+    return replace(state, runs=runs, serving=serving, idle=container is None or not (serving or _requested(state.node)))
+
+
+def await_exit(state: StopState) -> StopState:
+    """Wait until vLLM has exited."""
+    if state.idle:
+        return state
+    state.emit(Event("phase", "stopping"))
+    deadline = state.runtime.after(STOP_SECONDS)
+    while state.runs and state.node.state().serving is not None:
+        if not deadline.left():
+            text = f"stop: vLLM did not exit within {STOP_SECONDS:.0f} s"
+            raise HostError(state.head.name, text, hint="vcluster status")
+        state.runtime.clock.sleep(POLL)
+    return state
+
+
+STOP = (connect_head, find_served, *ASK, await_exit)
+
+
+def _report(state: StopState) -> None:
+    text = "No model is being served." if state.idle else _stopped(state)
+    state.emit(Event("result", text, data={"stopped": not state.idle}))
 
 
 def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
@@ -76,20 +109,21 @@ def _head_container(inventory: Inventory, facts: HostFacts) -> Container | None:
     return None
 
 
-def _requested(head: HostConnection, inventory: Inventory) -> bool:
+def _requested(node: NodeHandle) -> bool:
     """Whether the head would serve: it may not have begun, or its container may have ended meanwhile."""
-    asked = serve_request.read(NodeHandle(head, inventory.cluster))
+    asked = serve_request.read(node)
     # Unreadable: an empty request in its place is what is asked for.
     return asked is not None and asked.get("serve", True) is not None
 
 
-def _stopped(inventory: Inventory, head: HostConnection, serving: ServeStatus | None) -> str:
+def _stopped(state: StopState) -> str:
     """What is left, as far as the head knows."""
-    status = NodeHandle(head, inventory.cluster).state().status if serving else None
+    serving = state.serving
+    status = state.node.state().status if serving else None
     if serving is None or status is None:
         return "Withdrew the request to serve."
     have, want = sum(node.gpus for node in status.ray.nodes if node.alive), serving.gpus[1]
     gpus = f"({have:g}/{want:g} GPUs)"
     if have == want:
-        return f"Stopped {serving.name}. Cluster {inventory.cluster} is still up {gpus}."
-    return f"Stopped {serving.name}. Cluster {inventory.cluster} is incomplete {gpus}: vcluster status"
+        return f"Stopped {serving.name}. Cluster {state.inventory.cluster} is still up {gpus}."
+    return f"Stopped {serving.name}. Cluster {state.inventory.cluster} is incomplete {gpus}: vcluster status"

@@ -103,16 +103,25 @@ def up(
         VclusterError: see the tree in errors; completed steps are kept, and another `up` continues there.
     """
     consent = Consent(confirm, inventory.cluster)
-    state = UpState(inventory, warn_once(emit), runtime, "up", consent, wait, cache=cache, forget=forget)
+    state = UpState(
+        inventory=inventory,
+        emit=warn_once(emit),
+        runtime=runtime,
+        verb="up",
+        consent=consent,
+        wait=wait,
+        cache=cache,
+        forget=forget,
+    )
     return phases.run(UP, state, _with_measured_cause, _report).seen.plan
 
 
-@dataclass(frozen=True)
-class UpState(phases.VerbState):
+@dataclass(frozen=True, kw_only=True)
+class UpState(phases.ChangingState):
     """What the phases of `up` know."""
 
-    cache: Path = phases.LATER
-    forget: Collection[str] = ()
+    cache: Path
+    forget: Collection[str]
     facts: Mapping[str, HostFacts] = phases.LATER
     seen: Assessment = phases.LATER
     # What was found first: the reason for a failure may be older than what it did.

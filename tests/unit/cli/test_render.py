@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import world
-from vllm_cluster.actions.serve import Endpoint
+from vllm_cluster.actions.request_phases import Endpoint
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.endpoint import curl_line, show_endpoint
 from vllm_cluster.cli.render.plan import plan_document, show_plan

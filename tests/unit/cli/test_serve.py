@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from tests.support.sim import make
 from vllm_cluster.actions import serve as action
+from vllm_cluster.actions.request_phases import Endpoint
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.session import Session
 
@@ -26,9 +27,9 @@ from vllm_cluster.cli.session import Session
 def test_every_host_that_is_named_counts(monkeypatch: pytest.MonkeyPatch, words: list[str], hosts: list[str]) -> None:
     asked: list[Any] = []
 
-    def serve(*_: object, **given: object) -> action.Endpoint:
+    def serve(*_: object, **given: object) -> Endpoint:
         asked.append(given["hosts"])
-        return action.Endpoint("org/model", "127.0.0.1", "gpu1", 8000)
+        return Endpoint("org/model", "127.0.0.1", "gpu1", 8000)
 
     monkeypatch.setattr(action, "serve", serve)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))

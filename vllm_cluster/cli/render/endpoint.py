@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from vllm_cluster.actions.serve import Endpoint
+from vllm_cluster.actions.request_phases import Endpoint
 
 
 def url(host: str, port: int) -> str:
