@@ -136,13 +136,18 @@ Pairs = Mapping[Pair, Trial]
 
 
 def rounds(hosts: Sequence[str]) -> Iterator[list[Pair]]:
-    """Every pair once, in rounds in which no host is in two pairs: the circle of a tournament."""
-    ring: list[str | None] = [*hosts, *[None] * (len(hosts) % 2)]
+    """Every pair once, in rounds in which no host is in two pairs; neighbours meet in the first two.
+
+    NCCL's rings and Gloo's join neighbours, so what they fail on is mostly there.
+    """
+    seats: list[str | None] = [*hosts, *[None] * (len(hosts) % 2)]
+    # In a tournament's circle two rounds in a row join all hosts in one ring: this seats them in its order.
+    ring = [seats[-at] if at % 2 else seats[at] for at in range(len(seats))]
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
         pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
         yield [(one, other) for one, other in pairs if one and other]
-        ring = [ring[0], ring[-1], *ring[1:-1]]
+        ring = [ring[0], *ring[2:], ring[1]]
 
 
 def enough(pairs: Pairs) -> bool:
@@ -186,16 +191,25 @@ def slow(rows: Sequence[AllReduceTime], expected: float | None) -> bool:
     return bool(rows and expected and max(row.bus for row in rows) < MIN_BANDWIDTH_SHARE * expected)
 
 
+def slow_pair(pairs: Pairs) -> Pair | None:
+    """The slowest pair, where it is much slower than pairs usually are."""
+    speed = _speeds(pairs)
+    slowest = min(speed, key=lambda pair: speed[pair], default=None)
+    return slowest if slowest and speed[slowest] < MIN_BANDWIDTH_SHARE * median(speed.values()) else None
+
+
+def _speeds(pairs: Pairs) -> dict[Pair, float]:
+    return {pair: max(row.bus for row in trial.rows()) for pair, trial in pairs.items() if trial.rows()}
+
+
 def slow_link_finding(whole: Trial, expected: float, pairs: Pairs) -> Finding:
     """A finding that names the slow link, where pairs were tried and one is much slower."""
-    best = max(row.bus for row in whole.rows())
+    best, slowest = max(row.bus for row in whole.rows()), slow_pair(pairs)
     text = f"all-reduce reaches {best:.2f} GB/s, the link between the hosts should reach {expected:.1f}"
-    speed = {pair: max(row.bus for row in trial.rows()) for pair, trial in pairs.items() if trial.rows()}
     host = whole.hosts[0]
-    if len(speed) > 1 and min(speed.values()) < MIN_BANDWIDTH_SHARE * median(speed.values()):
-        slowest = min(speed, key=lambda pair: speed[pair])
-        usual = median(speed.values())
-        text += f"; {slowest[0]} ↔ {slowest[1]} {speed[slowest]:.2f}, pairs usually {usual:.2f}"
+    if slowest:
+        speed = _speeds(pairs)
+        text += f"; {slowest[0]} ↔ {slowest[1]} {speed[slowest]:.2f}, pairs usually {median(speed.values()):.2f}"
         host = slowest[1]
     fix = "check the transport that NCCL chose, the interface's speed (ethtool) and ACTIVE HCAs (ibstat)"
     return Finding("collective-slow", host, text, fix, error=False)

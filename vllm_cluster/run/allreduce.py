@@ -142,7 +142,8 @@ def _tried(
         found = []
         if expected and allreduce.slow(whole.rows(), expected):
             stage.emit(Event("progress", "slower than the link: testing pairs of hosts"))
-            found = [allreduce.slow_link_finding(whole, expected, _pairs(stage, hosts, deadline, lambda _: False))]
+            pairs = _pairs(stage, hosts, deadline, lambda tried: allreduce.slow_pair(tried) is not None)
+            found = [allreduce.slow_link_finding(whole, expected, pairs)]
         active = {name: [port.device for port in hcas(inventory.hosts[name], facts[name])] for name in hosts}
         found += allreduce.transport_findings(hosts[0], chosen, active)
     torch = str(ready[hosts[0]].get("torch", ""))[:40]
