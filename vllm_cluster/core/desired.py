@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from vllm_cluster.backends import ray
 from vllm_cluster.core import adapters, gpus
@@ -18,6 +19,8 @@ STATE_FOLDER = "/var/lib/vcluster"
 SECRETS_FOLDER = "/run/secrets/vcluster"
 # Begins the names of secrets that become environment variables.
 VARIABLE = "env-"
+# Composed here from more than the inventory's field of that name.
+COMPOSED = frozenset({"environment", "secrets"})
 NODE_PROGRAM = f"{CODE_FOLDER}/node.py"
 
 
@@ -75,29 +78,31 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
     waits_for = [] if role == "head" else ["--head", ray.host_port(head_address, inventory.ports.gcs)]
     spec_secrets = tuple(sorted(secrets.items()))
     return ContainerSpec(
+        **_as_given(inventory),
         host=host.name,
-        cluster=inventory.cluster,
         role=role,
         address=host.address,
         head_address=head_address,
-        image=inventory.image,
-        ray=inventory.ray,
         gpu_count=count,
         command=("python3", NODE_PROGRAM, role, *waits_for, "--", *argv),
         environment=tuple(sorted(_environment(inventory, host, facts, secrets, head_address).items())),
         mounts=_mounts(inventory, secrets),
-        shm_size=inventory.shm_size,
         gpus=gpus.request(host, facts) if inventory.accelerator == "nvidia" else None,
         devices=_devices(ports),
         capabilities=("IPC_LOCK",) if ports else (),
         unlimited_memlock=bool(ports),
-        privileged=inventory.privileged,
         program=inputs.program,
         secrets=spec_secrets,
         cluster_id=inputs.id,
-        user=inventory.user or "",
         intent=_intent(host),
     )
+
+
+def _as_given(inventory: Inventory) -> dict[str, Any]:
+    """What the node has as it is in the inventory, under the same name; where that is absent, the default stays."""
+    names = {field.name for field in fields(ContainerSpec)} - COMPOSED
+    values = {name: getattr(inventory, name) for name in names & Inventory.model_fields.keys()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _intent(host: Host) -> tuple[tuple[str, str], ...]:

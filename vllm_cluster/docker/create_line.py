@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec
@@ -29,28 +29,48 @@ def create_line(spec: ContainerSpec) -> str:
     return shlex.join([*argv, "--entrypoint", *body["Entrypoint"], body["Image"], *body["Cmd"]])
 
 
-def _host(config: dict[str, Any]) -> Iterator[str]:
-    yield from ("--network", config["NetworkMode"], "--ipc", config["IpcMode"], "--shm-size", str(config["ShmSize"]))
-    yield from ("--restart", config["RestartPolicy"]["Name"], "--log-driver", config["LogConfig"]["Type"])
-    yield from _each("--log-opt", (f"{key}={value}" for key, value in config["LogConfig"]["Config"].items()))
-    yield from ["--runtime", config["Runtime"]] if "Runtime" in config else []
-    yield from ["--init"] if config["Init"] else []
-    yield from ["--privileged"] if config["Privileged"] else []
-    yield from _each("--security-opt", config["SecurityOpt"])
-    yield from _each("--cap-add", config["CapAdd"])
-    yield from _each("--ulimit", (f"{one['Name']}={one['Soft']}:{one['Hard']}" for one in config["Ulimits"]))
-    for device in config["Devices"]:
+# What Docker keeps as one value, by the option that sets it: a new setting of a node needs no more than this here.
+_VALUES = {
+    "NetworkMode": "--network",
+    "IpcMode": "--ipc",
+    "ShmSize": "--shm-size",
+    "Runtime": "--runtime",
+    "Memory": "--memory",
+    "MemorySwap": "--memory-swap",
+    "CpusetCpus": "--cpuset-cpus",
+    "PidsLimit": "--pids-limit",
+    "OomScoreAdj": "--oom-score-adj",
+    "CgroupParent": "--cgroup-parent",
+}
+
+
+def _host(config: Mapping[str, Any]) -> Iterator[str]:
+    left = dict(config)
+    for key, option in _VALUES.items():
+        yield from (option, str(left.pop(key))) if key in left else ()
+    log = left.pop("LogConfig")
+    yield from ("--restart", left.pop("RestartPolicy")["Name"], "--log-driver", log["Type"])
+    yield from _each("--log-opt", (f"{key}={value}" for key, value in log["Config"].items()))
+    yield from ["--init"] if left.pop("Init") else []
+    yield from ["--privileged"] if left.pop("Privileged") else []
+    yield from _each("--security-opt", left.pop("SecurityOpt"))
+    yield from _each("--cap-add", left.pop("CapAdd"))
+    yield from _each("--ulimit", (f"{one['Name']}={one['Soft']}:{one['Hard']}" for one in left.pop("Ulimits")))
+    for device in left.pop("Devices"):
         yield from ("--device", f"{device['PathOnHost']}:{device['PathInContainer']}:{device['CgroupPermissions']}")
-    for request in config["DeviceRequests"]:
+    for request in left.pop("DeviceRequests"):
         if request["Driver"] == "cdi":
             yield from _each("--device", request["DeviceIDs"])
         else:
             yield from ("--gpus", _fields([f"driver={request['Driver']}", f"device={','.join(request['DeviceIDs'])}"]))
-    yield from _each("--volume", config["Binds"])
-    for mount in config["Mounts"]:
+    yield from _each("--volume", left.pop("Binds"))
+    for mount in left.pop("Mounts"):
         labels = [f"volume-label={key}={value}" for key, value in mount["VolumeOptions"]["Labels"].items()]
         place = [f"type={mount['Type']}", f"source={mount['Source']}", f"target={mount['Target']}", *labels]
         yield from ("--mount", _fields([*place, *(["readonly"] if mount["ReadOnly"] else [])]))
+    if left:
+        # Else people would paste another container than the one that is made.
+        raise ValueError(f"no option of docker create for {', '.join(left)}")
 
 
 def _each(option: str, values: Any) -> list[str]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+import pytest
+
 from tests.support import world
 from vllm_cluster.core.desired import desired
 from vllm_cluster.core.spec import GpuRequest
+from vllm_cluster.docker import create_line as module
+from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.docker.create_line import create_line
 
 
@@ -36,6 +40,20 @@ def test_it_holds_nothing_twice() -> None:
     line = create_line(desired(world.inventory(), world.hosts(), world.INPUTS)[0])
     assert "io.vcluster.cluster=lab" in line
     assert "io.vcluster.spec" not in line
+
+
+def test_a_setting_that_the_line_would_leave_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is one that it knows; a new kind of setting needs its option before it can be shown."""
+    spec = desired(world.inventory(), world.hosts(), world.INPUTS)[0]
+
+    def show(**more: object) -> str:
+        body = node_body(spec, spec.image, "")
+        monkeypatch.setattr(module, "node_body", lambda *_: {**body, "HostConfig": {**body["HostConfig"], **more}})
+        return create_line(spec)
+
+    assert " --memory 64 " in show(Memory=64)
+    with pytest.raises(ValueError, match="no option of docker create for Sysctls"):
+        show(Sysctls={"net.core.somaxconn": "1024"})
 
 
 def test_gpus_by_the_runtime_and_by_cdi() -> None:
