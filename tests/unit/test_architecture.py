@@ -160,6 +160,7 @@ AT_START = {
     "app",
     "completion",
     "edge",
+    "exits",
     "help",
     "options",
     "program",

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
+from vllm_cluster.cli.exits import ASK, LEASE, READ
 from vllm_cluster.cli.program import Verb
 
 _SET_UP, _RUN, _USE, _LOOK, _OTHER = "Set up", "Run", "Use", "Look into a failure", "Other"
-_LEASE = {
-    2: "usage or inventory; or a question without a terminal and without --yes",
-    3: "an error was found before anything was changed",
-    4: "a host is unreachable",
-    75: "another run holds the lease",
-}
-_READ = {2: "usage or inventory", 4: "a host is unreachable"}
-_ASK = {
-    1: "the answer broke off",
-    2: "usage, inventory or a request that the server refuses",
-    3: "no model is ready",
-    4: "a host is unreachable",
-}
 
 VERBS = {
     "init": Verb(
@@ -35,7 +23,7 @@ VERBS = {
         "Check whether a model fits, in which layouts and context.",
         "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts.",
         ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit --params 405B --gpus 8 --gpu-memory 80GB"),
-        {0: "it fits", 1: "the model cannot be read", 3: "it does not fit", **_READ},
+        {0: "it fits", 1: "the model cannot be read", 3: "it does not fit", **READ},
     ),
     "check": Verb(
         _SET_UP,
@@ -43,14 +31,14 @@ VERBS = {
         "Check hosts and the links between them for known problems.",
         "Changes nothing: temporary containers are removed.",
         ("vcluster check", "vcluster check --deep"),
-        {0: "no errors; there may be warnings", 3: "an error was found", **_READ},
+        {0: "no errors; there may be warnings", 3: "an error was found", **READ},
     ),
     "facts": Verb(
         _SET_UP,
         "facts:facts",
         "Show GPUs, Docker, network, RDMA, memory and disks of hosts.",
         examples=("vcluster facts", "vcluster facts gpu1 --json"),
-        exits=_READ,
+        exits=READ,
     ),
     "plan": Verb(
         _RUN,
@@ -59,7 +47,7 @@ VERBS = {
         "Changes nothing. Each change shows what it was and what it will be; -v also shows each new container "
         "as a docker create line.",
         ("vcluster plan", "vcluster plan --exit-code"),
-        {3: "an error was found", 10: "there is something to do (with --exit-code)", **_READ},
+        {3: "an error was found", 10: "there is something to do (with --exit-code)", **READ},
     ),
     "up": Verb(
         _RUN,
@@ -67,7 +55,7 @@ VERBS = {
         "Bring every host to the state of the inventory.",
         "Waits until Ray reports exactly the planned GPUs. With nothing to do it changes nothing.",
         ("vcluster up", "vcluster up --yes --wait 600"),
-        {0: "the cluster is up", 1: "failed, or the answer was no", **_LEASE},
+        {0: "the cluster is up", 1: "failed, or the answer was no", **LEASE},
     ),
     "status": Verb(
         _RUN,
@@ -101,14 +89,14 @@ VERBS = {
             "vcluster serve meta-llama/Llama-3.1-70B-Instruct --tp 8 --pp 2 -- --max-model-len 8192",
             "vcluster serve meta-llama/Llama-3.1-8B-Instruct --hosts gpu1",
         ),
-        {0: "the model is ready", 1: "failed, or the answer was no", **_LEASE},
+        {0: "the model is ready", 1: "failed, or the answer was no", **LEASE},
     ),
     "stop": Verb(
         _RUN,
         "stop:stop",
         "Stop the served model; keep the cluster up.",
         examples=("vcluster stop --yes",),
-        exits={0: "no model is served", 1: "failed, or the answer was no", **_LEASE},
+        exits={0: "no model is served", 1: "failed, or the answer was no", **LEASE},
     ),
     "rollback": Verb(
         _RUN,
@@ -116,7 +104,7 @@ VERBS = {
         "Serve again what was ready before.",
         "The last request that was ready before the one that is served or loaded now.",
         ("vcluster rollback", "vcluster rollback --yes"),
-        {0: "the model is ready", 1: "failed, or the answer was no", **_LEASE},
+        {0: "the model is ready", 1: "failed, or the answer was no", **LEASE},
     ),
     "wait": Verb(
         _RUN,
@@ -124,7 +112,7 @@ VERBS = {
         "Wait until the model is ready, or the GPUs are there.",
         "For scripts. Shows on standard error what it waits for.",
         ("vcluster wait --timeout 30m", "vcluster wait --gpus"),
-        {0: "it is so", 1: "it never will be: the model failed, or none is requested", **_READ, 124: "not in time"},
+        {0: "it is so", 1: "it never will be: the model failed, or none is requested", **READ, 124: "not in time"},
     ),
     "history": Verb(
         _RUN,
@@ -132,7 +120,7 @@ VERBS = {
         "Show what was done, when, by whom, with the result.",
         "The head keeps it; down deletes it.",
         ("vcluster history", "vcluster history --last 100 --json"),
-        {3: "the cluster is not up", **_READ},
+        {3: "the cluster is not up", **READ},
     ),
     "complete": Verb(
         _USE,
@@ -143,7 +131,7 @@ VERBS = {
             'vcluster complete "The capital of France is" --max-tokens 8 --temperature 0',
             "vcluster complete - --logprobs 5 < prompt.txt",
         ),
-        _ASK,
+        ASK,
     ),
     "chat": Verb(
         _USE,
@@ -155,7 +143,7 @@ VERBS = {
             'vcluster chat "What is a river?" --system "Answer in one sentence." --max-tokens 64',
             "git diff | vcluster chat - --json-schema review.json",
         ),
-        _ASK,
+        ASK,
     ),
     "batch": Verb(
         _USE,
@@ -188,7 +176,7 @@ VERBS = {
             "vcluster bench --concurrency 1,64 --input 1024 --output 256 --repeat 5",
             "vcluster bench --compare bench-before bench-after",
         ),
-        {1: "a run failed; those before it are kept", 3: "no model is ready, or a folder holds no result", **_READ},
+        {1: "a run failed; those before it are kept", 3: "no model is ready, or a folder holds no result", **READ},
     ),
     "endpoint": Verb(
         _USE,
@@ -201,7 +189,7 @@ VERBS = {
             "vcluster endpoint --python > ask.py",
             "vcluster endpoint --end",
         ),
-        {3: "no model is ready, or there is no way to it from here", **_READ},
+        {3: "no model is ready, or there is no way to it from here", **READ},
     ),
     "tunnel": Verb(
         _USE,
@@ -209,7 +197,7 @@ VERBS = {
         "Forward the API to localhost until Ctrl-C.",
         "Ends with an error when the connection to the head breaks.",
         ("vcluster tunnel", "vcluster tunnel --port 8001", "vcluster tunnel -- curl -s http://127.0.0.1:8000/health"),
-        {1: "the connection broke", 3: "the cluster is not up", **_READ},
+        {1: "the connection broke", 3: "the cluster is not up", **READ},
     ),
     "key": Verb(
         _USE,
@@ -221,7 +209,7 @@ VERBS = {
             'curl -H "Authorization: Bearer $(vcluster key)" http://127.0.0.1:8000/v1/models',
             "vcluster key --rotate --grace 10m",
         ),
-        {3: "the cluster is not up", 75: "another run holds the lease", **_READ},
+        {3: "the cluster is not up", 75: "another run holds the lease", **READ},
     ),
     "down": Verb(
         _RUN,
@@ -229,7 +217,15 @@ VERBS = {
         "Remove the cluster's containers and volumes from all hosts.",
         "Images and the model cache stay; the API key and the history go.",
         ("vcluster down", "vcluster down --yes"),
-        {0: "nothing of the cluster is left", 1: "failed, or the answer was no", **_LEASE},
+        {0: "nothing of the cluster is left", 1: "failed, or the answer was no", **LEASE},
+    ),
+    "dashboard": Verb(
+        _RUN,
+        "dashboard:dashboard",
+        "Show the cluster as a page in the browser until Ctrl-C.",
+        "What vcluster top shows, and the last half hour of it. On loopback alone; it changes nothing.",
+        ("vcluster dashboard", "vcluster dashboard --port 8501"),
+        {2: "usage or inventory"},
     ),
     "metrics": Verb(
         _RUN,
@@ -237,7 +233,7 @@ VERBS = {
         "Write Prometheus targets, alert rules, a Grafana dashboard.",
         "vLLM's own metrics. The API's key is in a file for its owner alone: after key --rotate run it again.",
         ("vcluster metrics", "vcluster metrics --output /etc/prometheus/lab --target 10.0.0.11:8000"),
-        {3: "the cluster is not up", **_READ},
+        {3: "the cluster is not up", **READ},
     ),
     "logs": Verb(
         _LOOK,
@@ -246,7 +242,7 @@ VERBS = {
         "Each line has its host and what printed it: node, ray, vllm or a rank. With --follow a log continues after a "
         "lost connection or a restart, without gap or repeat.",
         ("vcluster logs --since 10m", "vcluster logs --follow --errors", "vcluster logs --rank 3"),
-        {1: "a log could not be read to its end", 3: "the cluster is not up", **_READ},
+        {1: "a log could not be read to its end", 3: "the cluster is not up", **READ},
     ),
     "exec": Verb(
         _LOOK,
@@ -255,7 +251,7 @@ VERBS = {
         "Input, signals, the terminal and the exit code are those of the command. With --all each line has its "
         "host, and the exit code is the highest.",
         ("vcluster exec gpu1 -- bash", "vcluster exec --head -- ray status", "vcluster exec --all -- df -h /dev/shm"),
-        {3: "the cluster is not up", **_READ},
+        {3: "the cluster is not up", **READ},
         habits=("-it", "-ti", "-t"),
     ),
     "ssh": Verb(
@@ -273,7 +269,7 @@ VERBS = {
         "Name the first cause of a failure from logs.",
         "Reads the logs of the cluster, or of any launcher.",
         ("vcluster explain", "vcluster explain vllm.log ray/session_latest/logs"),
-        {0: "a cause was found, or no failure", 1: "something failed, and no line names the cause", **_READ},
+        {0: "a cause was found, or no failure", 1: "something failed, and no line names the cause", **READ},
     ),
     "bundle": Verb(
         _LOOK,
@@ -281,7 +277,7 @@ VERBS = {
         "Pack logs, facts, plan and versions for a report.",
         "Known secrets are redacted; review it before you share it.",
         ("vcluster bundle", "vcluster bundle --anonymous --output report.tar.gz"),
-        _READ,
+        READ,
     ),
     "schema": Verb(
         _OTHER,

@@ -1,0 +1,64 @@
+"""What the page of the dashboard is given, and that it needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.support.views import HEAD, LOST, MODEL, WORKER, serving, view
+from vllm_cluster.cli.render.dashboard import MAX_EVENTS, MAX_POINTS, DashboardFeed, changes
+
+
+def test_a_page_that_is_opened_late_has_what_was_before() -> None:
+    feed = DashboardFeed(lambda fix: f"{fix} -i a.yaml" if fix else "")
+    assert json.loads(feed.data()[1]) == {}
+    feed.show(view(HEAD, WORKER, serve=serving("loading"), seconds_left=3.0))
+    feed.show(view(HEAD, LOST, serve=serving(), model=MODEL))
+    found = json.loads(feed.data()[1])
+    assert found["view"]["model"]["requests_running"] == 12
+    assert found["view"]["hosts"][1]["fix"] == "ssh gpu2 -i a.yaml"
+    assert [point.get("generated_tokens_per_second") for point in found["points"]] == [None, 8.26]
+    assert [point["gpu_percent"] for point in found["points"]] == [93.5, 93.5]
+    texts = [event["text"] for event in found["events"]]
+    assert texts == ["org/model: ready", "gpu2: unreachable: no keepalive reply for 15 s", "lab is not up"]
+
+
+def test_what_it_keeps_is_bounded() -> None:
+    feed = DashboardFeed(str)
+    for number in range(MAX_POINTS + 5):
+        feed.show(view(HEAD if number % 2 else replace(HEAD, state="stopped"), serve=serving()))
+    found = json.loads(feed.data()[1])
+    assert (len(found["points"]), len(found["events"])) == (MAX_POINTS, MAX_EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "texts"),
+    [
+        (None, view(HEAD, serve=serving()), []),
+        (view(HEAD, serve=serving()), view(HEAD, serve=serving()), []),
+        (view(HEAD, serve=serving()), view(HEAD), ["no model is served"]),
+        (view(HEAD), view(HEAD, serve=serving("loading")), ["org/model is served", "org/model: loading"]),
+        (
+            view(HEAD, serve=serving()),
+            view(HEAD, serve=replace(serving("backoff"), detail="restarting in 2 s")),
+            ["org/model: backoff: restarting in 2 s"],
+        ),
+    ],
+)
+def test_what_counts_as_an_event(before: object, now: object, texts: list[str]) -> None:
+    assert list(changes(before, now)) == texts  # type: ignore[arg-type]
+
+
+def test_the_page_is_self_contained_and_makes_no_markup_of_what_hosts_write() -> None:
+    kind, body = DashboardFeed(str).page()
+    text = body.decode()
+    assert kind.startswith("text/html")
+    assert (
+        re.findall(r"(?:src|href)=|@import|url\(|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text) == []
+    )
+    # The namespace of SVG is a name and no address.
+    assert re.findall(r"https?://[^\"']+", text) == ["http://www.w3.org/2000/svg"]
+    assert len(re.findall(r"<script|<style", text)) == text.count('nonce="@NONCE@"') == 2

@@ -1,0 +1,105 @@
+"""The page of the dashboard is read by this machine's own page alone, whatever other sites and names send."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from vllm_cluster.run.local_page import NONCE, LocalPage
+
+SECRET_DATA = b'{"secret": "of the cluster"}'
+PAGE = f'<script nonce="{NONCE}">1</script>'.encode()
+
+
+@pytest.fixture
+def page() -> Iterator[LocalPage]:
+    contents = {"": lambda: ("text/html", PAGE), "data": lambda: ("application/json", SECRET_DATA)}
+    with LocalPage(contents) as made:
+        yield made
+
+
+def ask(page: LocalPage, path: str, method: str = "GET", **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """What a request gets; `_` in a header's name is a hyphen."""
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def secret(page: LocalPage) -> str:
+    """The path of the page."""
+    return urlsplit(page.url).path
+
+
+def test_its_own_page_reads_it(page: LocalPage) -> None:
+    assert ask(page, secret(page))[0] == 200
+    status, headers, body = ask(page, f"{secret(page)}data", Sec_Fetch_Site="same-origin")
+    assert (status, body) == (200, SECRET_DATA)
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Referrer-Policy"] == "no-referrer", "the path is a secret"
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "localhost"},
+        {"Host": "127.0.0.1"},
+        {"Host": "127.0.0.1:1"},
+        {"Host": "127.0.0.1.nip.io:8000"},
+        {"Sec_Fetch_Site": "cross-site", "Origin": "https://evil.example"},
+        {"Sec_Fetch_Site": "same-site", "Origin": "http://127.0.0.1:8888"},
+    ],
+)
+def test_nothing_else_does(page: LocalPage, headers: dict[str, str]) -> None:
+    for name in ("", "data"):
+        status, _, body = ask(page, secret(page) + name, **headers)
+        assert (status, body) == (404, b"not found\n")
+
+
+@pytest.mark.parametrize("path", ["/", "/data", "/x/data", "//data", "/%2e/data", "data", "/\xe9/data"])
+def test_without_its_secret_path_there_is_nothing(page: LocalPage, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", page.port), 60) as raw:
+        raw.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode("latin-1"))
+        answer = b"".join(iter(lambda: raw.recv(65_536), b""))
+    assert b" 404 " in answer.split(b"\r\n", 1)[0]
+    assert SECRET_DATA not in answer
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_it_only_answers_questions(page: LocalPage, method: str) -> None:
+    assert ask(page, f"{secret(page)}data", method)[0] == 501
+
+
+def test_its_scripts_are_its_own_and_differ_each_time(page: LocalPage) -> None:
+    nonces = set()
+    for _ in range(2):
+        _, headers, body = ask(page, secret(page))
+        found = re.search(rb'nonce="([^"]+)"', body)
+        assert found
+        policy = headers["Content-Security-Policy"]
+        assert f"script-src 'nonce-{found[1].decode()}'" in policy
+        assert "unsafe" not in policy
+        assert policy.startswith("default-src 'none'")
+        nonces.add(found[1])
+    assert len(nonces) == 2
+
+
+def test_it_listens_on_loopback_and_ends(page: LocalPage) -> None:
+    assert page.url.startswith(f"http://127.0.0.1:{page.port}/")
+    with pytest.raises(OSError, match="in use"):
+        LocalPage({}, page.port)
+    with LocalPage({}) as other:
+        port = other.port
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)

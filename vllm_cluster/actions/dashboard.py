@@ -1,0 +1,31 @@
+"""A page on this machine's loopback that shows what `top` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from vllm_cluster.actions.watch import View, watch
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.local_page import Content, LocalPage
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+INTERVAL_SECONDS = 2.0
+
+
+def dashboard(
+    inventory: Inventory,
+    show: Callable[[View], object],
+    contents: Mapping[str, Content],
+    opened: Callable[[str, int], object],
+    *,
+    port: int = 0,
+    runtime: Runtime = SYSTEM,
+) -> None:
+    """Serve the contents until it is interrupted; `show` takes each view, `opened` the URL and its port.
+
+    Raises:
+        OSError: the port cannot be used.
+    """
+    with LocalPage(contents, port) as page:
+        opened(page.url, page.port)
+        watch(inventory, INTERVAL_SECONDS, show, runtime=runtime)

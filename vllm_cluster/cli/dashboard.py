@@ -1,0 +1,39 @@
+"""`vcluster dashboard`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.options import InventoryPath, Json
+from vllm_cluster.cli.session import Session
+from vllm_cluster.errors import UsageError
+
+Port = Annotated[
+    int, typer.Option("--port", "-p", metavar="PORT", min=0, max=65535, help="The port on this machine; 0: a free one.")
+]
+
+
+def dashboard(inventory: InventoryPath = None, port: Port = 0, as_json: Json = False) -> None:
+    """Show the cluster as a page in the browser until Ctrl-C."""
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        from vllm_cluster.actions.dashboard import dashboard as dashboard_action
+        from vllm_cluster.cli.render.dashboard import DashboardFeed
+        from vllm_cluster.events import Event
+
+        feed = DashboardFeed(session.paste)
+
+        def opened(url: str, number: int) -> None:
+            text = f"{url} shows {loaded.cluster} to this machine until Ctrl-C"
+            session.emit(Event("result", text, data={"url": url, "port": number}))
+            session.finish()
+
+        try:
+            dashboard_action(loaded, feed.show, {"": feed.page, "data": feed.data}, opened, port=port)
+        except OSError as error:
+            raise UsageError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}", again=("--port", "0")) from None
+
+    Session(inventory, as_json=as_json).run(action)

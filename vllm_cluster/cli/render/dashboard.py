@@ -1,0 +1,69 @@
+"""The page of the dashboard, and what it is fed with: the view now, the last half hour, and what changed in it."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+
+from vllm_cluster.actions.watch import View
+from vllm_cluster.cli.render.watch import view_document
+from vllm_cluster.core.node_status import ServeStatus
+
+MAX_POINTS, MAX_EVENTS = 900, 200
+HTML, JSON = "text/html; charset=utf-8", "application/json"
+
+
+class DashboardFeed:
+    """Keeps what a page needs when it is opened late; written by one thread, read by others."""
+
+    def __init__(self, paste: Callable[[str], str]) -> None:
+        self._paste = paste
+        self._before: View | None = None
+        self._points: deque[dict[str, object]] = deque(maxlen=MAX_POINTS)
+        self._events: deque[dict[str, object]] = deque(maxlen=MAX_EVENTS)
+        self._whole = b"{}"
+
+    def show(self, view: View) -> None:
+        """Take a view."""
+        self._points.append(_point(view))
+        self._events += [{"at": view.at, "text": text} for text in changes(self._before, view)]
+        self._before = view
+        whole = {"view": view_document(view, self._paste), "points": list(self._points), "events": list(self._events)}
+        self._whole = json.dumps(whole, default=str).encode()
+
+    def page(self) -> tuple[str, bytes]:
+        """The page itself."""
+        return HTML, files("vllm_cluster.cli.render").joinpath("dashboard.html").read_bytes()
+
+    def data(self) -> tuple[str, bytes]:
+        """All that it shows."""
+        return JSON, self._whole
+
+
+def _point(view: View) -> dict[str, object]:
+    uses = [gpu.use_percent for load in view.loads.values() for gpu in load.gpus if gpu.use_percent is not None]
+    model = view_document(view)["model"] or {}
+    return {"at": round(view.at, 1), "gpu_percent": sum(uses) / len(uses) if uses else None, **model}
+
+
+def changes(before: View | None, now: View) -> Iterator[str]:
+    """What is other than in the view before, in words."""
+    if before is None:
+        return
+    was, serve = _served(before), _served(now)
+    if (was and was.name) != (serve and serve.name):
+        yield f"{serve.name} is served" if serve else "no model is served"
+    if serve and (was is None or (was.phase, was.attempt) != (serve.phase, serve.attempt)):
+        yield f"{serve.name}: {serve.phase}" + (f": {serve.detail}" if serve.detail else "")
+    states = {host.host: (host.state, host.problem) for host in before.status.hosts}
+    for host in now.status.hosts:
+        if host.host in states and states[host.host][0] != host.state:
+            yield f"{host.host}: {host.state}" + (f": {host.problem}" if host.problem else "")
+    if before.status.up != now.status.up:
+        yield f"{now.status.cluster} is {'up' if now.status.up else 'not up'}"
+
+
+def _served(view: View) -> ServeStatus | None:
+    return view.status.head.serve if view.status.head else None

@@ -1,0 +1,88 @@
+"""A page for this machine's browser alone: on loopback, under a name that cannot be guessed, and read by no other site.
+
+Another site's script may send requests here, so each is judged: by the host that it asked for (a name that was made to
+lead here is not ours), by the path, which holds a secret, and by what the browser reports of where it comes from.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+POLICY = "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; connect-src 'self'; frame-ancestors 'none'"
+NONCE = "@NONCE@"
+# A browser that sends no whole request for so long is not waited for.
+REQUEST_SECONDS = 10.0
+Content = Callable[[], tuple[str, bytes]]
+
+
+class LocalPage:
+    """Serves the contents by their names until it is closed; `url` leads to the one without a name.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, contents: Mapping[str, Content], port: int = 0) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(contents, secret := secrets.token_urlsafe(16)))
+        self._server.daemon_threads = True
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}/{secret}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="page", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> LocalPage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _handler(contents: Mapping[str, Content], secret: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_SECONDS
+        server_version, sys_version = "vcluster", ""
+
+        def do_GET(self) -> None:
+            content = self._judged()
+            if content is None:
+                self._reply(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
+                return
+            kind, body = content()
+            nonce = secrets.token_urlsafe(16)
+            self._reply(HTTPStatus.OK, kind, body.replace(NONCE.encode(), nonce.encode()), POLICY.format(nonce))
+
+        def _judged(self) -> Content | None:
+            """What is asked for, where this machine's own page asks."""
+            address = self.connection.getsockname()
+            own = self.headers.get_all("Host") == [f"{address[0]}:{address[1]}"]
+            site = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+            _, given, name = [*self.path.split("/", 2), "", ""][:3]
+            mine = secrets.compare_digest(given.encode(), secret.encode())
+            return contents.get(name) if own and site and mine else None
+
+        def _reply(self, status: HTTPStatus, kind: str, body: bytes, policy: str = "default-src 'none'") -> None:
+            self.send_response(status)
+            for key, value in {**HEADERS, "Content-Security-Policy": policy, "Content-Type": kind}.items():
+                self.send_header(key, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    return Handler
