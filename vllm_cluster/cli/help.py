@@ -46,7 +46,7 @@ def program_help(path: str, about: str, verbs: Mapping[str, Verb], params: Seque
     lines = [f"Usage: {path} VERB [OPTIONS]", "", *textwrap.wrap(about, width)]
     for group in dict.fromkeys(verb.group for verb in verbs.values()):
         rows = ((name, verb.summary) for name, verb in verbs.items() if verb.group == group)
-        lines += _section(group, rows, width, column=12)
+        lines += _section(group, rows, width, column=13)
     lines += _section("Options", map(option_row, options), width)
     lines += ["", *textwrap.wrap(f"{path} VERB --help shows the options of a verb, with examples.", width)]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """A page for this machine's browser alone: on loopback, under a name that cannot be guessed, and read by no other site.
 
 Another site's script may send requests here, so each is judged: by the host that it asked for (a name that was made to
-lead here is not ours), by the path, which holds a secret, and by what the browser reports of where it comes from.
+lead here is refused), by the path, which holds a secret, and by what the browser reports of where it comes from.
 """
 
 from __future__ import annotations

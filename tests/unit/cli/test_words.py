@@ -187,7 +187,7 @@ def test_a_program_without_a_verb_shows_its_verbs(argv: tuple[str, ...], capsys:
     assert shown.startswith("Usage: vcluster")
     table = VERBS if argv != ("sandbox",) else {}
     for name, verb in table.items():
-        assert f"  {name}".ljust(12) + verb.summary in shown
+        assert f"  {name}".ljust(13) + verb.summary in shown
 
 
 @pytest.mark.parametrize("path", [f"{verb} {inner}".strip() for verb, inner in PATHS])

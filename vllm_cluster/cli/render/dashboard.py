@@ -49,7 +49,7 @@ def _point(view: View) -> dict[str, object]:
 
 
 def changes(before: View | None, now: View) -> Iterator[str]:
-    """What is other than in the view before, in words."""
+    """What differs from the view before, as sentences."""
     if before is None:
         return
     was, serve = _served(before), _served(now)
