@@ -30,6 +30,7 @@ from vllm_cluster.core.node_status import FailedRequest, ServeStatus
 from vllm_cluster.explain.diagnosis import BenignMatch
 from vllm_cluster.explain.scan import LogPosition
 from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.fit.layouts import GpuPool, Layout
 from vllm_cluster.run import allreduce
 from vllm_cluster.run.audit import AuditEntry
@@ -47,6 +48,7 @@ DOCUMENTS = (
     "top",
     "check",
     "facts",
+    "models",
     "fit",
     "explain",
     "bundle",
@@ -129,6 +131,7 @@ def schemas() -> dict[str, Schema]:
             }
         ),
         "facts": keys({"v": VERSION, "hosts": by_name(fields(HostFacts))}),
+        "models": keys({"v": VERSION, "hosts": by_name(rows(fields(CachedModel))), "unreachable": by_name(TEXT)}),
         "fit": _fit(),
         "explain": _explain(),
         "bundle": keys({"v": VERSION, "file": TEXT, "packed": by_name(COUNT), "unreachable": by_name(TEXT)}),

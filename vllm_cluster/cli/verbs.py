@@ -40,6 +40,13 @@ VERBS = {
         examples=("vcluster facts", "vcluster facts gpu1 --json"),
         exits=READ,
     ),
+    "models": Verb(
+        _SET_UP,
+        "models:models",
+        "Show which models each host has, and whether complete.",
+        examples=("vcluster models", "vcluster models --json"),
+        exits={1: "a host's cache cannot be read", **READ},
+    ),
     "plan": Verb(
         _RUN,
         "plan:plan",

@@ -1,0 +1,56 @@
+"""What `vcluster models` prints, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.support.json_schemas import validate
+from vllm_cluster.actions.models import CachedModels
+from vllm_cluster.cli.render.models import models_document, show_models
+from vllm_cluster.errors import Unreachable
+from vllm_cluster.facts.models import CachedModel
+
+COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+
+
+def model(name: str, size: int = 16_100_000_000, problem: str = "") -> CachedModel:
+    return CachedModel(name, COMMIT, size, time.time() - 7300, problem)
+
+
+WHOLE, BROKEN = model("org/whole"), model("org/big", 98_700_000_000, "missing: model-2.safetensors")
+FOUND = CachedModels(
+    {"gpu1": (WHOLE, model("org/big", 141_100_000_000)), "gpu2": (WHOLE, BROKEN)},
+    {"gpu3": Unreachable("gpu3", "no answer")},
+)
+
+
+def shown(capsys: pytest.CaptureFixture[str], found: CachedModels) -> list[str]:
+    show_models(found, "/models", color="never")
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_hosts_that_have_the_same_share_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, FOUND) == [
+        "MODEL REVISION SIZE HOSTS LAST READ STATE",
+        "org/big 0e9e39f249a1 141.1 GB gpu1 2 h ago complete",
+        "org/big 0e9e39f249a1 98.7 GB gpu2 2 h ago incomplete: missing: model-2.safetensors",
+        "org/whole 0e9e39f249a1 16.1 GB all 2 2 h ago complete",
+        "org/big is not complete on gpu2",
+    ]
+
+
+def test_no_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, CachedModels({"gpu1": (), "gpu2": ()}, {})) == ["No models in /models of gpu1, gpu2."]
+
+
+def test_a_name_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\x1b" not in "".join(shown(capsys, CachedModels({"gpu1": (model("./\x1b[2J"),)}, {})))
+
+
+def test_the_document_is_that_of_its_schema() -> None:
+    document = json.dumps(models_document(FOUND))
+    validate(["models"], document)
+    assert json.loads(document)["unreachable"] == {"gpu3": "gpu3: no answer"}

@@ -1,0 +1,99 @@
+"""The script that lists a model cache, on caches made of files, and what is read out of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vllm_cluster.facts.models import CachedModel, parse_models
+
+SCRIPT = Path(__file__).parents[3] / "vllm_cluster" / "remote" / "host" / "models.sh"
+COMMIT, OTHER = "a" * 40, "b" * 40
+SHELLS = [["sh"], ["bash", "--posix"]]
+
+
+@pytest.fixture(params=SHELLS, ids=["sh", "bash"])
+def shell(request: pytest.FixtureRequest) -> list[str]:
+    return list(request.param)
+
+
+def listed(cache: Path, shell: list[str]) -> dict[str, CachedModel]:
+    done = subprocess.run([*shell, "-s", "--", cache], input=SCRIPT.read_bytes(), capture_output=True, check=True)
+    assert done.stderr == b""
+    return {model.name: model for model in parse_models(done.stdout.decode())}
+
+
+def hub_model(cache: Path, name: str, shards: int, *, commit: str = COMMIT) -> Path:
+    """A repository as huggingface_hub keeps it: blobs, and a snapshot of links to them."""
+    folder = cache / "hub" / f"models--{name.replace('/', '--')}"
+    snapshot = folder / "snapshots" / commit
+    for path in (folder / "blobs", folder / "refs", snapshot):
+        path.mkdir(parents=True, exist_ok=True)
+    (folder / "refs" / "main").write_text(commit)
+    names = [f"model-{number}.safetensors" for number in range(shards)]
+    for one in names:
+        (folder / "blobs" / one).write_bytes(b"x" * 50_000)
+        (snapshot / one).symlink_to(f"../../blobs/{one}")
+    weights = {f"layer.{number}": one for number, one in enumerate(names)}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    return folder
+
+
+def test_a_complete_model_has_its_commit_and_its_size(tmp_path: Path, shell: list[str]) -> None:
+    hub_model(tmp_path, "org/name--with-dashes", 2)
+    (model,) = listed(tmp_path, shell).values()
+    assert (model.name, model.commit, model.problem) == ("org/name--with-dashes", COMMIT, "")
+    assert 100_000 <= model.size < 200_000
+    assert model.used is not None
+
+
+@pytest.mark.parametrize(
+    ("harm", "problem"),
+    [
+        ("rm blobs/model-1.safetensors", "broken link: model-1.safetensors"),
+        ("rm snapshots/*/model-1.safetensors", "missing: model-1.safetensors"),
+        ("touch blobs/x.incomplete", "a download is running, or was interrupted"),
+        ("rm snapshots/*/*", "no weights"),
+        ("rm -r snapshots", "no files of this revision"),
+        (f"printf {OTHER} > refs/main", "no files of this revision"),
+    ],
+)
+def test_what_is_not_complete_says_why(tmp_path: Path, shell: list[str], harm: str, problem: str) -> None:
+    folder = hub_model(tmp_path, "org/broken", 2)
+    hub_model(tmp_path, "org/whole", 1)
+    subprocess.run(["sh", "-c", harm], cwd=folder, check=True)
+    found = listed(tmp_path, shell)
+    assert (found["org/broken"].problem, found["org/whole"].problem) == (problem, "")
+
+
+def test_a_model_that_was_downloaded_by_its_commit(tmp_path: Path, shell: list[str]) -> None:
+    shutil.rmtree(hub_model(tmp_path, "org/name", 1) / "refs")
+    assert [(model.commit, model.problem) for model in listed(tmp_path, shell).values()] == [(COMMIT, "")]
+
+
+def test_folders_are_models_too(tmp_path: Path, shell: list[str]) -> None:
+    for name, file in (("my model", "model.safetensors"), ("lab/empty", "README.md")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / file).write_bytes(b"x" * 5000)
+    found = listed(tmp_path, shell)
+    assert {name: model.problem for name, model in found.items()} == {"./my model": "", "./lab/empty": "no weights"}
+
+
+@pytest.mark.parametrize("cache", ["nowhere", "a folder"])
+def test_a_cache_without_models_has_none(tmp_path: Path, shell: list[str], cache: str) -> None:
+    (tmp_path / "a folder").mkdir()
+    assert listed(tmp_path / cache, shell) == {}
+
+
+def test_a_list_without_its_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no end"):
+        parse_models("hub|org--name|abc|10|20|\n")
+
+
+def test_lines_of_a_login_shell_are_passed_over() -> None:
+    assert parse_models("Welcome|to|this|fine|host|!\nhub|a\nwhole\n") == ()

@@ -1,0 +1,53 @@
+"""Which models lie in the caches of the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+from vllm_cluster.actions.assess import reached
+from vllm_cluster.errors import CommandFailed, VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.models import CachedModel, parse_models
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import count
+
+# Some seconds for each model: the size of one on a network file system is asked file by file.
+LIST_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class CachedModels:
+    """The models of each host that answered, and why the others did not."""
+
+    hosts: Mapping[str, tuple[CachedModel, ...]]
+    failures: Mapping[str, VclusterError]
+
+
+def models(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> CachedModels:
+    """List the models in the cache of every host. Changes nothing.
+
+    Raises:
+        Unreachable, FleetError: no host can be reached.
+    """
+    with reached(inventory, emit, runtime=runtime) as (fleet, failures):
+        there = [name for name in fleet.names if name not in failures]
+        emit(Event("phase", f"reading the model caches of {count(len(there), 'host')}"))
+        found, more = fleet.each(lambda connection: _read(inventory, connection), there)
+        return CachedModels(found, {**failures, **more})
+
+
+def _read(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel, ...]:
+    script = files("vllm_cluster.remote.host").joinpath("models.sh").read_bytes()
+    result = connection.transport.run(
+        ["sh", "-s", "--", inventory.model_cache], connection.runtime.after(LIST_SECONDS), stdin=script
+    )
+    try:
+        return parse_models(result.text)
+    except ValueError as error:
+        stderr = result.stderr.decode("utf-8", "replace").strip()
+        text = f"models: {error}: {stderr[-300:]}"
+        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr) from error

@@ -1,0 +1,52 @@
+"""Models in a host's cache, as `remote/host/models.sh` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+END = "whole"
+_COLUMNS = 6
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model in a cache: a repository of the hub at its commit, or a folder, whose name begins with `./`.
+
+    `size` is what it takes on the disk, in bytes; `used` when its weights were last read, by the host's clock: a file
+    system that keeps no such time has when they were written. `problem` is empty where it is complete.
+    """
+
+    name: str
+    commit: str
+    size: int
+    used: float | None
+    problem: str
+
+
+def parse_models(text: str) -> tuple[CachedModel, ...]:
+    """Read what the script printed; what is before it is a login shell's.
+
+    Raises:
+        ValueError: it did not print to its end.
+    """
+    lines = text.splitlines()
+    if END not in lines:
+        raise ValueError("the list of models has no end")
+    return tuple(_models(lines))
+
+
+def _models(lines: list[str]) -> Iterator[CachedModel]:
+    for line in lines:
+        kind, *rest = line.split("|", _COLUMNS - 1)
+        if kind not in ("hub", "folder") or len(rest) != _COLUMNS - 1:
+            continue
+        name, commit, kib, used, problem = rest
+        yield CachedModel(
+            # As huggingface_hub does: "--" stands for "/", of which a repository has one.
+            name=name.replace("--", "/", 1) if kind == "hub" else f"./{name}",
+            commit=commit,
+            size=1024 * int(kib) if kib.isdecimal() else 0,
+            used=float(used) if used.isdecimal() else None,
+            problem=problem,
+        )
