@@ -83,6 +83,43 @@ def test_commands_have_their_own_exit_code_input_and_signals(sandbox: Sandbox) -
 
 
 @pytest.mark.cluster("up")
+@pytest.mark.parametrize("end", ["killed", "closed", "terminal"])
+def test_a_command_ends_with_vcluster_however_that_ends(sandbox: Sandbox, end: str) -> None:
+    # It ignores what a terminal or sshd sends, and has left its group.
+    script = 'trap "" HUP INT TERM PIPE; setsid sleep 4711 & echo ready; while :; do echo; sleep 0.2; done 2>/dev/null'
+    argv = ["exec", "gpu1", "--", "sh", "-c", script]
+    if end == "terminal":
+        where = {"VCLUSTER_INVENTORY": str(sandbox.inventory), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **sandbox.environment, **where}
+        with Terminal([sys.executable, "-m", "vllm_cluster", *argv], env=environment) as at:
+            at.until("ready", 90)
+    else:
+        with sandbox.start(*argv) as running:
+            assert running.stdout
+            assert running.stdout.readline() == "ready\n"
+            if end == "killed":
+                running.kill()
+            running.stdout.close()
+            running.wait(timeout=90)
+    until(lambda: not processes(sandbox, "sleep 4711") and not processes(sandbox, "trap "))
+
+
+@pytest.mark.cluster("up")
+def test_what_a_command_leaves_on_purpose_stays(sandbox: Sandbox) -> None:
+    sandbox.vcluster("exec", "gpu1", "--", "sh", "-c", "nohup sleep 4712 >/dev/null 2>&1 &").ok()
+    # Its end was noticed long before another command has run.
+    sandbox.vcluster("exec", "gpu1", "--", "true").ok()
+    assert processes(sandbox, "sleep 4712")
+    sandbox.on("gpu1", "docker", "exec", NODE, "pkill", "-f", "^sleep 4712", root=True)
+
+
+def processes(sandbox: Sandbox, begin: str) -> str:
+    """The processes of the head's node whose command holds these words."""
+    script = f"ps -eo pid,args | grep -F {begin!r} | grep -v -e grep -e VCLUSTER_EXEC= || true"
+    return sandbox.on("gpu1", "docker", "exec", NODE, "sh", "-c", script, root=True)
+
+
+@pytest.mark.cluster("up")
 def test_a_command_gets_the_terminal_and_the_lines_are_coloured_on_one(sandbox: Sandbox) -> None:
     where = {"VCLUSTER_INVENTORY": str(sandbox.inventory), "PYTHONPATH": str(ROOT)}
     environment = {**os.environ, **sandbox.environment, **where}

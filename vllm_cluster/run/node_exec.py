@@ -15,6 +15,14 @@ from vllm_cluster.run.program import RemoteProgram
 # Docker has no way to signal a command that it runs: its number is the first line that it prints.
 _NUMBERED = 'echo "$$"; exec "$@"'
 _SIGNAL = 'kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" "$2"'
+# Docker leaves a command alone when its caller is gone, and a closed input may be the caller's intention. So a second
+# command waits for the end of its own input, and then ends all that carries the mark, also what starts late.
+MARK = "VCLUSTER_EXEC"
+_LIFELINE = """read -r _ && exit
+for signal in HUP HUP HUP KILL KILL KILL; do
+  for one in $(grep -alsF "$1" /proc/[0-9]*/environ); do one=${one#/proc/}; kill -s $signal "${one%/environ}"; done
+  sleep 1
+done 2>/dev/null"""
 SIGNAL_SECONDS = 10.0
 CODE_SECONDS = 10.0
 CODE_PAUSE = 0.05
@@ -42,8 +50,12 @@ class NodeCommand:
         node, terminal = self._node, self._size is not None
         _require_running(node)
         argv = self._argv if terminal else ["sh", "-c", _NUMBERED, "sh", *self._argv]
-        streams = node.connection.engine.streams
-        with streams.exec(node.name, argv, terminal=terminal, environment=self._environment) as running:
+        streams, mark = node.connection.engine.streams, node.connection.runtime.token(16)
+        environment = {**self._environment, MARK: mark}
+        with (
+            streams.exec(node.name, ["sh", "-c", _LIFELINE, "sh", f"{MARK}={mark}"]) as lifeline,
+            streams.exec(node.name, argv, terminal=terminal, environment=environment) as running,
+        ):
             self._running = running
             if self._size:
                 self.resize(self._size)
@@ -56,7 +68,10 @@ class NodeCommand:
                     out(False, data)
             else:
                 self._print(running, out)
-            return self._code(running)
+            code = self._code(running)
+            with contextlib.suppress(HostError):
+                lifeline.send(b"\n")  # what it left running on purpose stays
+            return code
 
     def _print(self, running: RunningExec, out: Out) -> None:
         frames, head = OutputFrames(), b""
