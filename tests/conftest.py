@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -12,6 +13,8 @@ from tests.support.figures import record
 
 pytest_plugins = ["tests.support.cluster_state"]
 LEFT: Counter[str] = Counter()
+# A test names its inventory: the one in the shell of whoever runs it may be a cluster that serves.
+os.environ.pop("VCLUSTER_INVENTORY", None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -85,16 +85,16 @@ def run(program: Callable[[], object]) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:
+        code = code or _report(judged(error))
         # What could not be written must not be tried once more when the stream is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = code or _report(judged(error))
     return code if isinstance(code, int) else int(code is not None)
 
 
 def _report(error: VclusterError) -> int:
     """Write an error that no verb has written: of the command line, which may ask for JSON all the same."""
     words = sys.argv[1:]
-    if "--json" in words[: words.index("--") if "--" in words else None]:
+    if error.message and "--json" in words[: words.index("--") if "--" in words else None]:
         from vllm_cluster.cli.render import errors
 
         errors.show(error, as_json=True, color="never")

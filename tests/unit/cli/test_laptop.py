@@ -138,6 +138,9 @@ CASES = (
         env={"PYTHONIOENCODING": "ascii"},
     ),
     Case("ASCII, fit", FIT, 0, stdout="TP=1", env=ASCII),
+    Case("JSON into a full disk", f"{FIT} --json >/dev/full", 1, "standard output: No space left on device"),
+    Case("a JSON error into a full disk", "$VCLUSTER plan --json >/dev/full", 4, "gpu1: "),
+    Case("a JSON error to a reader that has gone", "$VCLUSTER plan --json | :; exit ${PIPESTATUS[0]}", 4, "gpu1: "),
     Case(
         "ASCII, an inventory's words",
         "sed -i s/gpu1:/gpü1:/ inventory.yaml; $VCLUSTER plan",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from vllm_cluster.cli.render.text import plain, wants_color
@@ -23,8 +24,10 @@ def _label(error: VclusterError, line: str) -> str:
 def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = None) -> None:
     """Write the error: what happened, what to do, and the file that has every call to the hosts."""
     if as_json:
-        print(json.dumps({"v": 1, "t": round(time.time(), 3), "event": "error", **error.as_json()}), flush=True)
-        return
+        # Where standard output cannot be written, which may be the error itself, it is for people after all.
+        with suppress(OSError):
+            print(json.dumps({"v": 1, "t": round(time.time(), 3), "event": "error", **error.as_json()}), flush=True)
+            return
     red, bold, end = ("\x1b[31m", "\x1b[1m", "\x1b[0m") if wants_color(color, stdout=False) else ("", "", "")
     # What a person decided is no error.
     mark = "" if isinstance(error, Aborted | Interrupted) else f"{red}error:{end} "
