@@ -101,9 +101,9 @@ def test_a_closed_port_of_the_host_closes_the_connection(host: Transport) -> Non
     forward.close()
 
 
-def model(phase: str, host: str = "127.0.0.1") -> ServeStatus:
+def model(phase: str, port: int, host: str = "127.0.0.1") -> ServeStatus:
     """What a node says of its model."""
-    return ServeStatus("1", "m", "m", host, 1, phase, "", None, 0.0, 1, (1, 1), None, None, None, None)  # type: ignore[arg-type]
+    return ServeStatus("1", "m", "m", host, port, phase, "", None, 0.0, 1, (1, 1), None, None, None, None)  # type: ignore[arg-type]
 
 
 def hold(passage: Passage, events: list[Event]) -> VclusterError:
@@ -120,7 +120,7 @@ def test_a_tunnel_ends_with_a_reason_when_its_connection_does(
 ) -> None:
     client.add("h", server)
     link = HostConnection("h", connect(client.target("h"), kind))
-    passage = Passage(link, echo_port, 0, lambda: model("ready"))
+    passage = Passage(link, free_port(), 0, lambda: model("ready", echo_port))
     assert exchange(passage.port, b"x") == b"xend"
     threading.Timer(0.5, server.drop_connections).start()
     started = time.monotonic()
@@ -141,7 +141,7 @@ def test_a_tunnel_through_which_nothing_passes_is_no_tunnel(
     with pytest.raises(
         HostError, match=r"h: tunnel: cannot reach 127\.0\.0\.1:\d+ through SSH, though m is ready there"
     ):
-        Passage(link, free_port(), 0, lambda: model("ready"))
+        Passage(link, port := free_port(), 0, lambda: model("ready", port))
 
 
 @pytest.mark.promise("P37")
@@ -152,7 +152,7 @@ def test_an_end_that_goes_away_and_comes_back_is_told(
     client.add("h", server)
     link = HostConnection("h", connect(client.target("h"), kind))
     port = free_port()
-    passage = Passage(link, port, 0, lambda: model("loading"))
+    passage = Passage(link, port, 0, lambda: model("loading", port))
     events: list[Event] = []
 
     def emit(event: Event) -> None:

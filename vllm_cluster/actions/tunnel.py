@@ -59,7 +59,7 @@ def tunnel(inventory: Inventory, emit: Emit, *, port: int, inside: Callable[[str
 
 
 class Passage:
-    """A port of the host here, for as long as its connection lives.
+    """The API of the head here, for as long as its connection lives; `remote` is its port where none is served yet.
 
     Raises:
         HostError: a model is ready there, and nothing passes.
@@ -67,13 +67,18 @@ class Passage:
 
     def __init__(self, head: HostConnection, remote: int, local: int, served: Callable[[], ServeStatus | None]) -> None:
         self._head, self._remote, self._served = head, remote, served
-        self._address = address_of(serve := served())
-        self._forward = head.transport.forward(remote, local, remote_host=self._address)
+        self._place = self._place_of(serve := served())
+        address, port = self._place
+        self._forward = head.transport.forward(port, local, remote_host=address)
         self.port = self._forward.local_port
         self._answers = answers(self.port)
         if serve and serve.phase == "ready" and not self._answers:
             self._forward.close()
             raise no_passage(head, serve)
+
+    def _place_of(self, serve: ServeStatus | None) -> tuple[str, int]:
+        # The port of what is served: that of the inventory may have changed since.
+        return address_of(serve), serve.port if serve else self._remote
 
     def warn(self, emit: Emit) -> None:
         """Emit a warning where nothing answers."""
@@ -97,13 +102,14 @@ class Passage:
 
     def _follow(self, emit: Emit) -> None:
         now = answers(self.port)
-        if not now and (address := address_of(self._served())) != self._address:
-            # It was served again with or without --expose.
+        if not now and (place := self._place_of(self._served())) != self._place:
+            # It was served again with or without --expose, or on another port.
             self._forward.close()
-            self._forward = self._head.transport.forward(self._remote, self.port, remote_host=address)
-            self._address, now = address, answers(self.port)
+            address, port = self._place = place
+            self._forward = self._head.transport.forward(port, self.port, remote_host=address)
+            now = answers(self.port)
         if now != self._answers:
-            where = f"{self._address}:{self._remote}"
+            where = "{}:{}".format(*self._place)
             gone = Event("warning", f"the API has stopped answering: {where}", self._head.name)
             emit(Event("note", f"the API answers again: {where}", self._head.name) if now else gone)
         self._answers = now
