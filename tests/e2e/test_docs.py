@@ -232,6 +232,7 @@ def test_the_batch_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert len((tmp_path / "twice.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("served")
 def test_the_benchmark_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """With few requests in the place of many: vLLM's figures, what was measured, and no secret."""
