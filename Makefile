@@ -19,9 +19,11 @@ test: $(VENV)/ready
 	@scripts/setup-sshd.sh
 	$(BIN)/python -m tests.run
 
-# What needs neither Docker nor sshd and takes no time, in under a minute on two cores.
+# What needs neither Docker nor sshd and takes no time, in under a minute on two cores: the pure core and the units, and
+# of the simulation the two that meet most of it. The rest of it is in `make test`.
+COURSES := tests/sim/test_everywhere.py tests/sim/test_machine.py
 test-fast: $(VENV)/ready
-	VCLUSTER_DEPTH=fast $(BIN)/pytest -n 2 --dist worksteal -m "not (deep or alone or slow)" tests/unit tests/property tests/sim
+	VCLUSTER_DEPTH=fast $(BIN)/pytest -n 2 --dist worksteal -m "not (deep or alone or slow)" tests/unit tests/property $(COURSES)
 
 # The unit lane on each Python of pyproject.toml that this machine has; with ARGS="3.12" on some. Names what it lacks.
 test-pythons: $(VENV)/ready
