@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.node import model_files
+from vllm_cluster.remote.node.model_files import look, offline
 from vllm_cluster.remote.node.process import Child, secret_environment
 
 SOCKET = "check.sock"
@@ -181,7 +181,7 @@ def _model(arguments: Any) -> dict[str, Any]:
         return {"model": "refused", "problem": _first_words(str(error))}
     except Exception as error:
         # Without a hub, a file that is not there now is not there when vLLM starts either.
-        if isinstance(error, FileNotFoundError) and model_files.offline():
+        if isinstance(error, FileNotFoundError) and offline():
             return {
                 "model": "refused",
                 "problem": f"a file that it needs is not here, and HF_HUB_OFFLINE is set: {error}"[:1000],
@@ -229,7 +229,7 @@ def check(state: Path) -> int:
         answer = ask(state, question, deadline - time.monotonic())
     # As vLLM's own parser reads it: the last of several, or one in the file of --config.
     revision = answer.get("values", {}).get("revision") or question.get("revision") or "main"
-    files = model_files.look(question["model"], revision, ask_hub=question.get("ask_hub", True))
+    files = look(question["model"], revision, ask_hub=question.get("ask_hub", True))
     if answer.get("flags") == "accepted" and files["where"] in ("folder", "cache", "hub"):
         answer = ask(state, {**question, "model_here": True}, deadline - time.monotonic())
     sys.stdout.write("\n" + json.dumps({"v": 1, "files": files, "vllm": answer}) + "\n")
