@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from vllm_cluster.actions.assess import require_name
+from vllm_cluster.core.last_lines import LastLines
 from vllm_cluster.core.log_fold import Fold
 from vllm_cluster.core.log_lines import Line, LogRequest
 from vllm_cluster.errors import VclusterError, combine
@@ -31,9 +32,12 @@ def logs(
     *,
     errors: bool = False,
     fold: bool = False,
+    last: int | None = None,
     runtime: Runtime = SYSTEM,
 ) -> None:
     """Show the lines that are asked for, to the end, or with `follow` for as long as the caller likes.
+
+    `last` is how many of the existing ones at most; it may be more where a host is slow to answer.
 
     Raises:
         HostError, FleetError: a host's log could not be read, or not to its end; those of others were shown.
@@ -41,19 +45,26 @@ def logs(
     require_name(inventory, list(asked.hosts))
     is_error = ErrorLines() if errors else None
     folding = Fold() if fold else None
+    tail = None if last is None else LastLines(last, int(runtime.clock.time() * 1e9) if asked.follow else None)
     found = False
     with _reading(inventory, asked, emit, runtime) as (merge, hosts):
         while (lines := merge.take(TURN_SECONDS)) is not None:
+            quiet = not lines
             if is_error:
                 lines = [line for line in lines if is_error((line.host, line.source, line.rank), line.text)]
             if folding:
                 lines = folding.fold(lines, int(runtime.clock.time() * 1e9))
+            if tail:
+                lines = tail.rest() if quiet and asked.follow else tail.keep(lines)
             if lines:
                 found = True
                 show(lines)
             _refuse_none(hosts)
-        if folding:
-            show(folding.rest())
+        rest = folding.rest() if folding else []
+        if tail:
+            rest = [*tail.keep(rest), *tail.rest()]
+        found = found or bool(rest)
+        show(rest)
     for one in hosts:
         if one.bug:
             raise one.bug

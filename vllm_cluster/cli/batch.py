@@ -110,7 +110,8 @@ def _show(session: Session, result: BatchResult, errors: Path) -> None:
     from vllm_cluster.text import age, count
 
     tokens = result.prompt_tokens + result.completion_tokens
-    rate = f", {tokens} tokens at {tokens / result.seconds:.0f}/s" if tokens and result.seconds else ""
+    of_prompts = f", {result.prompt_tokens} of them of prompts" if result.completion_tokens else ""
+    rate = f", {tokens} tokens at {tokens / result.seconds:.0f}/s{of_prompts}" if tokens and result.seconds else ""
     text = f"Answered {result.now} of {count(result.total, 'request')} in {age(result.seconds)}{rate}"
     before = result.answered - result.now
     text += f"; {before} were answered before" if before else ""

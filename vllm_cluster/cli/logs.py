@@ -33,6 +33,13 @@ Since = Annotated[
     ),
 ]
 
+Tail = Annotated[
+    int | None,
+    typer.Option(
+        "--tail", "-n", metavar="N", min=0, help="Of the existing lines, only the last N.", show_default=False
+    ),
+]
+
 
 def logs(
     hosts: Hosts = None,
@@ -44,6 +51,7 @@ def logs(
     ray: Annotated[bool, typer.Option("--ray", help="Only Ray, with the files of its own processes.")] = False,
     vllm: Annotated[bool, typer.Option("--vllm", help="Only vLLM: its server, and all ranks.")] = False,
     since: Since = None,
+    tail: Tail = None,
     grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Only lines that contain TEXT.")] = "",
     errors: Annotated[bool, typer.Option("--errors", help="Only errors and tracebacks.")] = False,
     previous: Annotated[
@@ -74,7 +82,7 @@ def logs(
         ago = None if since is None else seconds(since)
         asked = LogRequest(chosen, rank, ray, vllm, ago, grep, previous, follow)
         writer = LogWriter(tuple(loaded.hosts), as_json=session.as_json, color=SETTINGS.color)
-        logs_action(loaded, asked, _notices(session), writer.write, errors=errors, fold=fold)
+        logs_action(loaded, asked, _notices(session), writer.write, errors=errors, fold=fold, last=tail)
 
     Session(inventory, as_json=as_json).run(action)
 

@@ -66,9 +66,11 @@ def read_prompt(prompt: str | None, files: Sequence[Path], *, required: bool) ->
     if prompt == "-" or piped:
         raw = sys.stdin.buffer.read(MAX_INPUT + 1)
         # The line end is that of echo or of a file, and would be a part of the text to continue.
-        return _text(raw, "standard input").removesuffix("\n")
-    if prompt is None and not files and required:
+        prompt = _text(raw, "standard input").removesuffix("\n")
+    elif prompt is None and not files and required:
         raise UsageError("missing PROMPT", hint='vcluster complete "Hello"')
+    if not prompt and not files and required:
+        raise UsageError("the prompt is empty", hint='vcluster complete "Hello"')
     return prompt or ""
 
 

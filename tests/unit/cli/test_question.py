@@ -185,3 +185,11 @@ def test_a_batch_without_its_input_is_a_wrong_command_line(
         app(["batch", "none.jsonl", "-o", "out.jsonl"], prog_name="vcluster")
     assert (end.value.code, list(tmp_path.iterdir())) == (2, [])
     assert "none.jsonl is not a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("prompt", "piped"), [("", b""), ("-", b"\n"), (None, b"")])
+def test_an_empty_prompt_is_no_question(prompt: str | None, piped: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        question.read_prompt(prompt, [], required=True)
+    assert question.read_prompt("", [Path("picture.png")], required=True) == ""
