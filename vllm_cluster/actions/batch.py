@@ -69,7 +69,7 @@ def batch(
             server = stack.enter_context(HeadApi(inventory, emit, wait, runtime))
             server.ensure_model(work.models, files.output)
             work.run(server, options, emit)
-        return work.result()
+        return work.summary()
 
 
 class _Work:
@@ -104,11 +104,11 @@ class _Work:
         try:
             engine.run()
         except KeyboardInterrupt:
-            found = self.result()
+            found = self.summary()
             done = f"{found.answered} of {count(found.total, 'request')} are answered in {self._files.output}"
             raise Interrupted(f"Interrupted. {done}; the same command continues.", again=()) from None
 
-    def result(self) -> BatchResult:
+    def summary(self) -> BatchResult:
         """What was done."""
         meter = self._meter
         return BatchResult(

@@ -48,7 +48,7 @@ class LocalPage:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        self._thread.join(REQUEST_SECONDS)
 
 
 def _handler(contents: Mapping[str, Content], secret: str) -> type[BaseHTTPRequestHandler]:
