@@ -101,7 +101,17 @@ def test_connections_and_channels_of_paramiko_have_what_we_read() -> None:
         assert hasattr(transport.clear_to_send, "is_set")
         assert hasattr(transport.clear_to_send_lock, "acquire")
         assert {"auth_handler", "packetizer"} <= vars(transport).keys()
-        names = {"remote_chanid", "event", "event_ready", "eof_received", "status_event", "exit_status", "closed"}
+        names = {
+            "remote_chanid",
+            "event",
+            "event_ready",
+            "eof_received",
+            "status_event",
+            "exit_status",
+            "closed",
+            "lock",
+            "transport",
+        }
         assert names <= vars(channel).keys()
         transport.close()
 

@@ -6,14 +6,19 @@ import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import paramiko
 import pytest
+from paramiko.common import cMSG_CHANNEL_EOF
 
 from tests.support.carriers import REMOTE, Client, make
 from tests.support.sshd import Sshd, keygen
+from tests.support.waiting import until
 from vllm_cluster.clock import Deadline
 from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Transport
+from vllm_cluster.transport.fabric import FabricTransport
 
 THREADS, ROUNDS = 8, 60
 MIB = b"x" * (1 << 20)
@@ -105,6 +110,38 @@ def test_a_session_that_the_host_has_not_ended_yet_is_waited_for(tmp_path: Path,
         second.settimeout(20)
         assert second.recv(5) == b"next\n"
         second.close()
+    finally:
+        host.close()
+        server.stop()
+
+
+def test_a_late_end_of_a_closed_channel_does_not_reach_the_next_one(tmp_path: Path) -> None:
+    """A thread that was kept from sending it, as by new keys, while the server gave the number to another channel."""
+    for name in ("server", "client"):
+        (tmp_path / name).mkdir()
+    key = keygen(tmp_path / "key")
+    server = Sshd(tmp_path / "server", key).start()
+    client = Client(tmp_path / "client", key)
+    client.add("gpu1", server)
+    host = make(client.target("gpu1"), "fabric")
+    assert isinstance(host, FabricTransport)
+    try:
+        host.connect(soon())
+        session = host._link().session
+        first: Any = session.open_session(timeout=20)
+        first.exec_command("true")
+        assert first.recv_exit_status() == 0
+        until(lambda: first.closed, 20)
+        late = paramiko.Message()
+        late.add_byte(cMSG_CHANNEL_EOF)
+        late.add_int(first.remote_chanid)
+        second: Any = session.open_session(timeout=20)
+        assert second.remote_chanid == first.remote_chanid
+        second.settimeout(20)
+        first.transport._send_user_message(late)
+        second.exec_command("cat")
+        second.sendall(b"x")
+        assert second.recv(1) == b"x"
     finally:
         host.close()
         server.stop()

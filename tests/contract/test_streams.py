@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import pytest
@@ -171,7 +172,7 @@ def test_what_is_sent_behind_the_end_of_a_command_ends_no_connection(
     link = host._link()
     late: list[tuple[int, paramiko.Channel]] = []
     for _ in range(3):
-        channel = link.session.open_session(timeout=10)
+        channel: Any = link.session.open_session(timeout=10)
         late.append((channel.remote_chanid, channel))
         link.session.begin(channel, b"exec true")
         assert channel.status_event.wait(10)
@@ -184,6 +185,6 @@ def test_what_is_sent_behind_the_end_of_a_command_ends_no_connection(
             message.add_int(channel.remote_chanid)
             if kind == cMSG_CHANNEL_DATA:
                 message.add_string(b"late")
-            link.session._send_user_message(message)
+            channel.transport._send_user_message(message)
         assert host.run(["echo", "x"], soon()).stdout == b"x\n"
     assert len({number for number, _ in late}) < len(late), "the server gave no number twice"

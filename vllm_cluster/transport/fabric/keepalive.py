@@ -100,6 +100,32 @@ class KeepaliveSocket:
         raise ConnectionAbortedError(errno.ECONNABORTED, self.failure) from None
 
 
+class _ChannelSender:
+    """What one channel has for its connection: a message that it sends is known to be its own.
+
+    paramiko sends what a thread has ready also after its other thread has closed the channel, and OpenSSH ends the
+    whole connection for it, or gives it to the next channel: that gets the number of the closed one, so a number alone
+    does not show whose message it is.
+    """
+
+    def __init__(self, transport: paramiko.Transport, *, closed: bool) -> None:
+        self._transport, self._closed = transport, closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _send_user_message(self, message: Any) -> None:
+        message.sender = self
+        self._transport._send_user_message(message)  # type: ignore[attr-defined]
+
+    def is_late(self, kind: bytes) -> bool:
+        """Whether a message of this kind comes after the end of its channel."""
+        if kind == cMSG_CHANNEL_CLOSE:
+            self._closed = True
+            return False
+        return self._closed and kind in _OF_A_CHANNEL
+
+
 class KeepaliveTransport(paramiko.Transport):
     """A paramiko connection that never waits without a limit."""
 
@@ -110,25 +136,19 @@ class KeepaliveTransport(paramiko.Transport):
         self._socket = sock
         sock.ask = self.send_keepalive
         self._login_begun = False
-        self._closed: set[bytes] = set()
 
     def open_channel(self, *args: Any, **options: Any) -> paramiko.Channel:
-        """As paramiko's; the server may give the number of a closed channel to this one."""
-        channel = super().open_channel(*args, **options)
-        self._closed.discard(channel.remote_chanid.to_bytes(4, "big"))
-        return channel
-
-    def _behind_close(self, data: bytes) -> bool:
-        # paramiko sends what a thread has ready also after its other thread has closed the channel, and OpenSSH ends
-        # the whole connection for it. Called under paramiko's lock, so this sees the order in which they leave.
-        kind, number = data[:1], data[1:5]
-        if kind == cMSG_CHANNEL_CLOSE:
-            self._closed.add(number)
-            return False
-        return kind in _OF_A_CHANNEL and number in self._closed
+        """As paramiko's; what is sent through it is known to be of this channel."""
+        channel: Any = super().open_channel(*args, **options)
+        with channel.lock:
+            channel.transport = _ChannelSender(self, closed=channel.closed)
+        opened: paramiko.Channel = channel
+        return opened
 
     def _send_message(self, data: paramiko.Message) -> None:
-        if self._behind_close(data.asbytes()[:5]):
+        # Called under paramiko's lock, so this sees the order in which messages leave.
+        sender: _ChannelSender | None = getattr(data, "sender", None)
+        if sender and sender.is_late(data.asbytes()[:1]):
             return
         # paramiko asks for the login anew with each key; servers made with Go or asyncssh hang up at the second time.
         if data.asbytes().startswith(cMSG_SERVICE_REQUEST):
@@ -182,4 +202,4 @@ class KeepaliveTransport(paramiko.Transport):
         message.add_boolean(True)
         message.add_string(command)
         channel.event.clear()
-        self._send_user_message(message)
+        channel.transport._send_user_message(message)  # type: ignore[union-attr]
