@@ -43,7 +43,7 @@ def _models(lines: list[str]) -> Iterator[CachedModel]:
             continue
         name, commit, kib, used, problem = rest
         yield CachedModel(
-            # As huggingface_hub does: "--" stands for "/", of which a repository has one.
+            # As huggingface_hub writes it: "--" for the one "/" of a repository.
             name=name.replace("--", "/", 1) if kind == "hub" else f"./{name}",
             commit=commit,
             size=1024 * int(kib) if kib.isdecimal() else 0,
