@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from vllm_cluster.core.node_status import Number, ServeStatus
+from vllm_cluster.core.node_status import Number, Phase, ServeStatus
 
 Positive = Annotated[Number, Field(ge=0)]
+_PHASES = get_args(Phase)
 # The phases of a start, in which it makes sense to ask how long it still takes.
-STARTING = (
-    "starting",
-    "importing",
-    "joining",
-    "downloading",
-    "loading",
-    "compiling",
-    "profiling",
-    "capturing",
-    "probing",
-)
+STARTING = _PHASES[_PHASES.index("starting") : _PHASES.index("ready")]
 
 
 @dataclass(frozen=True)
