@@ -120,9 +120,13 @@ def test_what_runs_elsewhere_needs_the_standard_library_alone() -> None:
     outside = {(file, name) for file, name in names if name.split(".")[0] not in sys.stdlib_module_names}
     # The all-reduce is there to try the torch of the image.
     torch = {("remote/image/allreduce.py", "torch"), ("remote/image/allreduce.py", "torch.distributed")}
-    theirs = "vllm_cluster.remote.node"
-    node = {row for row in outside if row[0].startswith("remote/node/") and row[1].startswith(theirs)}
-    assert outside - torch - node == set()
+    theirs = {
+        row
+        for row in outside
+        for own in ("node", "pull")
+        if row[0].startswith(f"remote/{own}/") and row[1].startswith(f"vllm_cluster.remote.{own}")
+    }
+    assert outside - torch - theirs == set()
 
 
 def test_a_batch_needs_the_standard_library_alone() -> None:
@@ -133,7 +137,9 @@ def test_a_batch_needs_the_standard_library_alone() -> None:
 
 
 def test_what_runs_elsewhere_is_read_and_never_imported() -> None:
-    assert [path for path in importers("vllm_cluster.remote") if not path.startswith("remote/node/")] == []
+    assert [
+        path for path in importers("vllm_cluster.remote") if not path.startswith(("remote/node/", "remote/pull/"))
+    ] == []
 
 
 def folder(module: str) -> str:

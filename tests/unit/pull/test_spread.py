@@ -1,0 +1,299 @@
+"""The transfer from host to host: real sockets on loopback, a folder a host."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from http.client import HTTPResponse
+from pathlib import Path
+
+import pytest
+
+from tests.support.spread import (
+    DamagingStore,
+    FolderPlan,
+    FolderStore,
+    FullStore,
+    GrowingStore,
+    plan_of,
+    planned,
+    random_files,
+)
+from vllm_cluster.remote.pull import spread, spread_serve
+from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, SpreadProgress
+from vllm_cluster.remote.pull.spread_serve import SpreadServer
+from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer, sign
+
+MB = 1 << 20
+LIMIT = 60.0
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until it holds."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+class Host:
+    """One host of the pull, on threads of this process."""
+
+    def __init__(self, plan: FolderPlan, name: str, store: FolderStore) -> None:
+        self.plan, self.store = replace(plan, me=name), store
+        self.store.folder.mkdir(exist_ok=True)
+        self.reports: list[SpreadProgress] = []
+        self.errors: list[BaseException] = []
+        self.server: SpreadServer | None = None
+        self.steering: spread.Steering | None = None
+        self.thread = threading.Thread(target=self._receive, daemon=True)
+
+    def start(self) -> Host:
+        self.server = spread.serve(self.plan, self.store)
+        if self.plan.me != self.plan.hosts[0].name:
+            self.thread.start()
+        return self
+
+    def _receive(self) -> None:
+        try:
+            self.steering = spread.receive(self.plan, self.store, self.reports.append)
+        except SpreadError as exc:
+            self.errors.append(exc)
+
+    def whole(self) -> bool:
+        return all(self.store.complete(file) for file in self.plan.files)
+
+    def close(self) -> None:
+        if self.steering:
+            self.steering.close()
+        if self.server:
+            self.server.close()
+
+
+class Pull:
+    """Hosts by name; all are closed at the end."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.stack = ExitStack()
+
+    def host(self, plan: FolderPlan, name: str, store: FolderStore | None = None) -> Host:
+        host = Host(plan, name, store or FolderStore(self.root / name)).start()
+        self.stack.callback(host.close)
+        return host
+
+    @contextmanager
+    def process(self, plan: FolderPlan, name: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A host in a process of its own, that a signal can strike."""
+        file = replace(plan, me=name).write(self.root / f"{name}.json")
+        argv = [sys.executable, "-m", "tests.support.spread_host", str(file), str(self.root / name)]
+        (self.root / name).mkdir(exist_ok=True)
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def same(self, plan: FolderPlan, *names: str) -> None:
+        """Check that hosts have exactly what the source has."""
+        for name in names:
+            for file in plan.files:
+                assert (self.root / name / file.path).read_bytes() == (self.root / "h0" / file.path).read_bytes()
+            assert not list((self.root / name).glob("*.part"))
+
+
+@pytest.fixture
+def pull(tmp_path: Path) -> Iterator[Pull]:
+    pull = Pull(tmp_path)
+    with pull.stack:
+        yield pull
+
+
+def test_all_hosts_get_all_files(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 5, 3 * MB + 17)
+    config = b'{"a": 1}'
+    for name in ("config.json", "same.json"):
+        (pull.root / "h0" / name).write_bytes(config)
+        files.append(planned(name, config, git=True))
+    (pull.root / "h0" / "empty").touch()
+    files.append(planned("empty", b""))
+    plan = plan_of(4, files)
+    hosts = [pull.host(plan, host.name) for host in plan.hosts]
+    until(lambda: all(host.whole() for host in hosts))
+    pull.same(plan, "h1", "h2", "h3")
+    server = hosts[0].server
+    assert server
+    until(lambda: server.waiting_for() == [])
+    until(lambda: hosts[3].steering and hosts[3].steering.waiting_for == [])
+    total = sum(file.size for file in files)
+    until(lambda: hosts[3].reports[-1].bytes == total)
+
+
+def test_a_source_that_still_downloads_is_followed(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 3, 2 * MB)
+    plan, store = plan_of(3, files), GrowingStore(pull.root / "h0")
+    hosts = [pull.host(plan, "h0", store), pull.host(plan, "h1"), pull.host(plan, "h2")]
+    for arrived in (1, MB, 2 * MB - 1):
+        store.arrived = arrived
+        until(lambda: {hosts[2].store.have(file) for file in files} == {store.arrived})
+        assert not any(hosts[2].store.complete(file) for file in files)
+    store.arrived = 2 * MB
+    until(lambda: hosts[1].whole() and hosts[2].whole())
+    pull.same(plan, "h1", "h2")
+
+
+def test_a_killed_host_continues_where_it_was_and_holds_up_no_other(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 2, 2 * MB)
+    plan, store = plan_of(4, files), GrowingStore(pull.root / "h0")
+    store.arrived = MB
+    server = pull.host(plan, "h0", store).server
+    others = [pull.host(plan, "h1"), pull.host(plan, "h3")]
+    with pull.process(plan, "h2") as killed:
+        until(lambda: [FolderStore(pull.root / "h2").have(file) for file in files] == [MB, MB])
+        until(lambda: others[1].reports and others[1].reports[-1] == SpreadProgress(2 * MB, "h2"))
+        killed.kill()
+    store.arrived = 2 * MB
+    until(lambda: others[0].whole() and others[1].whole())
+    assert server
+    until(lambda: server.waiting_for() == ["h2"])
+    starts: list[tuple[str, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        file = Peer.file
+
+        def noted(self: Peer, index: int, row: SpreadFile, start: int) -> FileBody | None:
+            starts.append((self.name, start))
+            return file(self, index, row, start)
+
+        patch.setattr(Peer, "file", noted)
+        back = pull.host(plan, "h2")
+        until(back.whole)
+    assert starts == [("h3", MB)] * 2
+    pull.same(plan, "h1", "h2", "h3")
+
+
+def test_a_host_that_answers_no_more_is_left(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 2, 2 * MB)
+    plan, store = plan_of(3, files), GrowingStore(pull.root / "h0")
+    store.arrived = MB
+    pull.host(plan, "h0", store)
+    with pull.process(plan, "h1") as stopped:
+        last = pull.host(plan, "h2")
+        until(lambda: last.reports and last.reports[-1] == SpreadProgress(2 * MB, "h1"))
+        stopped.send_signal(signal.SIGSTOP)
+        store.arrived = 2 * MB
+        until(last.whole)
+        assert last.reports[-1].upstream == "h0"
+        stopped.send_signal(signal.SIGCONT)
+        until(lambda: all(FolderStore(pull.root / "h1").complete(file) for file in files))
+    pull.same(plan, "h1", "h2")
+
+
+def test_a_wrong_file_is_named_and_comes_from_another_host(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 3, MB)
+    plan = plan_of(3, files)
+    source = pull.host(plan, "h0")
+    damaging = DamagingStore(pull.root / "h1", 99)
+    middle = pull.host(plan, "h1", damaging)
+    until(middle.whole)
+    last = pull.host(plan, "h2")
+    until(last.whole)
+    pull.same(plan, "h1", "h2")
+    until(lambda: source.server and source.server.waiting_for() == [])
+    until(lambda: "0.safetensors: wrong hash (from h1)" in {report.error for report in last.reports})
+    assert damaging.times == 98
+
+
+def test_a_file_that_is_wrong_from_everywhere_ends_the_host(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 2, MB)
+    plan = plan_of(2, files)
+    pull.host(plan, "h0", DamagingStore(pull.root / "h0", 99))
+    host = pull.host(plan, "h1")
+    until(lambda: host.errors)
+    assert str(host.errors[0]) == "0.safetensors: wrong hash (from h0), 3 times"
+    assert not host.store.complete(files[0])
+
+
+def test_a_host_with_a_full_disk_ends(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 1, MB)
+    plan = plan_of(2, files)
+    pull.host(plan, "h0")
+    host = pull.host(plan, "h1", FullStore(pull.root / "h1"))
+    until(lambda: host.errors)
+    assert str(host.errors[0]) == "0.safetensors: cannot write: No space left on device"
+
+
+def test_only_hosts_of_this_pull_are_answered(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 1, MB)
+    plan = plan_of(2, files)
+    pull.host(plan, "h0")
+    for wrong in (replace(plan, key="00" * 32, me="h1"), replace(plan, me="h9")):
+        peer = Peer(wrong, plan.hosts[0])
+        with pytest.raises(BadPeerError, match="refuses the key"):
+            peer.have()
+        with pytest.raises(BadPeerError, match="refuses the key"):
+            peer.file(0, files[0], 0)
+        peer.close()
+
+
+def test_a_request_is_answered_once(pull: Pull) -> None:
+    """Who overhears it cannot send it again."""
+    files = random_files(pull.root / "h0", 1, MB)
+    plan = plan_of(2, files)
+    pull.host(plan, "h0")
+    proof = sign(plan.key, "ask", "GET", "/have", "", "h1", "1234", b"")
+    request = f"GET /have HTTP/1.1\r\nHost: x\r\nAuthorization: vcluster h1 1234 {proof}\r\n\r\n".encode()
+    with socket.create_connection((plan.hosts[0].address, plan.hosts[0].port), LIMIT) as connection:
+        answers = connection.makefile("rb")
+        for status in (b"200", b"403"):
+            connection.sendall(request)
+            answer = HTTPResponse(connection)
+            answer.begin()
+            assert str(answer.status).encode() == status
+            answer.read()
+            answer.close()
+        answers.close()
+
+
+def test_an_answer_with_another_key_is_refused(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 1, MB)
+    plan = plan_of(2, files)
+    server = pull.host(plan, "h0").server
+    assert server
+    peer = Peer(replace(plan, me="h1"), plan.hosts[0])
+    assert peer.have() == [MB + 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            spread_serve, "sign", lambda key, what, *parts: sign(key if what == "ask" else "00" * 32, what, *parts)
+        )
+        with pytest.raises(BadPeerError, match="not signed"):
+            peer.have()
+    peer.close()
+
+
+def test_a_host_serves_two_others_at_a_time(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 1, 32 * MB)
+    plan = plan_of(4, files)
+    pull.host(plan, "h0")
+    peers = [Peer(replace(plan, me=name), plan.hosts[0]) for name in ("h1", "h2", "h3")]
+    held = [peers[index].file(0, files[0], 0) for index in (0, 1)]
+    assert all(held)
+    with pytest.raises(Busy):
+        peers[2].file(0, files[0], 0)
+    peers[0].close()
+
+    def served() -> bool:
+        try:
+            return peers[2].file(0, files[0], 0) is not None
+        except Busy:
+            return False
+
+    until(served)
+    for peer in peers:
+        peer.close()

@@ -1,0 +1,129 @@
+"""A file while it arrives: written, hashed, and put in its place or dropped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, SpreadStore
+from vllm_cluster.remote.pull.spread_wire import FileBody
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+BLOCK = 1 << 20
+# A file that is wrong after as many fetches is wrong where it comes from, or on this disk.
+MAX_FETCHES = 3
+
+
+class Arriving:
+    """The content of one file, or of several alike; `index` is that of the first in the plan."""
+
+    def __init__(self, store: SpreadStore, path: Path, files: Sequence[tuple[int, SpreadFile]]) -> None:
+        self._store, self._path, self._files = store, path, files
+        self.index, self.file = files[0]
+        self.bytes = min(path.stat().st_size, self.file.size) if path.exists() else 0
+        self.taken = False
+        # From whom its bytes came, and who once gave bytes that were wrong.
+        self.senders: set[str] = set()
+        self.avoid: set[str] = set()
+        self._fetches = 0
+        self._hash: _Hash | None = None
+
+    def missing(self) -> int:
+        """Return how many bytes of the plan are not here."""
+        return sum(file.size for _, file in self._files) - self.bytes
+
+    def resume(self) -> None:
+        """Hash what an earlier run left: nothing else records that it is right.
+
+        Raises:
+            SpreadError: this host cannot read it.
+        """
+        if self._hash is not None:
+            return
+        if not self.file.size:
+            os.close(self._open())
+        elif not self._path.exists() and self._store.have(self.file) >= self.file.size:
+            # Another revision brought the content, verified: only its place is missing.
+            self.bytes = self.file.size
+            return
+        new = self._new()
+        if self.bytes:
+            try:
+                self._hash_file(new)
+            except OSError as exc:
+                raise SpreadError(f"{self.file.path}: cannot read: {exc.strerror}") from exc
+        self._hash = new
+
+    def _new(self) -> _Hash:
+        if len(self.file.blob) == 64:
+            return hashlib.sha256()
+        # git's id of a blob, which the hub has for small files.
+        return hashlib.sha1(b"blob %d\0" % self.file.size, usedforsecurity=False)
+
+    def _hash_file(self, digest: _Hash) -> None:
+        with self._path.open("r+b", buffering=0) as there:
+            there.truncate(self.bytes)
+            buffer = memoryview(bytearray(BLOCK))
+            while count := there.readinto(buffer):
+                digest.update(buffer[:count])
+
+    def append(self, body: FileBody, sender: str, wanted: Callable[[], bool]) -> None:
+        """Write what arrives until the answer ends or is no longer wanted.
+
+        Raises:
+            SpreadError: this host cannot write it.
+            OSError: the connection is lost.
+        """
+        assert self._hash is not None  # noqa: S101
+        buffer = memoryview(bytearray(BLOCK))
+        target = self._open()
+        try:
+            while wanted() and (count := body.read(buffer)):
+                self.senders.add(sender)
+                self._write(target, buffer[:count])
+                self._hash.update(buffer[:count])
+                self.bytes += count
+        finally:
+            os.close(target)
+
+    def _open(self) -> int:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            raise SpreadError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
+
+    def _write(self, target: int, block: memoryview) -> None:
+        try:
+            while block:
+                block = block[os.write(target, block) :]
+        except OSError as exc:
+            raise SpreadError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
+
+    def finish(self) -> str:
+        """Put the whole file in its place, or drop it where its hash is wrong; return what was wrong.
+
+        Raises:
+            SpreadError: it is wrong again and again, or cannot be put in its place.
+        """
+        if self._hash is None or self._hash.hexdigest() == self.file.blob:
+            try:
+                for _, file in self._files:
+                    self._store.finish(file)
+            except OSError as exc:
+                raise SpreadError(f"{self.file.path}: cannot put it in its place: {exc.strerror}") from exc
+            return ""
+        self._fetches += 1
+        wrong = f"{self.file.path}: wrong hash (from {', '.join(sorted(self.senders)) or 'an earlier run'})"
+        # Not truncated: an answer that is being sent from it would continue with other bytes.
+        self._path.unlink(missing_ok=True)
+        self.avoid |= self.senders
+        self.senders, self.bytes, self._hash = set(), 0, None
+        if self._fetches >= MAX_FETCHES:
+            raise SpreadError(f"{wrong}, {self._fetches} times")
+        return wrong
