@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -79,9 +82,47 @@ def test_it_does_not_grow_beyond_what_is_there_to_ask() -> None:
 
 def test_a_server_that_starts_again_is_measured_again() -> None:
     found = Concurrency()
-    for second, tokens in enumerate((0, 1000, 2000, 0, 1000, 2000)):
+    for second, tokens in enumerate((0, 1000, 0, 1000)):
         found.add(Load(float(second), 16, 0, float(tokens)), 32)
     assert found.level == 32
+
+
+# Tokens per second that the sandbox's model wrote on an idle machine with so many open requests.
+MEASURED = ((1, 150), (32, 2500), (64, 3400), (128, 4730), (256, 5820), (500, 6270))
+
+
+def measured_rate(level: int) -> float:
+    for (low, less), (high, more) in pairwise(MEASURED):
+        if level <= high:
+            return less + (more - less) * (level - low) / (high - low)
+    return MEASURED[-1][1]
+
+
+def part_of_best(seconds: float, power: Callable[[float], float]) -> float:
+    """The tokens of a run that looks twice a second ÷ those of 500 open requests, on a machine with so much power."""
+    found, at, tokens, most = Concurrency(ceiling=500), 0.0, 0.0, 0.0
+    while at < seconds:
+        now = power(at) / 2
+        tokens, most, at = tokens + measured_rate(found.level) * now, most + measured_rate(500) * now, at + 0.5
+        found.add(Load(at, min(found.level, 256), max(0, found.level - 256), tokens), found.level)
+    return tokens / most
+
+
+def test_a_short_run_has_nine_tenths_of_the_best_rate() -> None:
+    assert part_of_best(21, lambda _: 1.0) >= 0.9
+
+
+@pytest.mark.parametrize("begin", [2.0, 3.0, 4.0, 5.0, 6.0, 12.0])
+def test_other_work_on_the_machine_does_not_end_the_growth(begin: float) -> None:
+    """What is slower for two seconds was no worse level."""
+    assert part_of_best(60, lambda at: 0.5 if begin <= at < begin + 2 else 1.0) >= 0.9
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_busy_machine_costs_little(seed: int) -> None:
+    """Its power changes by a tenth from look to look."""
+    noise = random.Random(seed)
+    assert part_of_best(60, lambda _: max(0.1, noise.gauss(1, 0.1))) >= 0.9
 
 
 METRICS = """# HELP vllm:num_requests_running Number of requests
