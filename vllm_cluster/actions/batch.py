@@ -41,12 +41,16 @@ class BatchFiles:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The requests of the input, those answered in all and by this run, those without an answer, and its tokens."""
+    """The requests of the input, those answered in all and by this run, those without an answer, and its tokens.
+
+    `invalid` of those without an answer get none from the same command either.
+    """
 
     total: int
     answered: int
     now: int
     failed: int
+    invalid: int
     prompt_tokens: int
     completion_tokens: int
     seconds: float
@@ -94,6 +98,7 @@ class _Work:
         self._errors.clear()
         engine = Engine(
             lines=self._source.open(self._answered),
+            names=self._answered.names,
             meter=self._meter,
             output=self._output,
             errors=self._errors,
@@ -116,6 +121,7 @@ class _Work:
             answered=meter.before + meter.answered,
             now=meter.answered,
             failed=meter.failed,
+            invalid=meter.invalid,
             prompt_tokens=meter.prompt_tokens,
             completion_tokens=meter.tokens,
             seconds=monotonic() - self._began,
@@ -124,7 +130,7 @@ class _Work:
 
 def progress_event(now: Progress) -> Event:
     """How far it is, for people and for programs."""
-    left = "" if now.seconds_left is None else f", about {age(now.seconds_left)} left"
+    left = "" if not now.seconds_left or now.seconds_left < 1 else f", about {age(now.seconds_left)} left"
     failed = f", {now.failed} without an answer" if now.failed else ""
     text = f"answering {now.answered}/{now.total}{failed}, {now.tokens_per_second:.0f} tokens/s, {now.in_flight} open"
     data = {

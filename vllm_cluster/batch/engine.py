@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from vllm_cluster.batch.answered import Names
 from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, ApiConnection, Outcome, Threads
 from vllm_cluster.batch.concurrency import CEILING, Concurrency, Load, read_load
-from vllm_cluster.batch.lines import BadLine, BatchLine, Place, answer_row, error_row, parse
+from vllm_cluster.batch.lines import BadLine, BatchLine, Place, answer_row, error_row, name_of, parse
 from vllm_cluster.batch.output import RowFile
 from vllm_cluster.batch.problems import BatchProblem
 from vllm_cluster.batch.progress import Meter, Progress
@@ -73,6 +74,7 @@ class Engine:
         self,
         *,
         lines: Iterator[tuple[Place, bytes]],
+        names: Names,
         meter: Meter,
         output: RowFile,
         errors: RowFile,
@@ -80,7 +82,7 @@ class Engine:
         options: Options,
         report: Callable[[Progress], None],
     ) -> None:
-        self._lines, self.meter, self._output, self._errors = lines, meter, output, errors
+        self._lines, self._names, self.meter, self._output, self._errors = lines, names, meter, output, errors
         self._server, self._options, self._report = server, options, report
         self._threads = Threads(server.endpoint, options.seconds)
         self.concurrency = Concurrency(ceiling=options.ceiling)
@@ -132,6 +134,8 @@ class Engine:
                 break
             try:
                 line = parse(raw, place, self._options.copies, self._server.model, self._options.fields)
+                if not self._names.add(name_of(line.custom_id)):
+                    raise BadLine("custom_id is that of an earlier line", line.custom_id)
             except BadLine as error:
                 self._fail(place, error.custom_id, None, "invalid_line", error.message)
                 continue
@@ -203,6 +207,7 @@ class Engine:
     def _fail(self, place: Place, custom_id: str | None, status: int | None, code: str, message: str) -> None:
         self._errors.append(error_row(place, custom_id, status, code, message))
         self.meter.failed += 1
+        self.meter.invalid += code != "no_answer"
 
     def _tick(self) -> None:
         """What is done now and then: the disk, the server's load, the report."""

@@ -20,6 +20,7 @@ PATHS = (
     "/rerank",
 )
 HEAD = b'{"id": "batch_req_'
+_NAME = re.compile(rb'"custom_id": ("(?:[^"\\]|\\.)*+")')
 _ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})\.([1-9][0-9]{0,8})_([0-9a-f]{8})", ')
 
 
@@ -77,24 +78,36 @@ def parse(raw: bytes, place: Place, copies: int, model: str, defaults: Mapping[s
     except UnicodeDecodeError:
         raise BadLine("not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise BadLine(f"not JSON: {reason}") from None
+        raise BadLine(f"not JSON: {json_fault(error)}") from None
     if not isinstance(row, dict):
-        raise BadLine(f"must be an object, got {type(row).__name__}")
+        raise BadLine(f"must be an object, got {_kind(row)}")
     name = row.get("custom_id")
     if not isinstance(name, str) or not name:
-        raise BadLine("custom_id must be a text")
+        raise BadLine(f"custom_id must be a string, got {json.dumps(name)[:40] if name is not None else 'none'}")
     if row.get("method", "POST") != "POST":
         raise BadLine(f"method must be POST, got {json.dumps(row['method'])[:40]}", name)
     path, body = row.get("url"), row.get("body")
     if path not in PATHS:
         raise BadLine(f"url must be one of {' '.join(PATHS)}, got {json.dumps(path)[:80]}", name)
     if not isinstance(body, dict):
-        raise BadLine(f"body must be an object, got {type(body).__name__}", name)
+        raise BadLine(f"body must be an object, got {_kind(body)}", name)
     if body.get("stream"):
         raise BadLine("body.stream must be false: a batch has whole answers", name)
     whole = {"model": model, **defaults, **body}
     return BatchLine(place, name if copies == 1 else f"{name}-{place.copy}", path, whole, "model" in body)
+
+
+def json_fault(error: Exception) -> str:
+    """Why a text is not JSON."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
+
+
+def _kind(value: object) -> str:
+    """What a JSON value is, in JSON's own words."""
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number")
 
 
 def from_prompt(prompt: object, number: int) -> bytes:
@@ -129,6 +142,18 @@ def place_of(row: bytes) -> Place | None:
     """The place that a row of an output names; None where it is not such a row."""
     found = _ID.match(row)
     return Place(int(found[1]), int(found[2]), int(found[3], 16)) if found else None
+
+
+def name_in(row: bytes) -> bytes | None:
+    """The custom_id in a row of an output, as `name_of`."""
+    start = _ID.match(row)
+    found = _NAME.match(row, start.end()) if start else None
+    return found[1] if found else None
+
+
+def name_of(custom_id: str) -> bytes:
+    """A custom_id as rows have it."""
+    return json.dumps(custom_id).encode()
 
 
 def could_begin(rest: bytes) -> bool:

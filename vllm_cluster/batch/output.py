@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -10,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_cluster.batch.answered import Answered
-from vllm_cluster.batch.lines import could_begin, place_of
+from vllm_cluster.batch.lines import could_begin, name_in, place_of
 from vllm_cluster.batch.problems import BatchProblem, InUse
 
 # After a loss of power at most the answers of so many seconds are asked for again; a kill loses none.
 SYNC_SECONDS = 1.0
-BLOCK = 1 << 20
+# What another name on the command line mends.
+_UNFIT = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG}
 
 
 class RowFile:
@@ -26,10 +28,13 @@ class RowFile:
 
         Raises:
             InUse: another run writes it.
-            BatchProblem: it is not a plain file.
+            BatchProblem: it is not a plain file, or cannot be written.
         """
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            raise BatchProblem(f"cannot write {path}: {error.strerror}", usage=error.errno in _UNFIT) from None
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise BatchProblem(f"{path} is not a file that rows can be added to", usage=True)
@@ -77,6 +82,8 @@ class RowFile:
         for number, row in enumerate(self.rows(), 1):
             if place := place_of(row):
                 answered.add(place, str(self.path))
+            if name := name_in(row):
+                answered.names.add(name)
             if number == 1:
                 models |= _model(row)
         return answered, models | _model(row)

@@ -27,7 +27,9 @@ class Meter:
     """Counts what this run has done."""
 
     def __init__(self, total: int, before: int, now: float) -> None:
-        self.total, self.before, self.answered, self.failed, self.prompt_tokens, self.tokens = total, before, 0, 0, 0, 0
+        self.total, self.before, self.answered, self.prompt_tokens, self.tokens = total, before, 0, 0, 0
+        # Those without an answer, and those of them that the same command leaves without one again.
+        self.failed = self.invalid = 0
         self._began = now
         self._marks: deque[tuple[float, int, int]] = deque([(now, 0, 0)])
 

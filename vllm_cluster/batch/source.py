@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_cluster.batch.answered import Answered
-from vllm_cluster.batch.lines import Place, checksum, from_prompt
+from vllm_cluster.batch.lines import Place, checksum, from_prompt, json_fault
 from vllm_cluster.batch.problems import BatchProblem
 
 # A longer line holds no prompt; a JSON array is read as a whole.
@@ -82,6 +82,6 @@ class Source:
             found = json.loads(raw)
         except (ValueError, RecursionError) as error:
             where = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-            raise BatchProblem(f"{self._path}{where}: not a JSON array: {reason}", usage=True) from None
+            text = f"{self._path}{where}: not a JSON array: {json_fault(error)}"
+            raise BatchProblem(text, usage=True) from None
         return list(found)

@@ -79,6 +79,9 @@ def batch(
     def action(session: Session) -> None:
         if output is None:
             raise UsageError("missing -o OUT", again=("-o", "answers.jsonl"))
+        if str(source) == "-":
+            text = "IN must be a file: it is read twice, and again to continue"
+            raise UsageError(text, hint="cat > requests.jsonl, then name that file")
         if not source.expanduser().is_file():
             raise UsageError(f"{source} is not a file", hint="name a file of requests: docs/batch.md shows one")
         fields = question.fields(sampling, set_ or (), None)
@@ -93,7 +96,7 @@ def batch(
         seconds = LIVE_SECONDS if live else LINE_SECONDS
         options = Options(repeat, fields, concurrency, action.CEILING, timeout, seconds)
         result = action.batch(loaded, files, options, session.emit, wait=wait)
-        _show(session, result, files.errors)
+        _show(session, result, files.source, files.errors)
 
     Session(inventory, as_json=as_json).run(action)
 
@@ -102,7 +105,7 @@ def _errors_of(output: Path) -> Path:
     return output.with_suffix(f".errors{output.suffix or '.jsonl'}")
 
 
-def _show(session: Session, result: BatchResult, errors: Path) -> None:
+def _show(session: Session, result: BatchResult, source: Path, errors: Path) -> None:
     from dataclasses import asdict
 
     from vllm_cluster.errors import VclusterError
@@ -118,4 +121,7 @@ def _show(session: Session, result: BatchResult, errors: Path) -> None:
     session.emit(Event("result", text, data=asdict(result)))
     if result.failed:
         lines = count(result.failed, "request")
-        raise VclusterError(f"{lines} without an answer: {errors} has the reasons", again=())
+        message = f"{lines} without an answer: {errors} has the reasons"
+        if result.invalid == result.failed:
+            raise VclusterError(message, hint=f"correct them in {source}, then run the same command again")
+        raise VclusterError(message, again=())

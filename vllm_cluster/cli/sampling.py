@@ -45,7 +45,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "spaces_between_special_tokens": Parameter(bool, "Put no spaces between special tokens.", off=True),
     "truncate_prompt_tokens": Parameter(int, "Cut the prompt to this many tokens; -1: to what fits.", min=-1),
     "truncation_side": Parameter(str, "The side that is cut.", "left|right"),
-    "n": Parameter(int, "Number of answers; more than one needs --json.", min=1),
+    "n": Parameter(int, "Number of answers; complete and chat need --json for several.", min=1),
     "use_beam_search": Parameter(bool, "Search with --n beams; not streamed."),
     "length_penalty": Parameter(float, "Exponent of the length, for --use-beam-search."),
     "thinking_token_budget": Parameter(int, "Limit of the tokens of reasoning; -1: none.", min=-1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from vllm_cluster.actions.batch import BatchFiles
 from vllm_cluster.actions.head_api import HeadApi
 from vllm_cluster.batch.engine import Options
 from vllm_cluster.batch.output import RowFile
+from vllm_cluster.batch.progress import Progress
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.errors import (
@@ -224,6 +226,27 @@ def test_files_that_do_not_fit_are_refused_before_any_host_is_asked(tmp_path: Pa
         run(tmp_path, source="missing.jsonl")
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "link.jsonl", "mine.txt"}
     assert (tmp_path / "mine.txt").read_text() == "notes\n"
+
+
+def test_an_output_that_cannot_be_a_file_is_a_wrong_call(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    for output, message in (
+        ("folder", "cannot write .*/folder: Is a directory"),
+        ("missing/out.jsonl", "cannot write .*/out.jsonl: No such file or directory"),
+        ("in.jsonl/out.jsonl", "cannot write .*/out.jsonl: Not a directory"),
+        ("fifo", "fifo is not a file that rows can be added to"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run(tmp_path, output=output)
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(None, ""), (0.2, ""), (61.0, ", about 1 min left")])
+def test_no_time_left_is_not_shown(seconds: float | None, left: str) -> None:
+    assert action.progress_event(Progress(9, 8, 0, 1, 32, 5.0, seconds)).text == (
+        f"answering 8/9, 5 tokens/s, 1 open{left}"
+    )
 
 
 def test_a_second_run_over_one_output_waits_for_nothing(tmp_path: Path) -> None:

@@ -118,12 +118,12 @@ class Way:
 
 
 def run(
-    folder: Path, api: Api, prompts: list[str], way: Way | None = None, **options: Any
+    folder: Path, api: Api, prompts: list[str], way: Way | None = None, ids: str = "r{}", **options: Any
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Meter]:
     """The rows of answers and of errors after a run, and what it counted."""
     source = folder / "in.jsonl"
     requests = [
-        {"custom_id": f"r{number}", "url": "/v1/completions", "body": {"prompt": prompt}}
+        {"custom_id": ids.format(number, prompt), "url": "/v1/completions", "body": {"prompt": prompt}}
         for number, prompt in enumerate(prompts)
     ]
     source.write_text("".join(json.dumps(request) + "\n" for request in requests))
@@ -136,6 +136,7 @@ def run(
         errors.clear()
         made = Engine(
             lines=opened.open(answered),
+            names=answered.names,
             meter=(meter := Meter(total, answered.count, monotonic())),
             output=output,
             errors=errors,
@@ -195,6 +196,19 @@ def test_what_may_be_answered_later_is_asked_again(tmp_path: Path, first: Reply 
     assert {prompt for prompt, times in api.asked.items() if times == 2} == {"p3", "p7"}
 
 
+def test_the_second_line_with_a_custom_id_is_a_bad_line(tmp_path: Path) -> None:
+    """Also where the first one was answered by a run before; `custom_id` alone links an answer to its line."""
+    prompts = ['a"\\ é', "b", 'a"\\ é']
+    with serving(Api(answer)) as api:
+        for before in (0, 2):
+            rows, (bad,), meter = run(tmp_path, api, prompts, ids="{1}")
+            assert texts(rows) == {prompt: prompt.upper() for prompt in prompts[:2]}
+            assert (bad["line"], bad["custom_id"], bad["error"]["code"]) == (3, prompts[2], "invalid_line")
+            assert bad["error"]["message"] == "custom_id is that of an earlier line"
+            assert (meter.before, meter.failed, meter.invalid) == (before, 1, 1)
+    assert set(api.asked.values()) == {1}
+
+
 def test_what_is_refused_goes_to_the_errors_with_its_line(tmp_path: Path) -> None:
     with serving(
         Api(lambda prompt, _: (400, {"error": {"message": "too long"}}) if prompt == "p3" else answer(prompt))
@@ -230,9 +244,10 @@ def test_a_404_is_asked_again_only_where_the_model_may_have_been_replaced(
 
 def test_a_request_that_never_gets_an_answer_is_given_up(tmp_path: Path) -> None:
     with serving(Api(lambda prompt, _: (500, {"error": "boom"}) if prompt == "p3" else answer(prompt))) as api:
-        rows, errors, _ = run(tmp_path, api, PROMPTS)
+        rows, errors, meter = run(tmp_path, api, PROMPTS)
     assert (len(rows), api.asked["p3"]) == (39, engine_module.ATTEMPTS)
     assert errors[0]["error"] == {"code": "no_answer", "message": f"boom ({engine_module.ATTEMPTS} attempts)"}
+    assert (meter.failed, meter.invalid) == (1, 0)
 
 
 def test_a_failure_of_all_open_requests_is_one_recovery(tmp_path: Path) -> None:

@@ -177,14 +177,17 @@ def test_ctrl_c_ends_no_conversation(
     assert capsys.readouterr().err.splitlines()[1:] == ([] if moment == "at the prompt" else ["Interrupted."])
 
 
+@pytest.mark.parametrize(
+    ("name", "message"), [("none.jsonl", "none.jsonl is not a file"), ("-", "IN must be a file: it is read twice")]
+)
 def test_a_batch_without_its_input_is_a_wrong_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
-        app(["batch", "none.jsonl", "-o", "out.jsonl"], prog_name="vcluster")
+        app(["batch", name, "-o", "out.jsonl"], prog_name="vcluster")
     assert (end.value.code, list(tmp_path.iterdir())) == (2, [])
-    assert "none.jsonl is not a file" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("prompt", "piped"), [("", b""), ("-", b"\n"), (None, b"")])
