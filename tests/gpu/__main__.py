@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gpu import executors, heal
+from tests.gpu import executors, heal, loading
 from tests.gpu.bench import bench
 from tests.gpu.cluster import Cluster, Failed, opened
 from tests.gpu.report import Report
 from vllm_cluster.errors import VclusterError
 
-STEPS = ("facts", "check", "up", "serve", "bench", "heal", "rollback", "executors", "down")
+STEPS = ("facts", "check", "up", "serve", "bench", "heal", "rollback", "executors", "loading", "down")
 USUAL = "facts,check,up,serve,bench,heal,rollback,down"
 # Weights and KV cache cannot fit into this share of any GPU.
 UNFIT = "--gpu-memory-utilization 0.02"
@@ -158,6 +158,19 @@ class Measuring:
             say(f"executors: {name}: {figures}")
         return kept
 
+    def do_loading(self) -> dict[str, Any]:
+        """Each loading strategy, with the files of the model in no page cache and with them there."""
+        loading.write_weights(self.cluster, self.options.model)
+        found: list[dict[str, Any]] = (
+            self.report.steps.get("loading", {}).get("starts", []) if self.options.resume else []
+        )
+        for row in loading.rows(self.cluster, self.options, found, self.left):
+            found.append(row)
+            self.report.keep("loading", {"starts": found, "broken_off": "no time was left"})
+            say(f"loading: {row}")
+        whole = len(found) == 2 * len(self.options.strategies)
+        return {"starts": found} if whole else self.report.steps.get("loading", {"failed": "no time was left"})
+
     @staticmethod
     def _whole(figures: Any) -> bool:
         return isinstance(figures, dict) and not {"failed", "skipped", "broken_off"} & set(figures)
@@ -200,6 +213,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kills", type=words(tuple(heal.KILLS)), default=list(heal.KILLS))
     made.add_argument("--heal-seconds", type=float, default=420.0, help="how long one kill may take to heal")
     made.add_argument("--cases", type=words(), default=[], help="of executors: ray:tp1pp2,mp:tp1pp2,ray:tp2pp1,…")
+    made.add_argument(
+        "--strategies", type=words(tuple(loading.STRATEGIES)), default=list(loading.STRATEGIES), help="of loading"
+    )
     made.add_argument("--shallow", action="store_true", help="check without --deep")
     return made
 

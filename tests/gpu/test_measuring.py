@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from tests.gpu import loading
 from tests.gpu.__main__ import parser
 from tests.gpu.cluster import Cluster, Failed, Run
 from tests.gpu.executors import ByHand, Case, kv_tokens, of
@@ -85,3 +89,21 @@ def test_options_name_what_they_know(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         parser().parse_args(["i.yaml", "--steps", "up,benhc"])
     assert "benhc: not one of" in capsys.readouterr().err
+
+
+def test_the_programs_that_look_after_files_run(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub/models--org--name/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model-1.safetensors").write_bytes(b"x" * 5000)
+    (tmp_path / "hub/models--org--name/refs").mkdir()
+    (tmp_path / "hub/models--org--name/refs/main").write_text("abc\n")
+
+    def run(source: str, argument: str) -> str:
+        argv = [sys.executable, "-c", source, argument]
+        environment = {**os.environ, "HF_HOME": str(tmp_path)}
+        return subprocess.run(argv, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+    assert run(loading.FOLDER, "org/name") == str(snapshot)
+    assert run(loading.FOLDER, "./folder") == "./folder"
+    assert run(loading.DROP, str(snapshot)).split()[0] == "5000"
+    compile(loading.WRITE, "write", "exec")
