@@ -11,6 +11,7 @@ from tests.support.json_schemas import schemas
 from vllm_cluster.checks.codes import CODES
 from vllm_cluster.cli.app import NAME, app
 from vllm_cluster.cli.help import COMMON, option_row, shown_name, usage_lines
+from vllm_cluster.cli.image import IMAGE
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.sandbox import SANDBOX
 from vllm_cluster.cli.verbs import VERBS
@@ -43,6 +44,7 @@ EVENTS = {
     "error": "the verb failed: what happened, what to do, the exit code, and a row for each host concerned",
     "endpoint": "the model is ready: where it answers, and the command that asks it",
 }
+GROUPS = {"sandbox": SANDBOX, "image": IMAGE}
 # Every event has these.
 OF_ALL_EVENTS = ("v", "t", "event", "text")
 # A bar within a cell, also within code.
@@ -68,14 +70,14 @@ def commands() -> str:
 
 
 def _verbs(group: Any) -> Iterator[tuple[str, Verb, list[Any]]]:
-    """The path, the help and the parameters of each verb; those of the sandbox are a group of their own."""
+    """The path, the help and the parameters of each verb; those of a group are below it."""
     context = typer.Context(group, info_name=NAME)
     for name, verb in VERBS.items():
         command = group.get_command(context, name)
-        if name != "sandbox":
+        if name not in GROUPS:
             yield f"{NAME} {name}", verb, _params(command)
             continue
-        for inner, own in SANDBOX.items():
+        for inner, own in GROUPS[name].items():
             one = command.get_command(typer.Context(command), inner)
             yield f"{NAME} {name} {inner}", own, _params(one)
 
@@ -122,8 +124,8 @@ def events() -> str:
     lines = [
         "# Events",
         "",
-        "`up`, `serve`, `stop`, `rollback`, `down`, `tunnel`, `wait`, `logs` and `sandbox` write one JSON object a "
-        "line with `--json`. "
+        "`up`, `serve`, `stop`, `rollback`, `down`, `tunnel`, `wait`, `logs`, `image push`, `image prune` and "
+        "`sandbox` write one JSON object a line with `--json`. "
         "Each has `v` (1), `t` (seconds since the epoch), `event` and, but for `error` and `endpoint`, `text`, a "
         "sentence for people; `host` where it concerns one host. [The schema](json/events.schema.json) has the types.",
         "",

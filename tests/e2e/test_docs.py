@@ -213,6 +213,13 @@ def test_the_models_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert re.search(rf"^{TINY} .* all 2 .* complete$", said["vcluster models"], re.MULTILINE)
 
 
+@pytest.mark.cluster("up")
+def test_the_images_page(sandbox: Sandbox, tmp_path: Path) -> None:
+    """On a cluster that is up, whose hosts have the same image."""
+    said = {command: shell(command, tmp_path, {**sandbox.environment}) for command in commands("images.md")}
+    assert re.search(r"^vcluster-engine:\S+ .* all 2 .* runs$", said["vcluster image ls"], re.MULTILINE)
+
+
 @pytest.mark.cluster("served")
 def test_the_page_on_asking(sandbox: Sandbox, tmp_path: Path) -> None:
     """The model is the sandbox's; the tunnel in the background is that of a cache of its own."""
@@ -295,6 +302,7 @@ def test_no_command_of_the_docs_is_left_out() -> None:
         "benchmark",
         "monitoring",
         "models",
+        "images",
     )
     covered = {line for page in pages for line in commands(f"{page}.md")}
     # Run by the two tests above this one; the set-up and `make test` by whoever reads this.

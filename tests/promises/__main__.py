@@ -18,7 +18,20 @@ from tests.support.figures import FOLDER
 # Each keeps figures of its own promises. The first measure how much of the processor they take, and have it alone;
 # real hosts mostly wait, and leave time for those that are made up.
 MEASURED = ("tests/many", "tests/contract")
-E2E = ("bad_input", "docs", "teams", "mends", "terminal", "explain", "links", "logs", "some_hosts", "batch", "watch")
+E2E = (
+    "bad_input",
+    "docs",
+    "teams",
+    "mends",
+    "terminal",
+    "explain",
+    "links",
+    "logs",
+    "some_hosts",
+    "batch",
+    "watch",
+    "image",
+)
 REAL = (*(f"tests/e2e/test_{name}.py" for name in E2E), "tests/promises")
 MADE_UP = ("tests/sim", "tests/property", "tests/unit/cli", "tests/unit/docker")
 # As many cases are made up as the promises say, and for each course of events as minutes allow.

@@ -25,6 +25,7 @@ from vllm_cluster.core.answer import Answer, TokenLogprob
 from vllm_cluster.core.bench import BenchRun, HostHardware, Point
 from vllm_cluster.core.bench_compare import ComparedFigure
 from vllm_cluster.core.counters import ModelLoad
+from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad
 from vllm_cluster.core.node_status import FailedRequest, ServeStatus
 from vllm_cluster.explain.diagnosis import BenignMatch
@@ -49,6 +50,7 @@ DOCUMENTS = (
     "check",
     "facts",
     "models",
+    "image",
     "fit",
     "explain",
     "bundle",
@@ -132,6 +134,7 @@ def schemas() -> dict[str, Schema]:
         ),
         "facts": keys({"v": VERSION, "hosts": by_name(fields(HostFacts))}),
         "models": keys({"v": VERSION, "hosts": by_name(rows(fields(CachedModel))), "unreachable": by_name(TEXT)}),
+        "image": keys({"v": VERSION, "hosts": by_name(rows(fields(ClusterImage))), "unreachable": by_name(TEXT)}),
         "fit": _fit(),
         "explain": _explain(),
         "bundle": keys({"v": VERSION, "file": TEXT, "packed": by_name(COUNT), "unreachable": by_name(TEXT)}),
@@ -292,6 +295,8 @@ def _events() -> list[Schema]:
         ("plan", {"plan": _plan()}),
         ("start", operation),
         ("start", {"phase": TEXT, "seconds": NUMBER}),
+        ("start", {"layers": COUNT, "bytes": COUNT}),
+        ("done", {}),
         ("done", operation),
         ("done", {"removed": COUNT}),
         ("warning", {"code": TEXT}),
@@ -308,6 +313,7 @@ def _events() -> list[Schema]:
         ("result", {"stopped": YES}),
         ("result", {"ended": YES}),
         ("result", {"removed": {"type": ["integer", "boolean"]}}),
+        ("result", {"image": TEXT, "id": TEXT, "source": TEXT, "sent": rows(TEXT)}),
         ("result", {"url": TEXT, "port": COUNT}),
         ("result", {"inventory": TEXT}),
         ("result", {"seconds": NUMBER}),
@@ -343,6 +349,8 @@ def validate(argv: Sequence[str], output: str) -> None:
     """Hold what a command wrote with --json against its schema: one document, or events line by line."""
     verb = next((word for word in argv if word in DOCUMENTS and "--end" not in argv), "events")
     verb = "top" if "--watch" in argv else verb
+    # Of its verbs, one prints a document.
+    verb = "events" if verb == "image" and "ls" not in argv else verb
     for line in output.splitlines():
         row = json.loads(line)
         judge = validator("events" if row.get("event") == "error" else verb)

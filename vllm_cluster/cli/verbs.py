@@ -47,6 +47,7 @@ VERBS = {
         examples=("vcluster models", "vcluster models --json"),
         exits={1: "a host's cache cannot be read", **READ},
     ),
+    "image": Verb(_SET_UP, "image:app", "List, remove and send the images of the hosts."),
     "plan": Verb(
         _RUN,
         "plan:plan",
@@ -294,6 +295,5 @@ VERBS = {
     ),
     "sandbox": Verb(_OTHER, "sandbox:app", "Create and remove a local test cluster."),
 }
-
 # What they do is asked of no cluster.
 WITHOUT_INVENTORY = ("init", "schema", "sandbox")

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
 
 from vllm_cluster.facts.host_facts import Image
 
 NODE_IMAGE_REPOSITORY = "vcluster-engine"
+
+# Docker's own stores, which know a layer by the digest of its archive. containerd's knows it by that of its compressed
+# form, which another host may have compressed otherwise.
+_CLASSIC = frozenset({"overlay2", "fuse-overlayfs", "vfs", "btrfs", "zfs", "overlay", "aufs", "devicemapper"})
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an image is: its id, its layers by digest, its processor and its size in bytes."""
+
+    id: str
+    layers: tuple[str, ...]
+    architecture: str
+    size: int
+    classic: bool
+
+
+def content(config: Mapping[str, Any]) -> Content:
+    """The content of an image, from the output of `docker image inspect`."""
+    layers = (config.get("RootFS") or {}).get("Layers") or ()
+    driver = (config.get("GraphDriver") or {}).get("Name")
+    size, architecture = int(config.get("Size") or 0), str(config.get("Architecture") or "")
+    return Content(str(config["Id"]), tuple(map(str, layers)), architecture, size, driver in _CLASSIC)
+
+
+def shared_layers(image: Content, others: Iterable[Content]) -> int:
+    """How many of an image's layers, from the lowest, a host has that has the others."""
+    return max((_beginning(image.layers, other.layers) for other in others if other.classic), default=0)
+
+
+def _beginning(one: Sequence[str], other: Sequence[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def canonical(reference: str) -> str:
@@ -26,6 +61,20 @@ def canonical(reference: str) -> str:
 def _untagged(name: str) -> str:
     head, separator, last = name.rpartition("/")
     return head + separator + last.partition(":")[0]
+
+
+def repository_and_tag(reference: str) -> tuple[str, str]:
+    """An image's repository, and its tag or digest: without one Docker would pull every tag there is.
+
+    >>> repository_and_tag("localhost:5000/team/vllm")
+    ('localhost:5000/team/vllm', 'latest')
+    """
+    repository, _, digest = reference.partition("@")
+    if digest:
+        return repository, digest
+    before, slash, last = reference.rpartition("/")
+    name, _, tag = last.partition(":")
+    return before + slash + name, tag or "latest"
 
 
 def registry(reference: str) -> str:

@@ -29,6 +29,9 @@ RAY_LAYER = LABEL + "ray"
 VERSION = LABEL + "version"
 FORMAT_LABEL = LABEL + "format"
 SECRET = LABEL + "secret."
+# Of an engine image: the id of the cluster whose `up` built it, and the version of vLLM in it. Containers inherit them.
+BUILT_FOR = LABEL + "built-for"
+VLLM_VERSION = LABEL + "vllm"
 
 # The node program ends so where a file of its secrets is not there (EX_CONFIG); only another container can help.
 NO_SECRETS = 78

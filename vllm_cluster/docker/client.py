@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from vllm_cluster.clock import SYSTEM_CLOCK, Clock, Deadline
+from vllm_cluster.core.images import repository_and_tag
 from vllm_cluster.docker import archive, parse
 from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, path
 from vllm_cluster.docker.connection import Guard, OpenStream
@@ -28,6 +29,8 @@ MAX_FILE = 4 << 20
 MAX_SYMLINKS = 5
 # For a file of that size over a slow line.
 FILE_SECONDS = 120.0
+# Some ten thousand files of an image on a busy disk.
+REMOVE_SECONDS = 300.0
 DIAL = ("docker", "system", "dial-stdio")
 
 
@@ -104,7 +107,7 @@ class DockerApi:
 
     def pull(self, reference: str, deadline: Deadline, progress: Callable[[str], None]) -> None:
         """Pull an image that needs no login, reporting the bytes as they come."""
-        repository, tag = _parts(reference)
+        repository, tag = repository_and_tag(reference)
         query = {"fromImage": repository, "tag": tag}
         with self._calls.stream(Call(f"pull {reference}", "POST", "/images/create", query), deadline) as reply:
             problem = pulled(reply.messages(), reference, progress)
@@ -141,6 +144,12 @@ class DockerApi:
         """Give an image another name."""
         query = {"repo": repository, "tag": tag}
         self._calls.do(Call(f"tag {repository}:{tag}", "POST", path("images", image_id, "tag"), query))
+
+    def remove_image(self, reference: str) -> None:
+        """Remove an image by a name, or one that has none by its id; no error where it is gone."""
+        with suppress(NotFound):
+            call = Call(f"remove image {reference}", "DELETE", path("images", reference))
+            self._calls.ask(call, lambda _: None, self._calls.after(REMOVE_SECONDS))
 
     def create(self, name: str, body: Mapping[str, Any]) -> str:
         """Create a container from an Engine API body; returns its id."""
@@ -209,13 +218,3 @@ class DockerApi:
             # Docker sends a link as itself, whatever it points to.
             place = archive.target(place, found)
         return None
-
-
-def _parts(reference: str) -> tuple[str, str]:
-    """An image's repository, and its tag or digest: without one Docker would pull every tag there is."""
-    repository, _, digest = reference.partition("@")
-    if digest:
-        return repository, digest
-    before, slash, last = reference.rpartition("/")
-    name, _, tag = last.partition(":")
-    return before + slash + name, tag or "latest"

@@ -48,7 +48,14 @@ def containers(value: Any) -> tuple[Container, ...]:
 def images(value: Any) -> tuple[Image, ...]:
     """A list of images."""
     return tuple(
-        Image(text(row["Id"]), _texts(row.get("RepoTags")), _texts(row.get("RepoDigests")), labels(row.get("Labels")))
+        Image(
+            text(row["Id"]),
+            _texts(row.get("RepoTags")),
+            _texts(row.get("RepoDigests")),
+            labels(row.get("Labels")),
+            int(row.get("Size") or 0),
+            int(row.get("Created") or 0),
+        )
         for row in _list(value)
     )
 

@@ -32,11 +32,17 @@ class TemporaryContainer:
     user: str = ""
     volume: Mount | None = None
     drop: tuple[str, ...] = ()
+    # Of the host, for a program that reads them.
+    folders: tuple[Mount, ...] = ()
 
     def body(self, argv: Sequence[str]) -> dict[str, Any]:
         """The body of the call that creates it."""
         node = node_body(self.like, self.image, "") if self.like else {}
-        bare = {"NetworkMode": self.network, "CapDrop": list(self.drop)}
+        bare: dict[str, Any] = {"NetworkMode": self.network, "CapDrop": list(self.drop)}
+        if self.folders:
+            # SELinux keeps a container from files that were not labelled for it, and must not label these.
+            bare |= {"Binds": [f"{one.source}:{one.target}:ro" for one in self.folders]}
+            bare |= {"SecurityOpt": ["label=disable"]}
         once = {"RestartPolicy": {"Name": "no"}, "AutoRemove": True, "LogConfig": {"Type": "none"}}
         mounts = [volume_mount(self.volume, self.owner)] if self.volume else []
         return {

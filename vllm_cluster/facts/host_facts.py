@@ -133,12 +133,14 @@ class Container:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of a host with the names and digests it answers to."""
+    """An image of a host with the names and digests it answers to; its size in bytes, and when it was made (Unix)."""
 
     id: str
     tags: tuple[str, ...]
     digests: tuple[str, ...]
     labels: Mapping[str, str]
+    size: int = 0
+    created: int = 0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,16 @@ from vllm_cluster.core.plan import (
     Stage,
     StartNode,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, SPEC, ContainerSpec, Mount, node_name, user_numbers
+from vllm_cluster.core.spec import (
+    BASE_IMAGE,
+    BUILT_FOR,
+    SPEC,
+    VLLM_VERSION,
+    ContainerSpec,
+    Mount,
+    node_name,
+    user_numbers,
+)
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.docker.temporary import TemporaryContainer
@@ -174,7 +183,8 @@ class PlanExecution:
         arguments = {"BASE": base, "RAY": ray}
         deadline = connection.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
         sent = sending(connection, len(context), name, self.emit)
-        engine.build(context, name, arguments, {BASE_IMAGE: base}, deadline, sent=sent)
+        labels = {BASE_IMAGE: base, BUILT_FOR: self.plan.id, VLLM_VERSION: inside.version("vllm") or ""}
+        engine.build(context, name, arguments, labels, deadline, sent=sent)
 
     def _probe(self, connection: HostConnection, image: str, base: str) -> ImageContents:
         # With the head's address: where a run breaks off before there is a node, the next one finds the id by it.

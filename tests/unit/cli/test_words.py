@@ -12,11 +12,12 @@ import pytest
 
 from vllm_cluster.cli import edge, words
 from vllm_cluster.cli.app import app
+from vllm_cluster.cli.image import IMAGE
 from vllm_cluster.cli.sandbox import SANDBOX
 from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.errors import UsageError, VclusterError
 
-GROUPS = {"sandbox": ("up", "down")}
+GROUPS = {"sandbox": SANDBOX, "image": IMAGE}
 PATHS = [(name, inner) for name in VERBS for inner in GROUPS.get(name, ("",))]
 
 
@@ -180,12 +181,12 @@ def test_help_is_whole_and_in_the_words_of_the_field(
         assert " ".join(shown.split()).find(VERBS[verb].summary) > 0
 
 
-@pytest.mark.parametrize("argv", [(), ("--help",), ("sandbox",)])
+@pytest.mark.parametrize("argv", [(), ("--help",), ("sandbox",), ("image",)])
 def test_a_program_without_a_verb_shows_its_verbs(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert not call(*argv)
     shown = capsys.readouterr().out
     assert shown.startswith("Usage: vcluster")
-    table = VERBS if argv != ("sandbox",) else {}
+    table = VERBS if not GROUPS.keys() & set(argv) else {}
     for name, verb in table.items():
         assert f"  {name}".ljust(13) + verb.summary in shown
 
@@ -194,7 +195,7 @@ def test_a_program_without_a_verb_shows_its_verbs(argv: tuple[str, ...], capsys:
 def test_examples_are_commands_of_the_program(path: str) -> None:
     """Each is parsed whole: the help that is asked for in its midst keeps it from being run."""
     name, _, inner = path.partition(" ")
-    for example in (SANDBOX[inner] if inner else VERBS[name]).examples:
+    for example in (GROUPS[name][inner] if inner else VERBS[name]).examples:
         program, *argv = shlex.split(example.split(" > ")[0])
         if program == "vcluster":
             at = argv.index("--") if "--" in argv else len(argv)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_cluster.core.images import canonical, find_image, node_image_name
+from vllm_cluster.core.images import Content, canonical, content, find_image, node_image_name, shared_layers
 from vllm_cluster.facts.host_facts import Image
 
 DIGEST = "sha256:" + "12" * 32
@@ -34,3 +34,25 @@ def test_an_image_is_found_by_tag_digest_or_id() -> None:
 
 def test_the_engine_image_is_named_by_base_and_ray() -> None:
     assert node_image_name("sha256:" + "ab" * 32, "2.56.1") == "vcluster-engine:abababababab-ray2.56.1"
+
+
+def stored(*layers: str, driver: str = "overlay2") -> Content:
+    config = {"Id": "sha256:1", "RootFS": {"Layers": layers}, "Size": 5, "Architecture": "arm64"}
+    return content({**config, "GraphDriver": {"Name": driver, "Data": None}})
+
+
+@pytest.mark.parametrize(
+    ("there", "shared"),
+    [
+        ([], 0),
+        ([stored("a", "b", "other")], 2),
+        ([stored("a"), stored("a", "b", "c", "d"), stored("x")], 3),
+        # Docker knows a layer with all that is below it: the same one upon another is another.
+        ([stored("x", "b", "c")], 0),
+        ([stored("a", "b", "c", driver="overlayfs")], 0),
+    ],
+)
+def test_layers_are_shared_from_the_lowest(there: list[Content], shared: int) -> None:
+    image = stored("a", "b", "c")
+    assert (image.architecture, image.size) == ("arm64", 5)
+    assert shared_layers(image, there) == shared

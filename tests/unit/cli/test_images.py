@@ -1,0 +1,57 @@
+"""What `vcluster image ls` prints, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.support.json_schemas import validate
+from vllm_cluster.actions.images import FoundImages
+from vllm_cluster.cli.render.images import images_document, show_images
+from vllm_cluster.core.image_use import ClusterImage
+from vllm_cluster.errors import Unreachable
+
+NAME = "vllm/vllm-openai:v0.32.0"
+BASE = ClusterImage(f"sha256:{'1' * 64}", (NAME,), "", 20 * 10**9, int(time.time()) - 7300, "runs")
+ENGINE = replace(
+    BASE, id=f"sha256:{'2' * 64}", names=("vcluster-engine:111111111111-ray2.56.1",), base=BASE.id, ray="2.56.1"
+)
+OLD = replace(BASE, id=f"sha256:{'3' * 64}", names=(), digest="vllm/vllm-openai@sha256:12", state="unused")
+FOUND = FoundImages(
+    # Each host has built its engine image itself.
+    {"gpu1": (BASE, ENGINE), "gpu2": (BASE, replace(ENGINE, id=f"sha256:{'4' * 64}"), OLD)},
+    {"gpu3": Unreachable("gpu3", "no answer")},
+)
+
+
+def shown(capsys: pytest.CaptureFixture[str], found: FoundImages) -> list[str]:
+    show_images(found, NAME, color="never")
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_hosts_that_have_the_same_share_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, FOUND) == [
+        "IMAGE ID RAY SIZE MADE HOSTS STATE",
+        "vllm/vllm-openai:v0.32.0 111111111111 20.0 GB 2 h ago all 2 runs",
+        "vcluster-engine:111111111111-ray2.56.1 2.56.1 20.0 GB 2 h ago all 2 runs",
+        "vllm/vllm-openai@sha256:12 333333333333 20.0 GB 2 h ago gpu2 unused",
+    ]
+
+
+def test_a_name_for_two_images_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = replace(BASE, id=f"sha256:{'5' * 64}")
+    said = shown(capsys, FoundImages({"gpu1": (BASE,), "gpu2": (odd,)}, {}))
+    assert said[-1] == f"{NAME} is 111111111111 on gpu1, and 555555555555 on gpu2"
+
+
+def test_no_image_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, FoundImages({"gpu1": (), "gpu2": ()}, {})) == ["No images of this cluster on gpu1, gpu2."]
+
+
+def test_the_document_is_that_of_its_schema() -> None:
+    document = json.dumps(images_document(FOUND))
+    validate(["image", "ls"], document)
+    assert json.loads(document)["unreachable"] == {"gpu3": "gpu3: no answer"}

@@ -1,0 +1,97 @@
+"""Which images are a cluster's own, and which of them nothing needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
+from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR
+from vllm_cluster.facts.host_facts import Container, Image
+
+REPOSITORY, OURS = "vllm/vllm-openai", "our-id"
+
+
+def sha(number: int) -> str:
+    return f"sha256:{number:064x}"
+
+
+def base(number: int, *names: str, digests: tuple[str, ...] = ()) -> Image:
+    return Image(sha(number), names or (f"{REPOSITORY}:v{number}",), digests, {}, 20 * 10**9, number)
+
+
+def engine(number: int, made_from: int, owner: str = OURS) -> Image:
+    labels = {BASE_IMAGE: sha(made_from), **({BUILT_FOR: owner} if owner else {})}
+    name = f"vcluster-engine:{made_from:064x}"[: len("vcluster-engine:") + 12] + "-ray2.56.1"
+    return Image(sha(number), (name,), (), labels, 21 * 10**9, number)
+
+
+def short(number: int) -> int:
+    """A number whose id begins with it: names of engine images hold the beginning."""
+    return number << 208
+
+
+def container(image: int) -> Container:
+    return Container("c", "somebody", "exited", sha(image), {})
+
+
+B1, B2, B3, B4 = (short(number) for number in (1, 2, 3, 4))
+ALL = (
+    *(base(number, f"{REPOSITORY}:v{at}") for at, number in enumerate((B1, B2, B3, B4), 1)),
+    *(engine(100 + at, number) for at, number in enumerate((B1, B2, B3, B4), 1)),
+)
+
+
+def states(images: tuple[Image, ...], *used: int, wanted: str = f"{REPOSITORY}:v4") -> dict[str, str]:
+    found = cluster_images(wanted, OURS, images, [container(one) for one in used])
+    return {image.id: image.state for image in found}
+
+
+def test_what_runs_is_wanted_or_was_before_is_kept_with_its_base() -> None:
+    found = states(ALL, 103)
+    assert {found[sha(103)], found[sha(B3)]} == {"runs"}
+    assert {found[sha(104)], found[sha(B4)]} == {"wanted"}
+    assert {found[sha(102)], found[sha(B2)]} == {"before"}
+    assert {found[sha(101)], found[sha(B1)]} == {"unused"}
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        base(short(9), "postgres:17"),
+        base(short(9), f"{REPOSITORY}:a-colleague-runs-it-by-hand"),
+        engine(109, B1, owner="another-cluster"),
+    ],
+    ids=["another repository", "of the repository, and never ours", "built for another cluster"],
+)
+def test_an_image_of_others_is_not_listed(foreign: Image) -> None:
+    assert foreign.id not in states((*ALL, foreign))
+
+
+def test_a_base_is_left_where_others_need_it() -> None:
+    """Another cluster's engine image is made from it, or it has a name that somebody gave it."""
+    assert sha(B1) not in states((*ALL, engine(109, B1, owner="another-cluster")))
+    named = base(B1, f"{REPOSITORY}:v1", "colleague/vllm:mine")
+    assert sha(B1) not in states((named, *ALL[1:]))
+
+
+def test_a_container_of_anybody_keeps_an_image() -> None:
+    found = states(ALL, 101)
+    assert {found[sha(101)], found[sha(B1)]} == {"runs"}
+    assert states(ALL, B1)[sha(B1)] == "runs"
+
+
+def test_a_base_whose_tag_has_moved_is_known_by_its_digest() -> None:
+    moved = Image(sha(B1), (), (f"{REPOSITORY}@sha256:12",), {}, 20 * 10**9, 1)
+    assert states((moved, *ALL[1:]))[sha(B1)] == "unused"
+
+
+def test_an_image_that_brings_its_own_ray_is_one_image_with_two_names() -> None:
+    own = Image(sha(B1), (f"{REPOSITORY}:v1", f"vcluster-engine:{sha(B1)[7:19]}-ray2.56.1"), (), {}, 1, 1)
+    (found,) = cluster_images(f"{REPOSITORY}:v1", OURS, [own], [])
+    assert (found.state, found.base, found.ray) == ("wanted", "", "2.56.1")
+
+
+def test_layers_that_two_images_share_are_counted_once() -> None:
+    found: tuple[ClusterImage, ...] = cluster_images(f"{REPOSITORY}:v4", OURS, ALL, [container(103)])
+    assert freed(found, {sha(101)}) == 10**9
+    assert freed(found, {sha(101), sha(B1)}) == 21 * 10**9

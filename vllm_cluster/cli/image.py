@@ -1,0 +1,125 @@
+"""`vcluster image`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.completion import complete_hosts
+from vllm_cluster.cli.exits import LEASE, READ
+from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.cli.program import Verb, program
+from vllm_cluster.cli.session import SETTINGS, Session
+
+IMAGE = {
+    "ls": Verb(
+        "Verbs",
+        "image:ls",
+        "Show the images that the cluster uses or used.",
+        "Those that run, that the inventory names, the ones before, and those that nothing needs.",
+        ("vcluster image ls", "vcluster image ls --json"),
+        READ,
+    ),
+    "prune": Verb(
+        "Verbs",
+        "image:prune",
+        "Remove the cluster's images that nothing needs.",
+        "Keeps what runs, what the inventory names, and the ones before. Removes no image of others.",
+        ("vcluster image prune", "vcluster image prune --yes"),
+        {1: "failed, or the answer was no", **LEASE},
+    ),
+    "push": Verb(
+        "Verbs",
+        "image:push",
+        "Bring an image to hosts that lack it, without a registry.",
+        "Sends only the layers that a host lacks, to all hosts at once, and from host to host where they reach each "
+        "other. What runs continues: vcluster up takes the image.",
+        (
+            "vcluster image push",
+            "vcluster image push my-vllm:2 --from local",
+            "vcluster image push my-vllm:2 gpu3 gpu4 --from gpu1",
+        ),
+        {1: "a host did not get it", 3: "the image is not there, or a host cannot take it", **READ},
+    ),
+}
+
+app = program(IMAGE, "List, remove and send the images of the hosts.", add_completion=False)
+
+
+@app.callback()
+def root(ctx: typer.Context) -> None:
+    """Print what there is, where no verb is given."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def push(
+    image: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="IMAGE", help="Its name, tag or id on the source. Default: the inventory's.", show_default=False
+        ),
+    ] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="HOST", help="Hosts that get it. Default: all.", autocompletion=complete_hosts, show_default=False
+        ),
+    ] = None,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="HOST|local",
+            help="The host that has it; local is this machine's Docker.",
+            show_default=False,
+        ),
+    ] = "",
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+) -> None:
+    """Bring an image to hosts that lack it, without a registry."""
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        from vllm_cluster.actions.image_push import push as push_action
+
+        push_action(loaded, session.emit, image=image or "", source=source, hosts=hosts or ())
+
+    Session(inventory, as_json=as_json, changes=True).run(action)
+
+
+def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
+    """Show the images that the cluster uses or used."""
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        import json
+
+        from vllm_cluster.actions.images import images as images_action
+        from vllm_cluster.cli.render.images import images_document, show_images
+        from vllm_cluster.errors import combine
+
+        found = images_action(loaded, session.progress)
+        session.finish()
+        if session.as_json:
+            print(json.dumps(images_document(found)))
+        else:
+            show_images(found, loaded.image, color=SETTINGS.color)
+        if found.failures:
+            raise combine(dict(found.failures)).with_hosts(loaded.hosts)
+
+    Session(inventory, as_json=as_json).run(action)
+
+
+def prune(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
+    """Remove the cluster's images that nothing needs."""
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        from vllm_cluster.actions.images import prune as prune_action
+
+        prune_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
+
+    Session(inventory, as_json=as_json, changes=True).run(action)

@@ -1,0 +1,70 @@
+"""The images of the hosts, a row each for people and as a document for programs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from vllm_cluster.actions.images import FoundImages
+from vllm_cluster.cli.render.table import columns, cut, table
+from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.core.image_use import ClusterImage
+from vllm_cluster.text import age
+
+TITLES = {"image": 0, "id": 1, "ray": 4, "vllm": 4, "size": 2, "made": 5, "hosts": 1, "state": 0}
+
+
+def images_document(found: FoundImages) -> dict[str, Any]:
+    """The `--json` document."""
+    hosts = {name: [asdict(image) for image in images] for name, images in found.hosts.items()}
+    return {"v": 1, "hosts": hosts, "unreachable": {name: error.message for name, error in found.failures.items()}}
+
+
+def show_images(found: FoundImages, wanted: str, *, color: str) -> None:
+    """Write a row for each image and each state of it: hosts that have the same share one."""
+    yellow, end = ("\x1b[33m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
+    groups: dict[tuple[str, str, str], dict[str, ClusterImage]] = {}
+    for host, images in found.hosts.items():
+        for image in images:
+            # Each host builds its own engine image: by its name it is the same.
+            key = image.names[0] if image.base and image.names else image.id
+            groups.setdefault((image.state, key, image.ray), {})[host] = image
+    if not groups:
+        print(f"No images of this cluster on {', '.join(found.hosts)}.")
+        return
+    order = ("runs", "wanted", "before", "unused")
+    rows = [_row(found, held) for key, held in sorted(groups.items(), key=lambda row: order.index(row[0][0]))]
+    width = columns()
+    for line in table(TITLES, rows, width):
+        sys.stdout.write(f"{line}\n")
+    if text := _differs(found, wanted):
+        sys.stdout.write(f"{yellow}{cut(text, width)}{end}\n")
+
+
+def _row(found: FoundImages, held: dict[str, ClusterImage]) -> dict[str, str]:
+    one = next(iter(held.values()))
+    names = [name for name in one.names if not (one.ray and not one.base and name.startswith("vcluster-engine:"))]
+    return {
+        "image": plain(", ".join(names) or one.digest or "(no name)"),
+        "id": "" if one.base else one.id.removeprefix("sha256:")[:12],
+        "ray": plain(one.ray),
+        "vllm": plain(one.vllm),
+        "size": f"{one.size / 1e9:.1f} GB",
+        "made": f"{age(max(0.0, time.time() - one.created))} ago" if one.created else "",
+        "hosts": f"all {len(held)}" if len(held) == len(found.hosts) > 1 else ", ".join(held),
+        "state": one.state,
+    }
+
+
+def _differs(found: FoundImages, wanted: str) -> str:
+    """That one name means several images."""
+    ids: dict[str, list[str]] = {}
+    for host, images in found.hosts.items():
+        for image in images:
+            if wanted in image.names:
+                ids.setdefault(image.id.removeprefix("sha256:")[:12], []).append(host)
+    if len(ids) < 2:
+        return ""
+    return plain(f"{wanted} is " + ", and ".join(f"{short} on {', '.join(hosts)}" for short, hosts in ids.items()))

@@ -1,0 +1,116 @@
+"""Which images of a host are this cluster's, and which of them nothing needs any more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, canonical, find_image, repository_and_tag
+from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, VLLM_VERSION
+from vllm_cluster.facts.host_facts import Container, Image
+
+State = Literal["runs", "wanted", "before", "unused"]
+_ENGINE = re.compile(rf"{NODE_IMAGE_REPOSITORY}:([0-9a-f]{{12}})-ray(.+)")
+# As Docker lists an image without a name, up to version 24.
+_NONE = "<none>"
+
+
+@dataclass(frozen=True)
+class ClusterImage:
+    """An image that a cluster uses or used: its names, its size in bytes, when it was made, and what for.
+
+    `base` is the id of the image that an engine image is made from, empty for one that is such a base. The state is
+    "runs" where a container was made from it, "wanted" where the inventory names it, "before" for the last one that
+    was used before, and "unused".
+    """
+
+    id: str
+    names: tuple[str, ...]
+    digest: str
+    size: int
+    created: int
+    state: State
+    base: str = ""
+    ray: str = ""
+    vllm: str = ""
+
+
+def cluster_images(
+    reference: str, identity: str | None, images: Sequence[Image], containers: Collection[Container]
+) -> tuple[ClusterImage, ...]:
+    """The images of a cluster on a host, from all its images and containers; those of other clusters are left out.
+
+    An engine image carries the id of the cluster that it was built for; one that an earlier version built, or that is
+    another name of its base, is known by its base. A base has names of the inventory's repository alone, and an engine
+    image was made from it: any other image of that repository belongs to others.
+    """
+    repository = repository_and_tag(canonical(reference))[0]
+    wanted = find_image(reference, images)
+    known = {image.id: image for image in images if image == wanted or _is_of(repository, image)}
+    every = list(_engines(images))
+    engines = [row for row in every if _of_cluster(row[0], row[1], known, identity)]
+    # What another cluster's engine image is made from is left to that cluster.
+    theirs = {base for image, base, _ in every if not _of_cluster(image, base, known, identity)}
+    made_from = {base for _, base, _ in engines} - theirs
+    bases = {image_id: image for image_id, image in known.items() if image_id in made_from or image == wanted}
+    used = {container.image_id for container in containers}
+    # What runs is made from an engine image, and that one from its base.
+    used |= {base for image, base, _ in engines if image.id in used}
+    keep = {wanted.id} if wanted else set()
+    keep |= {image.id for image, base, _ in engines if base in keep}
+    idle = [row for row in engines if not {row[0].id} & (used | keep)]
+    before = max(idle, key=lambda row: row[0].created, default=None)
+    last = {before[0].id, before[1]} if before else set()
+
+    def state(image: Image) -> State:
+        states: tuple[tuple[State, Collection[str]], ...] = (("runs", used), ("wanted", keep), ("before", last))
+        return next((name for name, ids in states if image.id in ids), "unused")
+
+    made = {image.id: (base, ray) for image, base, ray in engines if image.id != base}
+    rays = {base: ray for image, base, ray in engines if image.id == base}
+    found_images = {**bases, **{image.id: image for image, _, _ in engines}}
+    return tuple(
+        ClusterImage(
+            image.id,
+            _names(image),
+            next(iter(image.digests), ""),
+            image.size,
+            image.created,
+            state(image),
+            *made.get(image.id, ("", rays.get(image.id, ""))),
+            image.labels.get(VLLM_VERSION, ""),
+        )
+        for image in found_images.values()
+    )
+
+
+def _names(image: Image) -> tuple[str, ...]:
+    return tuple(tag for tag in image.tags if not tag.startswith(_NONE))
+
+
+def _is_of(repository: str, image: Image) -> bool:
+    """Whether an image has names of that repository, and no others but an engine image's."""
+    references = (*_names(image), *(() if image.tags else image.digests))
+    names = [name for name in references if not _ENGINE.fullmatch(name)]
+    return bool(names) and all(repository_and_tag(canonical(name))[0] == repository for name in names)
+
+
+def _engines(images: Sequence[Image]) -> Iterator[tuple[Image, str, str]]:
+    """Each engine image, the id of its base, empty where that is not there, and its Ray."""
+    short = {image.id.removeprefix("sha256:")[:12]: image.id for image in images}
+    for image in images:
+        for tag in image.tags:
+            if found := _ENGINE.fullmatch(tag):
+                yield image, image.labels.get(BASE_IMAGE) or short.get(found[1], ""), found[2]
+
+
+def _of_cluster(image: Image, base: str, known: Collection[str], identity: str | None) -> bool:
+    return image.labels[BUILT_FOR] == identity if BUILT_FOR in image.labels else base in known
+
+
+def freed(images: Sequence[ClusterImage], removed: Collection[str]) -> int:
+    """The bytes that go with some of a host's images: an engine image has its base's layers, too."""
+    sizes = {image.id: image.size for image in images}
+    return sum(image.size - sizes.get(image.base, 0) for image in images if image.id in removed)
