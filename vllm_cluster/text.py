@@ -165,6 +165,11 @@ def by_hosts(texts: Iterable[tuple[T, str]]) -> dict[T, str]:
     return {what: ", ".join(names) for what, names in hosts.items()}
 
 
+def size(number: float) -> str:
+    """Bytes for people: 16.1 GB, 0.3 MB."""
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
 def age(seconds: float) -> str:
     """A duration for people: 40 s, 5 min, 3 h, 2 d."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):

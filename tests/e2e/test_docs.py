@@ -21,6 +21,7 @@ from tests.support.hosts import Sandbox
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import hub
 from tests.support.paths import ROOT, VCLUSTER
+from tests.support.pulls import forget, hub_for, model_files, repository
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.e2e
@@ -206,11 +207,15 @@ def test_the_check_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert "2 logical GPUs" in said["vcluster facts"]
 
 
-@pytest.mark.cluster("empty")
+@pytest.mark.cluster("up")
 def test_the_models_page(sandbox: Sandbox, tmp_path: Path) -> None:
-    """On hosts that have the same."""
-    said = {command: shell(command, tmp_path, {**sandbox.environment}) for command in commands("models.md")}
-    assert re.search(rf"^{TINY} .* all 2 .* complete$", said["vcluster models"], re.MULTILINE)
+    """On hosts that have the same, with a hub on this machine."""
+    with hub_for(sandbox, {"sandbox/large": repository(model_files(1 << 20))}) as made:
+        environment = {**sandbox.environment, "HF_ENDPOINT": made.url}
+        said = {command: shell(command, tmp_path, environment) for command in commands("models.md")}
+    forget(sandbox, "sandbox/large")
+    for model in (TINY, "sandbox/large"):
+        assert re.search(rf"^{model} .* all 2 .* complete$", said["vcluster models"], re.MULTILINE)
 
 
 @pytest.mark.cluster("up")

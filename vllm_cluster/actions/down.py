@@ -17,6 +17,7 @@ from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.identity import Owner, cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
+from vllm_cluster.core.pull import container_name
 from vllm_cluster.core.spec import CLUSTER, node_name
 from vllm_cluster.errors import FleetError, HostError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
@@ -183,13 +184,13 @@ class ClusterObjects:
         self._label = f"{CLUSTER}={inventory.cluster}"
 
     def containers(self, connection: HostConnection) -> list[Container]:
-        """Its node and its leftovers."""
+        """Its node, its pull and its leftovers."""
         return [container for container in connection.engine.containers(self._label) if self._has(container)]
 
     def _has(self, container: Container) -> bool:
         if container.id in self._foreign:
             return False
-        if container.name == node_name(self.cluster):
+        if container.name in (node_name(self.cluster), container_name(self.cluster)):
             return is_of_cluster(self.inventory, self._id, container.labels)
         return is_leftover(self.cluster, self._id, container)
 

@@ -48,7 +48,7 @@ def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load
     inventory = None if gpus else load()
     emit(Event("phase", f"reading config and safetensors headers of {name}"))
     try:
-        shape, weights = read(name, _token(inventory))
+        shape, weights = read(name, hub_token(inventory))
     except Unreachable as error:
         # The caches of the hosts are not read here.
         if inventory:
@@ -63,7 +63,7 @@ def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load
     return report(Model(name, weights, shape, pipelines), gpus, workload)
 
 
-def _token(inventory: Inventory | None) -> str | None:
+def hub_token(inventory: Inventory | None) -> str | None:
     """The token for the hub: the inventory's, else where the hub's own tools look for it."""
     if inventory and inventory.hf_token:
         return read_secrets(inventory, {"hf-token": inventory.hf_token})["hf-token"]

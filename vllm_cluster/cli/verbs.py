@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_cluster.cli.exits import ASK, LEASE, READ
 from vllm_cluster.cli.program import Verb
+from vllm_cluster.cli.verbs_models import MODELS, PULL
 
 _SET_UP, _RUN, _USE, _LOOK, _OTHER = "Set up", "Run", "Use", "Look into a failure", "Other"
 
@@ -40,13 +41,8 @@ VERBS = {
         examples=("vcluster facts", "vcluster facts gpu1 --json"),
         exits=READ,
     ),
-    "models": Verb(
-        _SET_UP,
-        "models:models",
-        "Show which models each host has, and whether complete.",
-        examples=("vcluster models", "vcluster models --json"),
-        exits={1: "a host's cache cannot be read", **READ},
-    ),
+    "models": MODELS,
+    "pull": PULL,
     "image": Verb(_SET_UP, "image:app", "List, remove and send the images of the hosts."),
     "plan": Verb(
         _RUN,

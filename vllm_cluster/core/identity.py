@@ -11,7 +11,7 @@ from vllm_cluster.facts.host_facts import Container, HostFacts, Image
 from vllm_cluster.inventory.model import Inventory
 
 # What temporary containers are made for; their names are vcluster-CLUSTER-KIND-8 hexadecimal digits.
-KINDS = ("door", "fit", "image", "links", "probe", "ranks")
+KINDS = ("cache", "door", "fit", "image", "links", "probe", "ranks")
 _SUFFIX = re.compile(rf"-({'|'.join(KINDS)})-[0-9a-f]{{8}}")
 _VOLUME = re.compile(r"-(state|secrets(-[0-9a-f]+)?)")
 

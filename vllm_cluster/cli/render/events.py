@@ -87,15 +87,20 @@ class LineRenderer:
         self._started = self._began = self._shown = time.monotonic()
         self._verbosity = verbosity
         self._passed = Passed()
+        self._moved: dict[str | None, float] = {}
 
     def show(self, event: Event) -> None:
-        """Write the event's line; of a start a line each phase, and now and then how long it has lasted.
+        """Write the event's line; of a start a line each phase, of a transfer one now and then.
 
         The beginning of an operation shows only with -v.
         """
         if not event.text or (event.kind in ("start", "log") and self._verbosity < 1):
             return
         over, now = "", time.monotonic()
+        if event.kind == "progress" and "bytes" in event.data:
+            if now - self._moved.get(event.host, -STILL_SECONDS) < STILL_SECONDS:
+                return
+            self._moved[event.host] = now
         if "phases" in event.data:
             passed, changed = self._passed.news(event)
             if not changed and now - self._shown < STILL_SECONDS:

@@ -12,7 +12,7 @@ from vllm_cluster.actions.models import CachedModels
 from vllm_cluster.cli.render.table import columns, cut, table
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.facts.models import CachedModel
-from vllm_cluster.text import age
+from vllm_cluster.text import age, size
 
 TITLES = {"model": 0, "revision": 3, "size": 2, "hosts": 1, "last read": 4, "state": 0}
 
@@ -47,15 +47,11 @@ def _row(found: CachedModels, held: dict[str, CachedModel]) -> dict[str, str]:
     return {
         "model": plain(one.name),
         "revision": plain(one.commit[:12]),
-        "size": _size(max(model.size for model in held.values())),
+        "size": size(max(model.size for model in held.values())),
         "hosts": f"all {len(held)}" if len(held) == len(found.hosts) > 1 else ", ".join(held),
         "last read": f"{age(time.time() - used)} ago" if used else "",
         "state": plain(f"incomplete: {one.problem}") if one.problem else "complete",
     }
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _lacking(found: CachedModels) -> Iterator[str]:

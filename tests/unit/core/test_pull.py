@@ -1,0 +1,81 @@
+"""What a pull brings to which hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.core.pull import Held, HubFile, HubModel, PullPlan, choose, make, shared
+
+BLOB = "a" * 64
+
+
+def names(*paths: str) -> set[str]:
+    """The files that are read of these."""
+    return {file.path for file in choose([HubFile(path, 1, BLOB) for path in paths])[0]}
+
+
+@pytest.mark.parametrize(
+    ("there", "read"),
+    [
+        ({"model.safetensors", "pytorch_model.bin", "config.json"}, {"model.safetensors", "config.json"}),
+        ({"pytorch_model.bin", "config.json"}, {"pytorch_model.bin", "config.json"}),
+        ({"model.safetensors", "original/consolidated.00.pth", "original/params.json"}, {"model.safetensors"}),
+        ({"model.safetensors", "onnx/model.onnx", "README.md", ".gitattributes"}, {"model.safetensors"}),
+        ({"a.safetensors", "tokenizer.model", "modeling_x.py", "chat_template.jinja"}, None),
+        # Mistral's own format comes first, as vLLM takes it.
+        ({"consolidated.safetensors", "params.json", "model.safetensors"}, {"consolidated.safetensors", "params.json"}),
+        ({"consolidated.safetensors", "model.safetensors"}, None),
+        # A part of an embedding model, in a folder of its own.
+        ({"model.safetensors", "2_Dense/pytorch_model.bin", "1_Pooling/config.json"}, None),
+        ({"2_Dense/pytorch_model.bin", "2_Dense/model.safetensors"}, {"2_Dense/model.safetensors"}),
+    ],
+)
+def test_no_format_comes_twice(there: set[str], read: set[str] | None) -> None:
+    assert names(*there) == (there if read is None else read)
+
+
+FILES = (HubFile("config.json", 10, "b" * 40), HubFile("model.safetensors", 10**9, BLOB))
+MODEL = HubModel("lab/model", "c" * 40, "http://hub", FILES)
+INVENTORY = world.inventory(3)
+WHOLE = Held(whole=2, bytes=MODEL.size, digest="d")
+
+
+def plan(**held: Held) -> PullPlan:
+    """The plan for hosts with this in their caches."""
+    return make(INVENTORY, MODEL, "main", {name: held.get(name, Held()) for name in INVENTORY.hosts}, "gpu2")
+
+
+def test_the_named_host_downloads_and_comes_first() -> None:
+    found = plan()
+    assert (found.chain, found.downloads) == (("gpu2", "gpu1", "gpu3"), True)
+
+
+def test_a_host_that_has_all_is_the_source_and_nothing_is_downloaded() -> None:
+    found = plan(gpu3=WHOLE)
+    assert (found.chain, found.downloads) == (("gpu3", "gpu1", "gpu2"), False)
+
+
+def test_where_all_is_in_place_nothing_is_done() -> None:
+    found = plan(gpu1=WHOLE, gpu2=WHOLE, gpu3=WHOLE)
+    assert (found.chain, found.idle) == ((), ("gpu1", "gpu2", "gpu3"))
+
+
+def test_files_without_a_manifest_are_proved_first() -> None:
+    found = plan(gpu1=WHOLE, gpu2=Held(whole=2, bytes=MODEL.size), gpu3=WHOLE)
+    assert (found.chain, found.idle) == (("gpu1", "gpu2"), ("gpu3",))
+
+
+def test_a_shared_cache_is_written_by_one() -> None:
+    seen = {"gpu1": ["gpu1", "gpu3"], "gpu2": ["gpu2"], "gpu3": ["gpu1", "gpu3"]}
+    assert shared(seen, "gpu2") == {"gpu3": "gpu1"}
+    assert shared(seen, "gpu3") == {"gpu1": "gpu3"}
+    assert plan(gpu3=Held(shares="gpu1")).chain == ("gpu2", "gpu1")
+
+
+def test_a_cache_that_all_share_is_written_by_the_one_that_downloads() -> None:
+    assert shared({name: [*INVENTORY.hosts] for name in INVENTORY.hosts}, "gpu2") == {"gpu1": "gpu2", "gpu3": "gpu2"}
+
+
+def test_what_a_host_has_already_is_not_brought() -> None:
+    assert plan(gpu1=Held(bytes=400)).missing == {"gpu2": MODEL.size, "gpu1": MODEL.size - 400, "gpu3": MODEL.size}

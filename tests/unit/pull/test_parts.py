@@ -1,0 +1,86 @@
+"""The program of each host, as it runs in the containers: real processes on addresses of loopback."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.models.repositories import PullHub, pull_hub
+from tests.support.ports import free_port
+from tests.support.pulls import MODEL, Part, contents, model_files, plan_of, repository
+from tests.support.waiting import until
+
+FILES = model_files(8 << 20)
+SIZE = sum(map(len, FILES.values()))
+NAMES = ("a", "b", "c")
+
+
+@contextmanager
+def parts(hub: PullHub, folder: Path, token: str = "") -> Iterator[dict[str, Part]]:
+    """Three hosts that bring the model; the first one downloads."""
+    port = free_port()
+    hosts = [(name, f"127.0.0.{number}", port) for number, name in enumerate(NAMES, 11)]
+    with ExitStack() as ends:
+        made = {}
+        for name in NAMES:
+            plan = plan_of(hub, folder / name / "cache", name, hosts)
+            made[name] = Part(folder / name / "own", plan, token if name == "a" else "")
+            ends.callback(made[name].end)
+        yield made
+
+
+def finished(there: dict[str, Part]) -> bool:
+    """Whether all have all."""
+    return all(part.status().get("phase") in ("serving", "done") for part in there.values())
+
+
+@pytest.fixture
+def hub() -> Iterator[PullHub]:
+    with pull_hub("127.0.0.1", repositories={MODEL: repository(FILES)}) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_one_downloads_and_all_have_it(hub: PullHub, tmp_path: Path) -> None:
+    hub.repositories[MODEL].gated = True
+    with parts(hub, tmp_path, "hf_right") as there:
+        until(lambda: finished(there), 60)
+        for part in there.values():
+            assert part.process.wait(60) == 0
+            assert contents(part.plan) == FILES
+            # The key and the token are gone, and how it ended is there.
+            assert [path.name for path in part.folder.iterdir()] == ["vcluster-status.json"]
+        assert len({part.status()["digest"] for part in there.values()}) == 1
+    assert hub.sent == SIZE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", NAMES)
+def test_a_killed_part_takes_up_what_it_had(hub: PullHub, tmp_path: Path, victim: str) -> None:
+    hub.rate = 6e6
+    with parts(hub, tmp_path) as there:
+        until(lambda: there[victim].status().get("bytes", 0) > 4 << 20, 60)
+        there[victim].process.send_signal(signal.SIGKILL)
+        there[victim].process.wait(10)
+        there[victim].start()
+        until(lambda: finished(there), 120)
+        assert all(contents(part.plan) == FILES for part in there.values())
+    # Of each of its streams at most a piece was under way.
+    assert hub.sent < SIZE + (2 << 20)
+
+
+@pytest.mark.slow
+def test_a_source_that_is_refused_has_the_reason_in_its_status(hub: PullHub, tmp_path: Path) -> None:
+    hub.repositories[MODEL].gated = True
+    with parts(hub, tmp_path) as there:
+        assert there["a"].process.wait(60) == 0
+        status = there["a"].status()
+        assert (status["phase"], status["source"]) == ("failed", True)
+        assert "the hub answers 401" in status["error"]
+        with pytest.raises(subprocess.TimeoutExpired):
+            there["b"].process.wait(0.1)

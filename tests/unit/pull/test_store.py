@@ -1,0 +1,96 @@
+"""The files of a pull on the disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.models.repositories import pull_hub
+from tests.support.pulls import MODEL, model_files, plan_of, repository, snapshot
+from vllm_cluster.remote.pull.plan import HostPlan
+from vllm_cluster.remote.pull.store import Store
+
+FILES = model_files(200_000)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Iterator[HostPlan]:
+    with pull_hub("127.0.0.1", repositories={MODEL: repository(FILES)}) as hub:
+        yield plan_of(hub, tmp_path)
+
+
+def bring(store: Store, plan: HostPlan) -> None:
+    """Put every file in its place."""
+    for file in plan.files:
+        store.partial(file).write_bytes(FILES[file.path])
+        store.finish(file)
+
+
+def test_no_name_that_vllm_reads_is_made_before_the_file_is_whole(plan: HostPlan) -> None:
+    store, file = Store(plan), max(plan.files, key=lambda one: one.size)
+    store.partial(file).write_bytes(FILES[file.path][:1000])
+    assert (store.have(file), store.complete(file)) == (1000, False)
+    assert not snapshot(plan).exists()
+    assert not list((store.root / "blobs").glob("[!.]*"))
+
+
+def test_what_no_manifest_vouches_for_is_hashed_and_dropped_where_it_is_wrong(plan: HostPlan) -> None:
+    store = Store(plan)
+    bring(store, plan)
+    file = max(plan.files, key=lambda one: one.size)
+    blob = store.root / "blobs" / file.blob
+    content = bytearray(blob.read_bytes())
+    content[1000] ^= 1
+    blob.write_bytes(content)
+    store.prove()
+    assert not store.complete(file) and not blob.exists()
+    assert all(store.complete(other) for other in plan.files if other != file)
+
+
+def test_what_a_manifest_vouches_for_is_not_read_again(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(plan)
+    bring(store, plan)
+    store.conclude()
+    monkeypatch.setattr("vllm_cluster.remote.pull.store.content_hash", lambda *_: "read")
+    store.prove()
+    assert all(map(store.complete, plan.files))
+
+
+def test_a_blob_that_another_revision_brought_is_put_in_its_place(plan: HostPlan) -> None:
+    store = Store(plan)
+    bring(store, plan)
+    other = HostPlan(**{**vars(plan), "commit": "c" * 40})
+    Store(other).prove()
+    assert all(map(Store(other).complete, other.files))
+
+
+def test_the_branch_moves_once_all_is_there(plan: HostPlan) -> None:
+    store = Store(plan)
+    bring(store, plan)
+    assert not (store.root / "refs").exists()
+    store.conclude()
+    assert (store.root / "refs" / "main").read_text() == plan.commit
+    manifest = json.loads((store.root / ".vcluster" / f"{plan.commit}.json").read_text())
+    assert {row[0] for row in manifest["files"]} == set(FILES)
+    assert manifest["digest"] == store.digest()
+
+
+def test_a_link_that_led_nowhere_is_replaced(plan: HostPlan) -> None:
+    store, file = Store(plan), plan.files[0]
+    place = snapshot(plan) / file.path
+    place.parent.mkdir(parents=True)
+    place.symlink_to("../../blobs/missing")
+    assert not store.complete(file)
+    store.partial(file).write_bytes(FILES[file.path])
+    store.finish(file)
+    assert place.read_bytes() == FILES[file.path]
+
+
+def test_two_hosts_compare_names_sizes_and_contents(plan: HostPlan) -> None:
+    other = HostPlan(**{**vars(plan), "files": tuple(reversed(plan.files))})
+    assert Store(other).digest() == Store(plan).digest()
+    less = HostPlan(**{**vars(plan), "files": plan.files[1:]})
+    assert Store(less).digest() != Store(plan).digest()

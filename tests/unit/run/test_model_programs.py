@@ -1,0 +1,158 @@
+"""The programs that look at a model in a cache, and ask the hub for it, as they run in a container."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.models.repositories import PullHub, pull_hub
+from tests.support.paths import ROOT
+from tests.support.pulls import MODEL, ask_program, contents, model_files, plan_of, repository
+from vllm_cluster.remote.pull.download import Download
+from vllm_cluster.remote.pull.plan import HostPlan
+from vllm_cluster.remote.pull.store import Store
+
+FILES = model_files(200_000)
+SHARD = "model-00001-of-00002.safetensors"
+
+
+@pytest.fixture
+def hub() -> Iterator[PullHub]:
+    with pull_hub("127.0.0.1", repositories={MODEL: repository(FILES)}) as made:
+        yield made
+
+
+@pytest.fixture
+def plan(hub: PullHub, tmp_path: Path) -> HostPlan:
+    """A model that was pulled."""
+    made = plan_of(hub, tmp_path)
+    Download(made, Store(made), None).run()
+    Store(made).conclude()
+    return made
+
+
+def ask(plan: HostPlan, do: str, **more: Any) -> list[dict[str, Any]]:
+    """What the program answers about the model."""
+    question = {"do": do, "cache": plan.cache, "folder": plan.folder, "kind": "hub", **more}
+    return ask_program("model_cache", question)
+
+
+def of_kind(rows: list[dict[str, Any]], kind: str) -> list[Any]:
+    """The rows of one kind."""
+    return [row[kind] for row in rows if kind in row]
+
+
+def test_a_whole_model_agrees_with_its_manifest(plan: HostPlan) -> None:
+    files = [vars(file) for file in plan.files]
+    (row,) = ask(plan, "look", commit=plan.commit, files=files)
+    assert (row["whole"], row["bytes"], row["changed"]) == (len(FILES), plan.total, "")
+    assert row["digest"] == Store(plan).digest()
+    (by_branch,) = ask(plan, "look", revision="main")
+    assert (by_branch["commit"], by_branch["digest"]) == (plan.commit, row["digest"])
+
+
+@pytest.mark.parametrize("change", ["removed", "longer", "written"])
+def test_a_file_that_is_not_as_it_was_is_named(plan: HostPlan, change: str) -> None:
+    path = Store(plan).root / "blobs" / next(file.blob for file in plan.files if file.path == SHARD)
+    content = path.read_bytes()
+    path.unlink()
+    if change != "removed":
+        path.write_bytes(content + b"x" * (change == "longer"))
+    (row,) = ask(plan, "look", revision="main")
+    assert (row["changed"], row["digest"]) == (SHARD, "")
+
+
+def test_a_flipped_byte_is_found_and_taken_out_of_the_way(plan: HostPlan) -> None:
+    path = Store(plan).root / "blobs" / next(file.blob for file in plan.files if file.path == SHARD)
+    content = bytearray(path.read_bytes())
+    content[12345] ^= 1
+    path.write_bytes(content)
+    rows = ask(plan, "verify", revision="main")
+    assert [(row["path"], row["why"]) for row in of_kind(rows, "damaged")] == [(SHARD, "content differs")]
+    assert {row["path"] for row in of_kind(rows, "file")} == set(FILES)
+    assert SHARD not in contents(plan) and not path.exists()
+    assert set(contents(plan)) == set(FILES) - {SHARD}
+
+
+def test_an_undamaged_model_is_left_as_it_is(plan: HostPlan) -> None:
+    rows = ask(plan, "verify", revision="main")
+    assert of_kind(rows, "damaged") == []
+    assert (rows[-1]["commit"], rows[-1]["bytes"]) == (plan.commit, plan.total)
+    assert contents(plan) == FILES
+
+
+def test_a_model_without_a_manifest_cannot_be_verified(plan: HostPlan) -> None:
+    assert ask(plan, "verify", revision="other")[-1]["manifest"] is False
+
+
+def test_a_removed_model_leaves_nothing(plan: HostPlan) -> None:
+    (row,) = ask(plan, "remove")
+    assert row["size"] >= plan.total
+    assert list(Store(plan).root.parent.iterdir()) == []
+    assert ask(plan, "remove")[0]["size"] == 0
+
+
+def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> None:
+    """Two that share a folder and one that has its own; no mark is left."""
+    path = ROOT / "vllm_cluster" / "remote" / "image" / "model_cache.py"
+    caches = {"a": tmp_path / "shared", "b": tmp_path / "shared", "c": tmp_path / "own"}
+    running = {}
+    for mark, cache in caches.items():
+        cache.mkdir(exist_ok=True)
+        question = {"do": "seek", "cache": str(cache), "folder": "hub/x", "kind": "hub", "mark": mark}
+        one = subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        running[mark] = one
+        assert one.stdin and one.stdout
+        one.stdin.write(json.dumps(question) + "\n")
+        one.stdin.flush()
+        assert json.loads(one.stdout.readline()) == {"marked": mark}
+    seen = {}
+    for mark, one in running.items():
+        assert one.stdin and one.stdout
+        one.stdin.write(json.dumps({"others": list(caches)}) + "\n")
+        one.stdin.flush()
+        seen[mark] = json.loads(one.stdout.readline())["seen"]
+    for one in running.values():
+        one.communicate(timeout=30)
+    assert seen == {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
+    assert [path for cache in caches.values() for path in cache.iterdir()] == []
+
+
+def asked(hub: PullHub, **more: str | None) -> list[dict[str, Any]]:
+    """What the hub has of a model."""
+    question = {"model": MODEL, "revision": "", "token": None, "endpoint": hub.url}
+    return ask_program("hub_files", {**question, **more})
+
+
+def test_the_hub_names_the_commit_and_the_content_of_each_file(hub: PullHub) -> None:
+    *files, last = asked(hub)
+    plan = plan_of(hub, Path("/nowhere"))
+    assert [(row["path"], row["size"], row["blob"]) for row in files] == [(f.path, f.size, f.blob) for f in plan.files]
+    assert last["commit"] == plan.commit
+
+
+@pytest.mark.parametrize(
+    ("question", "problem"),
+    [
+        ({"model": "lab/none"}, "missing"),
+        ({"revision": "nobranch"}, "revision"),
+        ({"endpoint": "http://127.0.0.1:1"}, "unreachable"),
+        ({"token": "hf_wrong"}, "gated"),
+        ({}, "gated"),
+        ({"token": "hf_right"}, ""),
+    ],
+)
+def test_what_is_wrong_is_known_before_anything_is_moved(hub: PullHub, question: dict[str, str], problem: str) -> None:
+    hub.repositories[MODEL].gated = True
+    assert asked(hub, **question)[-1].get("problem", "") == problem
+
+
+def test_a_hub_that_is_busy_is_asked_again(hub: PullHub) -> None:
+    hub.busy = 1
+    assert "commit" in asked(hub)[-1]

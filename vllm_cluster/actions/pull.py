@@ -1,0 +1,173 @@
+"""Pull a model: fetched once from a hub, spread from host to host, and proved the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from vllm_cluster.actions.assess import require_name
+from vllm_cluster.actions.fit import hub_token
+from vllm_cluster.actions.pull_follow import PullEnd, follow
+from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
+from vllm_cluster.actions.pull_plan import WantedModel, ask_about, ensure_room, plan_for, summary, what
+from vllm_cluster.core.identity import cluster_id
+from vllm_cluster.core.pull import REPOSITORY, HubModel, PullPlan
+from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import weights
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import size
+
+ID_BYTES, KEY_BYTES = 8, 32
+# Another person's pull may end, and its containers go, between two looks.
+ROUNDS = 3
+
+
+def pull(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Runtime = SYSTEM) -> None:
+    """Bring a model to every host; one that is being brought is looked at.
+
+    Raises:
+        PreflightFailed: it cannot be had, or does not fit; nothing was changed.
+        Locked: another model is being pulled.
+        HostError, FleetError: some hosts do not have it; the others do, and another pull continues.
+    """
+    _ensure_repository(wanted.model)
+    require_name(inventory, [wanted.via] if wanted.via else [])
+    with looked_at(inventory, emit, runtime) as hosts:
+        for _ in range(ROUNDS):
+            if _bring_once(hosts, wanted):
+                return
+    raise VclusterError(f"{wanted.name}: other pulls came and went meanwhile", again=())
+
+
+def stop(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> None:
+    """Stop the pull that runs; what is on the disks stays, and another pull continues there.
+
+    Raises:
+        HostError, FleetError: on some hosts it could not be stopped.
+    """
+    with looked_at(inventory, emit, runtime) as hosts:
+        there = statuses(hosts)
+        remove(hosts, there)
+        model = next((one.model for one in there.values() if one.model), "")
+        text = f"Stopped the pull of {model}. What arrived is kept." if there else "No pull runs."
+        emit(Event("result", text))
+
+
+def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
+    """Whether the model is on every host now, or is on its way there."""
+    there = statuses(hosts)
+    if any(not one.over for one in there.values()):
+        return _look_on(hosts, wanted, there)
+    remove(hosts, there)
+    via = wanted.via or hosts.inventory.head_name
+    model = ask_about(hosts, wanted, via)
+    return bring(hosts, model, "" if wanted.revision == model.commit else wanted.revision or "main", wanted, via)
+
+
+def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel, via: str) -> bool:
+    """Bring these files to the hosts that lack them; False where another pull was there first.
+
+    Raises:
+        PreflightFailed: a disk has no room.
+        HostError, FleetError: some hosts do not have them.
+    """
+    emit = hosts.emit
+    plan = plan_for(hosts, model, reference, via)
+    if not plan.chain:
+        emit(Event("result", f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}. Nothing was changed."))
+        return True
+    ensure_room(plan)
+    emit(Event("note", summary(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
+    if not _start(hosts, plan):
+        return False
+    return _finish(hosts, wanted, plan.chain, plan)
+
+
+def _ensure_repository(model: str) -> None:
+    if not REPOSITORY.fullmatch(model):
+        raise UsageError(f"{model}: must be ORG/NAME or ORG/NAME@REVISION", hint="vcluster pull ORG/NAME")
+
+
+def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.PullStatus]) -> bool:
+    model = next((one.model for one in there.values() if one.model), "")
+    if model and model != wanted.model:
+        raise Locked(f"{model} is being pulled to {', '.join(there)}", hint=f"vcluster pull {model}")
+    if wanted.detach:
+        hosts.emit(Event("result", f"{wanted.name} is already being pulled. Nothing was changed."))
+        return True
+    hosts.emit(Event("note", f"{wanted.name} is already being pulled to {', '.join(there)}: looking on"))
+    return _finish(hosts, wanted, tuple(there), None)
+
+
+def _start(hosts: PullHosts, plan: PullPlan) -> bool:
+    """Create the containers and start them; False where another pull has one."""
+    cluster, fleet = hosts.inventory.cluster, hosts.fleet
+    made: list[str] = []
+    identity, key = fleet.runtime.token(ID_BYTES), fleet.runtime.token(KEY_BYTES)
+    token, owner = hub_token(hosts.inventory), cluster_id(hosts.inventory, hosts.facts)
+    try:
+        # One after another in one order: of two people who begin at once, one is refused at the first host.
+        for name in sorted(plan.chain):
+            if not weights.create(fleet.connections[name], hosts.inventory, hosts.facts[name], owner):
+                remove(hosts, made)
+                return False
+            made.append(name)
+
+        def begin(connection: HostConnection) -> None:
+            document = plan.document(identity, key, connection.name)
+            source = connection.name == plan.chain[0] and plan.downloads
+            weights.begin(connection, cluster, document, token if source else None)
+
+        fleet.all(begin, plan.chain)
+    except BaseException:
+        with suppress(VclusterError):
+            remove(hosts, made)
+        raise
+    return True
+
+
+def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: PullPlan | None) -> bool:
+    """Follow it to its end, and take the containers away; False where another person did."""
+    if wanted.detach:
+        hosts.emit(Event("result", f"{wanted.name} is being pulled to {', '.join(names)}. Look on: the same command."))
+        return True
+    try:
+        ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit)
+    except KeyboardInterrupt:
+        text = f"Interrupted. The pull of {wanted.name} continues on the hosts; run the same command to look on."
+        raise Interrupted(text, hint="vcluster pull --stop", again=()) from None
+    if any(one.phase == "gone" for one in ended.hosts.values()) and not ended.failed:
+        return False
+    reached = [name for name in names if name not in ended.lost]
+    remove(hosts, reached)
+    _report(hosts, wanted, ended, plan)
+    return True
+
+
+def _report(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPlan | None) -> None:
+    """The result; a manifest that differs is a failure too."""
+    failures: dict[str, VclusterError] = {
+        name: HostError(name, f"pull: {one.error or 'failed'}", again=())
+        for name, one in ended.hosts.items()
+        if one.phase == "failed"
+    }
+    if failures:
+        raise combine(failures).with_hosts(hosts.inventory.hosts)
+    digests = {one.digest for one in ended.hosts.values()}
+    digests |= {plan.held[name].digest for name in plan.idle} if plan else set()
+    if len(digests) > 1:
+        raise VclusterError(
+            f"{wanted.name}: the hosts hold different files", hint=f"vcluster pull --verify {wanted.name}"
+        )
+    total = max(one.total for one in ended.hosts.values())
+    seconds = f" in {ended.seconds:.0f} s" if plan else ""
+    where = f"{', '.join(ended.hosts)}: {size(total)}{seconds}, the same on {_everywhere(hosts)}"
+    hosts.emit(Event("result", f"Pulled {wanted.name} to {where}."))
+
+
+def _everywhere(hosts: PullHosts) -> str:
+    number = len(hosts.inventory.hosts)
+    return f"all {number} hosts" if number > 1 else next(iter(hosts.inventory.hosts))

@@ -1,0 +1,143 @@
+"""Follow a pull until every host's part has ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from vllm_cluster.errors import VclusterError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.run.weights import PullStatus, status
+from vllm_cluster.text import age, count, size
+
+POLL_SECONDS = 1.0
+# A rate is of this long.
+WINDOW_SECONDS = 10.0
+# A host that does not answer for as long has failed for this pull.
+LOST_SECONDS = 60.0
+# Until a container that was made has its plan; where its maker died in between, it never has one.
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class PullEnd:
+    """How it ended on each host; `lost` do not answer."""
+
+    hosts: Mapping[str, PullStatus]
+    lost: tuple[str, ...]
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether a host's part failed."""
+        return any(one.phase == "failed" for one in self.hosts.values())
+
+
+@dataclass
+class _Seen:
+    status: PullStatus = field(default_factory=lambda: PullStatus("starting"))
+    samples: deque[tuple[float, int]] = field(default_factory=deque)
+    answered: float = 0.0
+    lost: bool = False
+    shown: str = ""
+
+    def rate(self) -> float:
+        """Bytes a second; 0 where it is not known."""
+        if len(self.samples) < 2:
+            return 0.0
+        (first, before), (last, after) = self.samples[0], self.samples[-1]
+        return max(0.0, (after - before) / (last - first)) if last > first else 0.0
+
+
+def follow(fleet: Fleet, cluster: str, names: Sequence[str], emit: Emit) -> PullEnd:
+    """Show how far each host is, until all have ended; where the source fails, all have."""
+    runtime, began = fleet.runtime, fleet.runtime.clock.monotonic()
+    seen = {name: _Seen(answered=began) for name in names}
+    emit(Event("phase", f"pulling to {', '.join(names)}"))
+    while True:
+        found, failures = fleet.each(lambda connection: status(connection, cluster), names)
+        now = runtime.clock.monotonic()
+        for name, one in seen.items():
+            _take(one, found.get(name), failures.get(name), now, began)
+            if name in failures and not one.lost:
+                _reconnect(fleet.connections[name])
+        _show(seen, emit)
+        if _over(seen):
+            ended = {name: _ended(one) for name, one in seen.items()}
+            return PullEnd(ended, tuple(name for name, one in seen.items() if one.lost), now - began)
+        _pause(runtime)
+
+
+def _pause(runtime: Runtime) -> None:
+    runtime.clock.sleep(POLL_SECONDS)
+
+
+def _reconnect(connection: HostConnection) -> None:
+    with suppress(VclusterError):
+        connection.reconnect()
+
+
+def _take(one: _Seen, found: PullStatus | None, failure: VclusterError | None, now: float, began: float) -> None:
+    if found is None:
+        one.lost = now - one.answered > LOST_SECONDS
+        text = f"it does not answer: {failure.message if failure else ''}"
+        one.status = replace(one.status, phase="failed" if one.lost else one.status.phase, error=text)
+        return
+    one.answered = now
+    if found.phase == "starting" and now - began > START_SECONDS:
+        found = replace(found, phase="failed", error="its program was never started")
+    one.status = found
+    one.samples.append((now, found.bytes))
+    while len(one.samples) > 2 and one.samples[0][0] < now - WINDOW_SECONDS:
+        one.samples.popleft()
+
+
+def _over(seen: Mapping[str, _Seen]) -> bool:
+    statuses = [one.status for one in seen.values()]
+    # What the source cannot have comes from nowhere else: the others would wait.
+    source_failed = any(one.source and one.phase == "failed" for one in statuses)
+    moving = any(one.rate() > 0 and not one.status.over for one in seen.values())
+    # A host that still serves has all itself: once each does, nothing is left to be served.
+    return all(one.over or one.phase == "serving" for one in statuses) or (source_failed and not moving)
+
+
+def _ended(one: _Seen) -> PullStatus:
+    if one.status.over or one.status.phase == "serving":
+        return one.status
+    return replace(one.status, phase="failed", error=one.status.error or "the source failed")
+
+
+def _show(seen: Mapping[str, _Seen], emit: Emit) -> None:
+    for name, one in seen.items():
+        now, rate = one.status, one.rate()
+        data = {"phase": now.phase, "bytes": now.bytes, "total": now.total, "rate": round(rate), "error": now.error}
+        if now.phase in ("serving", "done", "failed") and one.shown == "end":
+            continue
+        one.shown = "end" if now.phase in ("serving", "done", "failed") else ""
+        if now.phase in ("serving", "done"):
+            emit(Event("done", f"has all {size(now.total)}", name, data))
+        elif now.phase == "failed":
+            emit(Event("failed", now.error, name, data))
+        elif now.phase != "gone":
+            emit(Event("progress", _words(now, rate), name, data))
+    total = sum(one.status.total for one in seen.values())
+    there = sum(one.status.bytes for one in seen.values())
+    rate = sum(one.rate() for one in seen.values())
+    if total:
+        text = f"pulling {size(there)} of {size(total)} on {count(len(seen), 'host')}{_left(total - there, rate)}"
+        emit(Event("progress", text, data={"bytes": there, "total": total, "rate": round(rate)}))
+
+
+def _words(now: PullStatus, rate: float) -> str:
+    verb = {"downloading": "downloading", "receiving": "receiving"}.get(now.phase, now.phase)
+    source = f" from {now.upstream}" if now.upstream else ""
+    trouble = f" ({now.error})" if now.error else ""
+    return f"{verb} {size(now.bytes)} of {size(now.total)}{source}{_left(now.total - now.bytes, rate)}{trouble}"
+
+
+def _left(missing: int, rate: float) -> str:
+    return f", {rate / 1e6:.0f} MB/s, {age(missing / rate)} left" if rate > 0 and missing else ""

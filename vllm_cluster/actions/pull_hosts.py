@@ -1,0 +1,85 @@
+"""The hosts of a pull: connected, looked at, and the containers that pulls have there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_cluster.actions.assess import connect_all, facts_of
+from vllm_cluster.core.identity import cluster_id, is_of_cluster
+from vllm_cluster.core.pull import container_name
+from vllm_cluster.errors import Locked, PreflightFailed
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import weights
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.model_cache import ask
+from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.text import count
+
+
+@dataclass(frozen=True)
+class PullHosts:
+    """All hosts, connected and looked at."""
+
+    inventory: Inventory
+    fleet: Fleet
+    facts: Mapping[str, HostFacts]
+    emit: Emit
+
+    def ask(self, connection: HostConnection, asked: Mapping[str, object]) -> dict[str, Any]:
+        """Ask the program beside one cache."""
+        return ask(connection, self.inventory, self.facts[connection.name], asked)
+
+
+@contextmanager
+def looked_at(inventory: Inventory, emit: Emit, runtime: Runtime) -> Iterator[PullHosts]:
+    """Connect to every host and look at it; temporary containers may be made.
+
+    Raises:
+        Unreachable, FleetError, PreflightFailed: a host cannot be used; none was touched.
+    """
+    with connect_all(inventory, emit, runtime=runtime) as fleet:
+        # Without the lease, which lasts as long as the laptop is there: Docker refuses a second pull on a host.
+        fleet.without_lease()
+        emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
+        facts = facts_of(inventory, fleet)
+        _refuse_foreign(inventory, facts)
+        yield PullHosts(inventory, fleet, facts, emit)
+
+
+def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:
+    """Refuse while another cluster of this name pulls: the containers would have one name."""
+    name, identity = container_name(inventory.cluster), cluster_id(inventory, facts)
+    for host, seen in facts.items():
+        found = next((one for one in (*seen.containers, *seen.strangers) if one.name == name), None)
+        if found and not is_of_cluster(inventory, identity, found.labels):
+            text = f"{host}: pull: {name} belongs to another cluster, {inventory.cluster}"
+            raise PreflightFailed(text, hint="wait for its pull, or set another cluster: in the inventory")
+
+
+def statuses(hosts: PullHosts) -> dict[str, weights.PullStatus]:
+    """The pull's containers that there are, by host."""
+    found = hosts.fleet.all(lambda connection: weights.status(connection, hosts.inventory.cluster))
+    return {name: one for name, one in found.items() if one.phase != "gone"}
+
+
+def remove(hosts: PullHosts, names: Sequence[str] | Mapping[str, object]) -> None:
+    if names:
+        hosts.fleet.all(lambda connection: weights.remove(connection, hosts.inventory.cluster), list(names))
+
+
+def refuse_running(hosts: PullHosts) -> None:
+    """Refuse while a pull runs; what an earlier one left is removed.
+
+    Raises:
+        Locked: one runs.
+    """
+    there = statuses(hosts)
+    if running := [name for name, one in there.items() if not one.over]:
+        model = next((one.model for one in there.values() if one.model), "a model")
+        raise Locked(f"{model} is being pulled to {', '.join(running)}", hint=f"vcluster pull {model}")
+    remove(hosts, there)

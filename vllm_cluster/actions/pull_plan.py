@@ -1,0 +1,145 @@
+"""What a pull would bring: asked of the hub, of every cache, and refused where it cannot be."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from vllm_cluster.actions.fit import hub_token
+from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.core.pull import SPARE, Held, HubModel, PullPlan, choose, folder, make, shared
+from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.events import Event
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.hub_files import ask_hub
+from vllm_cluster.run.model_cache import LINE_SECONDS, place, running
+from vllm_cluster.run.program import RunningProgram
+from vllm_cluster.text import by_hosts, count, size
+
+ID_BYTES = 8
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """The model as it was named, and how it is to be brought."""
+
+    model: str
+    revision: str = ""
+    via: str = ""
+    detach: bool = False
+
+    @property
+    def name(self) -> str:
+        """As a person writes it."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model
+
+
+def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
+    """What the hub has of the model, asked from the host that would download it.
+
+    Raises:
+        PreflightFailed: it cannot be had.
+    """
+    inventory = hosts.inventory
+    endpoint = inventory.environment.get("HF_ENDPOINT") or os.environ.get("HF_ENDPOINT", "")
+    hosts.emit(Event("phase", f"asking the hub for {wanted.name} from {via}"))
+    where = place(inventory, hosts.facts[via])
+    connection = hosts.fleet.connections[via]
+    question = {"model": wanted.model, "revision": wanted.revision, "token": hub_token(inventory), "endpoint": endpoint}
+    return ask_hub(connection, where, question)
+
+
+def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str) -> PullPlan:
+    """The plan by what the caches hold.
+
+    Raises:
+        PreflightFailed: a cache cannot be written.
+    """
+    plan = make(hosts.inventory, model, reference, _held(hosts, model), via)
+    if not plan.chain:
+        return plan
+    shares = shared(_seen(hosts, plan), via)
+    held = {name: replace(one, shares=shares.get(name, "")) for name, one in plan.held.items()}
+    return make(hosts.inventory, model, reference, held, via)
+
+
+def _held(hosts: PullHosts, model: HubModel) -> dict[str, Held]:
+    """What each cache has of the files."""
+    files = [vars(file) for file in choose(model.files)[0]]
+    asked = {"do": "look", "folder": folder(model.name), "kind": "hub", "commit": model.commit, "files": files}
+    found = hosts.fleet.all(lambda connection: hosts.ask(connection, asked))
+    known = Held.__dataclass_fields__
+    held = {name: Held(**{key: row[key] for key in known if key in row}) for name, row in found.items()}
+    if wrong := [name for name, one in held.items() if not one.writable]:
+        text = f"pull: {hosts.inventory.model_cache} cannot be written by the user of the containers"
+        raise PreflightFailed(f"{', '.join(wrong)}: {text}", hint="set user in the inventory to its owner")
+    return held
+
+
+def _seen(hosts: PullHosts, plan: PullPlan) -> dict[str, list[str]]:
+    """Of each host whose marks it sees in its cache."""
+    names = list(plan.held)
+    marks = {name: f"{hosts.fleet.runtime.token(ID_BYTES)}" for name in names}
+    asked = {"do": "seek", "folder": folder(plan.model.name), "kind": "hub", "commit": plan.model.commit}
+    by_mark = {mark: name for name, mark in marks.items()}
+    with ExitStack() as open_until_all_have_looked:
+        runtime = hosts.fleet.runtime
+
+        def leave(connection: HostConnection) -> RunningProgram:
+            question = {**asked, "mark": marks[connection.name]}
+            there = running(connection, hosts.inventory, hosts.facts[connection.name], question)
+            found = open_until_all_have_looked.enter_context(there)
+            found.next(runtime.after(LINE_SECONDS))
+            return found
+
+        programs = hosts.fleet.all(leave, names)
+
+        def look(connection: HostConnection) -> list[str]:
+            program = programs[connection.name]
+            program.send({"others": list(by_mark)})
+            row = program.next(runtime.after(LINE_SECONDS))
+            return [by_mark[mark] for mark in row["seen"] if mark in by_mark]
+
+        return hosts.fleet.all(look, names)
+
+
+def ensure_room(plan: PullPlan) -> None:
+    """Refuse what does not fit on a disk.
+
+    Raises:
+        PreflightFailed: it names each host.
+    """
+    lines = []
+    for name, missing in plan.missing.items():
+        free = plan.held[name].free
+        if missing and missing + SPARE > free:
+            lines.append((f"pull: {size(missing)} are needed and {size(free)} are free in {plan.cache}", name))
+    if lines:
+        text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts(lines).items())
+        raise PreflightFailed(text, hint="vcluster models shows what can be removed: vcluster models rm MODEL")
+
+
+def what(plan: PullPlan) -> str:
+    """What is brought, in short."""
+    return f"{plan.model.commit[:12]}, {count(len(plan.model.files), 'file')}, {size(plan.model.size)}"
+
+
+def summary(plan: PullPlan) -> str:
+    """The plan for people."""
+    lines = [f"{plan.model.name}{f' {plan.reference}' if plan.reference else ''}: {what(plan)}"]
+    for place_, name in enumerate(plan.chain):
+        missing = plan.missing[name]
+        room = f" ({size(plan.held[name].free)} free)"
+        if place_ == 0 and not missing:
+            lines.append(f"{name}: has all, and sends it")
+        elif place_ == 0:
+            lines.append(f"{name}: downloads {size(missing)} from {plan.model.endpoint}{room}")
+        else:
+            lines.append(f"{name}: receives {size(missing)} from the others{room}")
+    lines += [f"{name}: has all" for name in plan.idle]
+    lines += [f"{name}: shares the cache of {one.shares}" for name, one in plan.held.items() if one.shares]
+    if plan.skipped:
+        skipped = sum(file.size for file in plan.skipped)
+        lines.append(f"not pulled: {count(len(plan.skipped), 'file')} that vLLM does not read, {size(skipped)}")
+    return "\n".join(["Plan:", *(f"  {line}" for line in lines)])

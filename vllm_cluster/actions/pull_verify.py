@@ -1,0 +1,93 @@
+"""Hash a model on every host, and repair what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_cluster.actions.pull import bring
+from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, refuse_running
+from vllm_cluster.actions.pull_plan import WantedModel, ask_about
+from vllm_cluster.core.pull import HubFile, HubModel, folder
+from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.model_cache import ask
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import by_hosts, count, size
+
+
+@dataclass
+class Verified:
+    """What one host has: the files of its manifest, and those that are damaged, with the reason."""
+
+    commit: str = ""
+    digest: str = ""
+    bytes: int = 0
+    files: list[HubFile] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+
+
+def verify(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Runtime = SYSTEM) -> None:
+    """Hash every file on every host, and bring those again that are damaged.
+
+    Raises:
+        PreflightFailed: a host has no manifest, or the hosts have different revisions; nothing was changed.
+        HostError, FleetError: a file could not be brought again.
+    """
+    with looked_at(inventory, emit, runtime) as hosts:
+        refuse_running(hosts)
+        emit(Event("phase", f"hashing {wanted.name} on {count(len(inventory.hosts), 'host')}"))
+        found = hosts.fleet.all(lambda connection: _verified(hosts, connection, wanted))
+        _ensure_comparable(wanted, found)
+        for name, one in found.items():
+            for path, why in one.damaged.items():
+                emit(Event("warning", f"{path}: {why}", name, {"code": "file-damaged", "path": path}))
+        damaged = {name for name, one in found.items() if one.damaged}
+        some = next(iter(found.values()))
+        if not damaged:
+            total = f"{count(len(some.files), 'file')}, {size(some.bytes)}"
+            emit(Event("result", f"{wanted.name} is undamaged on {', '.join(found)}: {some.commit[:12]}, {total}."))
+            return
+        via = wanted.via or inventory.head_name
+        model = HubModel(wanted.model, some.commit, "", tuple(some.files))
+        if len(damaged) == len(found):
+            # No host has all: what is damaged on each comes from the hub again, and is spread to those that lack it.
+            at_commit = WantedModel(wanted.model, some.commit, wanted.via)
+            model = HubModel(wanted.model, some.commit, ask_about(hosts, at_commit, via).endpoint, model.files)
+        if not bring(hosts, model, "", wanted, via):
+            refuse_running(hosts)
+
+
+def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel) -> Verified:
+    found = Verified()
+
+    def see(row: Mapping[str, Any]) -> None:
+        if "file" in row:
+            found.files.append(HubFile(**row["file"]))
+        elif "damaged" in row:
+            found.damaged[str(row["damaged"]["path"])] = str(row["damaged"]["why"])
+        else:
+            data = {"bytes": row["bytes"], "total": row["total"]}
+            text = f"hashing {size(row['bytes'])} of {size(row['total'])}"
+            hosts.emit(Event("progress", text, connection.name, data))
+
+    asked = {"do": "verify", "folder": folder(wanted.model), "kind": "hub", "revision": wanted.revision}
+    end = ask(connection, hosts.inventory, hosts.facts[connection.name], asked, see)
+    found.commit, found.digest = str(end.get("commit", "")), str(end.get("digest", ""))
+    found.bytes = int(end.get("bytes", 0))
+    return found
+
+
+def _ensure_comparable(wanted: WantedModel, found: Mapping[str, Verified]) -> None:
+    if lacking := [name for name, one in found.items() if not one.commit]:
+        text = f"verify: {wanted.name} has no manifest there: vcluster has not pulled it"
+        raise PreflightFailed(f"{', '.join(lacking)}: {text}", hint=f"vcluster pull {wanted.name}")
+    commits = by_hosts((one.commit[:12], name) for name, one in found.items())
+    if len({one.digest for one in found.values()}) > 1:
+        text = "; ".join(f"{names}: {commit}" for commit, names in commits.items())
+        raise PreflightFailed(
+            f"the hosts have different files of {wanted.name}: {text}", hint=f"vcluster pull {wanted.name}"
+        )

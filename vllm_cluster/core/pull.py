@@ -1,0 +1,209 @@
+"""What a pull brings to which hosts, and from where: pure."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_cluster.core.spec import ContainerSpec, Mount, node_name
+from vllm_cluster.inventory.model import Host, Inventory
+
+FOLDER = "/opt/vcluster-pull"
+# Files of the program beside it, where any user of a container may write.
+PLAN, TOKEN, STATUS = "/tmp/vcluster-plan.json", "/tmp/vcluster-token", "/tmp/vcluster-status.json"  # noqa: S108
+# Of the chain between the hosts; the one port that a firewall between them must let through for a pull.
+PORT = 6384
+# Left free on a disk: logs and the cache's own small files.
+SPARE = 1 << 30
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
+# Copies of the weights for other programs, and what no program reads.
+_OTHER_FOLDERS = ("original", "onnx", "openvino", "coreml", "metal", "tflite", "runs", "assets")
+_OTHER_FILES = (
+    *("*.h5", "*.msgpack", "*.ot", "*.onnx", "*.onnx_data", "*.tflite", "*.mlmodel", "*.npz"),
+    *("optimizer*.pt", "scheduler*.pt", "training_args.bin", "rng_state*.pth"),
+    *(".gitattributes", "*.md", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.svg", "*.pdf", "*.mp4", "*.wav"),
+)
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository; `blob` is its sha256 or its git blob id."""
+
+    path: str
+    size: int
+    blob: str
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A repository of a hub at a commit."""
+
+    name: str
+    commit: str
+    endpoint: str
+    files: tuple[HubFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a host's cache has of the wanted files, in bytes; `digest` is of a manifest that its files agree with."""
+
+    whole: int = 0
+    bytes: int = 0
+    free: int = 0
+    writable: bool = True
+    digest: str = ""
+    changed: str = ""
+    # The host whose cache this one is too.
+    shares: str = ""
+
+
+@dataclass(frozen=True)
+class PullPlan:
+    """What is brought where: `chain` are the hosts in their order, the source first; `idle` have all of it."""
+
+    model: HubModel
+    reference: str
+    chain: tuple[str, ...]
+    idle: tuple[str, ...]
+    held: Mapping[str, Held]
+    skipped: tuple[HubFile, ...] = ()
+    downloads: bool = True
+    cache: str = ""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Return the bytes that each host of the chain gets."""
+        return {name: self.model.size - self.held[name].bytes for name in self.chain}
+
+    def document(self, identity: str, key: str, me: str) -> dict[str, Any]:
+        """The plan as the program on a host reads it."""
+        hosts = [{"name": name, "address": self.addresses[name], "port": PORT} for name in self.chain]
+        return {
+            "id": identity,
+            "key": key,
+            "model": self.model.name,
+            "commit": self.model.commit,
+            "reference": self.reference,
+            "endpoint": self.model.endpoint,
+            "cache": self.cache,
+            "folder": folder(self.model.name),
+            "kind": "hub",
+            "me": me,
+            "hosts": hosts,
+            "files": [vars(file) for file in self.model.files],
+        }
+
+
+def folder(model: str) -> str:
+    """Where a repository of the hub is below a cache."""
+    return f"hub/models--{model.replace('/', '--')}"
+
+
+def container_name(cluster: str) -> str:
+    """The name of the pull's container: one a host, so that Docker itself refuses a second pull."""
+    return f"{node_name(cluster)}-pull"
+
+
+def choose(files: Sequence[HubFile]) -> tuple[tuple[HubFile, ...], tuple[HubFile, ...]]:
+    """The files that vLLM reads, the large ones last, and those that it does not: copies in other formats.
+
+    In a folder with safetensors no pickled weights are read; where the repository also has Mistral's own format, vLLM
+    takes that one.
+    """
+    tensors = {_folder(file.path) for file in files if file.path.endswith(".safetensors")}
+    names = {file.path for file in files}
+    mistral = "params.json" in names and any(fnmatch.fnmatchcase(name, "consolidated*.safetensors") for name in names)
+
+    def read(file: HubFile) -> bool:
+        name, inside = file.path.rpartition("/")[2], _folder(file.path)
+        if inside.split("/")[0] in _OTHER_FOLDERS or _matches(name, _OTHER_FILES):
+            return False
+        if _matches(name, _PICKLED):
+            return inside not in tensors
+        copy = mistral and not inside and name.endswith(".safetensors")
+        return not copy or name.startswith("consolidated")
+
+    kept = sorted((file for file in files if read(file)), key=lambda file: (file.size, file.path))
+    # First what is small: a tokenizer that cannot be had is known at once. Then the weights in their order.
+    small = [file for file in kept if file.size < 64 << 20]
+    large = sorted((file for file in kept if file.size >= 64 << 20), key=lambda file: file.path)
+    return (*small, *large), tuple(file for file in files if not read(file))
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def make(inventory: Inventory, model: HubModel, reference: str, held: Mapping[str, Held], via: str) -> PullPlan:
+    """The plan for hosts with this in their caches; `via` downloads what no host has."""
+    wanted, skipped = choose(model.files)
+    chosen = HubModel(model.name, model.commit, model.endpoint, wanted)
+    writers = [name for name in held if not held[name].shares]
+    whole = [name for name in writers if held[name].whole == len(wanted)]
+    idle = [name for name in whole if held[name].digest]
+    lacking = [name for name in writers if name not in idle]
+    source = next(iter(whole), via)
+    chain = [source, *(name for name in lacking if name != source)] if lacking else []
+    return PullPlan(
+        chosen,
+        reference,
+        tuple(chain),
+        tuple(name for name in idle if name not in chain),
+        held,
+        skipped,
+        downloads=not whole,
+        cache=inventory.model_cache,
+        addresses={name: host.address for name, host in inventory.hosts.items()},
+    )
+
+
+def shared(seen: Mapping[str, Iterable[str]], via: str) -> dict[str, str]:
+    """Of hosts and the hosts whose marks they see in their cache: who writes for whom.
+
+    The host that downloads writes for all that share its cache, else the first one.
+    """
+    order, found = sorted(seen, key=lambda name: name != via), dict[str, str]()
+    for name in order:
+        first = next(other for other in order if other == name or (other in seen[name] and other not in found))
+        if first != name:
+            found[name] = first
+    return found
+
+
+def container_spec(inventory: Inventory, host: Host) -> ContainerSpec:
+    """A container with the cache, on the host's network, without GPUs."""
+    home = {"HOME": "/tmp", "USER": "vcluster", "LOGNAME": "vcluster"}  # noqa: S108 - of the container
+    values = {**home, **inventory.environment, "HF_HOME": inventory.model_cache}
+    # Where nothing is to be downloaded in secret; this is asked for. Without Xet a file arrives in its order, and the
+    # others get it while it arrives.
+    values |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return ContainerSpec(
+        host=host.name,
+        cluster=inventory.cluster,
+        role="worker",
+        address=host.address,
+        head_address=inventory.hosts[inventory.head_name].address,
+        image=inventory.image,
+        ray="",
+        gpu_count=0,
+        command=("python3", f"{FOLDER}/main.py"),
+        environment=tuple(sorted({**values, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items())),
+        mounts=(Mount(inventory.model_cache, inventory.model_cache),),
+        shm_size=64 << 20,
+        user=inventory.user or "",
+    )

@@ -1,0 +1,208 @@
+"""Looks at a model in a host's cache, hashes it, or removes it, as the user of the containers. Standard library alone.
+
+The first message has `do` and what it needs; paths are below the cache. Prints JSON lines, the last one with `end`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PIECE = 8 << 20
+MANIFESTS = ".vcluster"
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """Print one line, whole."""
+    sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
+
+
+def stat_of(path: Path) -> tuple[int, int]:
+    """Size and time of a file behind its links; -1 where there is none."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return -1, 0
+    return seen.st_size, seen.st_mtime_ns
+
+
+class ModelFolder:
+    """Where a model is: `root` below the cache, its files in a snapshot or in the folder itself."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self.cache = Path(asked["cache"])
+        self.root = self.cache / str(asked["folder"])
+        self.hub = asked["kind"] == "hub"
+        self.commit: str = asked.get("commit") or self._commit(asked.get("revision") or "main")
+        self.files: list[dict[str, Any]] = asked.get("files") or []
+
+    def _commit(self, revision: str) -> str:
+        with suppress(OSError):
+            return (self.root / "refs" / revision).read_text()[:100].strip()
+        return revision
+
+    def place(self, path: str) -> Path:
+        """Return where vLLM reads a file."""
+        return self.root / "snapshots" / self.commit / path if self.hub else self.root / path
+
+    def blob(self, row: dict[str, Any]) -> Path:
+        """Return where its content is."""
+        return self.root / "blobs" / str(row["blob"]) if self.hub else self.root / str(row["path"])
+
+    def partial(self, row: dict[str, Any]) -> Path:
+        """Return where a pull writes it before it is whole."""
+        blob = self.blob(row)
+        return blob.with_name(f".{blob.name}.vcluster-partial")
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the manifest; empty where there is none that can be read."""
+        with suppress(OSError, ValueError):
+            found = json.loads((self.root / MANIFESTS / f"{self.commit or 'manifest'}.json").read_text())
+            if isinstance(found, dict) and found.get("v") == 1:
+                return found
+        return {}
+
+    def changed(self) -> tuple[dict[str, Any], str]:
+        """Return the manifest, and the first file that is not as it was; names, sizes and times are compared."""
+        manifest = self.manifest()
+        for path, size, _, when in manifest.get("files", ()):
+            if stat_of(self.place(path)) != (size, when):
+                return manifest, path
+        return manifest, ""
+
+
+def look(model: ModelFolder) -> dict[str, Any]:
+    """What is here of the files that are asked for, in bytes, and room on the disk."""
+    manifest, changed = model.changed()
+    whole, there = 0, 0
+    for row in model.files:
+        if stat_of(model.place(row["path"]))[0] == row["size"] or stat_of(model.blob(row))[0] == row["size"]:
+            whole += 1
+            there += row["size"]
+        else:
+            there += max(0, min(stat_of(model.partial(row))[0], row["size"]))
+    folder = model.cache
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return {
+        "whole": whole,
+        "bytes": there,
+        "free": shutil.disk_usage(folder).free,
+        "writable": os.access(folder, os.W_OK | os.X_OK),
+        "digest": "" if changed else manifest.get("digest", ""),
+        "changed": changed,
+        "commit": model.commit,
+        "files": len(manifest.get("files", ())),
+        "size": sum(size for _, size, *_ in manifest.get("files", ())),
+    }
+
+
+def seek(model: ModelFolder, mark: str) -> None:
+    """Leave a mark, and look for those of others: hosts that see each other's share this cache."""
+    path = model.cache / f".vcluster-mark-{mark}"
+    path.touch()
+    try:
+        print_row({"marked": mark})
+        others = json.loads(sys.stdin.readline() or "{}").get("others", [])
+        # By name, not from a list of the folder, which a network file system may answer from memory.
+        print_row({"seen": [other for other in others if (model.cache / f".vcluster-mark-{other}").exists()]})
+        sys.stdin.readline()  # the others look too
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def verify(model: ModelFolder) -> None:
+    """Hash every file of the manifest, and take away what is damaged: nothing then reads it, and a pull brings it."""
+    manifest = model.manifest()
+    rows = manifest.get("files", ())
+    if not rows:
+        print_row({"end": True, "manifest": False})
+        return
+    lock, done, damaged = threading.Lock(), [0], []
+
+    def check(row: list[Any]) -> None:
+        path, size, blob, _ = row
+        place = model.place(path)
+        wrong = "missing" if stat_of(place)[0] < 0 else "" if stat_of(place)[0] == size else "wrong size"
+        found = hashlib.sha256() if len(blob) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        if not wrong:
+            try:
+                with place.open("rb") as stream:
+                    while data := stream.read(PIECE):
+                        found.update(data)
+                        with lock:
+                            done[0] += len(data)
+                wrong = "" if found.hexdigest() == blob else "content differs"
+            except OSError as error:
+                wrong = f"cannot be read: {error.strerror}"
+        if wrong:
+            with lock:
+                damaged.append({"path": path, "size": size, "blob": blob, "why": wrong})
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(check, row) for row in rows]
+        while not all(future.done() for future in futures):
+            print_row({"bytes": done[0], "total": sum(row[1] for row in rows)})
+            time.sleep(1)
+        for future in futures:
+            if error := future.exception():
+                raise error
+    for row in damaged:
+        model.place(row["path"]).unlink(missing_ok=True)
+        model.blob(row).unlink(missing_ok=True)
+        print_row({"damaged": row})
+    for path, size, blob, _ in rows:
+        print_row({"file": {"path": path, "size": size, "blob": blob}})
+    print_row(
+        {"end": True, "manifest": True, "commit": manifest["commit"], "digest": manifest["digest"], "bytes": done[0]}
+    )
+
+
+def held(root: Path) -> int:
+    """The bytes that a folder takes on the disk."""
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(folder) / name).lstat().st_blocks * 512
+    return total
+
+
+def main() -> None:
+    """Do what the first message asks for."""
+    asked = json.loads(sys.stdin.readline())
+    model, do = ModelFolder(asked), asked["do"]
+    try:
+        if do == "look":
+            print_row({"end": True, **look(model)})
+        elif do == "seek":
+            seek(model, asked["mark"])
+        elif do == "verify":
+            verify(model)
+        elif do == "size":
+            print_row({"end": True, "there": model.root.is_dir(), "size": held(model.root)})
+        elif do == "remove":
+            size = held(model.root)
+            if model.root.is_dir():
+                # First out of the way as one: nothing finds half of a model.
+                aside = model.root.with_name(f".{model.root.name}.vcluster-removed")
+                shutil.rmtree(aside, ignore_errors=True)
+                model.root.rename(aside)
+                shutil.rmtree(aside)
+            print_row({"end": True, "size": size})
+    except OSError as error:
+        print_row({"end": True, "error": f"{error.strerror or error}: {error.filename or model.root}"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Runs in the pull's container on each host: the first one downloads, the others get the files from host to host.
+
+Standard library only and Python 3.10, but for the downloading host, which uses the image's huggingface_hub.
+Docker starts it again where it was killed (on-failure): what is on the disk is taken up. It ends with 0 once all hosts
+are complete, and also where it cannot continue: then its status has the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.remote.pull.plan import HostPlan, PullError, write_whole
+from vllm_cluster.remote.pull.spread import receive, serve
+from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadProgress
+from vllm_cluster.remote.pull.store import Store
+
+# Its plan, its token and its status: where any user of a container may write.
+FOLDER = Path(os.environ.get("VCLUSTER_PULL", "/tmp"))  # noqa: S108 - the container's own
+PLAN, TOKEN, STATUS = "vcluster-plan.json", "vcluster-token", "vcluster-status.json"
+BEAT_SECONDS = 1.0
+# For the others to learn from the source that all are complete.
+FAREWELL_SECONDS = 3.0
+# A host that has not come by then will not; another pull completes it.
+MAX_WAIT = 24 * 3600.0
+# Without a byte for as long, this host ends: its source has gone, and nobody looks on who would remove it.
+IDLE_SECONDS = 900.0
+STOPPED = 143
+
+
+class Pull:
+    """One host's part."""
+
+    def __init__(self, plan: HostPlan) -> None:
+        self.plan, self.store = plan, Store(plan)
+        self.phase, self.error, self.upstream = "starting", "", ""
+        self.download: Any = None
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Bring every file here, and serve the others until all are complete."""
+        beat = threading.Thread(target=self._beat, daemon=True)
+        beat.start()
+        try:
+            self._bring()
+            self.phase = "done"
+        except (PullError, SpreadError, OSError) as error:
+            self.phase, self.error = "failed", _words(error)
+        finally:
+            self._over.set()
+            beat.join(BEAT_SECONDS * 5)
+            self._write()
+
+    def _bring(self) -> None:
+        plan, store = self.plan, self.store
+        store.root.mkdir(parents=True, exist_ok=True)
+        self.phase = "verifying"
+        store.prove()
+        server = serve(plan, store) if len(plan.hosts) > 1 else None
+        try:
+            if plan.me == plan.hosts[0].name:
+                self._download()
+                waiting = server.waiting_for if server else list
+            else:
+                self.phase = "receiving"
+                steering = receive(plan, store, self._report)
+                waiting = lambda: steering.waiting_for  # noqa: E731
+            self._verified()
+            self._farewell(waiting)
+        finally:
+            if server:
+                server.close()
+
+    def _download(self) -> None:
+        if self.plan.endpoint:
+            # Only here: the other hosts need the standard library alone.
+            from vllm_cluster.remote.pull.download import Download  # noqa: PLC0415
+
+            self.phase = "downloading"
+            self.download = Download(self.plan, self.store, _token())
+            self.download.run()
+        if lacking := [file.path for file in self.plan.files if not self.store.complete(file)]:
+            raise PullError(f"{lacking[0]} is not there any more")
+
+    def _verified(self) -> None:
+        self.store.conclude()
+        self.phase, self.upstream, self.error = "serving", "", ""
+
+    def _farewell(self, waiting: Any) -> None:
+        until = time.monotonic() + MAX_WAIT
+        while waiting() and time.monotonic() < until:
+            time.sleep(0.2)
+        if len(self.plan.hosts) > 1:
+            time.sleep(FAREWELL_SECONDS)
+
+    def _report(self, progress: SpreadProgress) -> None:
+        if self.phase == "receiving":
+            self.upstream, self.error = progress.upstream, progress.error
+
+    def _beat(self) -> None:
+        moved, before = time.monotonic(), -1
+        while not self._over.wait(BEAT_SECONDS):
+            now = self._write()
+            if now != before or self.phase != "receiving":
+                moved, before = time.monotonic(), now
+            if time.monotonic() - moved > IDLE_SECONDS:
+                self.phase, self.error = "failed", f"no byte came for {IDLE_SECONDS:.0f} s: {self.error or 'no source'}"
+                self._write()
+                leave()
+
+    def _write(self) -> int:
+        trouble = self.download.trouble if self.download and self.phase == "downloading" else ""
+        there = sum(max(0, self.store.have(file)) for file in self.plan.files)
+        row = {
+            "v": 1,
+            "id": self.plan.id,
+            "model": self.plan.model,
+            "source": self.plan.me == self.plan.hosts[0].name,
+            "phase": self.phase,
+            "bytes": there,
+            "total": self.plan.total,
+            "upstream": self.upstream,
+            "error": self.error or trouble,
+            "at": time.time(),
+        }
+        if self.phase in ("serving", "done"):
+            row["digest"] = self.store.digest()
+        with suppress(OSError):
+            write_whole(FOLDER / STATUS, row)
+        return there
+
+
+def _words(error: Exception) -> str:
+    return (
+        f"{error.strerror}: {error.filename or 'the cache'}"
+        if isinstance(error, OSError) and error.strerror
+        else str(error)
+    )
+
+
+def _token() -> str | None:
+    with suppress(OSError):
+        return (FOLDER / TOKEN).read_text().strip() or None
+    return None
+
+
+def leave() -> None:
+    """End with nothing left that is secret; a container that has ended can be looked at for as long as it is there."""
+    for name in (PLAN, TOKEN):
+        (FOLDER / name).unlink(missing_ok=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    """Run the plan that is beside this program."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
+    Pull(HostPlan.read(FOLDER / PLAN)).run()
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The files of a pull on this host's disk, laid out as huggingface_hub lays them out, or as a plain folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from vllm_cluster.remote.pull.plan import HostPlan, write_whole
+from vllm_cluster.remote.pull.spread_parts import SpreadFile
+
+MANIFESTS = ".vcluster"
+PIECE = 8 << 20
+# hashlib lets other threads run.
+STREAMS = 4
+
+
+class Store:
+    """The files of one plan. A name that vLLM or the hub reads is made once what it names is whole and verified."""
+
+    def __init__(self, plan: HostPlan) -> None:
+        self._plan = plan
+        self.root = Path(plan.cache) / plan.folder
+        self._hub = plan.kind == "hub"
+
+    def complete(self, file: SpreadFile) -> bool:
+        """Return whether the file is whole, verified and in its place."""
+        return _size(self._place(file)) == file.size
+
+    def have(self, file: SpreadFile) -> int:
+        """Return how many bytes from the beginning can be read now."""
+        if self.complete(file):
+            return file.size
+        return max(_size(self._blob(file)), min(_size(self.partial(file)), file.size), 0)
+
+    def open(self, file: SpreadFile) -> BinaryIO:
+        """Open what is there, whole or partial."""
+        for path in (self._place(file), self._blob(file), self.partial(file)):
+            with suppress(FileNotFoundError):
+                return path.open("rb")
+        raise FileNotFoundError(file.path)
+
+    def partial(self, file: SpreadFile) -> Path:
+        """Return where a receiver writes; files of the same content share it. The hub and vLLM read no such name."""
+        path = self._blob(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.with_name(f".{path.name}.vcluster-partial")
+
+    def finish(self, file: SpreadFile) -> None:
+        """Put the verified partial, or the blob that another file has brought, in its place."""
+        partial, blob, place = self.partial(file), self._blob(file), self._place(file)
+        if _size(partial) >= 0:
+            with partial.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            partial.replace(blob)
+        if self._hub:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            fresh = place.with_name(f".{place.name}.vcluster-link")
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(os.path.relpath(blob, place.parent))
+            fresh.replace(place)
+        _sync_folder(blob.parent)
+        _sync_folder(place.parent)
+
+    def prove(self) -> None:
+        """Hash what is here and no manifest vouches for, and drop what is wrong; then put what is right in its place.
+
+        Such files are of another revision, of the hub's own tools, or were changed since.
+        """
+        known = {(path, size, blob): when for path, size, blob, when in self._manifest()}
+        unknown = {}
+        for file in self._plan.files:
+            place = self._place(file)
+            path = place if self.complete(file) else self._blob(file)
+            if _size(path) < 0 or known.get((file.path, file.size, file.blob)) == path.stat().st_mtime_ns:
+                continue
+            unknown[path] = file
+        with ThreadPoolExecutor(STREAMS) as pool:
+            for path, right in zip(unknown, pool.map(_is_right, unknown, unknown.values()), strict=True):
+                if not right:
+                    path.unlink()
+                    self._blob(unknown[path]).unlink(missing_ok=True)
+        for file in self._plan.files:
+            if self._hub and not self.complete(file) and _size(self._blob(file)) == file.size:
+                self.finish(file)
+
+    def _manifest(self) -> list[tuple[str, int, str, int]]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return [tuple(row) for row in json.loads(self._manifest_path().read_text())["files"]]
+        return []
+
+    def _manifest_path(self) -> Path:
+        return self.root / MANIFESTS / f"{self._plan.commit or 'manifest'}.json"
+
+    def conclude(self) -> None:
+        """Once every file is there: the manifest, then the name of the branch or tag."""
+        rows = []
+        for file in self._plan.files:
+            seen = self._place(file).stat()
+            rows.append([file.path, file.size, file.blob, seen.st_mtime_ns])
+        path = self._manifest_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        named = {"model": self._plan.model, "commit": self._plan.commit}
+        write_whole(path, {"v": 1, **named, "digest": self.digest(), "files": rows})
+        if self._hub and self._plan.reference:
+            reference = self.root / "refs" / self._plan.reference
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            fresh = reference.with_name(f".{reference.name}.vcluster-new")
+            fresh.write_text(self._plan.commit)
+            fresh.replace(reference)
+
+    def digest(self) -> str:
+        """Return what hosts compare: a hash over name, size and content of every file."""
+        rows = sorted(f"{file.path}\0{file.size}\0{file.blob}\n" for file in self._plan.files)
+        return hashlib.sha256("".join(rows).encode()).hexdigest()
+
+    def _place(self, file: SpreadFile) -> Path:
+        return self.root / "snapshots" / self._plan.commit / file.path if self._hub else self.root / file.path
+
+    def _blob(self, file: SpreadFile) -> Path:
+        return self.root / "blobs" / file.blob if self._hub else self.root / file.path
+
+
+def _size(path: Path) -> int:
+    """The size of a file, also behind links; -1 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _is_right(path: Path, file: SpreadFile) -> bool:
+    return _size(path) == file.size and content_hash(path, file.blob, file.size) == file.blob
+
+
+def _sync_folder(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def content_hash(path: Path, blob: str, size: int) -> str:
+    """Return the hash of a file, of the kind that its blob's name has."""
+    found = hashlib.sha256() if len(blob) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with path.open("rb") as stream:
+        while data := stream.read(PIECE):
+            found.update(data)
+    return found.hexdigest()

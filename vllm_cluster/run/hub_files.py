@@ -1,0 +1,66 @@
+"""Asks the hub what a repository holds, from the host that would download it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_cluster.core.pull import HubFile, HubModel
+from vllm_cluster.errors import CommandFailed, PreflightFailed
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.program import Place, python, run
+
+# Four tries of two requests, and a start of Python with the hub's library.
+ASK_SECONDS = 150.0
+
+
+def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, str | None]) -> HubModel:
+    """The repository at the commit behind the revision; the question has model, revision, token and endpoint.
+
+    Raises:
+        PreflightFailed: it is not there, not given to us, or the hub cannot be asked from that host.
+        HostError: the program gave no answer.
+    """
+    program = python("image", "hub_files", seconds=ASK_SECONDS)
+    model = question["model"]
+    ended = run(connection, program, place, connection.runtime.after(ASK_SECONDS + 10), question)
+    files = [row for row in ended.messages if "path" in row]
+    last: dict[str, Any] = next((row for row in ended.messages if "commit" in row or "problem" in row), {})
+    if "problem" in last:
+        raise _refusal(connection.name, question, last)
+    if not last or not files:
+        what = f"{model} has no files" if last else f"the image's huggingface_hub gave no answer: {ended.text[-300:]}"
+        raise CommandFailed(connection.name, f"pull: {what}", exit_code=ended.code, stderr=ended.text[-300:])
+    try:
+        found = tuple(HubFile(str(row["path"]), int(row["size"]), str(row["blob"])) for row in files)
+    except (TypeError, ValueError):
+        raise PreflightFailed(f"{connection.name}: pull: {last['endpoint']} lists no sizes for {model}") from None
+    if unsafe := next((file.path for file in found if not _inside(file)), None):
+        raise PreflightFailed(f"{connection.name}: pull: {model} names a file outside of itself: {unsafe[:80]!r}")
+    return HubModel(str(last["name"]), str(last["commit"]), str(last["endpoint"]), found)
+
+
+def _inside(file: HubFile) -> bool:
+    parts = file.path.split("/")
+    named = not {"", ".", ".."} & {*parts} and "\0" not in file.path
+    return named and len(file.blob) in (40, 64) and all(digit in "0123456789abcdef" for digit in file.blob)
+
+
+def _refusal(host: str, question: Mapping[str, str | None], last: dict[str, Any]) -> PreflightFailed:
+    endpoint, code, model, revision = last["endpoint"], last["code"], question["model"], question["revision"]
+    how = "with the token that is set" if question["token"] else "without a token"
+    page = f"{endpoint}/{model}"
+    access = f"open {page} and accept its terms\nset hf_token in the inventory to a token of that account"
+    texts = {
+        "gated": (f"{model} is gated: {endpoint} answers {code} {how}", access),
+        "missing": (f"{endpoint} has no {model}, or it is private ({how})", "check the name: ORG/NAME; set hf_token"),
+        "revision": (f"{model} has no revision {revision}", f"open {page}/branches/main"),
+        "name": (f"{model}: {last['words']}", "check the name: ORG/NAME"),
+        "answer": (f"{endpoint} answers {code} for {model}", "try again later, or set HF_ENDPOINT"),
+        "unreachable": (
+            f"cannot reach {endpoint}: {last['words']}",
+            "use --via HOST with a host that reaches it, or set HF_ENDPOINT to a mirror",
+        ),
+    }
+    text, hint = texts[last["problem"]]
+    return PreflightFailed(f"{host}: pull: {text}", hint=hint)

@@ -1,0 +1,77 @@
+"""Runs `remote/image/model_cache.py` beside a host's cache: in its node, else in a temporary container."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from vllm_cluster.core.identity import node_of, without_lease
+from vllm_cluster.core.images import find_image
+from vllm_cluster.core.pull import container_spec
+from vllm_cluster.docker.temporary import TemporaryContainer
+from vllm_cluster.errors import CommandFailed, HostError
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.program import InNode, Place, RunningProgram, python, start
+
+# A container and Python, on a host that is busy.
+START_SECONDS = 60.0
+# Until the next line: a network file system answers for each of many files.
+LINE_SECONDS = 120.0
+# 10 TB at 200 MB/s.
+MAX_SECONDS = 50_000.0
+
+
+def place(inventory: Inventory, facts: HostFacts) -> Place:
+    """Where a program sees the cache with the rights of the containers.
+
+    Raises:
+        HostError: the image is not there.
+    """
+    node = node_of(inventory.cluster, facts)
+    if node is not None and node.state == "running":
+        return InNode(node.name)
+    image = find_image(inventory.image, facts.images)
+    if image is None:
+        raise HostError(facts.host, f"pull: {inventory.image} is not there", hint="vcluster up")
+    spec = container_spec(inventory, inventory.hosts[facts.host])
+    return TemporaryContainer(without_lease(inventory.cluster), "cache", image.id, like=spec, user=spec.user)
+
+
+@contextmanager
+def running(
+    connection: HostConnection, inventory: Inventory, facts: HostFacts, asked: Mapping[str, Any]
+) -> Iterator[RunningProgram]:
+    """The program with its first message sent; leaving it ends it.
+
+    Raises:
+        HostError: it cannot be started.
+    """
+    program = python("image", "model_cache", seconds=MAX_SECONDS)
+    with start(connection, program, place(inventory, facts), connection.runtime.after(START_SECONDS)) as there:
+        there.send({"cache": inventory.model_cache, **asked})
+        yield there
+
+
+def ask(
+    connection: HostConnection,
+    inventory: Inventory,
+    facts: HostFacts,
+    asked: Mapping[str, Any],
+    see: Callable[[Mapping[str, Any]], None] = lambda _row: None,
+) -> dict[str, Any]:
+    """The last line of the program's answer; `see` gets those before it.
+
+    Raises:
+        HostError: the cache cannot be read, or the program gave no answer.
+    """
+    with running(connection, inventory, facts, asked) as there:
+        while True:
+            row = there.next(connection.runtime.after(LINE_SECONDS))
+            if "error" in row:
+                raise CommandFailed(connection.name, f"the model cache: {row['error']}", exit_code=1, stderr="")
+            if row.get("end"):
+                return row
+            see(row)

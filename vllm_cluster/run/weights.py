@@ -1,0 +1,135 @@
+"""The containers of a pull: one a host, made, started, watched and removed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.images import find_image
+from vllm_cluster.core.pull import FOLDER, PLAN, STATUS, TOKEN, container_name, container_spec
+from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.docker.container_body import node_body
+from vllm_cluster.errors import CommandFailed, HostError
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import HostConnection
+
+CONFLICT = 409
+# A program that ends so often right after its start will not run.
+RESTARTS = 20
+
+
+@dataclass(frozen=True)
+class PullStatus:
+    """How far a host's part is; sizes in bytes. `phase` ends with done, failed or gone."""
+
+    phase: str
+    id: str = ""
+    model: str = ""
+    bytes: int = 0
+    total: int = 0
+    source: bool = False
+    upstream: str = ""
+    error: str = ""
+    digest: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens there."""
+        return self.phase in ("done", "failed", "gone")
+
+
+def program() -> dict[str, bytes]:
+    """The files of the program, by their path below its folder."""
+    here = resources.files("vllm_cluster.remote.pull")
+    parts = {entry.name: entry.read_bytes() for entry in here.iterdir() if entry.name.endswith(".py")}
+    packages = ("vllm_cluster", "vllm_cluster/remote", "vllm_cluster/remote/pull")
+    return {
+        "main.py": parts["main.py"],
+        **{f"{package}/__init__.py": b"" for package in packages},
+        **{f"vllm_cluster/remote/pull/{name}": text for name, text in parts.items() if name != "__init__.py"},
+    }
+
+
+def create(connection: HostConnection, inventory: Inventory, facts: HostFacts, identity: str | None) -> bool:
+    """Create the host's container, of the cluster of this id; False where one is there.
+
+    Raises:
+        HostError: the image is not there, or Docker refuses.
+    """
+    image = find_image(inventory.image, facts.images)
+    if image is None:
+        raise HostError(connection.name, f"pull: {inventory.image} is not there", hint="vcluster up")
+    body = node_body(container_spec(inventory, inventory.hosts[connection.name]), image.id, "")
+    head = inventory.hosts[inventory.head_name].address
+    body["Image"], body["Labels"] = image.id, Owner(inventory.cluster, identity, head).labels
+    # It comes back where it was killed, and not once it has ended by itself.
+    body["HostConfig"]["RestartPolicy"] = {"Name": "on-failure", "MaximumRetryCount": RESTARTS}
+    try:
+        connection.engine.create(container_name(inventory.cluster), body)
+    except CommandFailed as error:
+        if error.returncode == CONFLICT:
+            return False
+        raise
+    return True
+
+
+def begin(connection: HostConnection, cluster: str, plan: Mapping[str, Any], token: str | None) -> None:
+    """Write the plan beside the program, with the token where it downloads, and start it.
+
+    Raises:
+        HostError: Docker refuses.
+    """
+    files = {f"{FOLDER}/{path}": (content, 0o644) for path, content in program().items()}
+    files[PLAN] = (json.dumps(plan).encode(), 0o600)
+    if token:
+        files[TOKEN] = (token.encode(), 0o600)
+    connection.engine.put_files(container_name(cluster), "/", files)
+    connection.engine.start(container_name(cluster))
+
+
+def status(connection: HostConnection, cluster: str) -> PullStatus:
+    """How far the host's part is.
+
+    Raises:
+        HostError: the host does not answer.
+    """
+    name = container_name(cluster)
+    found = connection.engine.container_info(name)
+    if found is None:
+        return PullStatus("gone")
+    state: Mapping[str, Any] = found["State"]
+    raw = connection.engine.read_file(name, STATUS)
+    row = _row(raw)
+    ended = state["Status"] in ("exited", "dead")
+    if ended and row.get("phase") not in ("done", "failed"):
+        words = connection.engine.logs(name, tail=5).strip().split("\n")[-1][-300:]
+        why = "killed for lack of memory" if state.get("OOMKilled") else words or f"exit code {state['ExitCode']}"
+        return PullStatus("failed", error=f"its program ended: {why}")
+    known = {name: row[name] for name in PullStatus.__dataclass_fields__ if name in row}
+    # Created, and its plan is being written; or it is coming back.
+    return PullStatus(**{"phase": "starting", **known})
+
+
+def _row(raw: bytes | None) -> dict[str, Any]:
+    try:
+        row = json.loads(raw or b"{}")
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) and row.get("v", 1) == 1 else {}
+
+
+def remove(connection: HostConnection, cluster: str) -> None:
+    """Remove the host's container, and with it the plan and the key; no error where it is gone.
+
+    Raises:
+        HostError: Docker refuses.
+    """
+    name = container_name(cluster)
+    found = connection.engine.container_info(name)
+    if found is not None and found["Config"]["Labels"].get(CLUSTER) == cluster:
+        connection.engine.remove(str(found["Id"]), grace=5)
