@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 # A host that has reported nothing for this long takes no part: those behind it get from the one before it.
-LOST_SECONDS = 2.0
+LOST_SECONDS = 2.5
+# Without a report of any host for this long it was the source that was away, and it judges by what it sees from then.
+AWAY_SECONDS = 1.0
 # Rates are of this long, and a host is judged once it has got from the same host for as long.
 WINDOW_SECONDS = 3.0
 # A host slower than this share of what its sender could give holds up those behind it.
@@ -26,8 +28,12 @@ MIN_SLACK = 4 << 20
 
 @dataclass
 class _ChainHost:
-    rank: int
+    name: str
     samples: deque[tuple[float, int]] = field(default_factory=deque)
+    bytes: int = 0
+    reported: float = 0.0
+    # Whether it reports, and no other failed to get from it.
+    present: bool = False
     upstream: str = ""
     since: float = 0.0
     # Its rate, where it is slower than the others.
@@ -35,37 +41,48 @@ class _ChainHost:
     # The hosts that were slow with this one as their sender.
     victims: set[str] = field(default_factory=set)
 
-    @property
-    def bytes(self) -> int:
-        return self.samples[-1][1] if self.samples else 0
+    def sample(self, count: int, now: float) -> None:
+        """Note how far it is."""
+        self.bytes, self.reported = count, now
+        self.samples.append((now, count))
+        while len(self.samples) > 2 and self.samples[1][0] <= now - WINDOW_SECONDS:
+            self.samples.popleft()
 
-    def rate(self, now: float) -> float:
+    def forget(self, now: float) -> None:
+        """Measure its rate from now."""
+        self.samples.clear()
+        self.since = now
+
+    def rate(self) -> float:
         """Return bytes a second over the window, 0 before there is one."""
-        if not self.samples or self.samples[-1][0] - self.samples[0][0] < WINDOW_SECONDS * 0.8:
+        if len(self.samples) < 2 or self.samples[-1][0] - self.samples[0][0] < WINDOW_SECONDS * 0.8:
             return 0.0
         (first, before), (last, after) = self.samples[0], self.samples[-1]
         return (after - before) / (last - first)
 
 
 class Chain:
-    """The order of the hosts that take part, the source first."""
+    """The order of the hosts, the source first; each gets from the last before it that is present."""
 
     def __init__(self, names: Sequence[str], total: int) -> None:
-        self._source, self._total = names[0], total
-        self._hosts = {name: _ChainHost(rank) for rank, name in enumerate(names)}
-        self._order = [self._source]
+        self._total = total
+        self._hosts = {name: _ChainHost(name) for name in names}
+        self._order = list(self._hosts.values())
+        self._source = self._order[0]
+        self._source.present = True
         self._broken: dict[tuple[str, str], float] = {}
         # The highest rate that any receiver had: what a link here can do.
         self._best = 0.0
+        self._last = 0.0
 
     @property
     def order(self) -> tuple[str, ...]:
         """The hosts that take part, the source first."""
-        return tuple(self._order)
+        return tuple(host.name for host in self._order if host.present)
 
     def waiting_for(self) -> list[str]:
         """Return the hosts that have not reported all bytes."""
-        return [name for name, host in self._hosts.items() if name != self._source and host.bytes < self._total]
+        return [name for name, host in self._hosts.items() if host is not self._source and host.bytes < self._total]
 
     def bytes(self) -> dict[str, int]:
         """Return what each host had at its last report."""
@@ -73,7 +90,7 @@ class Chain:
 
     def source_has(self, count: int, now: float) -> None:
         """Note how far the source is: it may be downloading."""
-        self._sample(self._hosts[self._source], count, now)
+        self._source.sample(count, now)
 
     def report(self, name: str, count: int, now: float, failed: str = "") -> str:
         """Note how far a host is and whom it could not get from; return whom it gets from now.
@@ -82,84 +99,84 @@ class Chain:
             KeyError: not a host of this pull.
         """
         host = self._hosts[name]
-        if failed and failed != self._source and failed in self._order:
-            # It comes back with its next report, behind those that have more: its place would cost them half a link.
-            self._order.remove(failed)
-        if failed:
+        self._look_for_lost(now)
+        # A host that was away itself could reach none of the others.
+        was_here = host.present and now - host.reported <= AWAY_SECONDS
+        if was_here and failed in self._hosts and failed != self._source.name:
+            self._hosts[failed].present = False
             self._broken[failed, name] = now + BROKEN_SECONDS
-        self._drop_lost(now)
-        self._sample(host, count, now)
-        if name not in self._order:
-            host.samples = deque([(now, count)])
-            self._order.insert(self._place(name), name)
-        self._judge(name, now)
-        upstream = self._upstream(name, now)
+        host.sample(count, now)
+        if not host.present:
+            host.present = True
+            host.forget(now)
+            self._put_back(host)
+        self._judge(host, now)
+        upstream = self._upstream(host)
         if upstream != host.upstream:
-            host.upstream, host.since = upstream, now
-            host.samples = deque([host.samples[-1]])
+            host.upstream = upstream
+            host.forget(now)
         return upstream
 
-    def _sample(self, host: _ChainHost, count: int, now: float) -> None:
-        host.samples.append((now, count))
-        while len(host.samples) > 2 and host.samples[1][0] <= now - WINDOW_SECONDS:
-            host.samples.popleft()
-
-    def _drop_lost(self, now: float) -> None:
+    def _look_for_lost(self, now: float) -> None:
+        away, self._last = now - self._last > AWAY_SECONDS, now
+        for host in self._order[1:]:
+            if away:
+                host.reported = now
+                host.forget(now)
+            elif host.reported <= now - LOST_SECONDS:
+                host.present = False
         self._broken = {pair: until for pair, until in self._broken.items() if until > now}
-        kept = [name for name in self._order[1:] if self._hosts[name].samples[-1][0] > now - LOST_SECONDS]
-        self._order = [self._source, *kept]
 
-    def _place(self, name: str) -> int:
-        """Return the place of a host: before the slow ones, behind those that have more or come first in the plan."""
-        me, slack = self._hosts[name], max(self._best, MIN_SLACK)
-        place = 1
-        for index, other in enumerate(self._order[1:], 1):
-            host = self._hosts[other]
-            if me.slow is None:
-                first = host.slow is None and (host.bytes > me.bytes + slack or host.rank < me.rank)
-            else:
-                first = host.slow is None or host.slow > me.slow
-            first = first or (name, other) in self._broken
-            place = index + 1 if first else place
-        return place
+    def _put_back(self, host: _ChainHost) -> None:
+        """Put a host that comes or returns behind those that have more: before them it would halve a link."""
+        slack = max(self._best, MIN_SLACK)
+        ahead = [
+            place
+            for place, other in enumerate(self._order)
+            if (other.present and other.slow is None and other.bytes > host.bytes + slack)
+            or (host.name, other.name) in self._broken
+        ]
+        if self._order.index(host) < max(ahead, default=0):
+            self._move(host, max(ahead))
 
-    def _upstream(self, name: str, now: float) -> str:
-        before = self._order[: self._order.index(name)]
-        return next((other for other in reversed(before) if (other, name) not in self._broken), self._source)
+    def _move(self, host: _ChainHost, place: int) -> None:
+        """Move a host back to behind the one that is in that place, and the slow ones behind all, the slowest last."""
+        self._order.remove(host)
+        self._order.insert(place, host)
+        self._order.sort(key=lambda other: -other.slow if other.slow is not None else float("-inf"))
 
-    def _judge(self, name: str, now: float) -> None:
+    def _upstream(self, host: _ChainHost) -> str:
+        before = reversed(self._order[: self._order.index(host)])
+        usable = (other.name for other in before if other.present and (other.name, host.name) not in self._broken)
+        return next(usable, self._source.name)
+
+    def _judge(self, host: _ChainHost, now: float) -> None:
         """Put a host that is slower than its sender could give behind all others, and clear one that is not."""
-        host, sender = self._hosts[name], self._hosts[self._hosts[name].upstream or self._source]
-        rate = host.rate(now)
-        if now - host.since < WINDOW_SECONDS or (not rate and host.bytes >= self._total):
+        sender, rate = self._hosts[host.upstream or self._source.name], host.rate()
+        if now - host.since < WINDOW_SECONDS or host.bytes >= self._total:
             return
         self._best = max(self._best, rate)
         # A sender that is whole could give what a link can do, another what it gets itself.
-        could = self._best if sender.bytes >= self._total else sender.rate(now)
+        could = self._best if sender.bytes >= self._total else sender.rate()
         if host.slow is not None and rate >= RECOVERED * could > 0:
             host.slow = None
-        if rate >= SLOW * could or sender.bytes - host.bytes < BEHIND_SECONDS * could or host.bytes >= self._total:
-            return
-        self._blame(name, host, sender, rate)
+        if rate < SLOW * could and sender.bytes - host.bytes > BEHIND_SECONDS * could:
+            self._blame(host, sender, rate)
 
-    def _blame(self, name: str, host: _ChainHost, sender: _ChainHost, rate: float) -> None:
-        sender.victims.add(name)
-        recovered = {other for other in sender.victims - {name} if self._hosts[other].slow is None}
-        if sender.rank == 0 and len(sender.victims) > max(1, (len(self._hosts) - 1) // 2):
-            # Whoever is next to the source is slow: the source is, and nothing is gained by another order.
-            self._best = rate
-            for other in sender.victims:
-                self._hosts[other].slow = None
+    def _blame(self, host: _ChainHost, sender: _ChainHost, rate: float) -> None:
+        sender.victims.add(host.name)
+        victims = [self._hosts[name] for name in sender.victims]
+        if sender is self._source:
+            if len(victims) > max(1, (len(self._hosts) - 1) // 2):
+                # Whoever is next to the source is slow: the source is, and no other order is better.
+                self._best = rate
+                for victim in victims:
+                    victim.slow = None
+                sender.victims.clear()
+                return
+        elif any(victim.slow is None for victim in victims if victim is not host):
+            # That one was slow with this sender alone: the sender is slow.
             sender.victims.clear()
-        elif recovered and sender.rank:
-            # They were slow with this sender alone: it is the one that sends slowly.
-            sender.victims.clear()
-            self._move(next(other for other, found in self._hosts.items() if found is sender), rate)
-        else:
-            self._move(name, rate)
-
-    def _move(self, name: str, rate: float) -> None:
-        self._hosts[name].slow = rate
-        if name in self._order:
-            self._order.remove(name)
-            self._order.insert(self._place(name), name)
+            host = sender
+        host.slow = rate
+        self._move(host, len(self._order))

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vllm_cluster.remote.pull.spread_arriving import Arriving
-from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, SpreadPlan, SpreadStore, host_of
+from vllm_cluster.remote.pull.spread_parts import SpreadFile, SpreadPlan, SpreadStore, host_of
 from vllm_cluster.remote.pull.spread_wire import LOST, SILENT_SECONDS, Busy, Peer
 
 # Hashing takes a core at about 1.4 GB/s: several files at once fill a faster link.
@@ -27,7 +27,7 @@ class Receiver:
         # Who could not be used, and the last error, until each is reported.
         self.failed, self.error = "", ""
         self.stop = threading.Event()
-        self._fatal: SpreadError | None = None
+        self._fatal: Exception | None = None
         self._lock = threading.Lock()
         self._peers: set[Peer] = set()
         self._threads: list[threading.Thread] = []
@@ -68,7 +68,7 @@ class Receiver:
             closing = [peer for peer in self._peers if peer.name != upstream] if upstream != self.upstream else []
             self.upstream = upstream
         for peer in closing:
-            peer.close()
+            peer.interrupt()
 
     def check(self) -> None:
         """Raise what ended a thread.
@@ -85,14 +85,15 @@ class Receiver:
             try:
                 if upstream:
                     self._get_from(upstream)
-            except SpreadError as exc:
-                self._fatal = exc
-                self.stop.set()
             except Busy:
                 pass
             except LOST as exc:
                 if upstream == self.upstream:
                     self.failed, self.error = upstream, f"{upstream}: {exc or type(exc).__name__}"
+            except Exception as exc:
+                # Also what should not be: without this thread the host would wait for its files without end.
+                self._fatal = exc
+                self.stop.set()
             self.stop.wait(PAUSE_SECONDS)
 
     def _get_from(self, upstream: str) -> None:

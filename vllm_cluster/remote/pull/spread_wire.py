@@ -84,10 +84,13 @@ class Peer:
             raise BadPeerError(f"answered {answer.status} {place}")
         return FileBody(answer, file.size - start)
 
-    def close(self) -> None:
-        """Close the connection; wakes a thread that reads from it."""
+    def interrupt(self) -> None:
+        """End what another thread does with the connection; that thread closes it."""
         with suppress(OSError, AttributeError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
         self._connection.close()
 
     def _ask(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
