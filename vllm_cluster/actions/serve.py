@@ -125,8 +125,8 @@ def check(state: ServeVerbState) -> ServeVerbState:
     facts = state.seen.facts
     if state.serving is None:
         _require_port(facts[state.inventory.head_name], state.inventory.ports.api)
-    check_request(state.fleet, state.inventory, facts, state.wanted, state.emit, extra=state.given.extra)
-    return state
+    flags = check_request(state.fleet, state.inventory, facts, state.wanted, state.emit, extra=state.given.extra)
+    return replace(state, wanted={**state.wanted, "loading": list(flags)})
 
 
 SERVE = (connect, observe, lay_out, find_request, check, *ASK, follow)

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm_cluster.actions.fit import gpu_memory
 from vllm_cluster.backends import vllm
+from vllm_cluster.core import loading
 from vllm_cluster.core.desired import hcas
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed
@@ -29,8 +30,8 @@ def check_request(
     emit: Emit,
     *,
     extra: Sequence[str],
-) -> None:
-    """Refuse what cannot be served, all reasons at once; emit what could not be checked.
+) -> tuple[str, ...]:
+    """Refuse what cannot be served, all reasons at once; emit what could not be checked. The flags for its loading.
 
     Raises:
         PreflightFailed: the model is not there, vLLM refuses the flags, or it does not fit.
@@ -44,7 +45,7 @@ def check_request(
         "revision": _revision(extra),
         "argv": argv[1:],
         "env": wanted["env"],
-        "ask": vllm.ASKED,
+        "ask": (*vllm.ASKED, *sorted(loading.OPTIONS)),
         "own": len(argv) - 3 - len(extra),
         "seconds": VLLM_SECONDS,
     }
@@ -61,6 +62,19 @@ def check_request(
     if wanted["by_default"] and "hosts" not in wanted and (advice := fewer(asked, files[head], judged)):
         emit(Event("note", advice))
     _report_unchecked(head, files, judged, emit)
+    return _loading({host: files[host] for host in ranks or files}, files[head].weights, judged, emit)
+
+
+def _loading(files: Mapping[str, Files], size: int | None, judged: Judged, emit: Emit) -> tuple[str, ...]:
+    """The flags for how the hosts with ranks read the weights, with a note; none where a person gave such flags."""
+    if "safetensors_load_strategy" not in judged.values or loading.OPTIONS & {*judged.theirs, *judged.given}:
+        return ()
+    places = {host: loading.WeightsPlace(found.carrier, found.memory) for host, found in files.items()}
+    chosen = loading.choose_loading(places, size)
+    if chosen is None:
+        return ()
+    emit(Event("note", chosen.reason))
+    return chosen.flags
 
 
 def _revision(extra: Sequence[str]) -> str:

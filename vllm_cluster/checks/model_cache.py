@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding, each_host, outliers
+from vllm_cluster.core.loading import OVER_THE_NETWORK
 from vllm_cluster.facts.details import FileSystem
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
 
-OVER_THE_NETWORK = ("nfs", "nfs4", "lustre", "cifs", "smb3", "ceph", "beegfs", "gpfs", "9p", "virtiofs", "fuse.sshfs")
 MAX_NAMED = 3
 
 
@@ -25,7 +25,7 @@ def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     carrier = filesystem(inventory, facts)
     if carrier and carrier.kind in OVER_THE_NETWORK:
         text = f"the model cache is on {carrier.kind} ({carrier.source}): every rank reads the weights through it"
-        fix = "put models on local disks, or take a streaming loader: vcluster serve MODEL -- --load-format=…"
+        fix = "put models on local disks: model_cache in the inventory, then vcluster pull MODEL"
         yield Finding("cache-network", host.name, text, fix, error=False)
     free = facts.free.get(inventory.model_cache)
     if free is not None and free < 1e9:

@@ -23,7 +23,7 @@ FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", "request.json": b"{}"}
 # What was ready, newest last, to go back to; and what became of each request.
 READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 # What does not change what runs.
-_UNNAMED = ("nodes", "generation", "by_default", "rollback", "ranks")
+_UNNAMED = ("nodes", "generation", "by_default", "rollback", "ranks", "loading")
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
 _NAME = "--served-model-name="
 _LOOPBACK = "127.0.0.1"
@@ -42,7 +42,8 @@ class Followed:
 def request(argv: Sequence[str], *, by_default: bool, rollback: bool = True, **rest: Any) -> dict[str, Any]:
     """What is written where the head looks. `by_default`: the layout followed from the hosts; `rollback`:
     what was ready before is served again where this cannot be; `ranks`: the GPUs that it takes (address → number);
-    `hosts`: the addresses of those that a person named, absent where none were.
+    `hosts`: the addresses of those that a person named, absent where none were. Flags of `loading`, which follow from
+    where the weights lie, are added before it is written.
 
     Named by its content without the GPUs of the members: the same request twice is one, also when a host joined
     meanwhile, and then nothing restarts.
@@ -203,7 +204,7 @@ def _whole(serve: Any) -> Mapping[str, Any] | None:
         named = any(word.startswith(_NAME) for word in argv)
         texts = [*argv, serve["host"], serve["name"], serve["model"]]
         ranks, hosts = serve.get("ranks", {}), serve.get("hosts", [])
-        texts += [*ranks, *hosts]
+        texts += [*ranks, *hosts, *serve.get("loading", [])]
         numbers = all(type(count) is int and count > 0 for count in ranks.values())
         whole = isinstance(argv, list) and named and min(sizes) > 0 and all(isinstance(text, str) for text in texts)
         whole = whole and numbers and isinstance(hosts, list)

@@ -55,7 +55,10 @@ class RequestProblem(NamedTuple):
 
 @dataclass(frozen=True)
 class Files:
-    """What lies on a host of the model, or what the hub would give it; bytes, None where it is not known."""
+    """What lies on a host of the model, or what the hub would give it; bytes, None where it is not known.
+
+    `carrier` is the kind of its file system, `memory` what is free of the host's.
+    """
 
     where: str
     problem: str = ""
@@ -65,6 +68,8 @@ class Files:
     missing: int | None = None
     held: int = 0
     free: int | None = None
+    carrier: str = ""
+    memory: int | None = None
     lacking: tuple[str, ...] = ()
     tensors: tuple[tuple[str, str, int], ...] | None = None
 

@@ -89,3 +89,27 @@ def test_the_help_of_vllm_is_no_request() -> None:
     with pytest.raises(UsageError, match="prints vLLM's help and serves nothing") as refused:
         serve(make.inventory(2), lambda _: None, model="org/model", extra=["--help=all"], **given)
     assert refused.value.hint == "on gpu1: docker exec vcluster-lab vllm serve --help=all"
+
+
+@pytest.mark.parametrize(
+    ("judged", "flags"),
+    [
+        ({"values": {"safetensors_load_strategy": None}}, ("--safetensors-load-strategy=prefetch",)),
+        ({"values": {"safetensors_load_strategy": None}, "theirs": {"load_format": "auto"}}, ()),
+        ({"values": {"safetensors_load_strategy": "lazy"}, "given": ("safetensors_load_strategy",)}, ()),
+        ({"values": {}}, ()),
+    ],
+    ids=["chosen", "they chose a format", "they chose a strategy", "an older vLLM"],
+)
+def test_how_weights_are_read_is_chosen_only_where_nobody_has(
+    monkeypatch: pytest.MonkeyPatch, judged: dict[str, Any], flags: tuple[str, ...]
+) -> None:
+    files = Files("cache", weights=10**9, carrier="ceph", memory=10**10)
+    answers = ({"gpu1": files, "gpu2": files}, Judged(flags="accepted", **judged))
+    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: answers)
+    monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
+    events: list[Event] = []
+    fleet: Any = None
+    found = serve_check.check_request(fleet, make.inventory(2), {}, WANTED, events.append, extra=())
+    assert found == flags
+    assert any("weights over the network (gpu1, gpu2: ceph)" in event.text for event in events) == bool(flags)

@@ -259,6 +259,9 @@ def test_what_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = model_files.look("org/model")
     assert (found["where"], found["config"], found["missing"]) == ("cache", {"model_type": "llama"}, 0)
     assert (found["tensors"], found["lacking"]) == ([["w", "BF16", 4]], [])
+    stat = subprocess.run(["stat", "-fc", "%T", str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    assert found["carrier"][:3] == stat[:3]  # stat calls ext4 "ext2/ext3" and overlay "overlayfs"
+    assert found["memory"] > 1 << 20
     assert model_files.look(str(snapshot))["where"] == "folder"
     wrong = model_files.look("org/modl")
     assert (wrong["where"], wrong["near"]) == ("nowhere", ["org/model"])

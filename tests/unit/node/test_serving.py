@@ -48,10 +48,10 @@ def test_serves_what_is_wanted(world: World) -> None:
 
 def test_tells_vllm_what_was_wanted_and_keeps_the_key_out_of_it(world: World) -> None:
     world.start()
-    world.want("one", argv=["vllm", "serve", "a b", "--x=$HOME"])
+    world.want("one", argv=["vllm", "serve", "a b", "--x=$HOME"], loading=["--safetensors-load-strategy=eager"])
     world.phase("ready")
     (run,) = world.attempts
-    assert run["argv"] == ["serve", "a b", "--x=$HOME"]
+    assert run["argv"] == ["serve", "a b", "--x=$HOME", "--safetensors-load-strategy=eager"]
     assert run["environ"]["VLLM_CANARY"] == "1"
     assert run["environ"]["PYTHONPATH"].split(os.pathsep)[0] == str(world.opt)
     assert KEY not in json.dumps(run)

@@ -27,11 +27,12 @@ def look(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[st
     home = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub")
     home = home.expanduser()
     found: dict[str, Any] = {"where": "unknown", "problem": "", "offline": offline(), "free": _free(home)}
+    found |= {"carrier": _carrier(home), "memory": _memory()}
     if "://" in model or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in _TRUE:
         return found
     folder = Path(model)
     if folder.is_dir():
-        return {**found, "where": "folder", **_held(folder)}
+        return {**found, "where": "folder", "carrier": _carrier(folder), **_held(folder)}
     if not _REPOSITORY.fullmatch(model):
         text = "there is no such folder in the node" if model[0] in "/.~" else "it is neither a folder nor ORG/NAME"
         return {**found, "where": "nowhere", "problem": text, "near": _cached(home)}
@@ -67,6 +68,31 @@ def _free(path: Path) -> int | None:
     try:
         return shutil.disk_usage(path).free
     except OSError:
+        return None
+
+
+def _carrier(path: Path) -> str:
+    """The kind of the file system that a path is on: of the mounts above it the longest, of equal ones the last."""
+    try:
+        rows = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        whole = str(path.resolve())
+    except OSError:
+        return ""
+    mounts = [(row[1].encode().decode("unicode_escape"), row[2]) for row in rows if len(row) > 2]
+    above = [(len(at), number, kind) for number, (at, kind) in enumerate(mounts) if _below(whole, at)]
+    return max(above, default=(0, 0, ""))[2]
+
+
+def _below(path: str, mount: str) -> bool:
+    return path == mount or path.startswith(mount.rstrip("/") + "/")
+
+
+def _memory() -> int | None:
+    """Bytes that programs could take without swapping."""
+    try:
+        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(rows["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
         return None
 
 

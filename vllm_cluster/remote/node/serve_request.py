@@ -49,7 +49,7 @@ class ServeRequest:
             generation=str(serve["generation"]),
             model=str(serve["model"]),
             name=str(serve["name"]),
-            argv=tuple(str(word) for word in serve["argv"]),
+            argv=tuple(str(word) for word in (*serve["argv"], *serve.get("loading", []))),
             env={str(name): str(value) for name, value in serve["env"].items()},
             nodes={str(address): int(count) for address, count in serve["nodes"].items()},
             host=str(serve["host"]),
