@@ -12,9 +12,10 @@ from statistics import median
 from typing import Any
 
 from tests.bench import by_hand, watching
+from tests.bench.page import write_head
 from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
-from tests.support.paths import ROOT, SANDBOX, VCLUSTER
+from tests.support.paths import SANDBOX, VCLUSTER
 
 ROUNDS = 5
 STARTS = 21
@@ -112,7 +113,7 @@ def main() -> int:
         rounds=ROUNDS,
         starts=STARTS,
     )
-    (ROOT / "docs" / "performance.md").write_text(page)
+    write_head(page)
     print(page)
     kept = up / hand <= 1.15 and idle < 2 and trips <= 7 and helped / typer <= 2
     kept = kept and watch.here < 5 and watch.host + watch.metrics < 1

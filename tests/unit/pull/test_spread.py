@@ -195,6 +195,18 @@ def test_a_host_that_answers_no_more_is_left(pull: Pull) -> None:
     pull.same(plan, "h1", "h2")
 
 
+def test_without_the_source_the_others_share_what_they_have(pull: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = random_files(pull.root / "h0", 2, MB)
+    plan = plan_of(3, files)
+    with pull.process(plan, "h0"):
+        until(pull.host(plan, "h1").whole)
+    monkeypatch.setattr(spread, "ALONE_SECONDS", 0.2)
+    late = pull.host(plan, "h2")
+    until(late.whole)
+    until(lambda: late.reports[-1].upstream == "h1")
+    pull.same(plan, "h1", "h2")
+
+
 def test_a_wrong_file_is_named_and_comes_from_another_host(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 3, MB)
     plan = plan_of(3, files)

@@ -142,6 +142,16 @@ def test_of_two_slow_hosts_the_slower_is_last() -> None:
     assert links.chain.order[-2:] == ("h4", "h2")
 
 
+def test_a_host_that_was_slow_for_a_while_is_not_held_up_by_a_slower_one() -> None:
+    links = Links()
+    links.takes["h2"] = links.gives["h2"] = 2 * MB
+    links.takes["h4"] = links.gives["h4"] = 0.2 * MB
+    links.until(lambda: links.chain.order[-2:] == ("h2", "h4"))
+    links.takes["h4"] = links.gives["h4"] = 10 * MB
+    links.finish("h2")
+    assert max(links.done[name] for name in ("h1", "h3", "h4", "h5")) - 100 < 1.4 * ONE
+
+
 def test_a_host_that_sends_slowly_goes_behind_those_that_it_held_up() -> None:
     links = Links()
     links.gives["h2"] = 2.5 * MB

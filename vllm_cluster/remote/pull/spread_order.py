@@ -129,11 +129,10 @@ class Chain:
 
     def _put_back(self, host: _ChainHost) -> None:
         """Put a host that comes or returns behind those that have more: before them it would halve a link."""
-        slack = max(self._best, MIN_SLACK)
         ahead = [
             place
             for place, other in enumerate(self._order)
-            if (other.present and other.slow is None and other.bytes > host.bytes + slack)
+            if (other.present and other.slow is None and other.bytes > host.bytes + self._slack())
             or (host.name, other.name) in self._broken
         ]
         if self._order.index(host) < max(ahead, default=0):
@@ -146,9 +145,16 @@ class Chain:
         self._order.sort(key=lambda other: -other.slow if other.slow is not None else float("-inf"))
 
     def _upstream(self, host: _ChainHost) -> str:
-        before = reversed(self._order[: self._order.index(host)])
-        usable = (other.name for other in before if other.present and (other.name, host.name) not in self._broken)
-        return next(usable, self._source.name)
+        for other in reversed(self._order[: self._order.index(host)]):
+            # A slow one that has less has nothing for it, and will not for long.
+            ahead = other.slow is None or other.bytes + self._slack() >= host.bytes
+            if other.present and ahead and (other.name, host.name) not in self._broken:
+                return other.name
+        return self._source.name
+
+    def _slack(self) -> float:
+        """Return how many bytes may lie between two reports of hosts that are level."""
+        return max(self._best, MIN_SLACK)
 
     def _judge(self, host: _ChainHost, now: float) -> None:
         """Put a host that is slower than its sender could give behind all others, and clear one that is not."""
@@ -160,8 +166,18 @@ class Chain:
         could = self._best if sender.bytes >= self._total else sender.rate()
         if host.slow is not None and rate >= RECOVERED * could > 0:
             host.slow = None
-        if rate < SLOW * could and sender.bytes - host.bytes > BEHIND_SECONDS * could:
+        if sender.bytes - host.bytes <= BEHIND_SECONDS * could or self._shares(host):
+            return
+        if rate < SLOW * could:
             self._blame(host, sender, rate)
+        elif host.slow is not None:
+            host.slow = rate
+            self._move(host, self._order.index(host))
+
+    def _shares(self, host: _ChainHost) -> bool:
+        """Return whether its sender serves another too, and so gives it half."""
+        others = (other for other in self._order if other is not host and other.upstream == host.upstream)
+        return any(other.present and other.bytes < self._total for other in others)
 
     def _blame(self, host: _ChainHost, sender: _ChainHost, rate: float) -> None:
         sender.victims.add(host.name)
