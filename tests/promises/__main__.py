@@ -31,6 +31,7 @@ E2E = (
     "batch",
     "watch",
     "image",
+    "pull",
 )
 REAL = (*(f"tests/e2e/test_{name}.py" for name in E2E), "tests/promises")
 MADE_UP = ("tests/sim", "tests/property", "tests/unit/cli", "tests/unit/docker")

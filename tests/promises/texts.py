@@ -46,5 +46,6 @@ PROMISES = {
     "P41": "a diagnosis never misleads: no cause from before the attempt, a symptom is called a symptom",
     "P42": "the laptop as it is: one line and the right exit code, no traceback",
     "P43": "an upgrade disturbs nothing silently: untouched, or field by field what changes, and asked",
+    "P44": "weights are downloaded once and the same everywhere: damage is named and only that is repaired",
     "P45": "images reach hosts without a registry, whole and the same, or the host is named and keeps what it had",
 }

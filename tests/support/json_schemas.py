@@ -290,7 +290,14 @@ def _events() -> list[Schema]:
     start |= {"phases": rows(passed), "last_line": TEXT}
     batch: Schema = {**dict.fromkeys(("total", "answered", "failed", "concurrency"), COUNT)}
     batch |= {"tokens_per_second": NUMBER, "seconds_left": maybe(NUMBER)}
+    moved: Schema = dict.fromkeys(("bytes", "total", "rate"), COUNT)
+    part: Schema = {**moved, "phase": TEXT, "error": TEXT}
     forms: list[tuple[str, Schema]] = [
+        *((kind, part) for kind in ("progress", "done", "failed")),
+        ("progress", moved),
+        ("progress", {"bytes": COUNT, "total": COUNT}),
+        ("note", {"commit": TEXT, "size_bytes": COUNT}),
+        ("warning", {"code": TEXT, "path": TEXT}),
         *((kind, {}) for kind in ("phase", "note", "failed", "warning", "progress", "start", "log")),
         ("plan", {"plan": _plan()}),
         ("start", operation),
@@ -310,6 +317,7 @@ def _events() -> list[Schema]:
         ("progress", {"links": COUNT}),
         ("progress", {"links": COUNT, "seconds": NUMBER}),
         ("result", {"gpus": COUNT, "hosts": COUNT, "operations": COUNT, "round_trips": by_name(COUNT)}),
+        ("result", {"model": TEXT, "changed": YES}),
         ("result", {"stopped": YES}),
         ("result", {"ended": YES}),
         ("result", {"removed": {"type": ["integer", "boolean"]}}),

@@ -53,7 +53,7 @@ def stop(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> None
         remove(hosts, there)
         model = next((one.model for one in there.values() if one.model), "")
         text = f"Stopped the pull of {model}. What arrived is kept." if there else "No pull runs."
-        emit(Event("result", text))
+        emit(Event("result", text, data={"model": model, "changed": bool(there)}))
 
 
 def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
@@ -77,7 +77,13 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
     emit = hosts.emit
     plan = plan_for(hosts, model, reference, via)
     if not plan.chain:
-        emit(Event("result", f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}. Nothing was changed."))
+        emit(
+            Event(
+                "result",
+                f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}. Nothing was changed.",
+                data=_result(wanted),
+            )
+        )
         return True
     ensure_room(plan)
     emit(Event("note", summary(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
@@ -96,7 +102,9 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
     if model and model != wanted.model:
         raise Locked(f"{model} is being pulled to {', '.join(there)}", hint=f"vcluster pull {model}")
     if wanted.detach:
-        hosts.emit(Event("result", f"{wanted.name} is already being pulled. Nothing was changed."))
+        hosts.emit(
+            Event("result", f"{wanted.name} is already being pulled. Nothing was changed.", data=_result(wanted))
+        )
         return True
     hosts.emit(Event("note", f"{wanted.name} is already being pulled to {', '.join(there)}: looking on"))
     return _finish(hosts, wanted, tuple(there), None)
@@ -132,7 +140,13 @@ def _start(hosts: PullHosts, plan: PullPlan) -> bool:
 def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: PullPlan | None) -> bool:
     """Follow it to its end, and take the containers away; False where another person did."""
     if wanted.detach:
-        hosts.emit(Event("result", f"{wanted.name} is being pulled to {', '.join(names)}. Look on: the same command."))
+        hosts.emit(
+            Event(
+                "result",
+                f"{wanted.name} is being pulled to {', '.join(names)}. Look on: the same command.",
+                data=_result(wanted, changed=True),
+            )
+        )
         return True
     try:
         ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit)
@@ -165,7 +179,11 @@ def _report(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPla
     total = max(one.total for one in ended.hosts.values())
     seconds = f" in {ended.seconds:.0f} s" if plan else ""
     where = f"{', '.join(ended.hosts)}: {size(total)}{seconds}, the same on {_everywhere(hosts)}"
-    hosts.emit(Event("result", f"Pulled {wanted.name} to {where}."))
+    hosts.emit(Event("result", f"Pulled {wanted.name} to {where}.", data=_result(wanted, changed=True)))
+
+
+def _result(wanted: WantedModel, *, changed: bool = False) -> dict[str, object]:
+    return {"model": wanted.name, "changed": changed}
 
 
 def _everywhere(hosts: PullHosts) -> str:

@@ -49,7 +49,13 @@ def verify(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Ru
         some = next(iter(found.values()))
         if not damaged:
             total = f"{count(len(some.files), 'file')}, {size(some.bytes)}"
-            emit(Event("result", f"{wanted.name} is undamaged on {', '.join(found)}: {some.commit[:12]}, {total}."))
+            emit(
+                Event(
+                    "result",
+                    f"{wanted.name} is undamaged on {', '.join(found)}: {some.commit[:12]}, {total}.",
+                    data={"model": wanted.name, "changed": False},
+                )
+            )
             return
         via = wanted.via or inventory.head_name
         model = HubModel(wanted.model, some.commit, "", tuple(some.files))

@@ -125,8 +125,13 @@ def check(state: ServeVerbState) -> ServeVerbState:
     facts = state.seen.facts
     if state.serving is None:
         _require_port(facts[state.inventory.head_name], state.inventory.ports.api)
-    flags = check_request(state.fleet, state.inventory, facts, state.wanted, state.emit, extra=state.given.extra)
-    return replace(state, wanted={**state.wanted, "loading": list(flags)})
+    wanted = state.wanted
+    found = check_request(state.fleet, state.inventory, facts, wanted, state.emit, extra=state.given.extra)
+    if found.offline:
+        # Then no host downloads unseen. Not a part of what names the request: the same model is the same request.
+        state.emit(Event("note", f"{state.model} is as it was pulled on every host: serving offline"))
+        wanted = {**wanted, "env": {**wanted["env"], **request.OFFLINE}}
+    return replace(state, wanted={**wanted, "loading": list(found.loading)})
 
 
 SERVE = (connect, observe, lay_out, find_request, check, *ASK, follow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_cluster.actions.fit import gpu_memory
 from vllm_cluster.backends import vllm
@@ -21,6 +21,22 @@ from vllm_cluster.run.ask_nodes import VLLM_SECONDS, ask_nodes
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.text import by_hosts
 
+# What may name another repository, which is then read from the hub, or another place of the files.
+_FETCHES = frozenset(
+    {
+        *("allowed_local_media_path", "chat_template", "code_revision", "config", "download_dir", "enable_lora"),
+        *("generation_config", "hf_config_path", "hf_overrides", "load_format", "lora_modules"),
+        *("speculative_config", "tokenizer", "tokenizer_revision", "trust_remote_code"),
+    }
+)
+
+
+class CheckedRequest(NamedTuple):
+    """The flags for how the weights are read; and whether every host has all files as they were pulled."""
+
+    loading: tuple[str, ...]
+    offline: bool
+
 
 def check_request(
     fleet: Fleet,
@@ -30,8 +46,8 @@ def check_request(
     emit: Emit,
     *,
     extra: Sequence[str],
-) -> tuple[str, ...]:
-    """Refuse what cannot be served, all reasons at once; emit what could not be checked. The flags for its loading.
+) -> CheckedRequest:
+    """Refuse what cannot be served, all reasons at once; emit what could not be checked.
 
     Raises:
         PreflightFailed: the model is not there, vLLM refuses the flags, or it does not fit.
@@ -62,7 +78,17 @@ def check_request(
     if wanted["by_default"] and "hosts" not in wanted and (advice := fewer(asked, files[head], judged)):
         emit(Event("note", advice))
     _report_unchecked(head, files, judged, emit)
-    return _loading({host: files[host] for host in ranks or files}, files[head].weights, judged, emit)
+    flags = _loading({host: files[host] for host in ranks or files}, files[head].weights, judged, emit)
+    return CheckedRequest(flags, offline=_is_proved(wanted["model"], files, extra, emit))
+
+
+def _is_proved(model: str, files: Mapping[str, Files], extra: Sequence[str], emit: Emit) -> bool:
+    for host, found in files.items():
+        if found.changed:
+            text = f"{model}: {found.changed} has changed since it was pulled; vcluster pull {model} --verify"
+            emit(Event("warning", text, host, {"code": "model-changed"}))
+    digests = {found.proved for found in files.values()}
+    return len(digests) == 1 and "" not in digests and not _FETCHES & {*vllm.options(extra)}
 
 
 def _loading(files: Mapping[str, Files], size: int | None, judged: Judged, emit: Emit) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ NOTHING = b'{"v": 1, "serve": null}'
 FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", "request.json": b"{}"}
 # What was ready, newest last, to go back to; and what became of each request.
 READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
+# For vLLM, where every host has all files.
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 # What does not change what runs.
 _UNNAMED = ("nodes", "generation", "by_default", "rollback", "ranks", "loading")
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
@@ -215,6 +217,7 @@ def _whole(serve: Any) -> Mapping[str, Any] | None:
 
 def _generation(content: Mapping[str, Any]) -> str:
     named = {key: content[key] for key in sorted(content) if key not in _UNNAMED}
+    named["env"] = {name: value for name, value in content["env"].items() if name not in OFFLINE}
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -58,6 +58,7 @@ class Files:
     """What lies on a host of the model, or what the hub would give it; bytes, None where it is not known.
 
     `carrier` is the kind of its file system, `memory` what is free of the host's.
+    `proved` is the digest of the manifest of a pull, where the files agree with it; `changed` the first that does not.
     """
 
     where: str
@@ -72,6 +73,8 @@ class Files:
     memory: int | None = None
     lacking: tuple[str, ...] = ()
     tensors: tuple[tuple[str, str, int], ...] | None = None
+    proved: str = ""
+    changed: str = ""
 
 
 @dataclass(frozen=True)

@@ -111,5 +111,49 @@ def test_how_weights_are_read_is_chosen_only_where_nobody_has(
     events: list[Event] = []
     fleet: Any = None
     found = serve_check.check_request(fleet, make.inventory(2), {}, WANTED, events.append, extra=())
-    assert found == flags
+    assert found.loading == flags
     assert any("weights over the network (gpu1, gpu2: ceph)" in event.text for event in events) == bool(flags)
+
+
+def answer(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, Files], extra: tuple[str, ...] = ()
+) -> tuple[bool, list[Event]]:
+    """Whether the model is served offline where the hosts answer so, and what is said of it."""
+    events: list[Event] = []
+    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: (files, Judged(flags="accepted")))
+    monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)
+    fleet: Any = None
+    argv = [*WANTED["argv"][:3], *extra, *WANTED["argv"][3:]]
+    wanted = {**WANTED, "argv": argv}
+    found = serve_check.check_request(fleet, make.inventory(2), {}, wanted, events.append, extra=extra)
+    return found.offline, events
+
+
+PROVED, COMPLETE = Files("cache", proved="d"), Files("cache")
+
+
+@pytest.mark.parametrize(
+    ("other", "extra", "offline"),
+    [
+        (PROVED, (), True),
+        (PROVED, ("--max-model-len", "100"), True),
+        # Complete without a manifest: as ever, the hub may be asked.
+        (COMPLETE, (), False),
+        (Files("cache", proved="e"), (), False),
+        (Files("hub", weights=1), (), False),
+        # These may name another repository.
+        (PROVED, ("--tokenizer", "org/other"), False),
+        (PROVED, ("--speculative-config.model=org/small",), False),
+    ],
+)
+def test_what_is_as_it_was_pulled_everywhere_is_served_offline(
+    monkeypatch: pytest.MonkeyPatch, other: Files, extra: tuple[str, ...], offline: bool
+) -> None:
+    assert answer(monkeypatch, {"gpu1": PROVED, "gpu2": other}, extra)[0] is offline
+
+
+def test_a_file_that_changed_since_the_pull_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline, events = answer(monkeypatch, {"gpu1": PROVED, "gpu2": Files("cache", changed="model.safetensors")})
+    (warning,) = [event for event in events if event.kind == "warning"]
+    assert not offline and warning.host == "gpu2"
+    assert "model.safetensors has changed since it was pulled; vcluster pull org/model --verify" in warning.text

@@ -85,3 +85,11 @@ def test_the_difference_names_the_hosts() -> None:
         "--pp: 2 -> 1",
         "--hosts: (unset) -> gpu2",
     ]
+
+
+def test_the_same_model_offline_is_the_same_request() -> None:
+    """Pulled while it is served, it is not started again for that."""
+    content: dict[str, Any] = {"name": "lab/llama", "argv": ["vllm"], "env": {"A": "1"}}
+    offline = {**content, "env": {**content["env"], **request.OFFLINE}}
+    assert request._generation(offline) == request._generation(content)
+    assert request._generation({**content, "env": {"A": "2"}}) != request._generation(content)

@@ -40,7 +40,7 @@ def look(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[st
     if snapshot and (snapshot / "config.json").exists():
         held = _held(snapshot)
         if not held["lacking"]:
-            return {**found, "where": "cache", **held}
+            return {**found, "where": "cache", **held, **_proved(snapshot)}
     if offline():
         text = "its cache has only a part of it" if snapshot else "it is not in the model cache"
         if not snapshot and model in _cached(home):
@@ -110,6 +110,20 @@ def _snapshot(home: Path, model: str, revision: str) -> Path | None:
         commit = revision
     snapshot = folder / "snapshots" / commit
     return snapshot if commit and "/" not in commit and snapshot.is_dir() else None
+
+
+def _proved(snapshot: Path) -> dict[str, str]:
+    """The digest of the manifest of a pull that the files agree with by name, size and time, else the first other."""
+    manifest = _document(snapshot.parents[1] / ".vcluster" / f"{snapshot.name}.json", MAX_INDEX) or {}
+    rows = manifest.get("files") if manifest.get("v") == 1 else None
+    try:
+        for path, size, _, when in rows or ():
+            seen = (snapshot / path).stat()
+            if (seen.st_size, seen.st_mtime_ns) != (size, when):
+                return {"changed": str(path)}
+    except (OSError, ValueError, TypeError):
+        return {"changed": "a file of its manifest"}
+    return {"proved": str(manifest.get("digest", ""))} if rows else {}
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -1,0 +1,208 @@
+"""A model is brought to every host, whatever happens meanwhile: real hosts, the image's huggingface_hub, a hub here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.figures import record
+from tests.support.hosts import Run, Sandbox
+from tests.support.models.repositories import PullHub, blob
+from tests.support.pulls import forget, hub_for, model_files, repository, weights
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster("up"), pytest.mark.promise("P44")]
+
+MODEL = "lab/pulled"
+ROOT = "/models/hub/models--lab--pulled"
+FILES = model_files(12 << 20)
+SIZE = sum(map(len, FILES.values()))
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+CONTAINER = "vcluster-sandbox-pull"
+
+
+@pytest.fixture
+def hub(sandbox: Sandbox) -> Iterator[PullHub]:
+    forget(sandbox, MODEL)
+    with hub_for(sandbox, {MODEL: repository(FILES)}) as made:
+        yield made
+    sandbox.vcluster("pull", "--stop").ok()
+    forget(sandbox, MODEL)
+
+
+def pull(sandbox: Sandbox, hub: PullHub, *more: str) -> Run:
+    """Run the verb."""
+    return sandbox.vcluster("pull", MODEL, *more, HF_ENDPOINT=hub.url)
+
+
+def contents(sandbox: Sandbox, host: str, commit: str) -> dict[str, str]:
+    """The sha256 of what vLLM reads on a host, by name; a link that leads nowhere fails."""
+    printed = sandbox.on(host, "sh", "-c", f"cd {ROOT}/snapshots/{commit} && sha256sum *", root=True)
+    return {name: digest for digest, name in (line.split() for line in printed.splitlines())}
+
+
+def expected(sandbox: Sandbox, hub: PullHub) -> bool:
+    """Whether both hosts have what the hub has at main, and nothing of the pull is left."""
+    commit = hub.repositories[MODEL].refs["main"]
+    files = {name: hash_of(content) for name, content in hub.repositories[MODEL].files[commit].items()}
+    for host in ("gpu1", "gpu2"):
+        assert contents(sandbox, host, commit) == files
+        assert sandbox.on(host, "cat", f"{ROOT}/refs/main", root=True) == commit
+        assert sandbox.docker(host, "ps", "-aq", "--filter", f"name={CONTAINER}") == ""
+        assert sandbox.on(host, "find", ROOT, "-name", "*vcluster-partial", root=True) == ""
+    return True
+
+
+def hash_of(content: bytes) -> str:
+    """The sha256 of a file."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def status(sandbox: Sandbox, host: str) -> dict[str, object]:
+    """How far a host's part is."""
+    try:
+        printed = sandbox.docker(host, "exec", CONTAINER, "cat", "/tmp/vcluster-status.json")
+    except AssertionError:
+        return {}
+    found: dict[str, object] = json.loads(printed)
+    return found
+
+
+def has(sandbox: Sandbox, host: str, size: int) -> bool:
+    """Whether a host has so many bytes."""
+    there = status(sandbox, host).get("bytes", 0)
+    return isinstance(there, int) and there >= size
+
+
+def test_a_model_is_downloaded_once_and_then_left_alone(sandbox: Sandbox, hub: PullHub) -> None:
+    events = sandbox.vcluster("pull", MODEL, "--json", HF_ENDPOINT=hub.url).ok().events()
+    assert expected(sandbox, hub) and hub.sent == SIZE
+    assert events[-1]["text"].startswith(f"Pulled {MODEL} to gpu1, gpu2")
+    again = pull(sandbox, hub).ok()
+    assert "Nothing was changed" in again.err and hub.sent == SIZE
+    # The inventory's token went to the hub, from the host that downloads, and stays nowhere.
+    assert {token for _, path, token in hub.asked if "/resolve/" in path} == {"Bearer hf_canary0123456789canary"}
+
+
+@pytest.mark.deep
+def test_what_cannot_be_had_is_named_and_nothing_is_touched(sandbox: Sandbox, hub: PullHub) -> None:
+    hub.repositories[MODEL].gated = True
+    gated = pull(sandbox, hub)
+    assert gated.code == 3 and f"{MODEL} is gated" in gated.err and f"open {hub.url}/{MODEL}" in gated.err
+    port = hub.url.rpartition(":")[2]
+    rule = ("OUTPUT", "-p", "tcp", "--dport", port, "-j", "REJECT")
+    hub.repositories[MODEL].gated = False
+    sandbox.on("gpu1", "iptables", "-I", *rule, root=True)
+    try:
+        cut_off = pull(sandbox, hub)
+        assert cut_off.code == 3 and "--via HOST" in cut_off.err
+        pull(sandbox, hub, "--via", "gpu2").ok()
+    finally:
+        sandbox.on("gpu1", "iptables", "-D", *rule, root=True)
+    held = expected(sandbox, hub) and hub.sent == SIZE
+    record("P44", "no internet but on one host", "exit 3 without --via, all hosts whole with it", held)
+    assert held
+
+
+@pytest.mark.deep
+def test_what_is_damaged_is_named_and_only_that_is_repaired(sandbox: Sandbox, hub: PullHub) -> None:
+    pull(sandbox, hub).ok()
+    place = f"{ROOT}/blobs/{blob(FILES[FIRST])}"
+    sandbox.on("gpu2", "sh", "-c", f"printf x | dd of={place} bs=1 seek=5000000 conv=notrunc", root=True)
+    sent = hub.sent
+    found = pull(sandbox, hub, "--verify").ok()
+    assert f"gpu2: warning: {FIRST}: content differs" in found.err and hub.sent == sent
+    assert expected(sandbox, hub)
+    sandbox.on("gpu1", "sh", "-c", f"rm {ROOT}/blobs/{blob(FILES[SECOND])}", root=True)
+    sandbox.on("gpu2", "sh", "-c", f"printf x | dd of={place} bs=1 seek=7000000 conv=notrunc", root=True)
+    both = pull(sandbox, hub, "--verify").ok()
+    assert f"gpu1: warning: {SECOND}: missing" in both.err and f"gpu2: warning: {FIRST}: content differs" in both.err
+    held = expected(sandbox, hub) and hub.sent - sent == len(FILES[SECOND])
+    record("P44", "a shard deleted, a byte flipped", "each named by host and file, and only it brought again", held)
+    assert held
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("host", ["gpu1", "gpu2"])
+def test_a_part_that_is_killed_continues(sandbox: Sandbox, hub: PullHub, host: str) -> None:
+    hub.rate = 3e6
+    running = sandbox.by(sandbox.inventory)
+    running.environment["HF_ENDPOINT"] = hub.url
+    process = running.start("pull", MODEL)
+    until(lambda: has(sandbox, host, SIZE // 3))
+    sandbox.on(host, "pkill", "-9", "-f", "/opt/vcluster-pull/main.py", root=True)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    held = expected(sandbox, hub) and hub.sent < SIZE + (8 << 20)
+    record("P44", f"kill -9 of the part on {host}", f"{(hub.sent - SIZE) / 1e6:.1f} MB downloaded again", held)
+    assert held
+
+
+@pytest.mark.deep
+def test_ctrl_c_leaves_it_running_and_another_person_looks_on(sandbox: Sandbox, hub: PullHub) -> None:
+    hub.rate = 1.5e6
+    first = sandbox.by(sandbox.inventory)
+    first.environment["HF_ENDPOINT"] = hub.url
+    process = first.start("pull", MODEL)
+    until(lambda: has(sandbox, "gpu2", 1 << 20))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "continues on the hosts" in err
+    detached = pull(sandbox, hub, "--detach").ok()
+    assert "is already being pulled" in detached.err
+    other = sandbox.vcluster("pull", "lab/other", HF_ENDPOINT=hub.url)
+    assert other.code == 75 and f"{MODEL} is being pulled" in other.err
+    two = [first.start("pull", MODEL) for _ in range(2)]
+    for one in two:
+        _, err = one.communicate(timeout=200)
+        assert one.returncode == 0, err
+    held = expected(sandbox, hub) and hub.sent == SIZE
+    record("P44", "Ctrl-C, then two people at once", "it continues, both see its end, downloaded once", held)
+    assert held
+
+
+@pytest.mark.deep
+def test_a_branch_that_moved_brings_what_is_new(sandbox: Sandbox, hub: PullHub) -> None:
+    pull(sandbox, hub).ok()
+    before = hub.repositories[MODEL].refs["main"]
+    hub.repositories[MODEL].commit({**FILES, SECOND: weights(12 << 20, 9)})
+    pull(sandbox, hub).ok()
+    held = expected(sandbox, hub) and hub.sent == SIZE + (12 << 20)
+    for host in ("gpu1", "gpu2"):
+        assert contents(sandbox, host, before)[SECOND] == hash_of(FILES[SECOND])
+    record("P44", "main moved between two pulls", "only the new shard is brought; the old commit stays whole", held)
+    assert held
+
+
+@pytest.mark.deep
+def test_a_full_disk_is_named_and_the_rerun_continues(sandbox: Sandbox, hub: PullHub) -> None:
+    """The disk fills while it runs: a small file system where the blobs go, which the look before cannot see."""
+    sandbox.on("gpu2", "sh", "-c", f"mkdir -p {ROOT} && mount -t tmpfs -o size=8m tmpfs {ROOT}", root=True)
+    try:
+        failed = pull(sandbox, hub)
+    finally:
+        sandbox.on("gpu2", "umount", ROOT, root=True)
+    assert failed.code == 1 and "gpu2: pull: " in failed.err and "No space left on device" in failed.err
+    assert sandbox.docker("gpu2", "ps", "-aq", "--filter", f"name={CONTAINER}") == ""
+    pull(sandbox, hub).ok()
+    held = expected(sandbox, hub) and hub.sent == SIZE
+    record("P44", "a disk fills in the middle", "host and reason named; the rerun downloads nothing twice", held)
+    assert held
+
+
+@pytest.mark.deep
+def test_a_pull_that_is_left_is_stopped_and_leaves_no_container(sandbox: Sandbox, hub: PullHub) -> None:
+    hub.rate = 1e6
+    pull(sandbox, hub, "--detach").ok()
+    until(lambda: has(sandbox, "gpu1", 1 << 20))
+    stopped = sandbox.vcluster("pull", "--stop").ok()
+    assert f"Stopped the pull of {MODEL}" in stopped.err
+    hub.rate = 0.0
+    pull(sandbox, hub).ok()
+    held = expected(sandbox, hub) and hub.sent < SIZE + (8 << 20)
+    record("P44", "stopped, then pulled again", f"{(hub.sent - SIZE) / 1e6:.1f} MB downloaded again", held)
+    assert held
