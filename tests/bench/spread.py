@@ -42,7 +42,8 @@ as much, at the same time, over links of their own.
 |---|---|---|---|---|---|
 {rows}
 
-Over one link without a limit, {ours:.2f} GB/s where iperf3 has {link:.2f} GB/s: both hosts share {cores} cores.
+Over one link without a limit, {ours:.2f} GB/s where iperf3 has {link:.2f} GB/s: both hosts share {cores} cores,
+and the receiver hashes. The load of the machine was {load:.0f} in the last quarter of an hour of this.
 A host's program took at most {memory} MiB of memory.
 """
 
@@ -279,7 +280,8 @@ def torrent(made: Hosts) -> Callable[[], None]:
         assert process.stdout
         process.stdout.readline()
         for path in folder.iterdir() if index else ():
-            path.replace(made.root / f"h{index}" / path.name)
+            # Not moved: a host that cannot open its files again gives no more to the others.
+            (made.root / f"h{index}" / path.name).hardlink_to(path)
 
     def act() -> None:
         threading.Thread(target=host, args=(0,), daemon=True).start()
@@ -407,6 +409,7 @@ def write(ratios: Ratios, ones: list[float], flat: list[tuple[float, float]]) ->
         link=median(link for _, link in flat) / 1e9,
         memory=memory >> 20,
         cores=os.cpu_count(),
+        load=os.getloadavg()[2],
     )
     write_section(SECTION, text)
 
