@@ -57,6 +57,8 @@ def test_the_lines_of_all_ranks_come_in_the_order_of_time_each_once(sandbox: San
     assert rows(sandbox, "gpu2", "--grep", "Ray runtime started")[0]["host"] == "gpu2"
     assert rows(sandbox, "--ray", "--since", "0.001") == []
     assert sandbox.vcluster("logs", "--rank", "99").code == 1
+    nothing = sandbox.vcluster("logs", "--grep", "what no log has").ok()
+    assert (nothing.out, nothing.err) == ("", "No line of the logs matches.\n")
     # On a busy machine the ranks begin further apart than what is folded into one line.
     folded = [row["text"] for row in rows(sandbox, "--fold", "--grep", "Starting to load model")]
     counts = [re.search(r" \[repeated (\d) times on gpu\d(, gpu\d)?\]$", text) for text in folded]
@@ -83,11 +85,13 @@ def test_commands_have_their_own_exit_code_input_and_signals(sandbox: Sandbox) -
 
 
 @pytest.mark.cluster("up")
-@pytest.mark.parametrize("end", ["killed", "closed", "terminal"])
+@pytest.mark.parametrize("end", ["killed", "closed", "terminal", "cleared"])
 def test_a_command_ends_with_vcluster_however_that_ends(sandbox: Sandbox, end: str) -> None:
     # It ignores what a terminal or sshd sends, and has left its group.
     script = 'trap "" HUP INT TERM PIPE; setsid sleep 4711 & echo ready; while :; do echo; sleep 0.2; done 2>/dev/null'
     argv = ["exec", "gpu1", "--", "sh", "-c", script]
+    if end == "cleared":  # nothing marks it any more
+        argv[3:] = ["env", "-i", "sh", "-c", script.replace("setsid ", "")]
     if end == "terminal":
         where = {"VCLUSTER_INVENTORY": str(sandbox.inventory), "PYTHONPATH": str(ROOT)}
         environment = {**os.environ, **sandbox.environment, **where}
@@ -97,7 +101,7 @@ def test_a_command_ends_with_vcluster_however_that_ends(sandbox: Sandbox, end: s
         with sandbox.start(*argv) as running:
             assert running.stdout
             assert running.stdout.readline() == "ready\n"
-            if end == "killed":
+            if end in ("killed", "cleared"):
                 running.kill()
             running.stdout.close()
             running.wait(timeout=90)
@@ -115,7 +119,7 @@ def test_what_a_command_leaves_on_purpose_stays(sandbox: Sandbox) -> None:
 
 def processes(sandbox: Sandbox, begin: str) -> str:
     """The processes of the head's node whose command holds these words."""
-    script = f"ps -eo pid,args | grep -F {begin!r} | grep -v -e grep -e VCLUSTER_EXEC= || true"
+    script = f"ps -eo pid,args | grep -F {begin!r} | grep -v -e grep -e VCLUSTER_EXEC || true"
     return sandbox.on("gpu1", "docker", "exec", NODE, "sh", "-c", script, root=True)
 
 

@@ -87,6 +87,11 @@ def hold(session: Session, inventory: Inventory, port: int | None, command: Sequ
         raise SystemExit(codes[0])
 
 
+# A command without its tunnel only fails. The input of this ends with vcluster, also after kill -9; a line comes when
+# the command has ended by itself.
+_END_WITH_CALLER = 'read -r _ || kill -s HUP "$1"'
+
+
 def _run(command: Sequence[str], url: str) -> int:
     """Run it where it finds the API: the port may be a free one."""
     import os
@@ -94,6 +99,15 @@ def _run(command: Sequence[str], url: str) -> int:
 
     environment = {**os.environ, "VCLUSTER_URL": url, "OPENAI_BASE_URL": f"{url}/v1"}
     try:
-        return subprocess.run(command, check=False, env=environment).returncode
+        running = subprocess.Popen(command, env=environment)
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+    watch = ["sh", "-c", _END_WITH_CALLER, "sh", str(running.pid)]
+    with running, subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True) as watcher:
+        try:
+            return running.wait()
+        except BaseException:
+            running.kill()
+            raise
+        finally:
+            watcher.communicate(b"\n")

@@ -14,13 +14,25 @@ from vllm_cluster.run.program import RemoteProgram
 
 # Docker has no way to signal a command that it runs: its number is the first line that it prints.
 _NUMBERED = 'echo "$$"; exec "$@"'
+# A command of which only the session is known, as it may clear its environment.
+_NOTED = 'echo "$$" 2>/dev/null >"/tmp/vcluster.$VCLUSTER_EXEC"; '
 _SIGNAL = 'kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" "$2"'
 # Docker leaves a command alone when its caller is gone, and a closed input may be the caller's intention. So a second
-# command waits for the end of its own input, and then ends all that carries the mark, also what starts late.
+# command waits for the end of its own input, and then ends all that carries the mark, also what starts late, and all
+# of the command's session, which has no mark after env -i.
 MARK = "VCLUSTER_EXEC"
-_LIFELINE = """read -r _ && exit
+_LIFELINE = """read -r _; ended=$?
+session=$(cat "/tmp/vcluster.$1"); rm -f "/tmp/vcluster.$1"
+[ $ended = 0 ] && exit
 for signal in HUP HUP HUP KILL KILL KILL; do
-  for one in $(grep -alsF "$1" /proc/[0-9]*/environ); do one=${one#/proc/}; kill -s $signal "${one%/environ}"; done
+  for one in $(grep -alsF "VCLUSTER_EXEC=$1" /proc/[0-9]*/environ); do
+    one=${one#/proc/}; kill -s $signal "${one%/environ}"
+  done
+  for one in /proc/[0-9]*/stat; do
+    read -r row <$one || continue
+    set -- "$1" ${row##*) }
+    [ "${5:-none}" = "$session" ] && one=${one#/proc/} && kill -s $signal "${one%/stat}"
+  done
   sleep 1
 done 2>/dev/null"""
 SIGNAL_SECONDS = 10.0
@@ -49,11 +61,12 @@ class NodeCommand:
         """
         node, terminal = self._node, self._size is not None
         _require_running(node)
-        argv = self._argv if terminal else ["sh", "-c", _NUMBERED, "sh", *self._argv]
+        script = _NOTED + ('exec "$@"' if terminal else _NUMBERED)
+        argv = ["sh", "-c", script, "sh", *self._argv]
         streams, mark = node.connection.engine.streams, node.connection.runtime.token(16)
         environment = {**self._environment, MARK: mark}
         with (
-            streams.exec(node.name, ["sh", "-c", _LIFELINE, "sh", f"{MARK}={mark}"]) as lifeline,
+            streams.exec(node.name, ["sh", "-c", _LIFELINE, "sh", mark]) as lifeline,
             streams.exec(node.name, argv, terminal=terminal, environment=environment) as running,
         ):
             self._running = running

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.sim import make
+from tests.support.waiting import until
 from vllm_cluster.actions import tunnel as action
 from vllm_cluster.cli import tunnel as verb
 from vllm_cluster.cli.session import Session
@@ -27,6 +32,29 @@ def test_a_command_gets_the_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         verb.tunnel(["sh", "-c", line], port=0)
     assert end.value.code == 7
     assert (tmp_path / "found").read_text() == "http://127.0.0.1:4321 http://127.0.0.1:4321/v1\n"
+
+
+def test_a_command_ends_with_its_tunnel(tmp_path: Path) -> None:
+    """Also after kill -9."""
+    call = (
+        f"from vllm_cluster.cli.tunnel import _run; _run(['sh', '-c', 'echo $$ >{tmp_path}/pid; exec sleep 600'], '')"
+    )
+    with subprocess.Popen([sys.executable, "-c", call]) as running:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"), 60)
+        running.kill()
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        until(lambda: not is_alive(pid), 60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; its new parent may not have taken its exit code."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def test_without_a_port_it_is_the_one_that_serve_prints(monkeypatch: pytest.MonkeyPatch) -> None:
