@@ -34,8 +34,8 @@ def logs(
     fold: bool = False,
     last: int | None = None,
     runtime: Runtime = SYSTEM,
-) -> None:
-    """Show the lines that are asked for, to the end, or with `follow` for as long as the caller likes.
+) -> bool:
+    """Show the lines that are asked for, to the end, or with `follow` for as long as the caller likes; whether any.
 
     `last` is how many of the existing ones at most; it may be more where a host is slow to answer.
 
@@ -73,7 +73,8 @@ def logs(
         raise combine(failures)
     if asked.rank is not None and not found:
         text = f"no host has a log of rank {asked.rank} with such lines"
-        raise VclusterError(text, hint="vcluster status")
+        raise VclusterError(text, hint="vcluster logs --vllm")
+    return found
 
 
 def _refuse_none(hosts: Sequence[HostLogs]) -> None:

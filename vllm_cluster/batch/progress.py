@@ -47,7 +47,7 @@ class Meter:
         then, done_then, tokens_then = self._marks[0]
         if now > self._marks[-1][0]:
             self._marks.append((now, done, tokens))
-        seconds = max(now - then, 1e-9)
+        seconds = max(now - then, 1.0)  # the first answers come together, and have no rate yet
         rate = (done - done_then) / seconds
         left = self.total - self.before - done
         return Progress(

@@ -52,11 +52,11 @@ Concurrent = Annotated[
 Away = Annotated[
     float,
     typer.Option(
-        "--wait", metavar="SECONDS", min=0, max=1e9, help="Longest wait for a model or a connection to come back."
+        "--wait", metavar="DURATION", min=0, max=1e9, help="Longest wait for a model or a connection to come back."
     ),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=1, max=1e6, help="Longest wait for one answer.")
+    float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest wait for one answer.")
 ]
 
 
@@ -81,7 +81,7 @@ def batch(
             raise UsageError("missing -o OUT", again=("-o", "answers.jsonl"))
         if str(source) == "-":
             text = "IN must be a file: it is read twice, and again to continue"
-            raise UsageError(text, hint="cat > requests.jsonl, then name that file")
+            raise UsageError(text, hint="cat > requests.jsonl\nvcluster batch requests.jsonl -o answers.jsonl")
         if not source.expanduser().is_file():
             raise UsageError(f"{source} is not a file", hint="name a file of requests: docs/batch.md shows one")
         fields = question.fields(sampling, set_ or (), None)

@@ -51,7 +51,7 @@ Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, max=100, he
 Folder = Annotated[
     Path | None, typer.Option("--folder", metavar="FOLDER", help="Where results go. Default: a name with the time.")
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=1, max=1e6, help="Longest run.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest run.")]
 Compare = Annotated[bool, typer.Option("--compare", help="Compare two folders, and measure nothing.")]
 
 

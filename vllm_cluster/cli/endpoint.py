@@ -37,6 +37,8 @@ def endpoint(
         form = _form({"--env": env, "--python": python, "--curl": curl})
         if direct and (detach or end):
             raise UsageError("--direct needs no tunnel: leave out --detach and --end")
+        if detach and end:
+            raise UsageError("--detach and --end exclude each other", hint="vcluster endpoint --end")
         loaded = session.load()
         from vllm_cluster.actions import endpoint as action_of
         from vllm_cluster.cli.render.clients import show_clients

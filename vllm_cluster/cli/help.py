@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vllm_cluster.cli.values import DURATION, written
+
 if TYPE_CHECKING:
     from vllm_cluster.cli.program import Verb
 
@@ -85,7 +87,7 @@ def option_row(param: Any) -> tuple[str, str]:
         more.append(f"environment: {param.envvar}")
     default = None if param.default is None or callable(param.default) else param.default
     if param.show_default and default not in (None, False, "", 0, 0.0, (), []):
-        more.append(f"default: {default}")
+        more.append(f"default: {written(default) if param.metavar == DURATION else default}")
     return name, (param.help or "") + (f" [{'; '.join(more)}]" if more else "")
 
 

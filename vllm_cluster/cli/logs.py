@@ -10,7 +10,6 @@ import typer
 from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
-from vllm_cluster.cli.values import duration, seconds
 from vllm_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,14 +21,10 @@ Hosts = Annotated[
 ]
 
 
-def _since(value: str | None) -> str | None:
-    return None if value is None else duration(value)
-
-
 Since = Annotated[
-    str | None,
+    float | None,
     typer.Option(
-        "--since", metavar="DURATION", callback=_since, help="Only what is newer: 90s, 10m, 2h.", show_default=False
+        "--since", metavar="DURATION", min=0, max=1e9, help="Only what is newer: 90s, 10m, 2h.", show_default=False
     ),
 ]
 
@@ -79,10 +74,11 @@ def logs(
         from vllm_cluster.core.log_lines import LogRequest
 
         chosen = tuple(dict.fromkeys(hosts)) if hosts else tuple(loaded.hosts)
-        ago = None if since is None else seconds(since)
-        asked = LogRequest(chosen, rank, ray, vllm, ago, grep, previous, follow)
+        asked = LogRequest(chosen, rank, ray, vllm, since, grep, previous, follow)
         writer = LogWriter(tuple(loaded.hosts), as_json=session.as_json, color=SETTINGS.color)
-        logs_action(loaded, asked, _notices(session), writer.write, errors=errors, fold=fold, last=tail)
+        found = logs_action(loaded, asked, _notices(session), writer.write, errors=errors, fold=fold, last=tail)
+        if not (found or session.as_json or tail == 0 or SETTINGS.verbosity < 0):
+            sys.stderr.write("No line of the logs matches.\n" if errors or grep else "No lines.\n")
 
     Session(inventory, as_json=as_json).run(action)
 

@@ -183,7 +183,7 @@ def _value(param: TyperOption | TyperArgument, ctx: Context, value: Any) -> Any:
     """As typer's own, but for pydantic."""
     annotation = param.type_descriptor.annotation
     try:
-        value = convert(annotation, value, least=param.min, most=param.max)
+        value = convert(annotation, value, least=param.min, most=param.max, metavar=param.metavar)
     except typer.BadParameter as error:
         error.ctx, error.param = ctx, param
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ Set = Annotated[
     typer.Option("--set", metavar="FIELD=JSON", help="Any other field of the request; repeatable."),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=1, max=1e6, help="Longest wait for the next token.")
+    float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest wait for the next token.")
 ]
 
 
@@ -109,7 +110,7 @@ def fields(sampling: Mapping[str, Any], more: Iterable[str], schema: Path | None
     for one in more:
         name, equals, value = one.partition("=")
         try:
-            found[name] = json.loads(value)
+            found[name] = json.loads(value, parse_constant=_no_json, parse_float=_finite)
         except (ValueError, RecursionError):
             equals = ""
         if not equals or not name:
@@ -117,10 +118,20 @@ def fields(sampling: Mapping[str, Any], more: Iterable[str], schema: Path | None
     return {**found, **({"response_format": _schema_format(schema)} if schema else {})}
 
 
+def _no_json(word: str) -> float:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    """A number that JSON can carry on: 1e999 is infinite here, and has no form in the request."""
+    number = float(digits)
+    return number if math.isfinite(number) else _no_json(digits)
+
+
 def _bias(one: str) -> tuple[str, float]:
     number, _, value = one.partition("=")
     try:
-        return str(int(number)), float(value)
+        return str(int(number)), _finite(value)
     except ValueError:
         raise UsageError(f"--logit-bias must be ID=NUMBER, got {one!r}") from None
 

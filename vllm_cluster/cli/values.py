@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from pathlib import Path
@@ -9,8 +10,13 @@ from typing import Any, Union, get_args, get_origin
 
 import typer
 
+# The metavar of an option in seconds, which are also written with units.
+DURATION = "DURATION"
 
-def convert(annotation: Any, value: Any, *, least: float | None = None, most: float | None = None) -> Any:
+
+def convert(
+    annotation: Any, value: Any, *, least: float | None = None, most: float | None = None, metavar: str | None = None
+) -> Any:
     """The value of an option or argument of this type.
 
     Raises:
@@ -23,27 +29,43 @@ def convert(annotation: Any, value: Any, *, least: float | None = None, most: fl
     if get_origin(annotation) is list:
         (element,) = get_args(annotation)
         return [convert(element, one, least=least, most=most) for one in value]
+    if metavar == DURATION:
+        return _in_range(seconds(value) if isinstance(value, str) else value, "a duration", value, least, most)
     if annotation in (int, float):
         return _number(annotation, value, least, most)
-    return Path(value) if annotation is Path else value
+    return Path(value) if annotation is Path else _text(value)
+
+
+def _text(value: Any) -> Any:
+    """A word of the command line: one that is not UTF-8 cannot be sent anywhere, and only files have such names."""
+    if isinstance(value, str):
+        raw = value.encode("utf-8", "surrogateescape")
+        shown = raw.decode("utf-8", "backslashreplace")
+        if raw != shown.encode():
+            raise typer.BadParameter(f"must be UTF-8 text, got '{shown}'")
+    return value
 
 
 def _number(kind: type[int] | type[float], value: Any, least: float | None, most: float | None) -> int | float:
     what = "an integer" if kind is int else "a number"
-    low, high = (f"{limit:.10g}" if limit is not None else "" for limit in (least, most))
+    try:
+        number = kind(value)
+    except ValueError:
+        number = math.nan
+    return _in_range(number, what, value, least, most)
+
+
+def _in_range(number: float, what: str, value: Any, least: float | None, most: float | None) -> int | float:
+    show = written if what == "a duration" else "{:.10g}".format
+    low, high = (show(limit) if limit is not None else "" for limit in (least, most))
     limits = {
         (False, True): f" of at least {low}",
         (True, False): f" of at most {high}",
         (False, False): f" from {low} to {high}",
     }
-    text = f"must be {what}{limits.get((least is None, most is None), '')}, got {value!r}"
-    try:
-        number = kind(value)
-    except ValueError:
-        raise typer.BadParameter(text) from None
     # Written so that NaN is out of every range.
-    if not ((least is None or number >= least) and (most is None or number <= most)):
-        raise typer.BadParameter(text)
+    if math.isnan(number) or not ((least is None or number >= least) and (most is None or number <= most)):
+        raise typer.BadParameter(f"must be {what}{limits.get((least is None, most is None), '')}, got {value!r}")
     return number
 
 
@@ -51,14 +73,10 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|h|d)")
 
 
-def duration(text: str) -> str:
-    """A duration such as 90s, 10m, 1h30m or 2d, or a number of seconds, as it was written.
-
-    Raises:
-        typer.BadParameter: it is none.
-    """
-    seconds(text)
-    return text
+def written(number: float) -> str:
+    """A number of seconds as a person writes it: 90s, 10m, 1h."""
+    unit = max((one for one in _UNITS if number and number % _UNITS[one] == 0), key=_UNITS.__getitem__, default="s")
+    return f"{number / _UNITS[unit]:.10g}{unit}"
 
 
 def seconds(text: str) -> float:

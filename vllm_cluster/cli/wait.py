@@ -8,7 +8,6 @@ import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
-from vllm_cluster.cli.values import duration, seconds
 from vllm_cluster.errors import UsageError
 
 
@@ -17,8 +16,8 @@ def wait(
     ready: Annotated[bool, typer.Option("--ready", help="Until the model answers; the default.")] = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="Until Ray reports exactly the planned GPUs.")] = False,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", callback=duration, help="How long: 90s, 10m, 2h.")
-    ] = "10m",
+        float, typer.Option("--timeout", metavar="DURATION", min=0, max=1e9, help="How long: 90s, 10m, 2h.")
+    ] = 600.0,
     as_json: Json = False,
 ) -> None:
     """Wait until the model is ready, or the GPUs are there."""
@@ -32,7 +31,7 @@ def wait(
         from vllm_cluster.actions.wait import wait as wait_action
         from vllm_cluster.events import Event
 
-        took = wait_action(loaded, session.emit, seconds(timeout), gpus=gpus)
+        took = wait_action(loaded, session.emit, timeout, gpus=gpus)
         what = "the GPUs are there" if gpus else "the model is ready"
         session.emit(Event("result", f"{loaded.cluster}: {what}", data={"seconds": round(took, 3)}))
 

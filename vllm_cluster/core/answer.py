@@ -13,6 +13,8 @@ Document = Mapping[str, Any]
 MAX_LOGPROBS = 20
 # A rate needs two moments.
 MIN_RATED = 2
+# What a proxy has kept back comes in a burst: its rate would be that of the network.
+MIN_RATED_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class ModelReply:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     usage: Usage | None = None
     seconds_to_first: float | None = None
+    tokens_to_first: int = 0
     seconds: float = 0.0
 
     def add(self, document: Document, wanted: int, prompt_wanted: int | None, seconds: float) -> list[Piece]:
@@ -96,6 +99,7 @@ class ModelReply:
         self.seconds = seconds
         if self.seconds_to_first is None and any(piece.text or piece.reasoning for piece in found):
             self.seconds_to_first = seconds
+            self.tokens_to_first = self.usage.completion_tokens if self.usage else len(self.answers)
         return found
 
     @property
@@ -105,11 +109,11 @@ class ModelReply:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The rate after the first token; None where the answer did not come in a stream."""
+        """The rate after the first tokens; None where the answer came as a whole, or in a burst."""
         tokens, first = self.usage.completion_tokens if self.usage else 0, self.seconds_to_first
-        if tokens < MIN_RATED or first is None or self.seconds <= first:
+        if tokens < MIN_RATED or first is None or self.seconds - first < MIN_RATED_SECONDS:
             return None
-        return (tokens - len(self.answers)) / (self.seconds - first)
+        return (tokens - self.tokens_to_first) / (self.seconds - first)
 
 
 def body(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import typer
@@ -10,7 +11,7 @@ import typer
 from tests.support.json_schemas import validate
 from vllm_cluster.cli.exec import _Lines, _target
 from vllm_cluster.cli.render.logs import LogWriter
-from vllm_cluster.cli.values import seconds
+from vllm_cluster.cli.values import convert, seconds, written
 from vllm_cluster.core.log_lines import Line
 from vllm_cluster.errors import UsageError
 
@@ -44,6 +45,24 @@ def test_a_program_gets_every_byte_that_is_text(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(("text", "expected"), [("90", 90), ("1.5s", 1.5), ("10m", 600), ("1h30m", 5400)])
 def test_durations(text: str, expected: float) -> None:
     assert seconds(text) == expected
+
+
+@pytest.mark.parametrize(("number", "text"), [(3600.0, "1h"), (90.0, "90s"), (600, "10m"), (0.5, "0.5s"), (0, "0s")])
+def test_a_duration_is_shown_as_it_can_be_given(number: float, text: str) -> None:
+    assert (written(number), seconds(text)) == (text, number)
+
+
+@pytest.mark.parametrize("text", ["0", "0.9s", "25h"])
+def test_a_duration_has_a_range(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match=f"must be a duration from 1s to 1d, got '{text}'"):
+        convert(float, text, least=1, most=86400, metavar="DURATION")
+
+
+def test_a_word_that_is_not_utf_8_is_a_wrong_value_and_a_file_may_have_it() -> None:
+    word = b"a\xff".decode("utf-8", "surrogateescape")
+    with pytest.raises(typer.BadParameter, match=r"must be UTF-8 text, got 'a\\xff'"):
+        convert(list[str], [word])
+    assert convert(Path | None, word) == Path(word)
 
 
 @pytest.mark.parametrize("text", ["", "10x", "m", "-5s", "ten", "1h 2m", "nan", "10m!"])

@@ -67,13 +67,13 @@ def test_fields_with_a_form_of_their_own(tmp_path: Path) -> None:
     assert found["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
-@pytest.mark.parametrize("wrong", ["x", "x=", "=1", "x={", "x=" + "[" * 100_000])
+@pytest.mark.parametrize("wrong", ["x", "x=", "=1", "x={", "x=" + "[" * 100_000, "x=NaN", "x=[-Infinity]", "x=1e999"])
 def test_a_field_that_is_no_json_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match="--set must be FIELD=JSON"):
         question.fields({}, [wrong], None)
 
 
-@pytest.mark.parametrize("wrong", ["5", "a=1", "5=x", "=1"])
+@pytest.mark.parametrize("wrong", ["5", "a=1", "5=x", "=1", "5=nan", "5=1e999"])
 def test_a_bias_that_is_no_number_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match="--logit-bias must be ID=NUMBER"):
         question.fields({"logit_bias": [wrong]}, [], None)

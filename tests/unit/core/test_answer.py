@@ -91,6 +91,17 @@ def test_a_rate_counts_from_the_first_token() -> None:
     assert (reply.first.text, reply.seconds_to_first, reply.tokens_per_second) == ("abc", 1.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("events", "rate"), [([(1.0, 40), (1.001, 80)], None), ([(1.0, 40), (1.5, 60), (2.0, 80)], 40.0)]
+)
+def test_a_burst_has_no_rate_and_does_not_count_in_one(events: list[tuple[float, int]], rate: float | None) -> None:
+    reply = ModelReply()
+    for seconds, tokens in events:
+        usage = {"prompt_tokens": 4, "completion_tokens": tokens}
+        reply.add({"choices": [{"index": 0, "text": "a"}], "usage": usage}, 0, None, seconds)
+    assert reply.tokens_per_second == rate
+
+
 def test_an_answer_that_came_whole_has_no_rate() -> None:
     reply = ModelReply()
     reply.add({"choices": [{"text": "abc"}], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}, 0, None, 2.0)
