@@ -40,7 +40,7 @@ ENDS_ELSEWHERE = {
     "transport/forward.py: self._slots.acquire()",
     "transport/local.py: sock.settimeout(None)",
     "batch/client.py: self._tasks.get()",
-    "cli/tunnel.py: subprocess.run(command, check=False, env=environment)",
+    "cli/tunnel.py: running.wait()",
 }
 
 

@@ -91,6 +91,13 @@ def keep_open(inventory: Inventory, cache: Path, emit: Emit, *, port: int, runti
             noted.note_this(port)
         emit(event)
 
+    def keep_note() -> bool:
+        """A tunnel whose note is lost could neither be found nor ended."""
+        if opened and noted.read() is None:
+            noted.note_this(port)
+        return True
+
+    noting = runtime.repeat(keep_note, POLL, "note")
     try:
         while True:
             try:
@@ -100,6 +107,7 @@ def keep_open(inventory: Inventory, cache: Path, emit: Emit, *, port: int, runti
                     raise
                 runtime.clock.sleep(POLL)
     finally:
+        noting.stop()
         noted.forget()
 
 

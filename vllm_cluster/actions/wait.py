@@ -63,6 +63,7 @@ class _Head:
         self._inventory, self._connection = inventory, connection
         self._node: NodeHandle | None = None
         self._missing = connection.runtime.after(MISSING_SECONDS)
+        self._other = connection.runtime.after(MISSING_SECONDS)
 
     def look(self, *, gpus: bool) -> tuple[str, VclusterError | None]:
         """What is waited for, empty when it is there; and why the head could not be asked.
@@ -92,6 +93,8 @@ class _Head:
         record, _ = Record.read(node.read(RECORD_FILE))
         names = {host.address: host.name for host in self._inventory.hosts.values()}
         planned = {one.address: one.gpus for one in record.members if not one.leaving} if record else {}
+        if planned and (address := self._inventory.hosts[self._inventory.head_name].address) not in planned:
+            self._refuse_other(address)
         found = membership(planned, status.ray.nodes)
         absent = [name for address, name in names.items() if address in found.missing or address not in planned]
         others = [address for address in found.foreign if address not in names]
@@ -102,6 +105,12 @@ class _Head:
         parts += [f"another number of GPUs on {', '.join(wrong)}"] * bool(wrong)
         parts += [f"{', '.join(others)} not in the inventory"] * bool(others)
         return f"GPUs {found.have}/{found.want}: {'; '.join(parts)}"
+
+    def _refuse_other(self, address: str) -> None:
+        """An `up` under way gives the head its new address; without one that never comes."""
+        if not self._other.left():
+            text = f"wait: the cluster runs without the head's address {address}"
+            raise HostError(self._connection.name, text, hint="vcluster up")
 
     def _model(self, status: NodeStatus) -> str:
         serve = status.serve
