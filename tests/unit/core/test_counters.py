@@ -52,6 +52,14 @@ def test_the_real_metrics_are_read_as_prometheus_reads_them() -> None:
     assert ours.buckets[FIRST_TOKEN][math.inf] > 0
 
 
+def test_the_fullest_kv_cache_counts_and_requests_are_summed() -> None:
+    rows = ("kv_cache_usage_perc", 0.4, 0.9), ("num_requests_running", 3, 4)
+    text = "".join(
+        f'vllm:{name}{{engine="{number}"}} {value}\n' for name, *values in rows for number, value in enumerate(values)
+    )
+    assert parse_counters(text, 0.0).values == {"kv_cache_usage_perc": 0.9, "num_requests_running": 7.0}
+
+
 def test_what_a_node_passes_on_is_there_and_enough() -> None:
     """A metric that another vLLM calls otherwise would be missing without an error."""
     passed = "\n".join(LINES.findall(REAL))
