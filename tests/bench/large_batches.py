@@ -76,8 +76,9 @@ def run(folder: Path, end: int) -> None:
         print(f"{answered:,} answered, {seconds}, {memory} MB", flush=True)
 
     def watch(event: Event) -> None:
-        if event.kind == "progress" and end <= event.data["answered"] < event.data["total"]:
-            show(event.data["answered"])
+        answered, total = (int(str(event.data.get(name, 0))) for name in ("answered", "total"))
+        if event.kind == "progress" and end <= answered < total:
+            show(answered)
             os._exit(9)
 
     setattr(engine, "Threads", Instant)  # noqa: B010

@@ -71,10 +71,14 @@ def logs(
     failures = {one.host: one.failure for one in hosts if one.failure}
     if failures:
         raise combine(failures)
+    _ensure_rank(asked, found=found)
+    return found
+
+
+def _ensure_rank(asked: LogRequest, *, found: bool) -> None:
     if asked.rank is not None and not found:
         text = f"no host has a log of rank {asked.rank} with such lines"
         raise VclusterError(text, hint="vcluster logs --vllm")
-    return found
 
 
 def _refuse_none(hosts: Sequence[HostLogs]) -> None:

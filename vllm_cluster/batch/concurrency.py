@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 START, CEILING = 32, 1024
 # Samples at one level before it is judged: few at first, and twice as many after each doubt, as then the rate is noise.
-PERIOD, PERIOD_MAX = 2, 16
-# Growth: fast at first, its root after each level that proved worse, and none for so many periods after it.
-FAST, CAREFUL, REST = 2.0, 1.25, 2
+PERIOD, PERIOD_MAX = 2, 8
+# Growth: fast at first, its root after each level that proved worse, and none for so many periods after it, each time
+# for twice as many.
+FAST, CAREFUL, REST, REST_MAX = 2.0, 1.25, 2, 16
 # With less than this part of the best rate a level is in doubt.
 WORSE = 0.95
 # A queue as long as what runs: answers of one length end together, and their places are filled at once also where
@@ -45,7 +46,7 @@ class Concurrency:
         self._samples: list[Load] = []
         self._best = _Measured(self.level, 0.0)
         self._doubted: _Measured | None = None
-        self._growth, self._rest, self._period = FAST, 0, PERIOD
+        self._growth, self._rest, self._next_rest, self._period = FAST, 0, REST, PERIOD
 
     def restart(self) -> None:
         """Forget what was measured: the server has started again."""
@@ -80,7 +81,8 @@ class Concurrency:
         """Stay at the level that was the best, or return to the doubted one."""
         self._doubted, self._best = None, now
         if doubted.rate < WORSE * now.rate:
-            self._growth, self._rest = max(CAREFUL, self._growth**0.5), REST
+            self._growth = max(CAREFUL, self._growth**0.5)
+            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, REST_MAX)
         else:
             self._keep(doubted)
             self._set(doubted.level)
