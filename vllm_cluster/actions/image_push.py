@@ -43,7 +43,7 @@ def push(
         emit(Event("phase", f"looking for {name}"))
         facts = facts_of(inventory, fleet)
         fleet.without_lease()
-        found = _find(inventory, fleet, facts, name, source)
+        found = _find(inventory, fleet, name, source)
         # What is in the inventory under no name may be the same machine: it has the image then.
         wanted = [host for host in hosts or inventory.hosts if host != found.connection.name]
         lacking = _lacking(fleet, found, wanted, name, emit)
@@ -59,12 +59,12 @@ def push(
         return tuple(lacking)
 
 
-def _find(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], name: str, source: str) -> Stored:
+def _find(inventory: Inventory, fleet: Fleet, name: str, source: str) -> Stored:
     """The source that was named; else the first host that has it, the head before the others, else this machine."""
     names = sorted(inventory.hosts, key=lambda host: host != inventory.head_name)
     for host in [source] if source else names:
         if host != LOCAL and (image := held(fleet.connections[host], name)):
-            return Stored(fleet.connections[host], image, facts[host].engine.root, inventory.hosts[host].address)
+            return Stored(fleet.connections[host], image, inventory.hosts[host].address)
     if source in ("", LOCAL) and (found := _local(inventory, fleet, name)):
         return found
     where = {"": "neither a host nor this machine has it", LOCAL: "this machine does not have it"}
@@ -80,15 +80,14 @@ def _local(inventory: Inventory, fleet: Fleet, name: str) -> Stored | None:
         if fleet.join(inventory, [here]):
             return None
     connection = fleet.connections[LOCAL]
-    asked = ["docker", "info", "--format", "{{.DockerRootDir}}"]
-    version = ["docker", "version", "--format", "{{.Server.APIVersion}}"]
-    results = [connection.transport.run(argv, fleet.runtime.after(LOOK_SECONDS)) for argv in (version, asked)]
-    if any(result.returncode for result in results):
+    argv = ["docker", "version", "--format", "{{.Server.APIVersion}}"]
+    version = connection.transport.run(argv, fleet.runtime.after(LOOK_SECONDS))
+    if version.returncode:
         return None
-    connection.open_engine(results[0].text.strip())
+    connection.open_engine(version.text.strip())
     connection.may_change = True
     image = held(connection, name)
-    return Stored(connection, image, results[1].text.strip(), LOOPBACK) if image else None
+    return Stored(connection, image, LOOPBACK) if image else None
 
 
 def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], name: str, emit: Emit) -> list[str]:

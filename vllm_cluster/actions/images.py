@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from vllm_cluster.actions.assess import connect_all, facts_of, reached
 from vllm_cluster.actions.consent import Confirm
-from vllm_cluster.core.identity import cluster_id
 from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
 from vllm_cluster.errors import Aborted, UsageError, VclusterError
 from vllm_cluster.events import Emit, Event, waiting
@@ -43,12 +42,10 @@ def images(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Fo
 
 
 def _found(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> HostImages:
-    identity = cluster_id(inventory, facts)
-
     def look(connection: HostConnection) -> tuple[ClusterImage, ...]:
         # Of all owners: an image that anybody's container was made from is in use.
         containers = connection.engine.containers(None)
-        return cluster_images(inventory.image, identity, facts[connection.name].images, containers)
+        return cluster_images(inventory.image, inventory.cluster, facts[connection.name].images, containers)
 
     return fleet.all(look, facts)
 

@@ -6,24 +6,21 @@ from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding, each_host
 from vllm_cluster.core.images import find_image, node_image_name
+from vllm_cluster.core.one_image import resolve
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
 
 
 def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """A name that means one image on all hosts that have it."""
-    ids: dict[str, list[str]] = {}
+    """A name that means one image on all hosts that have it; the cluster takes the head's."""
+    hosts = sorted(facts, key=lambda name: name != inventory.head_name)
+    image = resolve(inventory.image, hosts, inventory.cluster, facts)
     for name, host in facts.items():
-        image = find_image(inventory.image, host.images)
-        if image:
-            ids.setdefault(image.id, []).append(name)
-    if len(ids) > 1:
-        common = max(ids.values(), key=len)
-        for image_id, names in ids.items():
-            if names is not common:
-                text = f"{inventory.image} is {image_id[:19]} here and another image on {', '.join(common)}"
-                fix = f"docker pull {inventory.image} on every host, or pin a digest"
-                yield Finding("image-differs", names[0], text, fix)
+        there = find_image(inventory.image, host.images)
+        if there and there.id != image.id:
+            text = f"{inventory.image} is {there.id[:19]} here and {image.id[:19]} on {image.source}"
+            fix = f"vcluster up takes that of {image.source}, and leaves the name here: vcluster image push moves it"
+            yield Finding("image-differs", name, text, fix, error=False)
 
 
 @each_host

@@ -145,7 +145,9 @@ def with_inventory(text: str, inventory: Path | None) -> str:
         return text
     from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
 
-    verbs = "|".join(name for name in VERBS if name not in WITHOUT_INVENTORY)
+    # Of a group, its own verbs take the option.
+    groups = {name for name, verb in VERBS.items() if verb.function.endswith(":app")}
+    verbs = "|".join(name + " [a-z]+" * (name in groups) for name in VERBS if name not in WITHOUT_INVENTORY)
     option = f" -i {shlex.quote(str(inventory))}"
     return re.sub(rf"\bvcluster (?:{verbs})\b(?! -i)", lambda found: found[0] + option, text)
 

@@ -9,6 +9,7 @@ from vllm_cluster.core.change import FieldChange, compare
 from vllm_cluster.core.identity import is_leftover, is_volume_name, node_of
 from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.core.members import Membership
+from vllm_cluster.core.one_image import ResolvedImage, resolve
 from vllm_cluster.core.plan import (
     Barrier,
     CreateNode,
@@ -40,14 +41,15 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
     then the head, and the workers once Ray answers there.
     """
     head, *workers = specs
-    reasons = {spec.host: _reason(spec, facts[spec.host]) for spec in specs}
-    images = tuple(op for spec in specs if reasons[spec.host].why for op in _image(spec, facts[spec.host]))
+    image = resolve(head.image, [spec.host for spec in specs], head.cluster, facts)
+    reasons = {spec.host: _reason(spec, facts[spec.host], image) for spec in specs}
+    images = tuple(op for spec in specs if reasons[spec.host].why for op in _image(spec, facts[spec.host], image))
     removals = tuple(op for spec in specs for op in _removals(spec, facts[spec.host], reasons[spec.host].why))
     left = members.former.items() if members else ()
     new_head = bool(reasons[head.host].why)
     gpus = {spec.address: spec.gpu_count for spec in specs}
     stages = (
-        Stage("images", images, _before_nodes(specs, reasons)),
+        Stage("images", images, _before_nodes(specs, reasons, image)),
         # Before the head goes, which alone knows of them.
         Stage("leave", tuple(op for host, entry in left for op in _leave(head, host, entry))),
         Stage("move head", _move(head, members)),
@@ -68,10 +70,12 @@ def diff(specs: Sequence[ContainerSpec], facts: Mapping[str, HostFacts], members
     return Plan(head.cluster, head.cluster_id, filled, gpus, head.host, lost, head.head_address)
 
 
-def _before_nodes(specs: Sequence[ContainerSpec], reasons: Mapping[str, _Reason]) -> tuple[Barrier, ...]:
+def _before_nodes(
+    specs: Sequence[ContainerSpec], reasons: Mapping[str, _Reason], image: ResolvedImage
+) -> tuple[Barrier, ...]:
     """What must hold before the first node is removed or made."""
     new = tuple(spec.host for spec in specs if reasons[spec.host].why)
-    return (SameImage(specs[0].image), SecretsWritten(new)) if new else ()
+    return (SameImage(specs[0].image, image.id), SecretsWritten(new)) if new else ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class _Reason:
     changes: tuple[FieldChange, ...] = ()
 
 
-def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
+def _reason(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> _Reason:
     container = node_of(spec.cluster, facts)
     if container is None:
         return _Reason("missing")
@@ -98,19 +102,21 @@ def _reason(spec: ContainerSpec, facts: HostFacts) -> _Reason:
     change = compare(current, spec)
     if change.fields:
         return _Reason(change.text, change.fields)
-    base = find_image(spec.image, facts.images)
     made_from = container.labels.get(BASE_IMAGE)
-    if base and made_from not in (None, base.id):
-        moved = FieldChange("image id", str(made_from), base.id)
+    if image.id and made_from not in (None, image.id):
+        moved = FieldChange("image id", str(made_from), image.id)
         return _Reason(f"{spec.image} is another image now", (moved,))
     return _Reason()
 
 
-def _image(spec: ContainerSpec, facts: HostFacts) -> tuple[Operation, ...]:
-    base = find_image(spec.image, facts.images)
-    if base and find_image(node_image_name(base.id, spec.ray), facts.images):
+def _image(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> tuple[Operation, ...]:
+    if not image.id:
+        return (PrepareImage(spec.host, spec.image, spec.ray, pull=True),)
+    if find_image(node_image_name(image.id, spec.ray), facts.images):
         return ()
-    return (PrepareImage(spec.host, spec.image, spec.ray, pull=base is None),)
+    there = image.source == spec.host or any(one.id == image.id for one in facts.images)
+    way = {} if there else {"digest": image.digest, "source": image.source}
+    return (PrepareImage(spec.host, spec.image, spec.ray, pull=not there, base=image.id, **way),)
 
 
 def _move(head: ContainerSpec, members: Membership | None) -> tuple[Operation, ...]:

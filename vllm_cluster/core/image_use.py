@@ -38,21 +38,22 @@ class ClusterImage:
 
 
 def cluster_images(
-    reference: str, identity: str | None, images: Sequence[Image], containers: Collection[Container]
+    reference: str, cluster: str, images: Sequence[Image], containers: Collection[Container]
 ) -> tuple[ClusterImage, ...]:
     """The images of a cluster on a host, from all its images and containers; those of other clusters are left out.
 
-    An engine image carries the id of the cluster that it was built for; one that an earlier version built, or that is
-    another name of its base, is known by its base. A base has names of the inventory's repository alone, and an engine
-    image was made from it: any other image of that repository belongs to others.
+    An engine image carries the name of the cluster that it was built for: a host has one of a name, and the id goes
+    with `down`. One that an earlier version built, or that is another name of its base, is known by its base. A base
+    has names of the inventory's repository alone, and an engine image was made from it: any other image of that
+    repository belongs to others.
     """
     repository = repository_and_tag(canonical(reference))[0]
     wanted = find_image(reference, images)
     known = {image.id: image for image in images if image == wanted or _is_of(repository, image)}
     every = list(_engines(images))
-    engines = [row for row in every if _of_cluster(row[0], row[1], known, identity)]
+    engines = [row for row in every if _of_cluster(row[0], row[1], known, cluster)]
     # What another cluster's engine image is made from is left to that cluster.
-    theirs = {base for image, base, _ in every if not _of_cluster(image, base, known, identity)}
+    theirs = {base for image, base, _ in every if not _of_cluster(image, base, known, cluster)}
     made_from = {base for _, base, _ in engines} - theirs
     bases = {image_id: image for image_id, image in known.items() if image_id in made_from or image == wanted}
     used = {container.image_id for container in containers}
@@ -106,8 +107,8 @@ def _engines(images: Sequence[Image]) -> Iterator[tuple[Image, str, str]]:
                 yield image, image.labels.get(BASE_IMAGE) or short.get(found[1], ""), found[2]
 
 
-def _of_cluster(image: Image, base: str, known: Collection[str], identity: str | None) -> bool:
-    return image.labels[BUILT_FOR] == identity if BUILT_FOR in image.labels else base in known
+def _of_cluster(image: Image, base: str, known: Collection[str], cluster: str) -> bool:
+    return image.labels[BUILT_FOR] == cluster if BUILT_FOR in image.labels else base in known
 
 
 def freed(images: Sequence[ClusterImage], removed: Collection[str]) -> int:

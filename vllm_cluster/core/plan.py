@@ -14,7 +14,10 @@ from vllm_cluster.text import count
 
 @dataclass(frozen=True)
 class PrepareImage:
-    """Have the image on a host, and a node image from it that holds Ray."""
+    """Have the image on a host, and a node image from it that holds Ray.
+
+    `base` is its id, empty where no host has it yet; `digest` is how a registry knows it, `source` a host that has it.
+    """
 
     verb: ClassVar[str] = "prepare image"
     past: ClassVar[str] = "the image is ready"
@@ -22,12 +25,23 @@ class PrepareImage:
     image: str
     ray: str
     pull: bool
+    base: str = ""
+    digest: str = ""
+    source: str = ""
 
     @property
     def text(self) -> str:
         """What happens, for people."""
-        fetch = f"pull {self.image}, then " if self.pull else ""
+        fetch = f"{self._fetch}, then " if self.pull else ""
         return f"{fetch}add ray[default]=={self.ray} to {self.image} if it has no Ray"
+
+    @property
+    def _fetch(self) -> str:
+        if not self.source:
+            return f"pull {self.image}"
+        if not self.digest:
+            return f"send {self.image} ({self.base[:19]}) from {self.source}"
+        return f"pull {self.digest} (or send it from {self.source})"
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,8 @@ class SameImage:
 
     type: ClassVar[str] = "same-image"
     image: str
+    # Its id, where a host has it already.
+    base: str = ""
 
     @property
     def text(self) -> str:

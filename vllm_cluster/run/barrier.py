@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.node_status import RayMembership, membership
-from vllm_cluster.core.plan import GpusJoined, HeadReady, Plan, SameImage
+from vllm_cluster.core.plan import CreateNode, GpusJoined, HeadReady, Plan, SameImage
 from vllm_cluster.core.spec import BASE_IMAGE, node_name
 from vllm_cluster.errors import CommandFailed, HostError, NodesNotJoined, Unreachable
 from vllm_cluster.events import Emit, Event
@@ -30,28 +31,31 @@ def hold(barrier: SameImage | HeadReady | GpusJoined, plan: Plan, fleet: Fleet, 
         HostError: it will not, and why.
     """
     match barrier:
-        case SameImage(image):
-            _ensure_same_image(image, plan, fleet)
+        case SameImage(image, base):
+            _ensure_same_image(image, base, plan, fleet)
         case HeadReady(host):
             await_ray(fleet.connections[host], plan, emit)
         case GpusJoined():
             await_gpus(fleet, plan, emit)
 
 
-def _ensure_same_image(image: str, plan: Plan, fleet: Fleet) -> None:
-    def base(connection: HostConnection) -> str | None:
-        if config := connection.engine.image_info(image):
-            return str(config["Id"])
-        # Pruned away: the node that runs here knows what it was made from.
-        node = NodeHandle(connection, plan.cluster).container()
-        return node["Config"]["Labels"].get(BASE_IMAGE) if node else None
+def _ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None:
+    """Each node is made from this image, or will be: by its engine image, as the name may mean another one there."""
+    new = {one.host: one.spec.ray for one in plan.operations() if isinstance(one, CreateNode)}
 
-    ids = {host: image_id for host, image_id in fleet.all(base).items() if image_id}
-    common = max(set(ids.values()), key=list(ids.values()).count)
-    for host, image_id in ids.items():
-        if image_id != common:
-            text = f"{image} is {image_id[:19]} here and {common[:19]} on the other hosts"
-            raise HostError(host, text, hint=f"docker pull {image} on every host, or pin a digest")
+    def made_from(connection: HostConnection) -> str | None:
+        if connection.name not in new:
+            node = NodeHandle(connection, plan.cluster).container()
+            return node["Config"]["Labels"].get(BASE_IMAGE) if node else None
+        if connection.engine.image_info(node_image_name(wanted, new[connection.name])):
+            return wanted
+        config = connection.engine.image_info(image)
+        return str(config["Id"]) if config else ""
+
+    for host, found in fleet.all(made_from).items():
+        if found is not None and found != wanted:
+            text = f"{image} is {found[:19] or 'gone'} here and {wanted[:19]} on the other hosts"
+            raise HostError(host, text, hint="vcluster image push\nvcluster up")
 
 
 def await_ray(connection: HostConnection, plan: Plan, emit: Emit) -> None:

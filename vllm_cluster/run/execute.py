@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.identity import Owner, owner_of
 from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, node_image_name, node_image_tag
 from vllm_cluster.core.plan import (
+    Barrier,
     CreateNode,
     MoveHead,
     Operation,
@@ -21,6 +23,7 @@ from vllm_cluster.core.plan import (
     RemoveContainer,
     RemoveVolume,
     RestartNode,
+    SameImage,
     SecretsWritten,
     Stage,
     StartNode,
@@ -45,15 +48,14 @@ from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
 from vllm_cluster.run.barrier import hold
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import LIFE_SECONDS
+from vllm_cluster.run.image_supply import ImageSupply
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
 from vllm_cluster.run.program import python, run
-from vllm_cluster.run.pull import pull, sending
+from vllm_cluster.run.pull import sending
 from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
 from vllm_cluster.run.secrets import Secrets
 
-# 20 GB at 25 Mbit/s.
-PULL_SECONDS = 7200.0
 BUILD_SECONDS = 900.0
 # The wheels are sent within the build; bytes a second.
 MIN_UPLOAD = 256 << 10
@@ -73,10 +75,14 @@ class PlanExecution:
     secrets: Secrets
     files: Mapping[str, bytes]
     cache: Path
+    _images: ImageSupply = field(init=False)
     _contexts: dict[ImageContents, bytes] = field(default_factory=dict)
     # By host: the container through which its node's secrets were written.
     _doors: dict[str, str] = field(default_factory=dict)
     _downloading: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._images = ImageSupply(self.plan, self.fleet, self.emit)
 
     def run(self) -> None:
         """Every stage in order; a stage begins when the one before it is done and its barrier holds.
@@ -85,12 +91,22 @@ class PlanExecution:
             FleetError, HostError: operations failed; those of other hosts in the same stage were finished.
         """
         for stage in self.plan.stages:
-            self._stage(stage)
+            with closing(self._images):
+                self._stage(stage)
+                images = [one for one in stage.operations if isinstance(one, PrepareImage)]
+                if more := self._images.corrected(images):
+                    self._stage(Stage("one image", tuple(more)))
             for barrier in stage.barriers:
-                if isinstance(barrier, SecretsWritten):
-                    self._write_secrets()
-                else:
-                    hold(barrier, self.plan, self.fleet, self.emit)
+                self._hold(barrier)
+
+    def _hold(self, barrier: Barrier) -> None:
+        match barrier:
+            case SecretsWritten():
+                self._write_secrets()
+            case SameImage(image):
+                hold(SameImage(image, self._images.id_for(image)), self.plan, self.fleet, self.emit)
+            case _:
+                hold(barrier, self.plan, self.fleet, self.emit)
 
     def _stage(self, stage: Stage) -> None:
         self.lease.check()
@@ -151,23 +167,12 @@ class PlanExecution:
     def _move_head(self, connection: HostConnection, operation: MoveHead) -> None:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
         spec = next(op.spec for op in created if op.host == operation.host)
-        _, image = self._images(connection.engine, spec)
+        _, image = self._names(spec)
         move_head(self.fleet.connections[operation.source].engine, connection.engine, spec, image, operation.record)
 
     def _prepare_image(self, connection: HostConnection, operation: PrepareImage) -> None:
         engine = connection.engine
-        config = engine.image_info(operation.image)
-        if config is None:
-            deadline = connection.runtime.after(PULL_SECONDS)
-            pull(
-                connection, operation.image, deadline, lambda text: self.emit(Event("progress", text, connection.name))
-            )
-            config = engine.image_info(operation.image)
-        if config is None:
-            raise CommandFailed(
-                connection.name, f"{operation.image} was pulled and is not there", exit_code=1, stderr=""
-            )
-        base = str(config["Id"])
+        base = self._images.bring(connection, operation)
         name = node_image_name(base, operation.ray)
         if engine.image_info(name):
             return
@@ -183,7 +188,7 @@ class PlanExecution:
         arguments = {"BASE": base, "RAY": ray}
         deadline = connection.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
         sent = sending(connection, len(context), name, self.emit)
-        labels = {BASE_IMAGE: base, BUILT_FOR: self.plan.id, VLLM_VERSION: inside.version("vllm") or ""}
+        labels = {BASE_IMAGE: base, BUILT_FOR: self.plan.cluster, VLLM_VERSION: inside.version("vllm") or ""}
         engine.build(context, name, arguments, labels, deadline, sent=sent)
 
     def _probe(self, connection: HostConnection, image: str, base: str) -> ImageContents:
@@ -218,9 +223,7 @@ class PlanExecution:
         def write(connection: HostConnection) -> None:
             self.lease.check()
             spec = specs[connection.name]
-            config = connection.engine.image_info(spec.image)
-            if config:
-                self._provide(connection.engine, spec, node_image_name(str(config["Id"]), spec.ray))
+            self._provide(connection.engine, spec, self._names(spec)[1])
 
         _, failures = self.fleet.each(write, specs)
         if failures:
@@ -232,7 +235,7 @@ class PlanExecution:
 
     def _create(self, connection: HostConnection, spec: ContainerSpec) -> None:
         engine = connection.engine
-        base, image = self._images(engine, spec)
+        base, image = self._names(spec)
         engine.volumes.create(spec.state_volume, owner_of(spec).labels)
         if engine.host not in self._doors:
             self._provide(engine, spec, image)
@@ -259,12 +262,9 @@ class PlanExecution:
             text = f"cannot give its state to {spec.user}: {ended.text[-300:]}"
             raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=ended.text)
 
-    def _images(self, engine: DockerApi, spec: ContainerSpec) -> tuple[str, str]:
+    def _names(self, spec: ContainerSpec) -> tuple[str, str]:
         """The id of the image that the inventory names, and the name of the one with Ray."""
-        config = engine.image_info(spec.image)
-        if config is None:
-            raise CommandFailed(engine.host, f"{spec.image} is gone", exit_code=1, stderr="", hint="vcluster up")
-        base = str(config["Id"])
+        base = self._images.id_for(spec.image)
         return base, node_image_name(base, spec.ray)
 
     def _create_or_adopt(self, engine: DockerApi, spec: ContainerSpec, body: Mapping[str, object]) -> str:

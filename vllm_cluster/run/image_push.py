@@ -35,7 +35,7 @@ LOOPBACK = "127.0.0.1"
 CLOSED = 97
 _LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")
 # bash reaches a port by itself: a host need have neither curl nor Python. The line is the token's, and no argument.
-_RECEIVE = """set -o pipefail
+RECEIVE = """set -o pipefail
 timeout 5 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>/dev/null || exit 97
 IFS= read -r line
 exec 3<>"/dev/tcp/$1/$2" || exit 97
@@ -59,14 +59,10 @@ def shared_with(connection: HostConnection, image: Content) -> int:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where an image is: the way there, the folder of its Docker, and the address at which other hosts reach it.
-
-    The address is the loopback where no host does.
-    """
+    """Where an image is: the way there, and the address at which other hosts reach it: the loopback where none does."""
 
     connection: HostConnection
     image: Content
-    root: str
     address: str
 
 
@@ -75,7 +71,7 @@ class ImageSource:
 
     def __init__(self, stored: Stored, owner: Owner, emit: Emit) -> None:
         self.connection, self.image, self.emit = stored.connection, stored.image, emit
-        self._root, self._address, self._owner = stored.root, stored.address, owner
+        self._address, self._owner = stored.address, owner
         self._token = stored.connection.runtime.token(TOKEN_BYTES)
         self._program: RunningProgram | None = None
         self._port = 0
@@ -101,7 +97,7 @@ class ImageSource:
 
     def _start(self) -> None:
         runtime = self.connection.runtime
-        folder = Mount(self._root, ROOT, read_only=True)
+        folder = Mount(self.connection.engine.root(), ROOT, read_only=True)
         place = TemporaryContainer(self._owner, "image", self.image.id, network="host", user="0:0", folders=(folder,))
         program = python("image", "send_image", seconds=PUSH_SECONDS)
         self._program = start(self.connection, program, place, runtime.after(START_SECONDS))
@@ -163,7 +159,7 @@ class ImageSource:
 
     def _receive(self, receiver: HostConnection, line: dict[str, Any]) -> str | None:
         """Let the host get it by itself; what docker printed, or None where there is no way from it to here."""
-        argv = ("bash", "-c", _RECEIVE, "bash", self._address, str(self._port))
+        argv = ("bash", "-c", RECEIVE, "bash", self._address, str(self._port))
         runtime = receiver.runtime
         program = RemoteProgram("docker load", argv, changes=True)
         with start(receiver, program, OnHost(), runtime.after(START_SECONDS)) as running:

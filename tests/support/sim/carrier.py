@@ -11,13 +11,15 @@ from tests.support.sim import programs
 from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch, reply
 from tests.support.sim.facts import told
 from tests.support.sim.faults import Fault, Killed, StillWaiting
-from tests.support.sim.world import Lock, World
+from tests.support.sim.world import Lock, Picture, World
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, TimedOut, Unreachable
+from vllm_cluster.run import image_push
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 
 FACTS = files("vllm_cluster.remote.host").joinpath("facts.sh").read_bytes()
 LEASE = files("vllm_cluster.remote.host").joinpath("lease.sh").read_text()
+RECEIVE = image_push.RECEIVE
 FENCED = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
 FOLDER = "/tmp/vcluster"
 DIAL = ("docker", "system", "dial-stdio")
@@ -73,9 +75,19 @@ class FakeTransport:
         pull = list(argv[-3:-1]) == ["docker", "pull"]
         command = list(argv[argv.index("docker") :]) if "docker" in argv else []
         program = command[1:2] in (["exec"], ["start"])
-        what = "dial docker" if docker else "docker pull" if pull else programs.called(command) if program else "lease"
+        receive = list(argv[-6:-3]) == ["bash", "-c", RECEIVE]
+        pull_or_load = "docker load" if receive else "docker pull"
+        what = (
+            "dial docker"
+            if docker
+            else pull_or_load
+            if pull or receive
+            else programs.called(command)
+            if program
+            else "lease"
+        )
         # Whoever gets the lease changes a lock file; that is for all to see, but nothing of a cluster.
-        changes = pull or (program and programs.changes(command))
+        changes = pull or receive or (program and programs.changes(command))
         fault = self.script.ask(self._name, what, changes)
         if changes:
             self.judge(what)
@@ -89,6 +101,9 @@ class FakeTransport:
                 self._fence(stream, argv)
         elif pull:
             stream = _PullStream(self, self._world, argv[-1], fault)
+            self._fence(stream, argv)
+        elif receive:
+            stream = _ReceiveStream(self, self._world, argv[-2], fault)
             self._fence(stream, argv)
         elif program:
             stream = _ProgramStream(self, self._world, command, fault)
@@ -286,6 +301,26 @@ class _PullStream(_Stream):
     def stderr_tail(self) -> str:
         """What docker says of a failure."""
         return self._said
+
+
+class _ReceiveStream(_Stream):
+    """A host that gets an image from another one, and loads it."""
+
+    def __init__(self, transport: FakeTransport, world: World, address: str, fault: Fault | None) -> None:
+        super().__init__(transport, world)
+        self._picture, self._fault = world.sending[address], fault
+
+    def take(self, data: bytes) -> None:
+        self.ended = True
+        if self._fault is None or self._fault.happens:
+            sent = self._picture
+            there = Picture(sent.id, [], dict(sent.have), dict(sent.labels))
+            self.transport.machine.images.setdefault(sent.id, there)
+            self.out += f"Loaded image ID: {sent.id}\n".encode()
+
+    def exit_code(self) -> int | None:
+        """docker load fails where the archive ends too early."""
+        return 1 if self._fault else 0
 
 
 class _ProgramStream(_Stream):

@@ -287,6 +287,13 @@ def _put_archive(engine: FakeEngine, request: Request, reference: str) -> Answer
 # ---- images
 
 
+@route("GET", "/info")
+def _info(engine: FakeEngine, _: Request, __: str) -> Answer:
+    return reply(
+        {"DockerRootDir": "/var/lib/docker", "SystemTime": engine.world.stamp(engine.world.host_time(engine.machine))}
+    )
+
+
 @route("GET", "/images/json")
 def _images(engine: FakeEngine, _: Request, __: str) -> Answer:
     return reply(

@@ -24,7 +24,8 @@ def converged(world: World, inventory: Inventory) -> None:
         node = mine[0]
         assert node.state == "running", f"{name}: {node.state} {node.log}"
         assert life.role(node) == ("head" if name == inventory.head_name else "worker"), name
-        base = machine.picture(inventory.image)
+        # What the head means by the name: on another host it may mean another image.
+        base = world.machines[inventory.head_name].picture(inventory.image)
         # Where its name was pruned away, the node knows what it was made from.
         assert base is None or node.labels[BASE_IMAGE] == base.id, f"{name}: made from another image"
         engine = machine.images[node.image]

@@ -9,7 +9,7 @@ from tests.support.sim import shell
 from tests.support.sim.world import Machine, World
 
 # Those that wait for a message before they do anything.
-READERS = ("append_line", "check")
+READERS = ("append_line", "check", "send_image")
 
 
 def called(command: Sequence[str]) -> str:
@@ -62,6 +62,10 @@ class Program:
             files, inside, _ = self._machine.place(self._box, order["path"])
             files[inside] = files.get(inside, b"") + order["line"].encode() + b"\n"
 
+        if self.name == "send_image":
+            order = json.loads(data)
+            self._world.sending[order["address"]] = self._machine.images[order["image"]]
+
     def end(self) -> bytes:
         """What it prints until its end."""
         world, machine, box = self._world, self._machine, self._box
@@ -78,6 +82,8 @@ class Program:
         match self.name:
             case "append_line":
                 rows = [{"appended": True}]
+            case "send_image":
+                rows = [{"port": 49152, "layers": [1]}]
             case "vllm_load":
                 rows = [{"now": world.host_time(machine), "requests": world.requests}]
             case "check" if machine.name in world.answers:

@@ -213,6 +213,8 @@ class World:
         self.requests: int | None = 0
         # What the nodes answer about a request to serve, by host; nothing where they cannot be asked.
         self.answers: dict[str, dict[str, Any]] = {}
+        # The images that hosts send, by the address at which they do.
+        self.sending: dict[str, Picture] = {}
         self.runtime: Runtime | None = None
         self.order: Callable[[list[Any]], list[Any]] = list
         # What clients know, and how often they were told since that there is another.

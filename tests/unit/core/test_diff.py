@@ -79,8 +79,30 @@ def test_an_image_without_its_engine_image_is_prepared_and_not_pulled() -> None:
 def test_a_tag_that_moved_means_another_container() -> None:
     specs, facts = world.converged(world.inventory())
     moved = replace(world.BASE, id="sha256:" + "ef" * 32)
-    facts["gpu2"] = replace(facts["gpu2"], images=(moved,))
-    assert kinds(diff(specs, facts)) == [("prepare image", "gpu2"), ("remove", "gpu2"), ("create", "gpu2")]
+    other = {**facts, "gpu2": replace(facts["gpu2"], images=(moved, world.ENGINE))}
+    assert diff(specs, other).empty, "the cluster has what the head has"
+    facts["gpu1"] = replace(facts["gpu1"], images=(moved,))
+    plan = diff(specs, facts)
+    hosts = ("gpu1", "gpu2")
+    assert kinds(plan) == [(verb, host) for verb in ("prepare image", "remove", "create") for host in hosts]
+    (images, *_) = plan.stages
+    assert [
+        (one.host, one.pull, one.base, one.source) for one in images.operations if isinstance(one, PrepareImage)
+    ] == [
+        ("gpu1", False, moved.id, ""),
+        ("gpu2", True, moved.id, "gpu1"),
+    ]
+
+
+def test_a_host_that_lacks_the_image_gets_what_another_one_has() -> None:
+    digest = f"vllm/vllm-openai@sha256:{'12' * 32}"
+    for digests, text in (((), "send {} (sha256:"), ((digest,), f"pull {digest} (or send it from gpu1)")):
+        base = replace(world.BASE, digests=digests)
+        facts = world.hosts(gpu1={"images": (base, world.ENGINE)}, gpu2={"images": ()})
+        plan = diff(desired(world.inventory(), facts, world.INPUTS), facts)
+        (one,) = [operation for operation in plan.operations() if isinstance(operation, PrepareImage)]
+        assert (one.host, one.base, one.source) == ("gpu2", base.id, "gpu1")
+        assert one.text.startswith(text.format(one.image))
 
 
 def test_what_an_interrupted_run_left_is_removed() -> None:

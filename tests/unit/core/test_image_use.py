@@ -8,7 +8,7 @@ from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
 from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR
 from vllm_cluster.facts.host_facts import Container, Image
 
-REPOSITORY, OURS = "vllm/vllm-openai", "our-id"
+REPOSITORY, OURS = "vllm/vllm-openai", "lab"
 
 
 def sha(number: int) -> str:

@@ -1,0 +1,124 @@
+"""Brings the one image of a plan to its hosts: pulled by its digest, or sent by a host that has it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.one_image import digest_of
+from vllm_cluster.core.plan import Plan, PrepareImage, SameImage
+from vllm_cluster.errors import CommandFailed, HostError
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.image_push import ImageSource, Stored, held, name_there, shared_with
+from vllm_cluster.run.pull import pull
+
+# 20 GB at 25 Mbit/s.
+PULL_SECONDS = 7200.0
+
+
+@dataclass
+class ImageSupply:
+    """The image of one run of one plan. Safe to use from several threads; what sends is open until `close`."""
+
+    plan: Plan
+    fleet: Fleet
+    emit: Emit
+    _opened: ExitStack = field(default_factory=ExitStack)
+    _sources: dict[tuple[str, str], ImageSource] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _id: str = ""
+
+    def close(self) -> None:
+        """End what sends."""
+        self._sources.clear()
+        self._opened.close()
+
+    def id_for(self, image: str) -> str:
+        """The id that every node is made from: the plan's, else what the head has now that the images are there.
+
+        Raises:
+            CommandFailed: the head has it no more.
+        """
+        if not self._id:
+            barriers = (barrier for stage in self.plan.stages for barrier in stage.barriers)
+            self._id = next((one.base for one in barriers if isinstance(one, SameImage)), "")
+        if not self._id:
+            there = held(self.fleet.connections[self.plan.head], image)
+            if there is None:
+                raise CommandFailed(self.plan.head, f"{image} is gone", exit_code=1, stderr="", hint="vcluster up")
+            self._id = there.id
+        return self._id
+
+    def bring(self, connection: HostConnection, operation: PrepareImage) -> str:
+        """Have the image of an operation on a host, and return its id.
+
+        Raises:
+            HostError: neither a registry nor another host gave it.
+        """
+        found = held(connection, operation.base or operation.image)
+        if found is None:
+            self._fetch(connection, operation)
+            found = held(connection, operation.base or operation.image)
+        if found is None:
+            text = f"{operation.image} was pulled and is not there"
+            raise CommandFailed(connection.name, text, exit_code=1, stderr="")
+        return found.id
+
+    def _fetch(self, connection: HostConnection, operation: PrepareImage) -> None:
+        if operation.source and not operation.digest:
+            return self._send(connection, operation)
+        wanted = operation.digest or operation.image
+        deadline = connection.runtime.after(PULL_SECONDS)
+        try:
+            pull(connection, wanted, deadline, lambda text: self.emit(Event("progress", text, connection.name)))
+        except CommandFailed as error:
+            if not operation.source:
+                raise
+            reason = error.stderr.strip().rpartition("\n")[2][-200:]
+            text = f"{connection.name} cannot pull {wanted}: it is sent from {operation.source} ({reason})"
+            self.emit(Event("note", text))
+            return self._send(connection, operation)
+        if operation.digest and (found := held(connection, operation.digest)):
+            self._name(connection, found.id, operation.image)
+        return None
+
+    def _send(self, connection: HostConnection, operation: PrepareImage) -> None:
+        source = self._source(operation)
+        # A name that means another image there may be somebody's own.
+        name = operation.image if held(connection, operation.image) is None else ""
+        source.send(connection, shared_with(connection, source.image), name)
+
+    @staticmethod
+    def _name(connection: HostConnection, image_id: str, image: str) -> None:
+        if held(connection, image) is None:
+            name_there(connection, image_id, image)
+
+    def _source(self, operation: PrepareImage) -> ImageSource:
+        """What sends the image; the first host that needs it opens it."""
+        with self._lock:
+            key = (operation.source, operation.base)
+            if key not in self._sources:
+                connection = self.fleet.connections[operation.source]
+                image = held(connection, operation.base)
+                if image is None:
+                    raise HostError(operation.source, f"{operation.image} is gone", hint="vcluster up")
+                address = next(at for at, name in self.fleet.addresses.items() if name == operation.source)
+                owner = Owner(self.plan.cluster, self.plan.id, self.plan.head_address)
+                source = ImageSource(Stored(connection, image, address), owner, self.emit)
+                self._sources[key] = self._opened.enter_context(source)
+            return self._sources[key]
+
+    def corrected(self, operations: list[PrepareImage]) -> list[PrepareImage]:
+        """What is left to do where each host pulled a tag that moved meanwhile: the image of the head."""
+        if not operations or any(one.base for one in operations):
+            return []
+        image, head = operations[0].image, self.fleet.connections[self.plan.head]
+        wanted = self.id_for(image)
+        config = head.engine.image_info(wanted) or {}
+        digest = digest_of(image, config.get("RepoDigests", ()))
+        found = self.fleet.all(lambda connection: held(connection, image), {one.host for one in operations})
+        odd = [one for one in operations if (there := found[one.host]) and there.id != wanted]
+        return [replace(one, base=wanted, digest=digest, source=self.plan.head) for one in odd]
