@@ -143,7 +143,9 @@ def test_a_word_that_was_probably_meant_is_the_call_to_paste(monkeypatch: pytest
     assert edge.remedy(error, lambda hint: hint) is None
 
 
-@pytest.mark.parametrize("verb", [name for name in VERBS if name not in WITHOUT_INVENTORY])
+@pytest.mark.parametrize(
+    "verb", [f"{name} push" if name == "image" else name for name in VERBS if name not in WITHOUT_INVENTORY]
+)
 def test_a_remedy_has_the_inventory_of_the_call(verb: str) -> None:
     text = edge.with_inventory(f"vcluster {verb}", Path("a b.yaml"))
     assert text == f"vcluster {verb} -i 'a b.yaml'"
