@@ -179,7 +179,7 @@ def test_one_name_for_two_images(sandbox: Sandbox, empty: Stand) -> None:
             done = sandbox.vcluster("up", "--yes", inventory=inventory).ok()
             assert re.search(rf"gpu2: warning: {tag} is sha256:\w+ here and sha256:\w+ on gpu1", done.err), done.err
             label = '{{index .Config.Labels "io.vcluster.base-image"}}'
-            bases = {sandbox.docker(host, "inspect", sandbox.container(host), "-f", label) for host in HOSTS}
+            bases = {sandbox.docker(host, "inspect", "vcluster-sandbox", "--format", label) for host in HOSTS}
             assert len(bases) == 1
             sandbox.vcluster("down", "--yes", inventory=inventory).ok()
             settle(sandbox, empty, 1)
