@@ -7,7 +7,12 @@ import pytest
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.world import World
+from vllm_cluster.actions import up
+from vllm_cluster.core.plan import Plan
 from vllm_cluster.errors import CommandFailed, ConnectionLost, VclusterError
+from vllm_cluster.events import Emit
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.runtime import Runtime
 
 pytestmark = pytest.mark.promise("P31")
 
@@ -65,3 +70,37 @@ def test_a_pull_that_breaks_off_is_made_good_by_the_next(fault: Fault) -> None:
         world.settle()
         assert lab.run(world, inventory, lab.do_up).error is None
         oracle.converged(world, inventory)
+
+
+@pytest.mark.promise("P26")
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_a_moved_tag_is_taken_when_it_is_asked_for_and_confirmed(answer: bool | None) -> None:
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    questions: list[str] = []
+
+    def confirm(question: str) -> bool | None:
+        questions.append(question)
+        return answer
+
+    def renew(inventory: Inventory, emit: Emit, runtime: Runtime) -> Plan:
+        return up.up(inventory, emit, confirm=confirm, cache=lab.cache(), renew_image=True, runtime=runtime)
+
+    first, second = make.base_image(1).id, make.base_image(2).id
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        assert lab.run(world, inventory, renew).error is None
+        assert questions == [], "nothing has moved"
+        world.registry[make.IMAGE] = make.base_image(2)
+        assert lab.run(world, inventory, lab.do_plan).value.empty, "no plain up looks for another image"
+        done = lab.run(world, inventory, renew)
+        assert len(questions) == 1
+        assert "nodes on gpu1, gpu2" in questions[0]
+        bases = [box.labels["io.vcluster.base-image"] for _, box in world.nodes()]
+        assert bases == [second if answer else first] * 2
+        assert lab.run(world, inventory, lab.do_plan).value.empty
+        oracle.converged(world, inventory)
+    # Before the first node is removed every host has the image, and one with Ray.
+    words = [call.what for call in done.script.calls]
+    if answer:
+        removed = min(at for at, word in enumerate(words) if word.startswith("DELETE /containers/"))
+        assert max(at for at, word in enumerate(words) if "/build" in word) < removed

@@ -25,7 +25,7 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
-from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, combine
+from vllm_cluster.errors import Aborted, NodesNotJoined, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event, Kind, warn_once
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -34,10 +34,13 @@ from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import hold
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.execute import PlanExecution
+from vllm_cluster.run.image_push import name_there
+from vllm_cluster.run.image_supply import may_change, renewed
 from vllm_cluster.run.lease import in_order
 from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_files import node_files
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.observe import observe as look_at
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import by_hosts, count
@@ -93,11 +96,13 @@ def up(
     cache: Path,
     wait: float = 0.0,
     forget: Collection[str] = (),
+    renew_image: bool = False,
     runtime: Runtime = SYSTEM,
 ) -> Plan:
     """Make the hosts match the inventory, and wait until Ray reports exactly its GPUs; returns what was done.
 
-    `forget` names hosts that left the inventory and are gone for good.
+    `forget` names hosts that left the inventory and are gone for good; `renew_image` takes what the image's tag means
+    in its registry now.
 
     Raises:
         VclusterError: see the tree in errors; completed steps are kept, and another `up` continues there.
@@ -112,6 +117,7 @@ def up(
         wait=wait,
         cache=cache,
         forget=forget,
+        renew_image=renew_image,
     )
     return phases.run(UP, state, _with_measured_cause, _report).seen.plan
 
@@ -122,6 +128,9 @@ class UpState(phases.ChangingState):
 
     cache: Path
     forget: Collection[str]
+    renew_image: bool = False
+    # What the image's name meant on the head before it was renewed, empty where it means the same.
+    image_before: str = ""
     facts: Mapping[str, HostFacts] = phases.LATER
     seen: Assessment = phases.LATER
     # What was found first: the reason for a failure may be older than what it did.
@@ -152,6 +161,16 @@ def observe(state: UpState) -> UpState:
     """Look at every host."""
     state.emit(Event("phase", f"inspecting {count(len(state.inventory.hosts), 'host')}"))
     return replace(state, facts=facts_of(state.inventory, state.fleet))
+
+
+def renew(state: UpState) -> UpState:
+    """Pull what the tag means now to the head, where nothing is stopped for it; the plan has what follows."""
+    if not state.renew_image:
+        return state
+    inventory, head = state.inventory, state.fleet.connections[state.inventory.head_name]
+    before, after = renewed(head, inventory.image, state.emit)
+    facts = {**state.facts, head.name: look_at(inventory, head)}
+    return replace(state, facts=facts, image_before=before if before != after else "")
 
 
 def check(state: UpState) -> UpState:
@@ -190,11 +209,18 @@ def verify(state: UpState) -> UpState:
     return state
 
 
-UP = (connect, observe, check, compare, confirm, lock, compare_again, apply, unlock, verify)
+UP = (connect, observe, renew, check, compare, confirm, lock, compare_again, apply, unlock, verify)
 
 
 def _with_measured_cause(state: UpState, error: VclusterError) -> VclusterError:
-    """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts."""
+    """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts.
+
+    A renewed image that was not confirmed loses its name again: the next `up` must not take it.
+    """
+    if state.image_before and isinstance(error, Aborted | UsageError):
+        head = state.fleet.connections[state.inventory.head_name]
+        with suppress(VclusterError), may_change(head):
+            name_there(head, state.image_before, state.inventory.image)
     if state.first is None:
         return error
     fleet, inventory, seen, emit = state.fleet, state.inventory, state.first, state.emit

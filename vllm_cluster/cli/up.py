@@ -9,6 +9,7 @@ import typer
 from vllm_cluster.cli import plan
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import Session
+from vllm_cluster.errors import UsageError
 from vllm_cluster.laptop import cache_folder
 
 
@@ -23,11 +24,14 @@ def up(
             "--forget", metavar="HOST", help="A host that left the inventory and is gone for good. Repeatable."
         ),
     ] = None,
+    pull: Annotated[bool, typer.Option("--pull", help="Take what the image's tag means in its registry now.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as vcluster plan does.")] = False,
 ) -> None:
     """Bring every host to the state of the inventory."""
 
     def action(session: Session) -> None:
+        if dry_run and pull:
+            raise UsageError("--pull pulls, and --dry-run changes nothing", hint="leave one of them out")
         if dry_run:
             plan.show(session, exit_code=False, forget=forget or ())
             return
@@ -35,6 +39,8 @@ def up(
         from vllm_cluster.actions import up as up_action
 
         cache, confirm = cache_folder(), session.confirm(yes)
-        up_action.up(loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or ())
+        up_action.up(
+            loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or (), renew_image=pull
+        )
 
     Session(inventory, as_json=as_json, changes=True, after_plan=True).run(action)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.core.identity import Owner
@@ -17,6 +18,36 @@ from vllm_cluster.run.pull import pull
 
 # 20 GB at 25 Mbit/s.
 PULL_SECONDS = 7200.0
+
+
+@contextmanager
+def may_change(connection: HostConnection) -> Iterator[None]:
+    """Without the lease: an image more, or another name of one, touches no node."""
+    before, connection.may_change = connection.may_change, True
+    try:
+        yield
+    finally:
+        connection.may_change = before
+
+
+def renewed(connection: HostConnection, image: str, emit: Emit) -> tuple[str, str]:
+    """Pull a tag again; the id that it meant before, empty where the host had none, and that it means now.
+
+    Raises:
+        CommandFailed: it cannot be pulled.
+    """
+    before = held(connection, image)
+    emit(Event("phase", f"asking for {image}"))
+    with may_change(connection):
+        deadline = connection.runtime.after(PULL_SECONDS)
+        pull(connection, image, deadline, lambda text: emit(Event("progress", text, connection.name)))
+    after = held(connection, image)
+    if after is None:
+        raise CommandFailed(connection.name, f"{image} was pulled and is not there", exit_code=1, stderr="")
+    same = before is not None and before.id == after.id
+    was = "unchanged" if same else f"{after.id[:19]} now" + (f", {before.id[:19]} before" if before else "")
+    emit(Event("note", f"{image} is {was}"))
+    return before.id if before else "", after.id
 
 
 @dataclass
