@@ -13,7 +13,7 @@ from vllm_cluster.facts.host_facts import HostFacts, Image
 
 @dataclass(frozen=True)
 class ResolvedImage:
-    """The id that a name stands for, its digest in a registry, and the host that has it; empty where none is known."""
+    """The id that a name means, its digest in a registry, and the host that has it; empty where none is known."""
 
     id: str = ""
     digest: str = ""

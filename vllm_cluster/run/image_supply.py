@@ -118,7 +118,7 @@ class ImageSupply:
 
     def _send(self, connection: HostConnection, operation: PrepareImage) -> None:
         source = self._source(operation)
-        # A name that means another image there may be somebody's own.
+        # A name that means another image there may be in use by others.
         name = operation.image if held(connection, operation.image) is None else ""
         source.send(connection, shared_with(connection, source.image), name)
 
