@@ -32,7 +32,7 @@ KNOWN = set(
     re.findall(
         r"\w+",
         """allow cdi chronyc dev docker download du exec logs from generate get hf hostnamectl ip link makestep mkdir
-        modprobe mtu neigh nvlink prune restart rm route run serve set show ss start sudo system systemctl
+        modprobe mtu neigh nvlink prune pull restart rm route run serve set show ss start sudo system systemctl
         ufw unpause up usermod vllm volume""",
     )
 )
