@@ -94,13 +94,16 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
 
 def _ensure_repository(model: str) -> None:
     if not REPOSITORY.fullmatch(model):
-        raise UsageError(f"{model}: must be ORG/NAME or ORG/NAME@REVISION", hint="vcluster pull ORG/NAME")
+        raise UsageError(
+            f"{model or 'the model'}: must be ORG/NAME or ORG/NAME@REVISION", hint="vcluster pull ORG/NAME"
+        )
 
 
 def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.PullStatus]) -> bool:
-    model = next((one.model for one in there.values() if one.model), "")
-    if model and model != wanted.model:
-        raise Locked(f"{model} is being pulled to {', '.join(there)}", hint=f"vcluster pull {model}")
+    one = next((one for one in there.values() if one.model), None)
+    revision = wanted.revision or "main"
+    if one and (one.model != wanted.model or revision not in (one.reference, one.commit)):
+        raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=f"vcluster pull {one.name}")
     if wanted.detach:
         hosts.emit(
             Event("result", f"{wanted.name} is already being pulled. Nothing was changed.", data=_result(wanted))
@@ -138,7 +141,7 @@ def _start(hosts: PullHosts, plan: PullPlan) -> bool:
 
 
 def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: PullPlan | None) -> bool:
-    """Follow it to its end, and take the containers away; False where another person did."""
+    """Follow it to its end, and take the containers away, where no other person has done so."""
     if wanted.detach:
         hosts.emit(
             Event(
@@ -154,10 +157,21 @@ def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: P
         text = f"Interrupted. The pull of {wanted.name} continues on the hosts; run the same command to look on."
         raise Interrupted(text, hint="vcluster pull --stop", again=()) from None
     if any(one.phase == "gone" for one in ended.hosts.values()) and not ended.failed:
-        return False
+        return _taken_away(hosts, wanted)
     reached = [name for name in names if name not in ended.lost]
     remove(hosts, reached)
     _report(hosts, wanted, ended, plan)
+    return True
+
+
+def _taken_away(hosts: PullHosts, wanted: WantedModel) -> bool:
+    """Another person has taken the containers away: at the end of the pull, or before, and then nothing is begun."""
+    model = ask_about(hosts, wanted, wanted.via or hosts.inventory.head_name)
+    plan = plan_for(hosts, model, "", wanted.via or hosts.inventory.head_name)
+    if plan.chain:
+        raise VclusterError(f"the pull of {wanted.name} was stopped; what arrived is kept")
+    text = f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}."
+    hosts.emit(Event("result", text, data=_result(wanted, changed=True)))
     return True
 
 

@@ -17,6 +17,7 @@ from vllm_cluster.text import age, count, size
 POLL_SECONDS = 1.0
 # A rate is of this long.
 WINDOW_SECONDS = 10.0
+MIN_SECONDS = 2.0
 # A host that does not answer for as long has failed for this pull.
 LOST_SECONDS = 60.0
 # Until a container that was made has its plan; where its maker died in between, it never has one.
@@ -50,7 +51,7 @@ class _Seen:
         if len(self.samples) < 2:
             return 0.0
         (first, before), (last, after) = self.samples[0], self.samples[-1]
-        return max(0.0, (after - before) / (last - first)) if last > first else 0.0
+        return max(0.0, (after - before) / (last - first)) if last - first >= MIN_SECONDS else 0.0
 
 
 def follow(fleet: Fleet, cluster: str, names: Sequence[str], emit: Emit) -> PullEnd:
@@ -91,6 +92,8 @@ def _take(one: _Seen, found: PullStatus | None, failure: VclusterError | None, n
     if found.phase == "starting" and now - began > START_SECONDS:
         found = replace(found, phase="failed", error="its program was never started")
     one.status = found
+    if found.phase not in ("downloading", "receiving"):
+        one.samples.clear()  # what was there before came at no rate
     one.samples.append((now, found.bytes))
     while len(one.samples) > 2 and one.samples[0][0] < now - WINDOW_SECONDS:
         one.samples.popleft()
@@ -134,6 +137,8 @@ def _show(seen: Mapping[str, _Seen], emit: Emit) -> None:
 
 def _words(now: PullStatus, rate: float) -> str:
     verb = {"downloading": "downloading", "receiving": "receiving"}.get(now.phase, now.phase)
+    if not now.total:
+        return verb
     source = f" from {now.upstream}" if now.upstream else ""
     trouble = f" ({now.error})" if now.error else ""
     return f"{verb} {size(now.bytes)} of {size(now.total)}{source}{_left(now.total - now.bytes, rate)}{trouble}"

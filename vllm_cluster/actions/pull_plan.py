@@ -47,7 +47,12 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     where = place(inventory, hosts.facts[via])
     connection = hosts.fleet.connections[via]
     question = {"model": wanted.model, "revision": wanted.revision, "token": hub_token(inventory), "endpoint": endpoint}
-    return ask_hub(connection, where, question)
+    found = ask_hub(connection, where, question)
+    if found.name != wanted.model:
+        # The cache names its folder after the word that is asked for: serve would look for the other one.
+        now = replace(wanted, model=found.name).name
+        raise PreflightFailed(f"{wanted.model} is {found.name} on {found.endpoint}", hint=f"vcluster pull {now}")
+    return found
 
 
 def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str) -> PullPlan:
@@ -61,7 +66,14 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str) -> Pul
         return plan
     shares = shared(_seen(hosts, plan), via)
     held = {name: replace(one, shares=shares.get(name, "")) for name, one in plan.held.items()}
-    return make(hosts.inventory, model, reference, held, via)
+    plan = make(hosts.inventory, model, reference, held, via)
+    if wrong := [name for name in plan.chain if not held[name].writable]:
+        text = f"pull: {hosts.inventory.model_cache} cannot be written by the user of the containers"
+        hint = (
+            "set user in the inventory to its owner; of a cache that hosts share, one must be able to write: --via HOST"
+        )
+        raise PreflightFailed(f"{', '.join(wrong)}: {text}", hint=hint)
+    return plan
 
 
 def _held(hosts: PullHosts, model: HubModel) -> dict[str, Held]:
@@ -70,11 +82,7 @@ def _held(hosts: PullHosts, model: HubModel) -> dict[str, Held]:
     asked = {"do": "look", "folder": folder(model.name), "kind": "hub", "commit": model.commit, "files": files}
     found = hosts.fleet.all(lambda connection: hosts.ask(connection, asked))
     known = Held.__dataclass_fields__
-    held = {name: Held(**{key: row[key] for key in known if key in row}) for name, row in found.items()}
-    if wrong := [name for name, one in held.items() if not one.writable]:
-        text = f"pull: {hosts.inventory.model_cache} cannot be written by the user of the containers"
-        raise PreflightFailed(f"{', '.join(wrong)}: {text}", hint="set user in the inventory to its owner")
-    return held
+    return {name: Held(**{key: row[key] for key in known if key in row}) for name, row in found.items()}
 
 
 def _seen(hosts: PullHosts, plan: PullPlan) -> dict[str, list[str]]:
@@ -101,7 +109,15 @@ def _seen(hosts: PullHosts, plan: PullPlan) -> dict[str, list[str]]:
             row = program.next(runtime.after(LINE_SECONDS))
             return [by_mark[mark] for mark in row["seen"] if mark in by_mark]
 
-        return hosts.fleet.all(look, names)
+        seen = hosts.fleet.all(look, names)
+
+        def clear(connection: HostConnection) -> None:
+            # Its end alone would not do: it is killed with its channel.
+            programs[connection.name].send({})
+            programs[connection.name].next(runtime.after(LINE_SECONDS))
+
+        hosts.fleet.all(clear, names)
+        return seen
 
 
 def ensure_room(plan: PullPlan) -> None:
@@ -117,7 +133,7 @@ def ensure_room(plan: PullPlan) -> None:
             lines.append((f"pull: {size(missing)} are needed and {size(free)} are free in {plan.cache}", name))
     if lines:
         text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts(lines).items())
-        raise PreflightFailed(text, hint="vcluster models shows what can be removed: vcluster models rm MODEL")
+        raise PreflightFailed(text, hint="vcluster models")
 
 
 def what(plan: PullPlan) -> str:
@@ -132,7 +148,8 @@ def summary(plan: PullPlan) -> str:
         missing = plan.missing[name]
         room = f" ({size(plan.held[name].free)} free)"
         if place_ == 0 and not missing:
-            lines.append(f"{name}: has all, and sends it")
+            proves = " once its files are hashed" if plan.downloads else ""
+            lines.append(f"{name}: has all, and sends it{proves}")
         elif place_ == 0:
             lines.append(f"{name}: downloads {size(missing)} from {plan.model.endpoint}{room}")
         else:

@@ -95,7 +95,7 @@ class PullPlan:
             "model": self.model.name,
             "commit": self.model.commit,
             "reference": self.reference,
-            "endpoint": self.model.endpoint,
+            "endpoint": self.model.endpoint if self.downloads else "",
             "cache": self.cache,
             "folder": folder(self.model.name),
             "kind": "hub",
@@ -157,7 +157,8 @@ def make(inventory: Inventory, model: HubModel, reference: str, held: Mapping[st
     whole = [name for name in writers if held[name].whole == len(wanted)]
     idle = [name for name in whole if held[name].digest]
     lacking = [name for name in writers if name not in idle]
-    source = next(iter(whole), via)
+    # One whose files agree with a manifest, before one where they have only the right size, and may be damaged.
+    source = next(iter([*idle, *whole]), via)
     chain = [source, *(name for name in lacking if name != source)] if lacking else []
     return PullPlan(
         chosen,
@@ -166,7 +167,7 @@ def make(inventory: Inventory, model: HubModel, reference: str, held: Mapping[st
         tuple(name for name in idle if name not in chain),
         held,
         skipped,
-        downloads=not whole,
+        downloads=bool(chain) and source not in idle,
         cache=inventory.model_cache,
         addresses={name: host.address for name, host in inventory.hosts.items()},
     )

@@ -28,8 +28,10 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, str
     last: dict[str, Any] = next((row for row in ended.messages if "commit" in row or "problem" in row), {})
     if "problem" in last:
         raise _refusal(connection.name, question, last)
-    if not last or not files:
-        what = f"{model} has no files" if last else f"the image's huggingface_hub gave no answer: {ended.text[-300:]}"
+    if last and not files:
+        raise PreflightFailed(f"{connection.name}: pull: {model} has no files", hint="check the name: ORG/NAME")
+    if not last:
+        what = f"the image's huggingface_hub gave no answer: {ended.text[-300:]}"
         raise CommandFailed(connection.name, f"pull: {what}", exit_code=ended.code, stderr=ended.text[-300:])
     try:
         found = tuple(HubFile(str(row["path"]), int(row["size"]), str(row["blob"])) for row in files)

@@ -30,12 +30,20 @@ class PullStatus:
     phase: str
     id: str = ""
     model: str = ""
+    commit: str = ""
+    reference: str = ""
     bytes: int = 0
     total: int = 0
     source: bool = False
     upstream: str = ""
     error: str = ""
     digest: str = ""
+
+    @property
+    def name(self) -> str:
+        """The model and the revision that is pulled."""
+        revision = self.reference or self.commit
+        return f"{self.model}@{revision}" if revision != "main" else self.model
 
     @property
     def over(self) -> bool:

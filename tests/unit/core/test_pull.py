@@ -66,6 +66,18 @@ def test_files_without_a_manifest_are_proved_first() -> None:
     assert (found.chain, found.idle) == (("gpu1", "gpu2"), ("gpu3",))
 
 
+def test_a_source_with_a_manifest_comes_before_one_that_may_be_damaged() -> None:
+    found = plan(gpu1=Held(whole=2, bytes=MODEL.size), gpu2=WHOLE, gpu3=WHOLE)
+    assert (found.chain, found.downloads) == (("gpu2", "gpu1"), False)
+    assert found.document("id", "key", "gpu2")["endpoint"] == ""
+
+
+def test_a_source_without_a_manifest_may_have_to_download() -> None:
+    found = plan(gpu1=Held(whole=2, bytes=MODEL.size))
+    assert (found.chain[0], found.downloads) == ("gpu1", True)
+    assert found.document("id", "key", "gpu1")["endpoint"] == MODEL.endpoint
+
+
 def test_a_shared_cache_is_written_by_one() -> None:
     seen = {"gpu1": ["gpu1", "gpu3"], "gpu2": ["gpu2"], "gpu3": ["gpu1", "gpu3"]}
     assert shared(seen, "gpu2") == {"gpu3": "gpu1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,17 @@ def test_a_hub_that_is_gone_ends_it_after_its_patience(
     plan = HostPlan(**{**vars(plan_of(hub, tmp_path)), "endpoint": "http://127.0.0.1:1"})
     with pytest.raises(PullError, match="no byte for 0 s"):
         fetch(plan)
+
+
+@pytest.mark.parametrize("more", [1000, -1000])
+def test_a_hub_that_sends_another_size_than_it_lists_is_named_at_once(
+    hub: PullHub, tmp_path: Path, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
+    plan = plan_of(hub, tmp_path)
+    files = tuple(
+        replace(file, size=file.size + more) if file.path.endswith(".safetensors") else file for file in plan.files
+    )
+    with pytest.raises(PullError, match=r"safetensors: .* sends another (size|content) than it lists"):
+        fetch(replace(plan, files=files))
+    assert not any(name.endswith(".safetensors") for name in contents(plan))

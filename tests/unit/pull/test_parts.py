@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models.repositories import PullHub, pull_hub
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.pulls import MODEL, Part, contents, model_files, plan_of, repository
 from tests.support.waiting import until
@@ -84,3 +87,11 @@ def test_a_source_that_is_refused_has_the_reason_in_its_status(hub: PullHub, tmp
         assert "the hub answers 401" in status["error"]
         with pytest.raises(subprocess.TimeoutExpired):
             there["b"].process.wait(0.1)
+
+
+def test_a_program_that_comes_back_after_its_end_ends_again(tmp_path: Path) -> None:
+    """Docker starts it again where Docker was killed meanwhile; its plan went with its end."""
+    argv = [sys.executable, "-m", "vllm_cluster.remote.pull.main"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VCLUSTER_PULL": str(tmp_path)}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

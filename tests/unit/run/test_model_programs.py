@@ -119,6 +119,12 @@ def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> Non
         one.stdin.flush()
         seen[mark] = json.loads(one.stdout.readline())["seen"]
     for one in running.values():
+        # On a host it is killed with its channel: it clears before.
+        assert one.stdin and one.stdout
+        one.stdin.write("{}\n")
+        one.stdin.flush()
+        assert json.loads(one.stdout.readline()) == {"end": True}
+        one.kill()
         one.communicate(timeout=30)
     assert seen == {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
     assert [path for cache in caches.values() for path in cache.iterdir()] == []

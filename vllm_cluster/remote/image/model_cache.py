@@ -110,7 +110,8 @@ def look(model: ModelFolder) -> dict[str, Any]:
 def seek(model: ModelFolder, mark: str) -> None:
     """Leave a mark, and look for those of others: hosts that see each other's share this cache."""
     path = model.cache / f".vcluster-mark-{mark}"
-    path.touch()
+    with suppress(OSError):  # a host that may only read its cache sees the marks of those that write
+        path.touch()
     try:
         print_row({"marked": mark})
         others = json.loads(sys.stdin.readline() or "{}").get("others", [])
@@ -118,7 +119,9 @@ def seek(model: ModelFolder, mark: str) -> None:
         print_row({"seen": [other for other in others if (model.cache / f".vcluster-mark-{other}").exists()]})
         sys.stdin.readline()  # the others look too
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    print_row({"end": True})
 
 
 def verify(model: ModelFolder) -> None:

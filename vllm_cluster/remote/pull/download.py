@@ -30,6 +30,8 @@ FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0
 # A file that comes wrong so often is wrong at the hub.
 ATTEMPTS = 2
 _FINAL = (401, 403, 404)
+# It has no byte where the list has more: the file is shorter than listed.
+_BEYOND = 416
 
 
 class Download:
@@ -66,7 +68,7 @@ class Download:
         for _ in range(ATTEMPTS):
             self._fetch(file)
             partial = self._store.partial(file)
-            if content_hash(partial, file.blob, file.size) == file.blob:
+            if partial.stat().st_size == file.size and content_hash(partial, file.blob, file.size) == file.blob:
                 self._store.finish(file)
                 return
             partial.unlink()
@@ -100,6 +102,9 @@ class Download:
         code = getattr(getattr(error, "response", None), "status_code", None)
         # The message has addresses of objects, signed URLs and the request's id behind its first line.
         what = f"the hub answers {code}" if code else str(error).split("\n")[0].split("(Request ID")[0].strip()[:200]
+        if code == _BEYOND:
+            self._store.partial(file).unlink(missing_ok=True)
+            raise PullError(f"{file.path}: {self._plan.endpoint} sends another size than it lists") from error
         if code in _FINAL:
             raise PullError(f"{file.path}: {what}") from error
         if moved:

@@ -121,6 +121,8 @@ class Pull:
             "v": 1,
             "id": self.plan.id,
             "model": self.plan.model,
+            "commit": self.plan.commit,
+            "reference": self.plan.reference,
             "source": self.plan.me == self.plan.hosts[0].name,
             "phase": self.phase,
             "bytes": there,
@@ -161,7 +163,9 @@ def leave() -> None:
 def main() -> None:
     """Run the plan that is beside this program."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(STOPPED))
-    Pull(HostPlan.read(FOLDER / PLAN)).run()
+    # Docker starts it again where Docker itself was killed meanwhile, and the program had ended its part by then.
+    if (FOLDER / PLAN).exists():
+        Pull(HostPlan.read(FOLDER / PLAN)).run()
     leave()
 
 

@@ -1,0 +1,68 @@
+"""Whose pull runs, and what becomes of one that another person ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.actions import pull as action
+from vllm_cluster.actions.pull_follow import PullEnd
+from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.core.pull import Held, HubFile, HubModel, make
+from vllm_cluster.errors import Locked, VclusterError
+from vllm_cluster.events import Event
+from vllm_cluster.run.weights import PullStatus
+
+INVENTORY = world.inventory(2)
+FILES = (HubFile("model.safetensors", 10**9, "a" * 64),)
+MODEL = HubModel("lab/model", "c" * 40, "http://hub", FILES)
+RUNS = PullStatus("downloading", model="lab/model", commit=MODEL.commit, reference="main")
+
+
+def look_on(monkeypatch: pytest.MonkeyPatch, revision: str, held: Held, ended: Mapping[str, PullStatus]) -> list[Event]:
+    """The events of a second person who asks for a revision while `RUNS`, which ends so."""
+    events: list[Event] = []
+    fleet: Any = SimpleNamespace()
+    hosts = PullHosts(INVENTORY, fleet, {}, events.append)
+    begun: list[object] = []
+    plan = make(INVENTORY, MODEL, "main", dict.fromkeys(INVENTORY.hosts, held), "gpu1")
+    monkeypatch.setattr(action, "statuses", lambda _: {"gpu1": RUNS, "gpu2": RUNS})
+    monkeypatch.setattr(action, "follow", lambda *_: PullEnd(ended, (), 1.0))
+    monkeypatch.setattr(action, "remove", lambda *_: None)
+    monkeypatch.setattr(action, "ask_about", lambda *_: MODEL)
+    monkeypatch.setattr(action, "plan_for", lambda *_: plan)
+    monkeypatch.setattr(action, "_start", lambda *_: begun.append(1))
+    try:
+        assert action._bring_once(hosts, WantedModel("lab/model", revision))
+    finally:
+        assert not begun
+    return events
+
+
+GONE = dict.fromkeys(INVENTORY.hosts, PullStatus("gone"))
+
+
+def test_one_that_another_person_stopped_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(VclusterError, match="the pull of lab/model was stopped; what arrived is kept"):
+        look_on(monkeypatch, "", Held(), GONE)
+
+
+def test_one_that_another_person_saw_end_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = look_on(monkeypatch, "", Held(whole=1, bytes=MODEL.size, digest="d"), GONE)
+    assert events[-1].text.startswith("lab/model is on all 2 hosts")
+
+
+@pytest.mark.parametrize("revision", ["v2", "d" * 40])
+def test_another_revision_waits_for_the_one_that_runs(monkeypatch: pytest.MonkeyPatch, revision: str) -> None:
+    with pytest.raises(Locked, match="lab/model is being pulled to gpu1, gpu2"):
+        look_on(monkeypatch, revision, Held(), GONE)
+
+
+def test_the_commit_that_runs_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Held(whole=1, bytes=MODEL.size, digest="d")
+    assert look_on(monkeypatch, MODEL.commit, whole, GONE)[-1].kind == "result"
