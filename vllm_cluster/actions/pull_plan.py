@@ -61,7 +61,7 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str) -> Pul
     Raises:
         PreflightFailed: a cache cannot be written.
     """
-    plan = make(hosts.inventory, model, reference, _held(hosts, model), via)
+    plan = make(hosts.inventory, model, reference, _held(hosts, model, reference), via)
     if not plan.chain:
         return plan
     shares = shared(_seen(hosts, plan), via)
@@ -76,10 +76,11 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str) -> Pul
     return plan
 
 
-def _held(hosts: PullHosts, model: HubModel) -> dict[str, Held]:
+def _held(hosts: PullHosts, model: HubModel, reference: str) -> dict[str, Held]:
     """What each cache has of the files."""
     files = [vars(file) for file in choose(model.files)[0]]
     asked = {"do": "look", "folder": folder(model.name), "kind": "hub", "commit": model.commit, "files": files}
+    asked["reference"] = reference
     found = hosts.fleet.all(lambda connection: hosts.ask(connection, asked))
     known = Held.__dataclass_fields__
     return {name: Held(**{key: row[key] for key in known if key in row}) for name, row in found.items()}

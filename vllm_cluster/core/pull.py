@@ -55,13 +55,17 @@ class HubModel:
 
 @dataclass(frozen=True)
 class Held:
-    """What a host's cache has of the wanted files, in bytes; `digest` is of a manifest that its files agree with."""
+    """What a host's cache has of the wanted files, in bytes; `digest` is of a manifest that its files agree with.
+
+    `named` is whether the branch or tag points to the commit there.
+    """
 
     whole: int = 0
     bytes: int = 0
     free: int = 0
     writable: bool = True
     digest: str = ""
+    named: bool = True
     changed: str = ""
     # The host whose cache this one is too.
     shares: str = ""
@@ -155,10 +159,11 @@ def make(inventory: Inventory, model: HubModel, reference: str, held: Mapping[st
     chosen = HubModel(model.name, model.commit, model.endpoint, wanted)
     writers = [name for name in held if not held[name].shares]
     whole = [name for name in writers if held[name].whole == len(wanted)]
-    idle = [name for name in whole if held[name].digest]
+    proved = [name for name in whole if held[name].digest]
+    idle = [name for name in proved if held[name].named]
     lacking = [name for name in writers if name not in idle]
     # One whose files agree with a manifest, before one where they have only the right size, and may be damaged.
-    source = next(iter([*idle, *whole]), via)
+    source = next(iter([*idle, *proved, *whole]), via)
     chain = [source, *(name for name in lacking if name != source)] if lacking else []
     return PullPlan(
         chosen,
@@ -167,7 +172,7 @@ def make(inventory: Inventory, model: HubModel, reference: str, held: Mapping[st
         tuple(name for name in idle if name not in chain),
         held,
         skipped,
-        downloads=bool(chain) and source not in idle,
+        downloads=bool(chain) and source not in proved,
         cache=inventory.model_cache,
         addresses={name: host.address for name, host in inventory.hosts.items()},
     )

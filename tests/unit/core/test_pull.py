@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support import world
@@ -76,6 +78,14 @@ def test_a_source_without_a_manifest_may_have_to_download() -> None:
     found = plan(gpu1=Held(whole=2, bytes=MODEL.size))
     assert (found.chain[0], found.downloads) == ("gpu1", True)
     assert found.document("id", "key", "gpu1")["endpoint"] == MODEL.endpoint
+
+
+def test_a_branch_that_does_not_point_there_yet_is_written_and_nothing_is_downloaded() -> None:
+    found = plan(gpu1=WHOLE, gpu2=replace(WHOLE, named=False), gpu3=WHOLE)
+    assert (found.chain, found.idle, found.downloads) == (("gpu1", "gpu2"), ("gpu3",), False)
+    everywhere = replace(WHOLE, named=False)
+    found = plan(gpu1=everywhere, gpu2=everywhere, gpu3=everywhere)
+    assert (found.chain, found.downloads) == (("gpu1", "gpu2", "gpu3"), False)
 
 
 def test_a_shared_cache_is_written_by_one() -> None:

@@ -95,3 +95,20 @@ def test_a_program_that_comes_back_after_its_end_ends_again(tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VCLUSTER_PULL": str(tmp_path)}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_two_pulls_do_not_write_into_one_cache(hub: PullHub, tmp_path: Path) -> None:
+    """Two clusters on one shared cache: the second one ends with the reason, and the first is whole."""
+    hub.busy = 1000
+    cache = tmp_path / "cache"
+    first = Part(tmp_path / "first", plan_of(hub, cache))
+    try:
+        until(lambda: first.status().get("phase") == "downloading")
+        second = Part(tmp_path / "second", plan_of(hub, cache))
+        assert second.process.wait(60) == 0
+        assert second.status()["error"].startswith("another pull brings this model into this cache")
+        hub.busy = 0
+        assert first.process.wait(60) == 0
+        assert first.status()["phase"] == "done"
+    finally:
+        first.end()

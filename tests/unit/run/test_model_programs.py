@@ -53,6 +53,8 @@ def test_a_whole_model_agrees_with_its_manifest(plan: HostPlan) -> None:
     (row,) = ask(plan, "look", commit=plan.commit, files=files)
     assert (row["whole"], row["bytes"], row["changed"]) == (len(FILES), plan.total, "")
     assert row["digest"] == Store(plan).digest()
+    named = [ask(plan, "look", commit=plan.commit, reference=name)[0]["named"] for name in ("main", "v2", "")]
+    assert named == [True, False, True]
     (by_branch,) = ask(plan, "look", revision="main")
     assert (by_branch["commit"], by_branch["digest"]) == (plan.commit, row["digest"])
 

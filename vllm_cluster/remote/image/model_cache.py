@@ -45,6 +45,8 @@ class ModelFolder:
         self.hub = asked["kind"] == "hub"
         self.commit: str = asked.get("commit") or self._commit(asked.get("revision") or "main")
         self.files: list[dict[str, Any]] = asked.get("files") or []
+        reference = str(asked.get("reference") or "")
+        self.named = not reference or self._commit(reference) == self.commit
 
     def _commit(self, revision: str) -> str:
         with suppress(OSError):
@@ -101,6 +103,7 @@ def look(model: ModelFolder) -> dict[str, Any]:
         "writable": os.access(folder, os.W_OK | os.X_OK),
         "digest": "" if changed else manifest.get("digest", ""),
         "changed": changed,
+        "named": model.named,
         "commit": model.commit,
         "files": len(manifest.get("files", ())),
         "size": sum(size for _, size, *_ in manifest.get("files", ())),

@@ -7,6 +7,7 @@ are complete, and also where it cannot continue: then its status has the reason.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -60,9 +61,10 @@ class Pull:
     def _bring(self) -> None:
         plan, store = self.plan, self.store
         store.root.mkdir(parents=True, exist_ok=True)
+        store.claim()
         self.phase = "verifying"
         store.prove()
-        server = serve(plan, store) if len(plan.hosts) > 1 else None
+        server = self._serve() if len(plan.hosts) > 1 else None
         try:
             if plan.me == plan.hosts[0].name:
                 self._download()
@@ -76,6 +78,17 @@ class Pull:
         finally:
             if server:
                 server.close()
+
+    def _serve(self) -> Any:
+        try:
+            return serve(self.plan, self.store)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            me = next(host for host in self.plan.hosts if host.name == self.plan.me)
+            raise PullError(
+                f"{me.address}:{me.port} is used by another program: ss -ltnp 'sport = :{me.port}'"
+            ) from error
 
     def _download(self) -> None:
         if self.plan.endpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_cluster.remote.pull.plan import HostPlan, write_whole
+from vllm_cluster.remote.pull.plan import HostPlan, PullError, write_whole
 from vllm_cluster.remote.pull.spread_parts import SpreadFile
 
 MANIFESTS = ".vcluster"
@@ -26,6 +27,22 @@ class Store:
         self._plan = plan
         self.root = Path(plan.cache) / plan.folder
         self._hub = plan.kind == "hub"
+
+    def claim(self) -> None:
+        """Keep every other pull from writing here until this process ends, also one of another host or cluster.
+
+        Raises:
+            PullError: another one writes.
+        """
+        path = self.root / MANIFESTS / "lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = path.open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PullError("another pull brings this model into this cache: wait until it has ended") from None
+        except OSError:
+            return  # a file system without locks
 
     def complete(self, file: SpreadFile) -> bool:
         """Return whether the file is whole, verified and in its place."""
