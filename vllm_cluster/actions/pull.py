@@ -42,16 +42,19 @@ def pull(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Runt
     raise VclusterError(f"{wanted.name}: other pulls came and went meanwhile", again=())
 
 
-def stop(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> None:
-    """Stop the pull that runs; what is on the disks stays, and another pull continues there.
+def stop(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runtime = SYSTEM) -> None:
+    """Stop the pull that runs, where it is of the wanted model; what is on the disks stays for another pull.
 
     Raises:
         HostError, FleetError: on some hosts it could not be stopped.
     """
     with looked_at(inventory, emit, runtime) as hosts:
         there = statuses(hosts)
-        remove(hosts, there)
         model = next((one.model for one in there.values() if one.model), "")
+        if wanted and model and model != wanted:
+            text = f"No pull of {wanted} runs"
+            raise Locked(f"{text}: {model} is being pulled to {', '.join(there)}", hint=f"vcluster pull {model} --stop")
+        remove(hosts, there)
         text = f"Stopped the pull of {model}. What arrived is kept." if there else "No pull runs."
         emit(Event("result", text, data={"model": model, "changed": bool(there)}))
 

@@ -52,7 +52,7 @@ def pull(
         from vllm_cluster.actions.pull_plan import WantedModel
 
         if stop:
-            action.stop(loaded, session.emit)
+            action.stop(loaded, session.emit, str(model or "").partition("@")[0])
             return
         name, _, revision = str(model).partition("@")
         wanted = WantedModel(name, revision, via or "", detach)

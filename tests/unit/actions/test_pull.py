@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,3 +67,16 @@ def test_another_revision_waits_for_the_one_that_runs(monkeypatch: pytest.Monkey
 def test_the_commit_that_runs_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Held(whole=1, bytes=MODEL.size, digest="d")
     assert look_on(monkeypatch, MODEL.commit, whole, GONE)[-1].kind == "result"
+
+
+@pytest.mark.parametrize(("wanted", "stopped"), [("", True), ("lab/model", True), ("lab/other", False)])
+def test_only_the_pull_that_is_meant_is_stopped(monkeypatch: pytest.MonkeyPatch, wanted: str, stopped: bool) -> None:
+    removed: list[object] = []
+    fleet: Any = SimpleNamespace()
+    hosts = PullHosts(INVENTORY, fleet, {}, lambda _: None)
+    monkeypatch.setattr(action, "looked_at", lambda *_: nullcontext(hosts))
+    monkeypatch.setattr(action, "statuses", lambda _: {"gpu1": RUNS})
+    monkeypatch.setattr(action, "remove", lambda _, names: removed.append(names))
+    with nullcontext() if stopped else pytest.raises(Locked, match="No pull of lab/other runs: lab/model is being"):
+        action.stop(INVENTORY, lambda _: None, wanted)
+    assert bool(removed) == stopped
