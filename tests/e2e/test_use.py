@@ -172,10 +172,13 @@ def test_a_rotated_key_is_the_only_one_and_vllm_goes_on(cluster: Sandbox) -> Non
         assert len({old, graced, new}) == 3
         # Without --grace no other key is accepted, nor one whose time is not over.
         assert [status_code(f"{url}/v1/models", key) for key in (old, graced, new)] == [401, 401, 200]
+        # The file of the next one has the same size and time.
+        last, new = new, cluster.vcluster("key", "--rotate").ok().out.strip()
+        assert [status_code(f"{url}/v1/models", key) for key in (last, new)] == [401, 200]
     assert cluster.vcluster("up", "--json").ok().event("result")["operations"] == 0
     assert cluster.vcluster("key").ok().out.strip() == new
     assert cluster.vcluster("complete", "Hi", "--max-tokens", "1").code == 0
     after = cluster.vcluster("status", "--json").ok().json()["serving"]
     assert (after["ready_at"], after["attempt"], cluster.nodes()) == (before["ready_at"], before["attempt"], nodes)
     verbs = [entry["verb"] for entry in cluster.vcluster("history", "--json").ok().json()["entries"]]
-    assert verbs[-2:] == ["key", "key"]
+    assert verbs[-3:] == ["key", "key", "key"]

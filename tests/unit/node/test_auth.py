@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -152,3 +153,29 @@ def test_without_a_key_of_its_own_it_lets_nobody_in(key_file: Path, content: str
         assert start["status"] == 503
         assert json.loads(body["body"])["error"]["code"] == "no_api_key"
     assert inside(ask("/health"))
+
+
+def test_a_second_new_key_is_read_though_its_file_looks_alike(key_file: Path) -> None:
+    """Docker writes the file of an archive in place, with the time that the archive names: the same for each key."""
+
+    async def inside_(_scope: Message, _receive: object, send: Any) -> None:
+        await send({"type": "inside"})
+
+    async def status(app: RequireKey, key: str) -> int:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        headers = [(b"authorization", f"Bearer {key}".encode())]
+        scope = {"type": "http", "method": "GET", "path": "/v1/models", "raw_path": b"/v1/models", "headers": headers}
+        await app(scope, cast(Any, None), send)
+        return int(sent[0].get("status", 200))
+
+    app = RequireKey(inside_)
+    made = ["sk-first-key-000000", "sk-second-key-00000", "sk-third-key-000000"]
+    assert len({len(key) for key in made}) == 1
+    for number, key in enumerate(made):
+        key_file.write_text(key)
+        os.utime(key_file, (0, 0))
+        assert [asyncio.run(status(app, one)) for one in made] == [200 if at == number else 401 for at in range(3)]

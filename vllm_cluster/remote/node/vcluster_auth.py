@@ -37,7 +37,8 @@ class RequireKey:
         try:
             path = Path(os.environ[KEY_FILE])
             found = path.stat()
-            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+            # Not the time of its content: Docker writes that of the archive, 1970 for each key, into the same inode.
+            seen = (found.st_ino, found.st_ctime_ns, found.st_size)
             if seen != self._seen:
                 content = path.read_bytes()
                 if keys(content):
