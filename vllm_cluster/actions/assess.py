@@ -16,7 +16,7 @@ from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.settled import settled
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.errors import InventoryError, PreflightFailed, VclusterError, combine
+from vllm_cluster.errors import HostError, InventoryError, PreflightFailed, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -65,23 +65,34 @@ def connect_all(
 
 @contextmanager
 def reached(
-    inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM
+    inventory: Inventory, emit: Emit, hosts: Sequence[str] | None = None, *, runtime: Runtime = SYSTEM
 ) -> Iterator[tuple[Fleet, dict[str, VclusterError]]]:
-    """The hosts of the inventory that can be reached, connected; and why the others cannot.
+    """The hosts of the inventory, or these alone, that can be reached, connected; and why the others cannot.
 
     Raises:
         Unreachable, FleetError: none can.
     """
     with Fleet(inventory, runtime) as fleet:
-        emit(Event("phase", f"connecting to {count(len(inventory.hosts), 'host')}"))
-        there, failures = fleet.connect()
+        emit(Event("phase", f"connecting to {count(len(hosts or inventory.hosts), 'host')}"))
+        there, failures = fleet.connect(hosts)
         try:
             if not there:
                 raise combine(failures)
             yield fleet, failures
         except VclusterError as error:
-            error.with_hosts(inventory.hosts)
+            error.with_hosts(hosts or inventory.hosts)
             raise
+
+
+def each_usable(
+    inventory: Inventory, fleet: Fleet, hosts: Sequence[str]
+) -> tuple[dict[str, HostFacts], dict[str, VclusterError]]:
+    """The facts of those of these hosts whose Docker can be used, and why the others' cannot."""
+    facts, failures = fleet.each(lambda connection: observe(inventory, connection), hosts)
+    for name, seen in facts.items():
+        if finding := engine_problem(seen):
+            failures[name] = HostError(name, finding.text, hint=finding.fix)
+    return {name: seen for name, seen in facts.items() if name not in failures}, failures
 
 
 def facts_of(inventory: Inventory, fleet: Fleet, without: Collection[str] = ()) -> dict[str, HostFacts]:

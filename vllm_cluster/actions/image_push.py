@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from vllm_cluster.actions.assess import connect_all, facts_of, require_name
+from vllm_cluster.actions.assess import each_usable, reached, require_name
 from vllm_cluster.core.identity import without_lease
-from vllm_cluster.core.images import Content
-from vllm_cluster.errors import HostError, PreflightFailed
+from vllm_cluster.core.image_use import loses_its_name
+from vllm_cluster.core.images import Content, earlier_image_name, repository_and_tag
+from vllm_cluster.errors import HostError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory import grammar
 from vllm_cluster.inventory.model import Host, HostSsh, Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_push import LOOPBACK, ImageSource, Stored, held, name_there, shared_with
@@ -34,41 +37,105 @@ def push(
     """Bring the image to these hosts, or to all, and return those that did not have it. No node is touched.
 
     Raises:
+        UsageError: the image reference is invalid, or the inventory has no such host.
         PreflightFailed: it is nowhere, it is for another processor, or a disk has no room; nothing was sent.
         HostError, FleetError: some hosts did not get it; the others did.
     """
-    name = image or inventory.image
-    require_name(inventory, [*hosts, *([source] if source not in ("", LOCAL) else [])])
-    with connect_all(inventory, emit, runtime=runtime) as fleet:
+    name = _reference(image) if image else inventory.image
+    targets = tuple(dict.fromkeys(hosts or inventory.hosts))
+    needed = [*targets, *([source] if source not in ("", LOCAL) else [])]
+    require_name(inventory, needed)
+    with reached(inventory, emit, needed if source else None, runtime=runtime) as (fleet, unreachable):
         emit(Event("phase", f"looking for {name}"))
-        facts = facts_of(inventory, fleet)
+        asked = needed if source else fleet.names
+        facts = _facts(inventory, fleet, unreachable, needed, asked=asked, emit=emit)
         fleet.without_lease()
-        found = _find(inventory, fleet, name, source)
+        found = _find(inventory, fleet, name, source, facts)
         # What is in the inventory under no name may be the same machine: it has the image then.
-        wanted = [host for host in hosts or inventory.hosts if host != found.connection.name]
-        lacking = _lacking(fleet, found, wanted, name, emit)
+        wanted = [host for host in targets if host != found.connection.name]
+        # An id is no name to give.
+        naming = _Naming(
+            inventory, facts, "" if found.image.id.removeprefix("sha256:").startswith(name) else name, emit
+        )
+        lacking = _lacking(fleet, found, wanted, naming)
         there = {host: facts[host] for host in lacking}
         _ensure_processor(found.image, there, name)
         if lacking:
             with ImageSource(found, without_lease(inventory.cluster), emit) as opened:
-                _send(opened, fleet, there, name)
-        text = f"{name} is {found.image.id[:19]} on {count(len(wanted) + 1, 'host')}"
+                _send(opened, fleet, there, naming)
+        having = [*wanted, *({found.connection.name} & set(inventory.hosts))]
+        text = f"{name} is {found.image.id[:19]} on {count(len(having), 'host')}"
         sent = f"; sent to {', '.join(lacking)}" if lacking else " (no changes)"
         data = {"image": name, "id": found.image.id, "source": found.connection.name, "sent": list(lacking)}
         emit(Event("result", text + sent, data=data))
         return tuple(lacking)
 
 
-def _find(inventory: Inventory, fleet: Fleet, name: str, source: str) -> Stored:
+def _reference(image: str) -> str:
+    try:
+        return grammar.image(image)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _facts(
+    inventory: Inventory,
+    fleet: Fleet,
+    unreachable: Mapping[str, VclusterError],
+    needed: Collection[str],
+    *,
+    asked: Sequence[str],
+    emit: Emit,
+) -> dict[str, HostFacts]:
+    """The facts of the hosts; those that neither get the image nor are named as its source are not needed."""
+    if lost := {host: error for host, error in unreachable.items() if host in needed}:
+        raise combine(lost)
+    facts, unusable = each_usable(inventory, fleet, [host for host in asked if host not in unreachable])
+    if lost := {host: error for host, error in unusable.items() if host in needed}:
+        error = combine(lost)
+        raise PreflightFailed(error.message, hint=error.hint)
+    for host, error in {**unreachable, **unusable}.items():
+        text = f"is not asked for the image: {error.message.removeprefix(f'{host}: ')}"
+        emit(Event("warning", text, host, {"code": "host-left-out"}))
+    return facts
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """The name that the image gets on each host, empty where it was asked for by its id."""
+
+    inventory: Inventory
+    facts: Mapping[str, HostFacts]
+    name: str
+    emit: Emit
+
+    def announce(self, connection: HostConnection, image: Content) -> None:
+        """Warn where the name means another image; one of the cluster gets a name by which it can be removed."""
+        before = held(connection, self.name) if self.name else None
+        if before is None or before.id == image.id or before.layers == image.layers:
+            return
+        host, cluster = connection.name, self.inventory.cluster
+        kept, short = "", before.id.removeprefix("sha256:")[:12]
+        if loses_its_name(self.inventory.image, cluster, self.facts[host].images, before.id, self.name):
+            earlier = earlier_image_name(cluster, before.id)
+            connection.engine.tag(before.id, *repository_and_tag(earlier))
+            kept = f", which is now {earlier}"
+        text = f"{self.name} is taken from the image {short}{kept}"
+        self.emit(Event("warning", text, host, {"code": "tag-moved", "id": before.id}))
+
+
+def _find(inventory: Inventory, fleet: Fleet, name: str, source: str, facts: Mapping[str, HostFacts]) -> Stored:
     """The source that was named; else the first host that has it, the head before the others, else this machine."""
-    names = sorted(inventory.hosts, key=lambda host: host != inventory.head_name)
+    names = sorted(facts, key=lambda host: host != inventory.head_name)
     for host in [source] if source else names:
         if host != LOCAL and (image := held(fleet.connections[host], name)):
             return Stored(fleet.connections[host], image, inventory.hosts[host].address)
     if source in ("", LOCAL) and (found := _local(inventory, fleet, name)):
         return found
     where = {"": "neither a host nor this machine has it", LOCAL: "this machine does not have it"}
-    hint = f"on {source or names[0]}: docker pull {name}"
+    # A command for where it is to be pulled: this machine has no way to itself.
+    way = "" if source == LOCAL else fleet.connections[source or names[0]].ssh
+    hint = f"{way} docker pull {name}".strip()
     raise PreflightFailed(f"{name}: {where.get(source, f'{source} does not have it')}", hint=hint)
 
 
@@ -90,16 +157,17 @@ def _local(inventory: Inventory, fleet: Fleet, name: str) -> Stored | None:
     return Stored(connection, image, LOOPBACK) if image else None
 
 
-def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], name: str, emit: Emit) -> list[str]:
+def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], naming: _Naming) -> list[str]:
     """The hosts that do not have the image; one that has it under no or another name gets the name alone."""
 
     def has(connection: HostConnection) -> bool:
         if held(connection, found.image.id) is None:
             return False
-        there = held(connection, name)
+        there = held(connection, naming.name) if naming.name else found.image
         if there is None or there.id != found.image.id:
-            name_there(connection, found.image.id, name)
-            emit(Event("done", f"has the image; {name} now means it", connection.name))
+            naming.announce(connection, found.image)
+            name_there(connection, found.image.id, naming.name)
+            naming.emit(Event("done", f"has the image; {naming.name} now means it", connection.name))
         return True
 
     answers = fleet.all(has, wanted)
@@ -118,7 +186,7 @@ def _ensure_processor(image: Content, facts: Mapping[str, HostFacts], name: str)
         raise PreflightFailed("\n".join(texts), hint="name an image for this processor, or one that is for several")
 
 
-def _send(source: ImageSource, fleet: Fleet, hosts: Mapping[str, HostFacts], name: str) -> None:
+def _send(source: ImageSource, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _Naming) -> None:
     """Send it to hosts, all at once."""
     emit, layers = source.emit, len(source.image.layers)
     have = fleet.all(lambda connection: shared_with(connection, source.image), hosts)
@@ -130,7 +198,8 @@ def _send(source: ImageSource, fleet: Fleet, hosts: Mapping[str, HostFacts], nam
 
     def send(connection: HostConnection) -> None:
         try:
-            source.send(connection, have[connection.name], name)
+            naming.announce(connection, source.image)
+            source.send(connection, have[connection.name], naming.name)
         except HostError as error:
             raise error.with_step("image push") from error.__cause__
         emit(Event("done", "the image is there, and the same", connection.name))

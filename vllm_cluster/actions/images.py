@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vllm_cluster.actions.assess import connect_all, facts_of, reached
+from vllm_cluster.actions.assess import connect_all, each_usable, facts_of, reached
 from vllm_cluster.actions.consent import Confirm
 from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
 from vllm_cluster.errors import Aborted, UsageError, VclusterError
@@ -33,21 +33,26 @@ def images(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Fo
 
     Raises:
         Unreachable, FleetError: no host can be reached.
-        PreflightFailed: a host's Docker cannot be used.
     """
     with reached(inventory, emit, runtime=runtime) as (fleet, failures):
         there = [name for name in fleet.names if name not in failures]
         emit(Event("phase", f"reading the images of {count(len(there), 'host')}"))
-        return FoundImages(_found(inventory, fleet, facts_of(inventory, fleet, failures)), failures)
+        facts, unusable = each_usable(inventory, fleet, there)
+        found, lost = fleet.each(_look(inventory, facts), facts)
+        return FoundImages(found, {**failures, **unusable, **lost})
 
 
-def _found(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> HostImages:
+def _look(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Callable[[HostConnection], tuple[ClusterImage, ...]]:
     def look(connection: HostConnection) -> tuple[ClusterImage, ...]:
         # Of all owners: an image that anybody's container was made from is in use.
         containers = connection.engine.containers(None)
         return cluster_images(inventory.image, inventory.cluster, facts[connection.name].images, containers)
 
-    return fleet.all(look, facts)
+    return look
+
+
+def _found(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> HostImages:
+    return fleet.all(_look(inventory, facts), facts)
 
 
 def prune(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:

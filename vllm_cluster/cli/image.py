@@ -19,7 +19,7 @@ IMAGE = {
         "Show the images that the cluster uses or used.",
         "Those that run, that the inventory names, the ones before, and those that nothing needs.",
         ("vcluster image ls", "vcluster image ls --json"),
-        READ,
+        {1: "a host's Docker does not answer", **READ},
     ),
     "prune": Verb(
         "Verbs",

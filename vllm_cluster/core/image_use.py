@@ -7,7 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm_cluster.core.images import NODE_IMAGE_REPOSITORY, canonical, find_image, repository_and_tag
+from vllm_cluster.core.images import (
+    NODE_IMAGE_REPOSITORY,
+    canonical,
+    earlier_image_name,
+    find_image,
+    repository_and_tag,
+)
 from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, VLLM_VERSION
 from vllm_cluster.facts.host_facts import Container, Image
 
@@ -44,17 +50,18 @@ def cluster_images(
 
     An engine image carries the name of the cluster that it was built for: a host has one of a name, and the id goes
     with `down`. One that an earlier version built, or that is another name of its base, is known by its base. A base
-    has names of the inventory's repository alone, and an engine image was made from it: any other image of that
-    repository belongs to others.
+    has names of the inventory's repository alone, and an engine image was made from it, or `image push` moved its name
+    to another: any other image of that repository belongs to others.
     """
     repository = repository_and_tag(canonical(reference))[0]
     wanted = find_image(reference, images)
-    known = {image.id: image for image in images if image == wanted or _is_of(repository, image)}
+    earlier = {image.id for image in images if earlier_image_name(cluster, image.id) in image.tags}
+    known = {image.id: image for image in images if image == wanted or _is_of(repository, cluster, image)}
     every = list(_engines(images))
     engines = [row for row in every if _of_cluster(row[0], row[1], known, cluster)]
     # What another cluster's engine image is made from is left to that cluster.
     theirs = {base for image, base, _ in every if not _of_cluster(image, base, known, cluster)}
-    made_from = {base for _, base, _ in engines} - theirs
+    made_from = ({base for _, base, _ in engines} | earlier) - theirs
     bases = {image_id: image for image_id, image in known.items() if image_id in made_from or image == wanted}
     used = {container.image_id for container in containers}
     # What runs is made from an engine image, and that one from its base.
@@ -91,11 +98,21 @@ def _names(image: Image) -> tuple[str, ...]:
     return tuple(tag for tag in image.tags if not tag.startswith(_NONE))
 
 
-def _is_of(repository: str, image: Image) -> bool:
-    """Whether an image has names of that repository, and no others but an engine image's."""
-    references = (*_names(image), *(() if image.tags else image.digests))
-    names = [name for name in references if not _ENGINE.fullmatch(name)]
-    return bool(names) and all(repository_and_tag(canonical(name))[0] == repository for name in names)
+def _is_of(repository: str, cluster: str, image: Image) -> bool:
+    """Whether an image has names of that repository, and no others but those that vcluster gives."""
+    earlier = earlier_image_name(cluster, image.id)
+    given = [name for name in _names(image) if not _ENGINE.fullmatch(name)]
+    # One that brings its own Ray has an engine image's name, too: it says nothing about whose it is.
+    names = [name for name in given or image.digests if name != earlier]
+    same = all(repository_and_tag(canonical(name))[0] == repository for name in names)
+    return same and bool(names or earlier in given)
+
+
+def loses_its_name(reference: str, cluster: str, images: Sequence[Image], image_id: str, name: str) -> bool:
+    """Whether an image is a cluster's, and has no name but an engine image's once this one means another image."""
+    of_cluster = {image.id for image in cluster_images(reference, cluster, images, ())}
+    names = (tag for image in images if image.id == image_id for tag in _names(image))
+    return image_id in of_cluster and all(tag == canonical(name) or bool(_ENGINE.fullmatch(tag)) for tag in names)
 
 
 def _engines(images: Sequence[Image]) -> Iterator[tuple[Image, str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 from vllm_cluster.facts.host_facts import Image
 
 NODE_IMAGE_REPOSITORY = "vcluster-engine"
+EARLIER_IMAGE_REPOSITORY = "vcluster-earlier"
 
 # Docker's own stores, which know a layer by the digest of its archive. containerd's knows it by that of its compressed
 # form, which another host may have compressed otherwise.
@@ -103,6 +104,15 @@ def node_image_tag(base_id: str, ray: str) -> str:
     An image that brings its own Ray gets this name too, without a layer: the name records that it was looked at.
     """
     return f"{base_id.removeprefix('sha256:')[:12]}-ray{ray}"
+
+
+def earlier_image_name(cluster: str, image_id: str) -> str:
+    """What an image of a cluster is called after another one has taken its name.
+
+    >>> earlier_image_name("lab", "sha256:0123456789abcdef")
+    'vcluster-earlier:lab-0123456789ab'
+    """
+    return f"{EARLIER_IMAGE_REPOSITORY}:{cluster}-{image_id.removeprefix('sha256:')[:12]}"
 
 
 def node_image_name(base_id: str, ray: str) -> str:

@@ -104,7 +104,8 @@ class FakeTransport:
             self._fence(stream, argv)
         elif receive:
             stream = _ReceiveStream(self, self._world, argv[-2], fault)
-            self._fence(stream, argv)
+            if argv[0] != "bash":
+                self._fence(stream, argv)
         elif program:
             stream = _ProgramStream(self, self._world, command, fault)
             if len(command) < len(argv):

@@ -307,7 +307,8 @@ def _images(engine: FakeEngine, _: Request, __: str) -> Answer:
 @route("GET", "/images/*/json")
 def _image(engine: FakeEngine, _: Request, reference: str) -> Answer:
     picture = engine.picture(reference)
-    return reply({"Id": picture.id, "RepoTags": picture.tags, "Config": {"Labels": picture.labels}})
+    layers = {"Type": "layers", "Layers": [picture.id]}
+    return reply({"Id": picture.id, "RepoTags": picture.tags, "RootFS": layers, "Config": {"Labels": picture.labels}})
 
 
 @route("POST", "/images/create")
@@ -340,6 +341,15 @@ def fetch(world: World, machine: Machine, name: str, *, logged_in: bool) -> None
 def _tag(engine: FakeEngine, request: Request, reference: str) -> Answer:
     name_image(engine.machine, engine.picture(reference), f"{request.query['repo']}:{request.query['tag']}")
     return Answer(201)
+
+
+@route("DELETE", "/images/*")
+def _remove_image(engine: FakeEngine, _: Request, reference: str) -> Answer:
+    picture = engine.picture(reference)
+    picture.tags = [] if reference == picture.id else [tag for tag in picture.tags if tag != reference]
+    if not picture.tags:
+        del engine.machine.images[picture.id]
+    return reply([{"Untagged": reference}])
 
 
 def name_image(machine: Machine, picture: Picture, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -156,9 +157,10 @@ class Machine:
     def picture(self, reference: str) -> Picture | None:
         """The image of that name or id."""
         name = reference if ":" in reference.rsplit("/", maxsplit=1)[-1] else f"{reference}:latest"
-        if reference in self.images:
-            return self.images[reference]
-        return next((image for image in self.images.values() if name in image.tags), None)
+        by_name = next((image for image in self.images.values() if name in image.tags), None)
+        short = re.fullmatch("(sha256:)?([0-9a-f]{12,64})", reference)
+        by_id = (image for image in self.images.values() if short and image.id.startswith(f"sha256:{short[2]}"))
+        return by_name or next(by_id, None)
 
     def place(self, box: Box, path: str) -> tuple[Files, str, bool]:
         """Where a path of a container lies: the files that hold it, the path in them, and whether it is read-only."""

@@ -1,0 +1,160 @@
+"""Images sent between hosts: what hosts it asks, what it warns of, and what it leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import Picture, World
+from vllm_cluster.actions.image_push import push
+from vllm_cluster.actions.images import images, prune
+from vllm_cluster.core.image_use import ClusterImage
+from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.events import Emit
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.runtime import Runtime
+
+pytestmark = pytest.mark.promise("P45")
+
+OTHER = "lab/other:1"
+
+
+def sent(world: World, **words: Any) -> Outcome:
+    """One `image push`."""
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return push(inventory, emit, runtime=runtime, **words)
+
+    with lab.inside(world):
+        return lab.run(world, make.inventory(len(world.machines)), verb)
+
+
+def listed(world: World) -> Outcome:
+    """One `image ls`."""
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return images(inventory, emit, runtime=runtime)
+
+    with lab.inside(world):
+        return lab.run(world, make.inventory(len(world.machines)), verb)
+
+
+def with_other(*hosts: str) -> World:
+    """Three hosts, one image on all of them, and another on some."""
+    world = make.world((2, 2, 2))
+    for host in hosts:
+        give(world, host, 7, OTHER)
+    return world
+
+
+def give(world: World, host: str, number: int, name: str) -> str:
+    """An image of its own under a name on a host; its id."""
+    made = make.base_image(number)
+    there = world.machines[host].images.setdefault(made.id, Picture(made.id, [], dict(made.have)))
+    for image in world.machines[host].images.values():
+        image.tags = [tag for tag in image.tags if tag != name]
+    there.tags.append(name)
+    return made.id
+
+
+@pytest.mark.parametrize("state", ["docker", "unreachable"])
+@pytest.mark.parametrize("source", ["", "gpu1"])
+def test_a_host_that_is_not_involved_stops_no_push(state: str, source: str) -> None:
+    world = with_other("gpu1")
+    dead = world.machines["gpu3"]
+    dead.docker, dead.reachable = ("stopped", True) if state == "docker" else ("", False)
+    outcome = sent(world, image=OTHER, hosts=["gpu2"], source=source)
+    assert outcome.error is None, outcome.story()
+    assert outcome.value == ("gpu2",)
+    assert world.machines["gpu2"].picture(OTHER)
+    # Where the source is to be found, it says which host it could not ask.
+    left_out = [event.host for event in outcome.events if event.data.get("code") == "host-left-out"]
+    assert left_out == ([] if source else ["gpu3"])
+
+
+@pytest.mark.parametrize(("hosts", "source"), [((), ""), (("gpu3",), ""), (("gpu2",), "gpu3")])
+def test_a_host_that_is_involved_has_to_have_a_docker(hosts: tuple[str, ...], source: str) -> None:
+    world = with_other("gpu1")
+    world.machines["gpu3"].docker = "stopped"
+    error = sent(world, image=OTHER, hosts=hosts, source=source).error
+    assert isinstance(error, PreflightFailed)
+    assert error.message.startswith("gpu3: Docker does not answer")
+    assert not world.machines["gpu2"].picture(OTHER)
+
+
+def test_the_list_is_that_of_the_hosts_whose_docker_answers() -> None:
+    world = make.world((2, 2, 2))
+    world.machines["gpu1"].docker, world.machines["gpu3"].reachable = "stopped", False
+    outcome = listed(world)
+    assert outcome.error is None, outcome.story()
+    assert list(outcome.value.hosts) == ["gpu2"]
+    assert set(outcome.value.failures) == {"gpu1", "gpu3"}
+    assert "gpu1: Docker does not answer" in outcome.value.failures["gpu1"].message
+
+
+@pytest.mark.parametrize("name", ["../x", "--help-me", "a b", ";rm", "UPPER/x", "atk/b:1@sha256:00"])
+def test_what_is_no_name_of_an_image_is_refused_before_anything_is_asked(name: str) -> None:
+    outcome = sent(make.world((2, 2)), image=name)
+    assert isinstance(outcome.error, UsageError)
+    assert outcome.script.calls == []
+
+
+def test_a_host_that_is_named_twice_is_one() -> None:
+    outcome = sent(with_other("gpu1"), image=OTHER, hosts=["gpu2", "gpu2"])
+    assert outcome.value == ("gpu2",)
+    assert "on 2 hosts" in outcome.events[-1].text
+
+
+def test_an_image_sent_by_its_id_gets_no_name_of_it() -> None:
+    world = with_other("gpu1")
+    whole = make.base_image(7).id
+    outcome = sent(world, image=whole[7:19], hosts=["gpu2"])
+    assert outcome.value == ("gpu2",), outcome.story()
+    assert world.machines["gpu2"].images[whole].tags == []
+
+
+def moved(outcome: Outcome) -> list[tuple[str | None, str]]:
+    """The hosts that a name was taken on, with the image that had it."""
+    return [(event.host, str(event.data["id"])) for event in outcome.events if event.data.get("code") == "tag-moved"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_clusters_image_whose_name_moves_can_be_listed_and_removed(there: bool) -> None:
+    """Also where the host has the new one already, under no name."""
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    old, new = make.base_image(1).id, give(world, "gpu1", 2, make.IMAGE)
+    if there:
+        give(world, "gpu2", 2, "lab/unnamed:1")
+    outcome = sent(world)
+    assert outcome.error is None, outcome.story()
+    assert moved(outcome) == [("gpu2", old)]
+    machine = world.machines["gpu2"]
+    assert machine.picture(make.IMAGE) is machine.images[new]
+
+    def states() -> dict[str, str]:
+        rows: tuple[ClusterImage, ...] = listed(world).value.hosts["gpu2"]
+        return {row.id: row.state for row in rows}
+
+    assert states() == {old: "unused", new: "wanted"}
+    with lab.inside(world):
+        removed = lab.run(
+            world, inventory, lambda lab_, emit, runtime: prune(lab_, emit, confirm=lambda _: True, runtime=runtime)
+        )
+    assert removed.error is None, removed.story()
+    assert states() == {new: "wanted"}
+    assert old not in machine.images
+    assert moved(sent(world)) == []
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_image_of_others_whose_name_moves_is_left_as_it_is(keeps: bool) -> None:
+    world = with_other("gpu1")
+    old = give(world, "gpu2", 8, OTHER)
+    there = world.machines["gpu2"].images[old]
+    there.tags += ["colleague/vllm:mine"] if keeps else []
+    assert moved(sent(world, image=OTHER, hosts=["gpu2"])) == [("gpu2", old)]
+    assert there.tags == (["colleague/vllm:mine"] if keeps else [])
+    assert old not in {row.id for row in listed(world).value.hosts["gpu2"]}
