@@ -99,12 +99,12 @@ def test_what_cannot_be_had_is_named_and_nothing_is_touched(sandbox: Sandbox, hu
     sandbox.on("gpu1", "iptables", "-I", *rule, root=True)
     try:
         cut_off = pull(sandbox, hub)
-        assert cut_off.code == 3 and "--via HOST" in cut_off.err
+        assert cut_off.code == 4 and "--via HOST" in cut_off.err
         pull(sandbox, hub, "--via", "gpu2").ok()
     finally:
         sandbox.on("gpu1", "iptables", "-D", *rule, root=True)
     held = expected(sandbox, hub) and hub.sent == SIZE
-    record("P44", "no internet but on one host", "exit 3 without --via, all hosts whole with it", held)
+    record("P44", "no internet but on one host", "exit 4 without --via, all hosts whole with it", held)
     assert held
 
 

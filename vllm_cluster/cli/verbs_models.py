@@ -31,7 +31,7 @@ PULL = Verb(
         1: "some hosts do not have it",
         2: "usage or inventory",
         3: "the model cannot be had, or a disk has no room; nothing was changed",
-        4: "a host is unreachable",
+        4: "a host or the hub is unreachable",
         75: "another model is being pulled",
     },
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_cluster.core.pull import HubFile, HubModel
-from vllm_cluster.errors import CommandFailed, PreflightFailed
+from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import Place, python, run
 
@@ -18,7 +18,8 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, str
     """The repository at the commit behind the revision; the question has model, revision, token and endpoint.
 
     Raises:
-        PreflightFailed: it is not there, not given to us, or the hub cannot be asked from that host.
+        PreflightFailed: it is not there, or not given to us.
+        Unreachable: the hub cannot be reached from that host.
         HostError: the program gave no answer.
     """
     program = python("image", "hub_files", seconds=ASK_SECONDS)
@@ -48,7 +49,7 @@ def _inside(file: HubFile) -> bool:
     return named and len(file.blob) in (40, 64) and all(digit in "0123456789abcdef" for digit in file.blob)
 
 
-def _refusal(host: str, question: Mapping[str, str | None], last: dict[str, Any]) -> PreflightFailed:
+def _refusal(host: str, question: Mapping[str, str | None], last: dict[str, Any]) -> VclusterError:
     endpoint, code, model, revision = last["endpoint"], last["code"], question["model"], question["revision"]
     how = "with the token that is set" if question["token"] else "without a token"
     page = f"{endpoint}/{model}"
@@ -65,4 +66,6 @@ def _refusal(host: str, question: Mapping[str, str | None], last: dict[str, Any]
         ),
     }
     text, hint = texts[last["problem"]]
+    if last["problem"] == "unreachable":
+        return Unreachable(host, f"pull: {text}", hint=hint)
     return PreflightFailed(f"{host}: pull: {text}", hint=hint)
