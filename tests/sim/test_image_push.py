@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
-from tests.support.sim.world import Picture, World
+from tests.support.sim.world import Machine, Picture, World
 from vllm_cluster.actions.image_push import push
 from vllm_cluster.actions.images import images, prune
 from vllm_cluster.core.image_use import ClusterImage
@@ -100,6 +100,27 @@ def test_what_is_no_name_of_an_image_is_refused_before_anything_is_asked(name: s
     outcome = sent(make.world((2, 2)), image=name)
     assert isinstance(outcome.error, UsageError)
     assert outcome.script.calls == []
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [("local", f"docker pull {OTHER}"), ("gpu2", f"gpu2 docker pull {OTHER}"), ("", f"gpu1 docker pull {OTHER}")],
+)
+def test_the_remedy_for_an_image_that_is_missing_can_be_pasted(source: str, remedy: str) -> None:
+    """A call of Docker on this machine, or over ssh with the options of the host."""
+    world = make.world((2, 2))
+    inventory = make.inventory(2)
+    world.machines["local"] = Machine("local", "127.0.0.1", 0, "machine-local")
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        return push(inventory, emit, image=OTHER, source=source, runtime=runtime)
+
+    with lab.inside(world):
+        error = lab.run(world, inventory, verb).error
+    assert isinstance(error, PreflightFailed)
+    words = str(error.hint).split()
+    assert " ".join(words[-len(remedy.split()) :]) == remedy
+    assert words[0] == ("docker" if source == "local" else "ssh")
 
 
 def test_a_host_that_is_named_twice_is_one() -> None:
