@@ -35,7 +35,7 @@ Wait = Annotated[
         "--wait", metavar="DURATION", min=0, max=1e9, help="Wait so long while another run changes these hosts."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping what runs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping or removing anything.")]
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="More output; -vv shows every call to the hosts.")
 ]

@@ -16,11 +16,11 @@ EXIT_UNREACHABLE = 4
 INTERVAL_SECONDS = 2.0
 
 Interval = Annotated[
-    float, typer.Option("--interval", metavar="DURATION", min=0.5, max=3600, help="Between two views, with --watch.")
+    float, typer.Option("--interval", metavar="DURATION", min=0.5, max=3600, help="Between two views, where they repeat.")
 ]
 Number = Annotated[
     int | None,
-    typer.Option("--count", metavar="N", min=1, help="End after N views, with --watch.", show_default=False),
+    typer.Option("--count", metavar="N", min=1, help="End after N views.", show_default=False),
 ]
 
 
