@@ -16,7 +16,7 @@ EXIT_UNREACHABLE = 4
 INTERVAL_SECONDS = 2.0
 
 Interval = Annotated[
-    float, typer.Option("--interval", metavar="DURATION", min=0.5, max=3600, help="Between two views, where they repeat.")
+    float, typer.Option("--interval", metavar="DURATION", min=0.5, max=3600, help="Time between two views.")
 ]
 Number = Annotated[
     int | None,
