@@ -15,6 +15,7 @@ from vllm_cluster.cli.image import IMAGE
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.sandbox import SANDBOX
 from vllm_cluster.cli.verbs import VERBS
+from vllm_cluster.cli.verbs_models import MODELS
 from vllm_cluster.events import Kind
 from vllm_cluster.explain.catalogue import CHECKED, FAILURES
 
@@ -44,7 +45,7 @@ EVENTS = {
     "error": "the verb failed: what happened, what to do, the exit code, and a row for each host concerned",
     "endpoint": "the model is ready: where it answers, and the command that asks it",
 }
-GROUPS = {"sandbox": SANDBOX, "image": IMAGE}
+GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS}
 # Every event has these.
 OF_ALL_EVENTS = ("v", "t", "event", "text")
 # A bar within a cell, also within code.

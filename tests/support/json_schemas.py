@@ -322,6 +322,7 @@ def _events() -> list[Schema]:
         ("result", {"ended": YES}),
         ("result", {"removed": {"type": ["integer", "boolean"]}}),
         ("result", {"image": TEXT, "id": TEXT, "source": TEXT, "sent": rows(TEXT)}),
+        ("result", {"model": TEXT, "hosts": rows(TEXT), "removed_bytes": COUNT}),
         ("result", {"url": TEXT, "port": COUNT}),
         ("result", {"inventory": TEXT}),
         ("result", {"seconds": NUMBER}),
@@ -358,7 +359,7 @@ def validate(argv: Sequence[str], output: str) -> None:
     verb = next((word for word in argv if word in DOCUMENTS and "--end" not in argv), "events")
     verb = "top" if "--watch" in argv else verb
     # Of its verbs, one prints a document.
-    verb = "events" if verb == "image" and "ls" not in argv else verb
+    verb = "events" if (verb == "image" and "ls" not in argv) or (verb == "models" and "rm" in argv) else verb
     for line in output.splitlines():
         row = json.loads(line)
         judge = validator("events" if row.get("event") == "error" else verb)

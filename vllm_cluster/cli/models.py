@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.options import InventoryPath, Json
+from typing import Annotated
+
+import typer
+
+from vllm_cluster.cli.completion import complete_hosts, complete_models
+from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
+from vllm_cluster.cli.program import program
 from vllm_cluster.cli.session import SETTINGS, Session
+from vllm_cluster.cli.verbs_models import MODELS
+
+app = program(MODELS, "Show and remove the models of the hosts. Without a verb: ls.", "ls", add_completion=False)
 
 
-def models(inventory: InventoryPath = None, as_json: Json = False) -> None:
+@app.callback()
+def root() -> None:
+    """A group is never run without a verb: ls is its default."""
+
+
+def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
     """Show which models the hosts have, and whether they are complete."""
 
     def action(session: Session) -> None:
@@ -27,3 +41,37 @@ def models(inventory: InventoryPath = None, as_json: Json = False) -> None:
             raise combine(dict(found.failures)).with_hosts(loaded.hosts)
 
     Session(inventory, as_json=as_json).run(action)
+
+
+def rm(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A repository of the hub, or ./NAME for a folder below model_cache.",
+            autocompletion=complete_models,
+        ),
+    ],
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="HOST",
+            help="Hosts that lose it. Default: all.",
+            autocompletion=complete_hosts,
+            show_default=False,
+        ),
+    ] = None,
+    inventory: InventoryPath = None,
+    as_json: Json = False,
+    wait: Wait = 0.0,
+    yes: Yes = False,
+) -> None:
+    """Remove a model from the hosts."""
+
+    def action(session: Session) -> None:
+        loaded = session.load()
+        from vllm_cluster.actions.models_remove import remove
+
+        remove(loaded, session.emit, model=model, hosts=hosts or (), confirm=session.confirm(yes), wait=wait)
+
+    Session(inventory, as_json=as_json, changes=True).run(action)

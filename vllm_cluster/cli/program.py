@@ -43,12 +43,12 @@ class Verb:
     habits: tuple[str, ...] = ()
 
 
-def program(verbs: Mapping[str, Verb], about: str, **more: Any) -> typer.Typer:
-    """A program of these verbs."""
-    table = verbs
+def program(verbs: Mapping[str, Verb], about: str, default: str = "", **more: Any) -> typer.Typer:
+    """A program of these verbs; where none is given it runs the default one."""
+    table, otherwise = verbs, default
 
     class Program(Verbs):
-        verbs = table
+        verbs, default = table, otherwise
 
     return typer.Typer(
         cls=Program,
@@ -117,6 +117,7 @@ class Verbs(TyperGroup):
     """A group whose verbs are imported when they are called."""
 
     verbs: ClassVar[Mapping[str, Verb]] = {}
+    default: ClassVar[str] = ""
 
     def list_commands(self, ctx: Context) -> list[str]:
         """The verbs, in the order of the table."""
@@ -142,6 +143,8 @@ class Verbs(TyperGroup):
         args = words.options_last(args)
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
+        if self.default and (not args or args[0].startswith("-")):
+            args = ["--help"] if {*args} & {*ctx.help_option_names} else [self.default, *args]
         _plain_values(self.get_params(ctx))
         try:
             return super().parse_args(ctx, args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_cluster.cli.exits import ASK, LEASE, READ
 from vllm_cluster.cli.program import Verb
-from vllm_cluster.cli.verbs_models import MODELS, PULL
+from vllm_cluster.cli.verbs_models import PULL
 
 _SET_UP, _RUN, _USE, _LOOK, _OTHER = "Set up", "Run", "Use", "Look into a failure", "Other"
 
@@ -41,7 +41,7 @@ VERBS = {
         examples=("vcluster facts", "vcluster facts gpu1 --json"),
         exits=READ,
     ),
-    "models": MODELS,
+    "models": Verb(_SET_UP, "models:app", "Show and remove the models of the hosts."),
     "pull": PULL,
     "image": Verb(_SET_UP, "image:app", "List, remove and send the images of the hosts."),
     "plan": Verb(

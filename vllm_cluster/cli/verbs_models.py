@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.exits import READ
+from vllm_cluster.cli.exits import LEASE, READ
 from vllm_cluster.cli.program import Verb
 
 _SET_UP = "Set up"
 
-MODELS = Verb(
-    _SET_UP,
-    "models:models",
-    "Show which models each host has, and whether complete.",
-    examples=("vcluster models", "vcluster models --json"),
-    exits={1: "a host's cache cannot be read", **READ},
-)
+MODELS = {
+    "ls": Verb(
+        "Verbs",
+        "models:ls",
+        "Show which models each host has, and whether complete.",
+        examples=("vcluster models", "vcluster models --json"),
+        exits={1: "a host's cache cannot be read", **READ},
+    ),
+    "rm": Verb(
+        "Verbs",
+        "models:rm",
+        "Remove a model from the hosts.",
+        "Frees what it takes in the caches, all revisions. Refuses what is served, or is being pulled.",
+        ("vcluster models rm org/old-model", "vcluster models rm ./my-model gpu2 --yes"),
+        {
+            0: "none of the hosts has it",
+            1: "failed, or the answer was no",
+            **LEASE,
+            3: "it is being served; nothing was changed",
+            75: "it is being pulled, or another run holds the lease",
+        },
+    ),
+}
 
 PULL = Verb(
     _SET_UP,

@@ -9,7 +9,7 @@ from tests.support.sim import shell
 from tests.support.sim.world import Machine, World
 
 # Those that wait for a message before they do anything.
-READERS = ("append_line", "check", "send_image")
+READERS = ("append_line", "check", "model_cache", "send_image")
 
 
 def called(command: Sequence[str]) -> str:
@@ -66,6 +66,14 @@ class Program:
             order = json.loads(data)
             self._world.sending[order["address"]] = self._machine.images[order["image"]]
 
+    def _cache(self, order: dict[str, str]) -> dict[str, object]:
+        """The size of a model in the cache; where it is to be removed, it is gone then."""
+        models, folder = self._machine.models, order["folder"]
+        row = {"end": True, "there": folder in models, "size": models.get(folder, 0)}
+        if order["do"] == "remove":
+            models.pop(folder, None)
+        return row
+
     def end(self) -> bytes:
         """What it prints until its end."""
         world, machine, box = self._world, self._machine, self._box
@@ -82,6 +90,8 @@ class Program:
         match self.name:
             case "append_line":
                 rows = [{"appended": True}]
+            case "model_cache":
+                rows = [self._cache(json.loads(self._input))]
             case "send_image":
                 rows = [{"port": 49152, "layers": [1]}]
             case "vllm_load":

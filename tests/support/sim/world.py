@@ -139,6 +139,7 @@ class Machine:
     listening: set[int] = field(default_factory=set)
     ray_ends: str = ""  # with these last words, again and again
     late: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
+    models: dict[str, int] = field(default_factory=dict)  # bytes by folder below the cache
 
     def free(self, *, kill: bool = True) -> None:
         """Give the lease up; what was opened under it is ended first, unless its holder has said that it is done."""

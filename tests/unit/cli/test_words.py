@@ -15,9 +15,10 @@ from vllm_cluster.cli.app import app
 from vllm_cluster.cli.image import IMAGE
 from vllm_cluster.cli.sandbox import SANDBOX
 from vllm_cluster.cli.verbs import VERBS
+from vllm_cluster.cli.verbs_models import MODELS
 from vllm_cluster.errors import UsageError, VclusterError
 
-GROUPS = {"sandbox": SANDBOX, "image": IMAGE}
+GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS}
 PATHS = [(name, inner) for name in VERBS for inner in GROUPS.get(name, ("",))]
 
 

@@ -164,3 +164,32 @@ def test_what_is_wrong_is_known_before_anything_is_moved(hub: PullHub, question:
 def test_a_hub_that_is_busy_is_asked_again(hub: PullHub) -> None:
     hub.busy = 1
     assert "commit" in asked(hub)[-1]
+
+
+def test_an_interrupted_removal_is_found_and_ended(plan: HostPlan) -> None:
+    root = Store(plan).root
+    root.rename(root.with_name(f".{root.name}.vcluster-removed"))
+    (row,) = ask(plan, "size")
+    assert row["there"] and row["size"] > 0
+    (removed,) = ask(plan, "remove")
+    assert removed["size"] == row["size"] and list(root.parent.iterdir()) == []
+
+
+def test_what_a_symlink_leads_to_stays(plan: HostPlan, tmp_path: Path) -> None:
+    root, elsewhere = Store(plan).root, tmp_path / "elsewhere"
+    root.rename(elsewhere)
+    root.symlink_to(elsewhere)
+    for do in ("size", "remove"):
+        (row,) = ask(plan, do)
+        assert row["error"].startswith(f"nothing was removed: a symlink leads to {elsewhere}")
+    assert root.is_symlink() and (elsewhere / "snapshots").is_dir()
+
+
+def test_a_folder_that_is_no_model_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    question = {"cache": str(tmp_path), "folder": "mine", "kind": "folder"}
+    (row,) = ask_program("model_cache", {"do": "remove", **question})
+    assert "it has no config.json" in row["error"] and (tmp_path / "mine").is_dir()
+    (tmp_path / "mine" / "config.json").touch()
+    (row,) = ask_program("model_cache", {"do": "remove", **question})
+    assert "error" not in row and list(tmp_path.iterdir()) == []

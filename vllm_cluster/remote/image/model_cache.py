@@ -184,6 +184,32 @@ def held(root: Path) -> int:
     return total
 
 
+def aside(model: ModelFolder) -> Path:
+    """Where a model is while it is removed; what an interrupted removal left is there too."""
+    return model.root.with_name(f".{model.root.name}.vcluster-removed")
+
+
+def ensure_own(model: ModelFolder) -> None:
+    """Refuse what is outside the cache behind a symlink, and a folder that holds other things than a model."""
+    place = model.cache.resolve() / model.root.relative_to(model.cache)
+    if model.root.resolve() != place:
+        raise OSError(f"nothing was removed: a symlink leads to {model.root.resolve()}")
+    if not model.hub and model.root.is_dir() and not (model.root / "config.json").is_file():
+        raise OSError("nothing was removed: no model, it has no config.json")
+
+
+def remove(model: ModelFolder) -> int:
+    """Remove a model, and return the bytes that it took."""
+    size = held(model.root) + held(aside(model))
+    with suppress(FileNotFoundError):
+        shutil.rmtree(aside(model))
+    if model.root.is_dir():
+        # First out of the way as one: nothing finds half of a model.
+        model.root.rename(aside(model))
+        shutil.rmtree(aside(model))
+    return size
+
+
 def main() -> None:
     """Do what the first message asks for."""
     asked = json.loads(sys.stdin.readline())
@@ -196,16 +222,12 @@ def main() -> None:
         elif do == "verify":
             verify(model)
         elif do == "size":
-            print_row({"end": True, "there": model.root.is_dir(), "size": held(model.root)})
+            ensure_own(model)
+            there = model.root.is_dir() or aside(model).is_dir()
+            print_row({"end": True, "there": there, "size": held(model.root) + held(aside(model))})
         elif do == "remove":
-            size = held(model.root)
-            if model.root.is_dir():
-                # First out of the way as one: nothing finds half of a model.
-                aside = model.root.with_name(f".{model.root.name}.vcluster-removed")
-                shutil.rmtree(aside, ignore_errors=True)
-                model.root.rename(aside)
-                shutil.rmtree(aside)
-            print_row({"end": True, "size": size})
+            ensure_own(model)
+            print_row({"end": True, "size": remove(model)})
     except OSError as error:
         print_row({"end": True, "error": f"{error.strerror or error}: {error.filename or model.root}"})
 

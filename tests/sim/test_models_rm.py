@@ -1,0 +1,155 @@
+"""`vcluster models rm` removes a model where nothing reads or writes it, once a person agreed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.sim import lab, life, make
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import Box, World
+from vllm_cluster.actions.models_remove import remove
+from vllm_cluster.core.pull import STATUS
+from vllm_cluster.errors import Aborted, InventoryError, Locked, PreflightFailed, UsageError
+from vllm_cluster.inventory.model import Inventory
+
+OTHER, SERVED = "org/other", "org/model"
+SIZE = 16_100_000_000
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two hosts that serve a model, and have two."""
+    made = make.world((2, 2))
+    with lab.inside(made):
+        for verb in (lab.do_up, lab.do_serve):
+            assert lab.run(made, make.inventory(2), verb).error is None
+        for machine in made.machines.values():
+            machine.models = {"hub/models--org--other": SIZE, "hub/models--org--model": SIZE, "mine": SIZE}
+        yield made
+
+
+def rm(
+    world: World, model: str = OTHER, *hosts: str, answer: bool | None = True, meanwhile: Callable[[], object] = int
+) -> tuple[Outcome, list[str]]:
+    """How it ended, and what it asked; something may come to be before the answer."""
+    asked: list[str] = []
+
+    def confirm(question: str) -> bool | None:
+        asked.append(question)
+        meanwhile()
+        return answer
+
+    def verb(inventory: Inventory, emit: lab.Emit, runtime: lab.Runtime) -> int:
+        return remove(inventory, emit, model=model, hosts=hosts, confirm=confirm, runtime=runtime)
+
+    return lab.run(world, make.inventory(2), verb), asked
+
+
+def left(world: World) -> dict[str, set[str]]:
+    """The folders in each cache."""
+    return {name: {*machine.models} for name, machine in world.machines.items()}
+
+
+def pulling(world: World, model: str) -> None:
+    """A pull's container, with what it writes beside itself."""
+    machine = world.machines["gpu2"]
+    labels = {**machine.box("vcluster-lab").body["Labels"]}  # type: ignore[union-attr]
+    made = Box(
+        "f" * 64, "vcluster-lab-pull", "sha256:x", {"Image": "sha256:x", "Labels": labels}, state="running", born=0
+    )
+    files, inside, _ = machine.place(made, STATUS)
+    files[inside] = json.dumps({"v": 1, "phase": "bringing", "model": model}).encode()
+    machine.boxes[made.id] = made
+
+
+def requests(world: World, model: str, *flags: str) -> None:
+    """The head is asked to serve another model, which has not begun."""
+    machine = world.machines["gpu1"]
+    head = machine.box("vcluster-lab")
+    assert head
+    files, inside, _ = machine.place(head, f"{life.STATE}/wanted.json")
+    asked = json.loads(files[inside])
+    asked["serve"] |= {"model": model, "argv": ["vllm", "serve", model, *flags]}
+    files[inside] = json.dumps(asked).encode()
+
+
+def test_it_is_removed_from_every_host(world: World) -> None:
+    outcome, asked = rm(world)
+    assert outcome.error is None, outcome.story()
+    assert asked == ["Remove org/other from gpu1 (16.1 GB), gpu2 (16.1 GB)?"]
+    assert left(world) == {name: {"hub/models--org--model", "mine"} for name in ("gpu1", "gpu2")}
+    assert outcome.events[-1].text == "Removed org/other from gpu1, gpu2: 32.2 GB."
+    data = {"model": OTHER, "hosts": ["gpu1", "gpu2"], "removed_bytes": 2 * SIZE}
+    assert outcome.events[-1].data == data
+    assert not any(machine.lock for machine in world.machines.values())
+
+
+def test_only_the_named_hosts_lose_it(world: World) -> None:
+    outcome, asked = rm(world, "./mine", "gpu2")
+    assert (outcome.value, asked) == (SIZE, ["Remove ./mine from gpu2 (16.1 GB)?"])
+    assert "mine" in left(world)["gpu1"] and "mine" not in left(world)["gpu2"]
+
+
+def test_what_no_host_has_is_no_failure(world: World) -> None:
+    before = left(world)
+    outcome, asked = rm(world, "org/nowhere")
+    assert (outcome.error, asked, left(world)) == (None, [], before)
+    assert outcome.events[-1].text == "org/nowhere is not on gpu1, gpu2. Nothing was changed."
+
+
+@pytest.mark.parametrize(("answer", "error"), [(False, Aborted), (None, UsageError)])
+def test_without_a_yes_nothing_is_removed(world: World, answer: bool | None, error: type[Exception]) -> None:
+    before = left(world)
+    outcome, _ = rm(world, answer=answer)
+    assert isinstance(outcome.error, error) and left(world) == before
+
+
+def test_what_is_served_stays(world: World) -> None:
+    before = left(world)
+    outcome, asked = rm(world, SERVED)
+    assert isinstance(outcome.error, PreflightFailed) and lab.code(outcome) == 3, outcome.story()
+    assert (outcome.error.message, asked, left(world)) == ("gpu1: org/model is being served", [], before)
+    assert lab.run(world, make.inventory(2), lab.do_stop).error is None
+    assert rm(world, SERVED)[0].error is None
+
+
+def test_what_a_flag_names_stays(world: World) -> None:
+    requests(world, SERVED, "--tokenizer=org/other")
+    assert lab.code(rm(world)[0]) == 3
+
+
+def test_what_is_asked_for_before_the_answer_stays(world: World) -> None:
+    before = left(world)
+    outcome, _ = rm(world, meanwhile=lambda: requests(world, OTHER))
+    assert lab.code(outcome) == 3 and left(world) == before
+    assert not any(machine.lock for machine in world.machines.values())
+
+
+@pytest.mark.parametrize("model", [OTHER, ""])
+def test_what_is_being_pulled_stays(world: World, model: str) -> None:
+    before = left(world)
+    pulling(world, model)
+    outcome, asked = rm(world)
+    assert isinstance(outcome.error, Locked) and lab.code(outcome) == 75, outcome.story()
+    assert (str(outcome.error.message), asked) == ("org/other is being pulled to gpu2", [])
+    assert left(world) == before
+
+
+def test_the_pull_of_another_model_is_in_no_way(world: World) -> None:
+    pulling(world, "org/third")
+    outcome, _ = rm(world)
+    assert outcome.error is None, outcome.story()
+
+
+def test_a_name_that_leads_elsewhere_is_refused_before_any_host_is_asked(world: World) -> None:
+    outcome, asked = rm(world, "./../etc")
+    assert isinstance(outcome.error, UsageError) and not asked
+    assert outcome.script.calls == []
+
+
+def test_a_host_that_is_not_there_is_refused(world: World) -> None:
+    outcome, _ = rm(world, OTHER, "gpu9")
+    assert isinstance(outcome.error, InventoryError) and outcome.script.calls == []

@@ -1,0 +1,129 @@
+"""Remove a model from the caches of hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vllm_cluster.actions.assess import require_name
+from vllm_cluster.actions.consent import Confirm, served_by
+from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, statuses
+from vllm_cluster.core.cached_model import CachePlace, cache_place
+from vllm_cluster.core.identity import node_of
+from vllm_cluster.core.node_status import UnreadableStatus
+from vllm_cluster.core.spec import ROLE
+from vllm_cluster.errors import Aborted, Locked, PreflightFailed, UsageError
+from vllm_cluster.events import Emit, Event, waiting
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import serve_request
+from vllm_cluster.run.lease import Lease, in_order
+from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import size
+
+
+def remove(
+    inventory: Inventory,
+    emit: Emit,
+    *,
+    model: str,
+    hosts: Sequence[str] = (),
+    confirm: Confirm,
+    wait: float = 0.0,
+    runtime: Runtime = SYSTEM,
+) -> int:
+    """Remove a model from the caches of these hosts, or of all; returns the bytes that this freed.
+
+    Raises:
+        UsageError, Aborted: no such name can be, or it was not confirmed.
+        PreflightFailed: it is being served.
+        Locked: it is being pulled, or another run holds the lease.
+    """
+    place = cache_place(model)
+    require_name(inventory, list(hosts))
+    names = [name for name in inventory.hosts if not hosts or name in hosts]
+    with looked_at(inventory, emit, runtime) as there:
+        _refuse_used(there, place)
+        found = _sizes(there, place, names)
+        freed = 0
+        if found:
+            _ask(place, found, confirm)
+            with Lease(in_order(there.fleet, there.facts), inventory.cluster, "models rm") as lease:
+                lease.acquire(wait, waiting(emit))
+                # Another person may have begun to serve or to pull it before the answer.
+                _refuse_used(there, place)
+                freed = _remove(there, place, found)
+        gone = f"Removed {model} from {', '.join(found)}: {size(freed)}."
+        text = gone if found else f"{model} is not on {', '.join(names)}. Nothing was changed."
+        emit(Event("result", text, data={"model": model, "hosts": list(found), "removed_bytes": freed}))
+        return freed
+
+
+def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
+    pulled = {name: one.model for name, one in statuses(hosts).items() if not one.over}
+    # One that has just begun does not yet name its model.
+    if {place.model, ""} & {*pulled.values()}:
+        raise Locked(f"{place.model} is being pulled to {', '.join(pulled)}", hint="vcluster pull --stop")
+    inventory, facts = hosts.inventory, hosts.facts
+    served = served_by(inventory.cluster, {name: seen.containers for name, seen in facts.items()}, hosts.fleet)
+    if served.unknown:
+        raise PreflightFailed(f"the model of {inventory.cluster} is unknown: {served.unknown}", hint="vcluster status")
+    for name, seen in facts.items():
+        node = node_of(inventory.cluster, seen)
+        if node is None or node.labels.get(ROLE) != "head" or node.state not in ("running", "paused", "restarting"):
+            continue
+        if place.is_named_in(
+            _words(NodeHandle(hosts.fleet.connections[name], inventory.cluster)), inventory.model_cache
+        ):
+            raise PreflightFailed(f"{name}: {place.model} is being served", hint="vcluster stop")
+
+
+def _words(head: NodeHandle) -> list[str]:
+    """The words of what a head is asked to serve, and the model that it still serves after that was withdrawn.
+
+    Raises:
+        PreflightFailed: they cannot be read.
+    """
+    try:
+        asked, serving = serve_request.read(head), head.state().serving
+    except UnreadableStatus as error:
+        raise PreflightFailed(error.message, hint="vcluster status") from error
+    serve = None if asked is None else asked.get("serve", "unreadable")
+    if not isinstance(serve, dict | None):
+        raise PreflightFailed(f"{head.host}: what is to be served cannot be read", hint="vcluster stop")
+    words = [serve.get("model"), *(serve.get("argv") or ())] if serve else []
+    return [str(word) for word in (*words, serving.model if serving else "")]
+
+
+def _question(place: CachePlace, do: str) -> dict[str, str]:
+    return {"do": do, "folder": place.folder, "kind": place.kind}
+
+
+def _sizes(hosts: PullHosts, place: CachePlace, names: Sequence[str]) -> dict[str, int]:
+    """The bytes that it takes on each host that has it.
+
+    Raises:
+        HostError, FleetError: a cache cannot be read, or what is there is no model.
+    """
+    found = hosts.fleet.all(lambda connection: hosts.ask(connection, _question(place, "size")), names)
+    return {name: int(row["size"]) for name, row in found.items() if row["there"]}
+
+
+def _ask(place: CachePlace, found: Mapping[str, int], confirm: Confirm) -> None:
+    rows = ", ".join(f"{name} ({size(number)})" for name, number in found.items())
+    what = f"{place.model} from {rows}"
+    answer = confirm(f"Remove {what}?")
+    if answer is None:
+        raise UsageError(f"this would remove {what}; there is no terminal to ask", again=("--yes",))
+    if not answer:
+        raise Aborted
+
+
+def _remove(hosts: PullHosts, place: CachePlace, found: Mapping[str, int]) -> int:
+    """One host after the other: of hosts that share a cache the second one finds nothing, which is no failure."""
+    freed = 0
+    for name in found:
+        hosts.emit(Event("start", f"removing {place.model}", name))
+        number = int(hosts.ask(hosts.fleet.connections[name], _question(place, "remove"))["size"])
+        hosts.emit(Event("done", f"removed {size(number)}", name))
+        freed += number
+    return freed

@@ -1,0 +1,44 @@
+"""Where a model is below the model cache, and what reads it there: pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vllm_cluster.core.pull import REPOSITORY, folder
+from vllm_cluster.errors import UsageError
+
+# What huggingface_hub keeps in the cache beside the folders of models.
+_HUB_FOLDERS = ("hub", "xet", "assets", "modules", "datasets", "token", "stored_tokens")
+# No space, no control character, no `..`: a folder is never outside the cache, and its name steers no terminal.
+_FOLDER = re.compile(r"\./(?P<path>[A-Za-z0-9_][\w.+-]*(/[A-Za-z0-9_][\w.+-]*){0,2})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class CachePlace:
+    """A model by its name, and its folder below the cache."""
+
+    model: str
+    folder: str
+    kind: str
+
+    def is_named_in(self, words: Iterable[str], cache: str) -> bool:
+        """Whether one of these words of a command line names it, its folder, or what is below that."""
+        whole = [self.folder.rpartition("/")[2] if self.kind == "hub" else f"{cache}/{self.folder}", self.model]
+        named = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])" for name in whole))
+        return any(named.search(word) for word in words)
+
+
+def cache_place(model: str) -> CachePlace:
+    """Where a repository ORG/NAME of the hub or a folder ./NAME is.
+
+    Raises:
+        UsageError: it is neither, or it would be outside the cache.
+    """
+    found = _FOLDER.fullmatch(model)
+    if found and found["path"].split("/")[0] not in _HUB_FOLDERS:
+        return CachePlace(model, found["path"], "folder")
+    if REPOSITORY.fullmatch(model) and model.isascii() and not {"..", "."} & {*model.split("/")}:
+        return CachePlace(model, folder(model), "hub")
+    raise UsageError(f"{model}: must be ORG/NAME, or ./NAME for a folder below model_cache", hint="vcluster models")
