@@ -62,7 +62,9 @@ def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
     pulled = {name: one.model for name, one in statuses(hosts).items() if not one.over}
     # One that has just begun does not yet name its model.
     if {place.model, ""} & {*pulled.values()}:
-        raise Locked(f"{place.model} is being pulled to {', '.join(pulled)}", hint="vcluster pull --stop")
+        raise Locked(
+            f"{place.model} is being pulled to {', '.join(pulled)}", hint=f"vcluster pull {place.model} --stop"
+        )
     inventory, facts = hosts.inventory, hosts.facts
     served = served_by(inventory.cluster, {name: seen.containers for name, seen in facts.items()}, hosts.fleet)
     if served.unknown:
