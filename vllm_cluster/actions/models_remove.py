@@ -121,7 +121,7 @@ def _ask(place: CachePlace, found: Mapping[str, int], confirm: Confirm) -> None:
 
 
 def _remove(hosts: PullHosts, place: CachePlace, found: Mapping[str, int]) -> int:
-    """One host after the other: of hosts that share a cache the second one finds nothing, which is no failure."""
+    """One host after the other: of hosts that share a cache the second one finds nothing."""
     freed = 0
     for name in found:
         hosts.emit(Event("start", f"removing {place.model}", name))

@@ -144,10 +144,13 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     if inventory is None or str(inventory) == "-":
         return text
     from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
+    from vllm_cluster.cli.verbs_models import MODELS
 
     # Of a group, its own verbs take the option.
-    groups = {name for name, verb in VERBS.items() if verb.function.endswith(":app")}
-    verbs = "|".join(name + " [a-z]+" * (name in groups) for name in VERBS if name not in WITHOUT_INVENTORY)
+    groups = {name: " [a-z]+" for name, verb in VERBS.items() if verb.function.endswith(":app")}
+    # It has a default verb: a word behind it may be one of a sentence.
+    groups["models"] = rf"(?: (?:{'|'.join(MODELS)})\b)?"
+    verbs = "|".join(name + groups.get(name, "") for name in VERBS if name not in WITHOUT_INVENTORY)
     option = f" -i {shlex.quote(str(inventory))}"
     return re.sub(rf"\bvcluster (?:{verbs})\b(?! -i)", lambda found: found[0] + option, text)
 

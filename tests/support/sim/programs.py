@@ -69,7 +69,7 @@ class Program:
     def _cache(self, order: dict[str, str]) -> dict[str, object]:
         """The size of a model in the cache; where it is to be removed, it is gone then."""
         models, folder = self._machine.models, order["folder"]
-        row = {"end": True, "there": folder in models, "size": models.get(folder, 0)}
+        row: dict[str, object] = {"end": True, "there": folder in models, "size": models.get(folder, 0)}
         if order["do"] == "remove":
             models.pop(folder, None)
         return row

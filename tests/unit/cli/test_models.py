@@ -9,6 +9,9 @@ import pytest
 
 from tests.support.json_schemas import validate
 from vllm_cluster.actions.models import CachedModels
+from vllm_cluster.cli import models as models_cli
+from vllm_cluster.cli.app import app
+from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.render.models import models_document, show_models
 from vllm_cluster.errors import Unreachable
 from vllm_cluster.facts.models import CachedModel
@@ -48,6 +51,20 @@ def test_no_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_name_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in "".join(shown(capsys, CachedModels({"gpu1": (model("./\x1b[2J"),)}, {})))
+
+
+def test_without_a_verb_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with options before and behind it."""
+    called: list[tuple[object, bool]] = []
+
+    def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
+        called.append((inventory, as_json))
+
+    monkeypatch.setattr(models_cli, "ls", ls)
+    monkeypatch.delenv("VCLUSTER_INVENTORY", raising=False)
+    for argv in (["models"], ["models", "--json"], ["models", "ls"], ["--json", "models"]):
+        app(argv, standalone_mode=False)
+    assert called == [(None, False), (None, True), (None, False), (None, True)]
 
 
 def test_the_document_is_that_of_its_schema() -> None:
