@@ -190,7 +190,7 @@ def aside(model: ModelFolder) -> Path:
 
 
 def ensure_own(model: ModelFolder) -> None:
-    """Refuse what is outside the cache behind a symlink, and a folder without a config, which is no model."""
+    """Refuse what is outside the cache behind a symlink, and a folder without the config of a model."""
     place = model.cache.resolve() / model.root.relative_to(model.cache)
     if model.root.resolve() != place:
         raise OSError(f"nothing was removed: a symlink leads to {model.root.resolve()}")
