@@ -40,6 +40,8 @@ class Repository:
 class PullHub:
     """A hub and its bad days: `busy` requests are answered 429, an answer is cut after `cut` bytes, once a file.
 
+    `begins` is where each answer with the content of a file began; `sent` also counts what the kernel still holds.
+
     `rate` is in bytes a second for each answer, 0 for as fast as it goes.
     """
 
@@ -51,6 +53,7 @@ class PullHub:
     rate: float = 0.0
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     sent: int = 0
+    begins: list[tuple[str, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -140,6 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":
+            with self.hub.lock:
+                self.hub.begins.append((name, begin))
             self._send(body, name)
 
     def _send(self, body: bytes, name: str) -> None:
