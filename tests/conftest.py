@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Generator, Sequence
 
@@ -15,6 +16,11 @@ pytest_plugins = ["tests.support.cluster_state"]
 LEFT: Counter[str] = Counter()
 # A test names its inventory: the one in the shell of whoever runs it may be a cluster that serves.
 os.environ.pop("VCLUSTER_INVENTORY", None)
+
+
+# Under nohup every program that a test starts would ignore it too; a signal with a handler is a program's own again.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)
