@@ -15,6 +15,9 @@ from vllm_cluster.remote.pull.download import Download
 from vllm_cluster.remote.pull.plan import HostPlan, PullError
 from vllm_cluster.remote.pull.store import Store
 
+# Real connections, kills and pauses: seconds each.
+pytestmark = pytest.mark.slow
+
 FILES = model_files()
 
 

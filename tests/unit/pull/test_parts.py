@@ -110,6 +110,7 @@ def test_a_program_that_comes_back_after_its_end_ends_again(tmp_path: Path) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_two_pulls_do_not_write_into_one_cache(hub: PullHub, tmp_path: Path) -> None:
     """Two clusters on one shared cache: the second one ends with the reason, and the first is whole."""
     hub.busy = 1000

@@ -31,6 +31,9 @@ from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, Sprea
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
 from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer, sign
 
+# Real connections, kills and pauses: seconds each.
+pytestmark = pytest.mark.slow
+
 MB = 1 << 20
 LIMIT = 60.0
 
