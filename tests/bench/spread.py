@@ -24,7 +24,8 @@ from statistics import median
 
 from tests.bench.networks import Network, network
 from tests.bench.page import write_section
-from tests.support.spread import KEY, FolderPlan, FolderStore, PlannedFile, PlannedHost, random_files
+from tests.support.spread import KEY, FolderPlan, FolderStore, random_files
+from vllm_cluster.remote.pull.plan import ChainHost, PulledFile
 
 RATE, SLOW_RATE = "20mbit", "5mbit"
 RECEIVERS = 8
@@ -65,10 +66,10 @@ class Run:
 class Hosts:
     """A folder and a process a host, in a network."""
 
-    def __init__(self, net: Network, root: Path, files: Sequence[PlannedFile]) -> None:
+    def __init__(self, net: Network, root: Path, files: Sequence[PulledFile]) -> None:
         self.net, self.root, self.files = net, root, files
         self.processes: dict[int, subprocess.Popen[str]] = {}
-        hosts = [PlannedHost(f"h{index}", net.address(index), PORT) for index in range(net.count)]
+        hosts = [ChainHost(f"h{index}", net.address(index), PORT) for index in range(net.count)]
         self.plan = FolderPlan(KEY, "h0", hosts, files)
         for index in range(1, net.count):
             (root / f"h{index}").mkdir()

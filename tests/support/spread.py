@@ -12,23 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from vllm_cluster.remote.pull.plan import ChainHost, PulledFile
 from vllm_cluster.remote.pull.spread_parts import SpreadFile
 
 KEY = "5a" * 32
-
-
-@dataclass(frozen=True)
-class PlannedHost:
-    name: str
-    address: str
-    port: int
-
-
-@dataclass(frozen=True)
-class PlannedFile:
-    path: str
-    size: int
-    blob: str
 
 
 @dataclass(frozen=True)
@@ -37,8 +24,8 @@ class FolderPlan:
 
     key: str
     me: str
-    hosts: Sequence[PlannedHost]
-    files: Sequence[PlannedFile]
+    hosts: Sequence[ChainHost]
+    files: Sequence[PulledFile]
 
     def write(self, path: Path) -> Path:
         """Write it, for a host in a process of its own."""
@@ -49,8 +36,8 @@ class FolderPlan:
 def read_plan(path: Path) -> FolderPlan:
     """Read what `write` wrote."""
     row = json.loads(path.read_text())
-    hosts = [PlannedHost(**host) for host in row["hosts"]]
-    return FolderPlan(row["key"], row["me"], hosts, [PlannedFile(**file) for file in row["files"]])
+    hosts = [ChainHost(**host) for host in row["hosts"]]
+    return FolderPlan(row["key"], row["me"], hosts, [PulledFile(**file) for file in row["files"]])
 
 
 class FolderStore:
@@ -95,12 +82,12 @@ def git_blob(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def planned(path: str, content: bytes, *, git: bool = False) -> PlannedFile:
+def planned(path: str, content: bytes, *, git: bool = False) -> PulledFile:
     """The row of a file in the plan."""
-    return PlannedFile(path, len(content), git_blob(content) if git else hashlib.sha256(content).hexdigest())
+    return PulledFile(path, len(content), git_blob(content) if git else hashlib.sha256(content).hexdigest())
 
 
-def random_files(folder: Path, count: int, size: int) -> list[PlannedFile]:
+def random_files(folder: Path, count: int, size: int) -> list[PulledFile]:
     """Write files with random content, and return their rows."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -120,9 +107,9 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def plan_of(count: int, files: Sequence[PlannedFile]) -> FolderPlan:
+def plan_of(count: int, files: Sequence[PulledFile]) -> FolderPlan:
     """A plan for h0, the source, and the others on loopback."""
-    hosts = [PlannedHost(f"h{index}", "127.0.0.1", port) for index, port in enumerate(free_ports(count))]
+    hosts = [ChainHost(f"h{index}", "127.0.0.1", port) for index, port in enumerate(free_ports(count))]
     return FolderPlan(KEY, "h0", hosts, files)
 
 

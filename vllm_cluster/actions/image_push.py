@@ -142,7 +142,7 @@ def _find(inventory: Inventory, fleet: Fleet, name: str, source: str, facts: Map
 def _local(inventory: Inventory, fleet: Fleet, name: str) -> Stored | None:
     """The image in this machine's own Docker, where there is one."""
     if LOCAL not in fleet.connections:
-        # Its address is for nobody: what it sends goes over this machine's own connections.
+        # No host connects to it: what it sends goes over this machine's own connections.
         here = Host.model_construct(name=LOCAL, address=LOOPBACK, ssh=HostSsh(host=LOCAL))
         if fleet.join(inventory, [here]):
             return None

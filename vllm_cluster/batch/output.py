@@ -16,7 +16,7 @@ from vllm_cluster.batch.problems import BatchProblem, InUse
 
 # After a loss of power at most the answers of so many seconds are asked for again; a kill loses none.
 SYNC_SECONDS = 1.0
-# What another name on the command line mends.
+# Errors that another path on the command line avoids.
 _UNFIT = {errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG}
 
 

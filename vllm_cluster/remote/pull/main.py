@@ -30,7 +30,7 @@ BEAT_SECONDS = 1.0
 FAREWELL_SECONDS = 3.0
 # A host that has not come by then will not; another pull completes it.
 MAX_WAIT = 24 * 3600.0
-# Without a byte for as long, this host ends: its source has gone, and nobody looks on who would remove it.
+# Without a byte for as long, this host ends: its source has gone, and no command may be there that would remove it.
 IDLE_SECONDS = 900.0
 STOPPED = 143
 
