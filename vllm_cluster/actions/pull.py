@@ -63,7 +63,8 @@ def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
     """Whether the model is on every host now, or is on its way there."""
     there = statuses(hosts)
     if any(not one.over for one in there.values()):
-        return _look_on(hosts, wanted, there)
+        _look_on(hosts, wanted, there)
+        return True
     remove(hosts, there)
     via = wanted.via or hosts.inventory.head_name
     model = ask_about(hosts, wanted, via)
@@ -92,7 +93,8 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
     emit(Event("note", summary(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
     if not _start(hosts, plan):
         return False
-    return _finish(hosts, wanted, plan.chain, plan)
+    _finish(hosts, wanted, plan.chain, plan)
+    return True
 
 
 def _ensure_repository(model: str) -> None:
@@ -102,7 +104,7 @@ def _ensure_repository(model: str) -> None:
         )
 
 
-def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.PullStatus]) -> bool:
+def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.PullStatus]) -> None:
     one = next((one for one in there.values() if one.model), None)
     revision = wanted.revision or "main"
     if one and (one.model != wanted.model or revision not in (one.reference, one.commit)):
@@ -111,9 +113,9 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
         hosts.emit(
             Event("result", f"{wanted.name} is already being pulled. Nothing was changed.", data=_result(wanted))
         )
-        return True
+        return
     hosts.emit(Event("note", f"{wanted.name} is already being pulled to {', '.join(there)}: looking on"))
-    return _finish(hosts, wanted, tuple(there), None)
+    _finish(hosts, wanted, tuple(there), None)
 
 
 def _start(hosts: PullHosts, plan: PullPlan) -> bool:
@@ -143,7 +145,7 @@ def _start(hosts: PullHosts, plan: PullPlan) -> bool:
     return True
 
 
-def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: PullPlan | None) -> bool:
+def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: PullPlan | None) -> None:
     """Follow it to its end, and take the containers away, where no other person has done so."""
     if wanted.detach:
         hosts.emit(
@@ -153,21 +155,21 @@ def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: P
                 data=_result(wanted, changed=True),
             )
         )
-        return True
+        return
     try:
         ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit)
     except KeyboardInterrupt:
         text = f"Interrupted. The pull of {wanted.name} continues on the hosts; run the same command to look on."
         raise Interrupted(text, hint="vcluster pull --stop", again=()) from None
     if any(one.phase == "gone" for one in ended.hosts.values()) and not ended.failed:
-        return _taken_away(hosts, wanted)
+        _taken_away(hosts, wanted)
+        return
     reached = [name for name in names if name not in ended.lost]
     remove(hosts, reached)
     _report(hosts, wanted, ended, plan)
-    return True
 
 
-def _taken_away(hosts: PullHosts, wanted: WantedModel) -> bool:
+def _taken_away(hosts: PullHosts, wanted: WantedModel) -> None:
     """Another person has taken the containers away: at the end of the pull, or before, and then nothing is begun."""
     model = ask_about(hosts, wanted, wanted.via or hosts.inventory.head_name)
     plan = plan_for(hosts, model, "", wanted.via or hosts.inventory.head_name)
@@ -175,7 +177,6 @@ def _taken_away(hosts: PullHosts, wanted: WantedModel) -> bool:
         raise VclusterError(f"the pull of {wanted.name} was stopped; what arrived is kept")
     text = f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}."
     hosts.emit(Event("result", text, data=_result(wanted, changed=True)))
-    return True
 
 
 def _report(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPlan | None) -> None:
