@@ -125,33 +125,22 @@ def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
                 assert json.loads(said)["choices"][0]["text"]
 
 
-OWN = [
-    pytest.param(False, marks=pytest.mark.cluster("plain", leaves="empty"), id="shared"),
-    pytest.param(True, marks=[pytest.mark.cluster("empty"), pytest.mark.deep], id="own"),
-]
-
-
-@pytest.mark.parametrize("own", OWN)
-def test_the_sandbox_page(sandbox: Sandbox, tmp_path: Path, own: bool) -> None:
-    """On the sandbox of all tests, with their inventory and what is served there; or on one of its own."""
+@pytest.mark.deep
+@pytest.mark.cluster("empty")
+def test_the_sandbox_page(tmp_path: Path) -> None:
+    """Makes a sandbox of its own, and removes it."""
     environment: dict[str, str] = {}
     killed = False
-    if not own:
-        (tmp_path / "sandbox").symlink_to(sandbox.folder)
     for command in commands("sandbox.md"):
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
-            environment[name] = value = value.strip('"').replace("$PWD", str(tmp_path))
-            if not own:
-                assert (tmp_path / value).samefile(sandbox.folder / "inventory.yaml")
-                environment.update(sandbox.environment)
+            environment[name] = value.strip('"').replace("$PWD", str(tmp_path))
             continue
         if command in ASKS["sandbox.md"]:
             answer(command, tmp_path, environment)
             continue
-        if own or command != "vcluster sandbox down":
-            # Its exit code says that the cluster is not what the inventory says.
-            shell(f"! {command}" if killed and command == "vcluster status" else command, tmp_path, environment)
+        # Its exit code says that the cluster is not what the inventory says.
+        shell(f"! {command}" if killed and command == "vcluster status" else command, tmp_path, environment)
         killed = "docker kill" in command
 
 

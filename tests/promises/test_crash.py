@@ -28,7 +28,7 @@ MORE = 5.0
 GONE = 20.0
 SERVE = ("serve", "sandbox/tiny-llama")
 CASES = [
-    *(pytest.param(signals, numbers, marks=pytest.mark.short) for signals, numbers in ((KILL, (11,)), (INT, (8,)))),
+    pytest.param(KILL, (11,), marks=pytest.mark.short),
     *(
         pytest.param(signals, tuple(numbers), marks=pytest.mark.deep)
         for signals, numbers in ((KILL, range(1, OF_UP + 1)), (INT, range(1, OF_UP + 1)), (TWICE, range(2, OF_UP, 3)))

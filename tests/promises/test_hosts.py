@@ -75,6 +75,7 @@ docker volume rm $(docker volume ls -q --filter name=probe-) >/dev/null
 MOST_KILLS = 25
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand) -> None:
     """What an engine leaves that dies while a volume is made; one with something in it is somebody's."""
