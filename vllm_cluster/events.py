@@ -22,15 +22,16 @@ class Event:
 Emit = Callable[[Event], None]
 
 
-def warn_once(emit: Emit) -> Emit:
-    """Passes each warning on a single time: a verb that looks again finds mostly the same."""
+def warn_once(emit: Emit, *more: Kind) -> Emit:
+    """Passes warnings, and events of these kinds, on a single time: a verb that looks again finds mostly the same."""
+    kinds = ("warning", *more)
     shown: set[tuple[str | None, str]] = set()
 
     def show(event: Event) -> None:
         warning = (event.host, event.text)
-        if event.kind != "warning" or warning not in shown:
+        if event.kind not in kinds or warning not in shown:
             emit(event)
-        if event.kind == "warning":
+        if event.kind in kinds:
             shown.add(warning)
 
     return show

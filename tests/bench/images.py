@@ -26,7 +26,6 @@ MAX_RATIO = 0.1
 SOURCE = "gpu1"
 PAGE = """Written by `python -m tests.bench.images`. An image of {size:.1f} GB, of which the {hosts} receivers lack one
 layer of {megabytes} MB; five sandbox hosts on this one machine, in turns, medians of {rounds} rounds.
-The load of the machine was {load:.0f} in the last quarter of an hour of this.
 
 | way | all hosts have it | ratio | promise |
 |---|---|---|---|
@@ -88,9 +87,9 @@ def main() -> int:
         finally:
             subprocess.run([VCLUSTER, "sandbox", "down", *where], check=False)
     figures = {"ours": ours, "theirs": theirs, "ratio": ours / theirs, "size": size, "most": MAX_RATIO}
-    page = PAGE.format(**figures, hosts=RECEIVERS, megabytes=MEGABYTES, rounds=rounds, load=os.getloadavg()[2])
+    page = PAGE.format(**figures, hosts=RECEIVERS, megabytes=MEGABYTES, rounds=rounds)
     write_section("An image with one new layer, to four hosts", page)
-    print(page)
+    print(page, f"The load of the machine was {os.getloadavg()[2]:.0f}.")
     return 0 if ours / theirs <= MAX_RATIO else 1
 
 

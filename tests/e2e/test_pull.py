@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 import signal
+import tarfile
 from collections.abc import Iterator
 
 import pytest
@@ -162,6 +165,49 @@ def test_ctrl_c_leaves_it_running_and_another_person_looks_on(sandbox: Sandbox, 
         assert one.returncode == 0, err
     held = expected(sandbox, hub) and hub.sent == SIZE
     record("P44", "Ctrl-C, then two people at once", "it continues, both see its end, downloaded once", held)
+    assert held
+
+
+@pytest.mark.deep
+def test_a_model_that_serve_pulls_is_served_with_the_hub_gone(sandbox: Sandbox) -> None:
+    tiny = "/models/hub/models--sandbox--tiny-llama/snapshots"
+    archive = sandbox.on("gpu1", "sh", "-c", f"tar -C {tiny}/* -chf - . | base64 -w0", root=True)
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as there:
+        members = [(one.name.removeprefix("./"), there.extractfile(one)) for one in there if one.isfile()]
+        files = {name: stream.read() for name, stream in members if stream}
+    served = "lab/served"
+    forget(sandbox, served)
+    operator = sandbox.by(sandbox.inventory)
+    manifests = "ls /models/hub/models--lab--served/.vcluster/ 2>/dev/null | grep -c '[.]json$' || true"
+    try:
+        with hub_for(sandbox, {served: repository(files)}) as hub:
+            operator.environment["HF_ENDPOINT"] = hub.url
+            process = operator.start("serve", served, "--pull", "--", "--dtype", "float32")
+            until(lambda: {sandbox.on(host, "sh", "-c", manifests, root=True) for host in ("gpu1", "gpu2")} == {"1"})
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+        answer = sandbox.vcluster("complete", "Hello", "--max-tokens", "4").ok()
+        held = f"{served} is as it was pulled on every host: serving offline" in err and bool(answer.out.strip())
+        record("P44", "serve pulls, and the hub is gone before vLLM starts", "it starts offline and answers", held)
+        assert held
+    finally:
+        sandbox.vcluster("stop", "--yes").ok()
+        forget(sandbox, served)
+
+
+@pytest.mark.deep
+def test_a_hub_that_is_gone_is_not_needed_for_what_a_host_has(sandbox: Sandbox, hub: PullHub) -> None:
+    pull(sandbox, hub).ok()
+    nowhere = "http://127.0.0.1:1"
+    whole = sandbox.vcluster("pull", MODEL, HF_ENDPOINT=nowhere).ok()
+    assert "the files are those of the manifest on gpu1" in whole.err and "Nothing was changed" in whole.err
+    forget(sandbox, MODEL, ["gpu1"])
+    spread = sandbox.vcluster("pull", MODEL, HF_HUB_OFFLINE="1").ok()
+    assert "HF_HUB_OFFLINE is set here" in spread.err and "gpu2: has all, and sends it" in spread.err
+    near = sandbox.vcluster("pull", "lab/puled", HF_ENDPOINT=nowhere)
+    assert near.code == 4 and f"did you mean {MODEL}?" in near.err
+    held = expected(sandbox, hub) and hub.sent == SIZE
+    record("P44", "the hub cannot be reached", "hosts that have it suffice; else exit 4 with the nearest name", held)
     assert held
 
 

@@ -9,7 +9,8 @@ from vllm_cluster.actions.assess import require_name
 from vllm_cluster.actions.fit import hub_token
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
-from vllm_cluster.actions.pull_plan import WantedModel, ask_about, ensure_room, plan_for, summary, what
+from vllm_cluster.actions.pull_known import find_model
+from vllm_cluster.actions.pull_plan import WantedModel, ensure_room, plan_for, summary, what
 from vllm_cluster.core.identity import cluster_id
 from vllm_cluster.core.pull import REPOSITORY, HubModel, PullPlan
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
@@ -36,9 +37,14 @@ def pull(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Runt
     _ensure_repository(wanted.model)
     require_name(inventory, [wanted.via] if wanted.via else [])
     with looked_at(inventory, emit, runtime) as hosts:
-        for _ in range(ROUNDS):
-            if _bring_once(hosts, wanted):
-                return
+        bring_everywhere(hosts, wanted)
+
+
+def bring_everywhere(hosts: PullHosts, wanted: WantedModel) -> None:
+    """Bring a model to these hosts; as `pull`."""
+    for _ in range(ROUNDS):
+        if _bring_once(hosts, wanted):
+            return
     raise VclusterError(f"{wanted.name}: other pulls came and went meanwhile", again=())
 
 
@@ -67,7 +73,7 @@ def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
         return True
     remove(hosts, there)
     via = wanted.via or hosts.inventory.head_name
-    model = ask_about(hosts, wanted, via)
+    model = find_model(hosts, wanted, via)
     return bring(hosts, model, "" if wanted.revision == model.commit else wanted.revision or "main", wanted, via)
 
 
@@ -171,7 +177,7 @@ def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: P
 
 def _taken_away(hosts: PullHosts, wanted: WantedModel) -> None:
     """Another person has taken the containers away: at the end of the pull, or before, and then nothing is begun."""
-    model = ask_about(hosts, wanted, wanted.via or hosts.inventory.head_name)
+    model = find_model(hosts, wanted, wanted.via or hosts.inventory.head_name)
     plan = plan_for(hosts, model, "", wanted.via or hosts.inventory.head_name)
     if plan.chain:
         raise VclusterError(f"the pull of {wanted.name} was stopped; what arrived is kept")

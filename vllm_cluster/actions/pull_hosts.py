@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import weights
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.image_supply import may_change
 from vllm_cluster.run.model_cache import ask
 from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.text import count
@@ -43,11 +44,23 @@ def looked_at(inventory: Inventory, emit: Emit, runtime: Runtime) -> Iterator[Pu
         Unreachable, FleetError, PreflightFailed: a host cannot be used; none was touched.
     """
     with connect_all(inventory, emit, runtime=runtime) as fleet:
-        # Without the lease, which lasts as long as the laptop is there: Docker refuses a second pull on a host.
-        fleet.without_lease()
         emit(Event("phase", f"inspecting {count(len(inventory.hosts), 'host')}"))
-        facts = facts_of(inventory, fleet)
-        _refuse_foreign(inventory, facts)
+        with on_hosts(inventory, fleet, facts_of(inventory, fleet), emit) as hosts:
+            yield hosts
+
+
+@contextmanager
+def on_hosts(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], emit: Emit) -> Iterator[PullHosts]:
+    """The hosts of a verb that has looked at them.
+
+    Raises:
+        PreflightFailed: another cluster of this name pulls.
+    """
+    _refuse_foreign(inventory, facts)
+    with ExitStack() as allowed:
+        # Without the lease, which lasts as long as the laptop is there: Docker refuses a second pull on a host.
+        for name in inventory.hosts:
+            allowed.enter_context(may_change(fleet.connections[name]))
         yield PullHosts(inventory, fleet, facts, emit)
 
 

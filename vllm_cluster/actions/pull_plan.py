@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vllm_cluster.actions.fit import hub_token
 from vllm_cluster.actions.pull_hosts import PullHosts
@@ -35,8 +36,8 @@ class WantedModel:
         return f"{self.model}@{self.revision}" if self.revision else self.model
 
 
-def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
-    """What the hub has of the model, asked from the host that would download it.
+def ask_about(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool = False) -> HubModel:
+    """What the hub has of the model, asked from the host that would download it; `measure` tries how fast that is.
 
     Raises:
         PreflightFailed: it cannot be had.
@@ -46,7 +47,8 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     hosts.emit(Event("phase", f"asking the hub for {wanted.name} from {via}"))
     where = place(inventory, hosts.facts[via])
     connection = hosts.fleet.connections[via]
-    question = {"model": wanted.model, "revision": wanted.revision, "token": hub_token(inventory), "endpoint": endpoint}
+    question: dict[str, Any] = {"model": wanted.model, "revision": wanted.revision, "endpoint": endpoint}
+    question |= {"token": hub_token(inventory), "measure": measure}
     found = ask_hub(connection, where, question)
     if found.name != wanted.model:
         # The cache names its folder after the word that is asked for: serve would look for the other one.

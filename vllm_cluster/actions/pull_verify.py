@@ -63,6 +63,8 @@ def verify(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Ru
             # No host has all: what is damaged on each comes from the hub again, and is spread to those that lack it.
             at_commit = WantedModel(wanted.model, some.commit, wanted.via)
             model = HubModel(wanted.model, some.commit, ask_about(hosts, at_commit, via).endpoint, model.files)
+        for name in damaged:
+            _drop(hosts, name, wanted, found[name])
         if not bring(hosts, model, "", wanted, via):
             refuse_running(hosts)
 
@@ -85,6 +87,13 @@ def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel)
     found.commit, found.digest = str(end.get("commit", "")), str(end.get("digest", ""))
     found.bytes = int(end.get("bytes", 0))
     return found
+
+
+def _drop(hosts: PullHosts, name: str, wanted: WantedModel, found: Verified) -> None:
+    """Take what is damaged out of the way, once it is known from where it comes again."""
+    rows = [vars(file) for file in found.files if file.path in found.damaged]
+    asked = {"do": "drop", "folder": folder(wanted.model), "kind": "hub", "commit": found.commit, "files": rows}
+    hosts.ask(hosts.fleet.connections[name], asked)
 
 
 def _ensure_comparable(wanted: WantedModel, found: Mapping[str, Verified]) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_cluster.actions import phases
 from vllm_cluster.actions.consent import Confirm, Consent, served_on
-from vllm_cluster.actions.request_phases import ASK, Endpoint, RequestState, connect, follow, observe
-from vllm_cluster.actions.serve_check import check_request
+from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
+from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.actions.request_phases import Endpoint, RequestState, connect, follow, observe, write_request
+from vllm_cluster.actions.serve_check import check_request, note_downloads, revision
+from vllm_cluster.actions.serve_pull import PullFirst
 from vllm_cluster.backends import vllm
 from vllm_cluster.core import request
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed, UsageError
-from vllm_cluster.events import Emit, Event
+from vllm_cluster.events import Emit, Event, warn_once
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
@@ -39,11 +42,14 @@ def serve(
     confirm: Confirm,
     hosts: Sequence[str] = (),
     rollback: bool = True,
+    pull: bool | None = False,
     log: bool = False,
     wait: float = 0.0,
     runtime: Runtime = SYSTEM,
 ) -> Endpoint:
     """Serve a model, and return once it has generated a token; with `rollback`, else what was ready before is served.
+
+    With `pull`, hosts that lack the model get it first; None asks, where the hub has it.
 
     Raises:
         Aborted, UsageError: another model is served, and its stop was not confirmed.
@@ -54,7 +60,8 @@ def serve(
     _ensure_allowed(inventory, model, served, extra)
     state = ServeVerbState(
         inventory=inventory,
-        emit=emit,
+        # What is checked again after a pull is mostly the same.
+        emit=warn_once(emit, "note"),
         runtime=runtime,
         verb="serve",
         entry="serve",
@@ -64,7 +71,8 @@ def serve(
         log=log,
         model=model,
         served=served,
-        given=Given(tp, pp, _named(inventory, hosts), expose, tuple(extra), rollback),
+        given=Given(tp, pp, _named(inventory, hosts), expose, tuple(extra), rollback, pull),
+        ask=confirm,
     )
     done = phases.run(SERVE, state, report=_report)
     return Endpoint(served, done.wanted["host"], inventory.head_name, done.wanted["port"])
@@ -80,6 +88,7 @@ class Given:
     expose: bool
     extra: tuple[str, ...]
     rollback: bool
+    pull: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +98,13 @@ class ServeVerbState(RequestState):
     model: str
     served: str
     given: Given
+    ask: Confirm
     layout: vllm.Parallelism = phases.LATER
     wanted: Mapping[str, Any] = phases.LATER
     serving: ServeStatus | None = None
+    # The hosts without the model, with bytes; and whether it is to be brought to them first.
+    lacking: Mapping[str, int] = field(default_factory=dict)
+    pulls: bool = False
 
     def title(self) -> str:
         """What is followed."""
@@ -125,16 +138,47 @@ def check(state: ServeVerbState) -> ServeVerbState:
     facts = state.seen.facts
     if state.serving is None:
         _require_port(facts[state.inventory.head_name], state.inventory.ports.api)
-    wanted = state.wanted
-    found = check_request(state.fleet, state.inventory, facts, wanted, state.emit, extra=state.given.extra)
+    return _judged(state, pull=state.given.pull is True)
+
+
+def _judged(state: ServeVerbState, *, pull: bool) -> ServeVerbState:
+    wanted, facts, extra = state.wanted, state.seen.facts, state.given.extra
+    found = check_request(state.fleet, state.inventory, facts, wanted, state.emit, extra=extra, pull=pull)
     if found.offline:
         # Then no host downloads unseen. Not a part of what names the request: the same model is the same request.
         state.emit(Event("note", f"{state.model} is as it was pulled on every host: serving offline"))
         wanted = {**wanted, "env": {**wanted["env"], **request.OFFLINE}}
-    return replace(state, wanted={**wanted, "loading": list(found.loading)})
+    return replace(state, wanted={**wanted, "loading": list(found.loading)}, lacking=found.lacking)
 
 
-SERVE = (connect, observe, lay_out, find_request, check, *ASK, follow)
+def offer(state: ServeVerbState) -> ServeVerbState:
+    """Ask whether a model that hosts lack is to be pulled first."""
+    if state.idle or not state.lacking:
+        return state
+    given = state.given.pull
+    if given or (given is None and _pull_of(state).is_wanted(state.ask)):
+        return replace(state, pulls=True)
+    note_downloads(state.model, state.lacking, state.emit)
+    return state
+
+
+def bring(state: ServeVerbState) -> ServeVerbState:
+    """Pull the model, while what is served still answers, and check it as it is then."""
+    if not state.pulls:
+        return state
+    _pull_of(state).bring()
+    return replace(_judged(state, pull=False), pulls=False)
+
+
+def _pull_of(state: ServeVerbState) -> PullFirst:
+    asked = revision(state.given.extra)
+    wanted = WantedModel(state.model, "" if asked == "main" else asked)
+    return PullFirst(state.inventory, state.fleet, state.seen.facts, state.emit, wanted)
+
+
+# Every question comes before the pull, which may take hours.
+_ASKED = (connect, observe, lay_out, find_request, check, offer, confirm)
+SERVE = (*_ASKED, bring, lock, compare_again, write_request, unlock, follow)
 
 
 def _report(state: ServeVerbState) -> None:

@@ -10,6 +10,7 @@ from vllm_cluster.actions.fit import gpu_memory
 from vllm_cluster.backends import vllm
 from vllm_cluster.core import loading
 from vllm_cluster.core.desired import hcas
+from vllm_cluster.core.pull import REPOSITORY
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit, Event
@@ -32,10 +33,14 @@ _FETCHES = frozenset(
 
 
 class CheckedRequest(NamedTuple):
-    """The flags for how the weights are read; and whether every host has all files as they were pulled."""
+    """The flags for how the weights are read; and whether every host has all files as they were pulled.
+
+    `lacking` are the hosts that do not have the model, with the bytes of weights that each must download.
+    """
 
     loading: tuple[str, ...]
     offline: bool
+    lacking: Mapping[str, int]
 
 
 def check_request(
@@ -46,8 +51,11 @@ def check_request(
     emit: Emit,
     *,
     extra: Sequence[str],
+    pull: bool = False,
 ) -> CheckedRequest:
     """Refuse what cannot be served, all reasons at once; emit what could not be checked.
+
+    With `pull` the model need not be there: it is brought, and then checked once more.
 
     Raises:
         PreflightFailed: the model is not there, vLLM refuses the flags, or it does not fit.
@@ -58,7 +66,7 @@ def check_request(
     ranks = {names[address]: number for address, number in wanted["ranks"].items()}
     question = {
         "model": wanted["model"],
-        "revision": _revision(extra),
+        "revision": revision(extra),
         "argv": argv[1:],
         "env": wanted["env"],
         "ask": (*vllm.ASKED, *sorted(loading.OPTIONS)),
@@ -69,17 +77,41 @@ def check_request(
     tp, pp = (int(next(word for word in argv if word.startswith(name)).partition("=")[2]) for name in vllm.SIZES)
     gpus, node = _gpus(inventory, facts, ranks), node_name(inventory.cluster)
     asked = Asked(wanted["model"], tp, pp, argv, extra, gpus, node, tuple(ranks))
-    found = list(problems(asked, head, files, judged))
+    lacking = _lacking(wanted["model"], files, files[head].weights, extra, pull=pull)
+    judged_files = {name: Files("unknown") if pull and name in lacking else one for name, one in files.items()}
+    found = list(problems(asked, head, judged_files, judged))
     if found:
         text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts((one.text, one.host) for one in found).items())
         near = next((one.near for one in found if one.near), None)
         hint = "\n".join(dict.fromkeys(one.fix for one in found if one.fix))
         raise PreflightFailed(text, hint=hint or None, instead={asked.model: near} if near else {})
+    if pull and lacking:
+        return CheckedRequest((), offline=False, lacking=lacking)
     if wanted["by_default"] and "hosts" not in wanted and (advice := fewer(asked, files[head], judged)):
         emit(Event("note", advice))
     _report_unchecked(head, files, judged, emit)
     flags = _loading({host: files[host] for host in ranks or files}, files[head].weights, judged, emit)
-    return CheckedRequest(flags, offline=_is_proved(wanted["model"], files, extra, emit))
+    return CheckedRequest(flags, _is_proved(wanted["model"], files, extra, emit), lacking)
+
+
+def _lacking(
+    model: str, files: Mapping[str, Files], size: int | None, extra: Sequence[str], *, pull: bool
+) -> dict[str, int]:
+    """The hosts to which a pull would bring the model; without `pull`, those that would download it by themselves."""
+    if not REPOSITORY.fullmatch(model) or {"download_dir", "load_format"} & {*vllm.options(extra)}:
+        return {}
+    places = ("hub", "nowhere") if pull else ("hub",)
+    return {host: to_download(found, size) for host, found in files.items() if found.where in places}
+
+
+def note_downloads(model: str, lacking: Mapping[str, int], emit: Emit) -> None:
+    """That hosts download the model by themselves while it starts."""
+    downloads = {host: number for host, number in lacking.items() if number}
+    if downloads:
+        most = f"{max(downloads.values()) / 1e9:.1f} GB"
+        once = f"vcluster pull {model} downloads them once"
+        text = f"{', '.join(downloads)}: up to {most} are downloaded while it starts; {once}"
+        emit(Event("note", text))
 
 
 def _is_proved(model: str, files: Mapping[str, Files], extra: Sequence[str], emit: Emit) -> bool:
@@ -103,7 +135,7 @@ def _loading(files: Mapping[str, Files], size: int | None, judged: Judged, emit:
     return chosen.flags
 
 
-def _revision(extra: Sequence[str]) -> str:
+def revision(extra: Sequence[str]) -> str:
     """The revision as a word gives it, the last of several; only the head's vLLM also reads the file of --config."""
     found = "main"
     for word, following in itertools.pairwise([*extra, ""]):
@@ -123,11 +155,6 @@ def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], ranks: Mapping[s
 
 
 def _report_unchecked(head: str, files: Mapping[str, Files], judged: Judged, emit: Emit) -> None:
-    size = files[head].weights
-    downloads = {host: bytes_ for host, found in files.items() if (bytes_ := to_download(found, size))}
-    if downloads:
-        most = max(downloads.values()) / 1e9
-        emit(Event("note", f"{', '.join(downloads)}: up to {most:.1f} GB must be downloaded first"))
     if judged.unchecked:
         what = "the flags and the model's config" if not judged.flags else "the model's config"
         emit(Event("note", f"skipped the check of {what}: {judged.unchecked}"))

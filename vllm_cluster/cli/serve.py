@@ -56,6 +56,14 @@ Rollback = Annotated[
         show_default=False,
     ),
 ]
+Pull = Annotated[
+    bool | None,
+    typer.Option(
+        "--pull/--no-pull",
+        help="Pull the model first to hosts that lack it; default: ask. With --yes it is pulled.",
+        show_default=False,
+    ),
+]
 Tunnel = Annotated[bool, typer.Option("--tunnel", help="When ready, forward the API to localhost until Ctrl-C.")]
 
 
@@ -69,6 +77,7 @@ def serve(
     hosts: Hosts = None,
     expose: Expose = False,
     rollback: Rollback = True,
+    pull: Pull = None,
     tunnel: Tunnel = False,
     as_json: Json = False,
     wait: Wait = 0.0,
@@ -95,6 +104,8 @@ def serve(
             extra=flags or (),
             confirm=session.confirm(yes),
             rollback=rollback,
+            # Without a person nothing is asked, and so the hub is not either.
+            pull=pull if pull is not None or session.can_ask(yes) else False,
             wait=wait,
             log=SETTINGS.verbosity > 0,
         )

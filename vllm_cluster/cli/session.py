@@ -101,13 +101,17 @@ class Session:
         """Take a live picture away, before standard output is written."""
         self._close()
 
+    def can_ask(self, yes: bool) -> bool:
+        """Whether a question has an answer here: --yes, or a person at a terminal."""
+        return yes or (not self.as_json and sys.stdin.isatty() and sys.stderr.isatty())
+
     def confirm(self, yes: bool) -> Callable[[str], bool | None]:
         """How this call asks: not at all with --yes, and never without a terminal."""
 
         def ask(question: str) -> bool | None:
             if yes:
                 return True
-            if self.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            if not self.can_ask(yes):
                 return None
             # The next event opens a new picture below the answer.
             self._close()

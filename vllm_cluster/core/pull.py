@@ -40,12 +40,13 @@ class HubFile:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A repository of a hub at a commit."""
+    """A repository of a hub at a commit; `rate` is in bytes a second where a download was tried, else 0."""
 
     name: str
     commit: str
     endpoint: str
     files: tuple[HubFile, ...]
+    rate: float = 0.0
 
     @property
     def size(self) -> int:

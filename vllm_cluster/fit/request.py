@@ -41,7 +41,7 @@ _OTHERWISE = frozenset(
 DOUBT = 1.25
 
 
-_OFFLINE = "remove HF_HUB_OFFLINE from environment: of the inventory, then vcluster up; or copy the model to each host"
+_OFFLINE = "vcluster pull {}\nor remove HF_HUB_OFFLINE from environment: of the inventory, then vcluster up"
 
 
 class RequestProblem(NamedTuple):
@@ -123,12 +123,11 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
         if found.where == "nowhere" and host in (head, *(asked.hosts or files)):
             others = [] if asked.model in found.near else found.near
             near = difflib.get_close_matches(asked.model, others, n=1, cutoff=0.5)
-            fix = "" if near else "check the name: ORG/NAME, or a folder below model_cache"
-            fix = _OFFLINE if "HF_HUB_OFFLINE" in found.problem and not near else fix
-            fix = "accept its terms on the hub and set hf_token" if "gated" in found.problem else fix
+            fix = _fix(asked.model, found.problem, near=bool(near))
             text = f"{asked.model}: {found.problem}"
             if host != head and files[head].where in ("cache", "folder"):
-                fix = f"download or copy it to {host} too: each rank reads its own host's files"
+                # Each rank reads its own host's files.
+                fix = f"vcluster pull {asked.model}" if files[head].where == "cache" else f"copy it to {host} too"
                 yield RequestProblem(host, text, fix)
             elif near:
                 yield RequestProblem(host, f"{text}; did you mean {near[0]}?", fix, near[0])
@@ -137,6 +136,14 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
         elif found.where == "folder" and found.lacking:
             text = f"{asked.model} is incomplete: its index names {found.lacking[0]}, which does not exist"
             yield RequestProblem(host, text, "copy or download it again")
+
+
+def _fix(model: str, problem: str, *, near: bool) -> str:
+    if "gated" in problem:
+        return "accept its terms on the hub and set hf_token"
+    if "HF_HUB_OFFLINE" in problem:
+        return f"vcluster pull {model}" if near else _OFFLINE.format(model)
+    return "" if near else "check the name: ORG/NAME, or a folder below model_cache"
 
 
 def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[RequestProblem]:

@@ -14,8 +14,8 @@ from vllm_cluster.run.program import Place, python, run
 ASK_SECONDS = 150.0
 
 
-def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, str | None]) -> HubModel:
-    """The repository at the commit behind the revision; the question has model, revision, token and endpoint.
+def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any]) -> HubModel:
+    """The repository at the commit behind the revision; the question has model, revision, token, endpoint and measure.
 
     Raises:
         PreflightFailed: it is not there, or not given to us.
@@ -40,7 +40,8 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, str
         raise PreflightFailed(f"{connection.name}: pull: {last['endpoint']} lists no sizes for {model}") from None
     if unsafe := next((file.path for file in found if not _inside(file)), None):
         raise PreflightFailed(f"{connection.name}: pull: {model} names a file outside of itself: {unsafe[:80]!r}")
-    return HubModel(str(last["name"]), str(last["commit"]), str(last["endpoint"]), found)
+    rate = float(last.get("rate") or 0.0)
+    return HubModel(str(last["name"]), str(last["commit"]), str(last["endpoint"]), found, rate)
 
 
 def _inside(file: HubFile) -> bool:
@@ -49,7 +50,7 @@ def _inside(file: HubFile) -> bool:
     return named and len(file.blob) in (40, 64) and all(digit in "0123456789abcdef" for digit in file.blob)
 
 
-def _refusal(host: str, question: Mapping[str, str | None], last: dict[str, Any]) -> VclusterError:
+def _refusal(host: str, question: Mapping[str, Any], last: dict[str, Any]) -> VclusterError:
     endpoint, code, model, revision = last["endpoint"], last["code"], question["model"], question["revision"]
     how = "with the token that is set" if question["token"] else "without a token"
     page = f"{endpoint}/{model}"

@@ -35,7 +35,7 @@ def look_on(monkeypatch: pytest.MonkeyPatch, revision: str, held: Held, ended: M
     monkeypatch.setattr(action, "statuses", lambda _: {"gpu1": RUNS, "gpu2": RUNS})
     monkeypatch.setattr(action, "follow", lambda *_: PullEnd(ended, (), 1.0))
     monkeypatch.setattr(action, "remove", lambda *_: None)
-    monkeypatch.setattr(action, "ask_about", lambda *_: MODEL)
+    monkeypatch.setattr(action, "find_model", lambda *_: MODEL)
     monkeypatch.setattr(action, "plan_for", lambda *_: plan)
     monkeypatch.setattr(action, "_start", lambda *_: begun.append(1))
     try:

@@ -68,7 +68,7 @@ def test_a_model_that_no_host_has_is_one_line_with_the_hosts(monkeypatch: pytest
     with pytest.raises(PreflightFailed) as refused:
         check(monkeypatch, absent, Judged(flags="accepted"))
     assert refused.value.message == f"gpu1, gpu2: org/model: {absent.problem}"
-    assert (refused.value.hint or "").startswith("remove HF_HUB_OFFLINE from environment: of the inventory")
+    assert (refused.value.hint or "").startswith("vcluster pull org/model\nor remove HF_HUB_OFFLINE from environment")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_file_that_is_not_as_it_was_is_named(plan: HostPlan, change: str) -> N
     assert (row["changed"], row["digest"]) == (SHARD, "")
 
 
-def test_a_flipped_byte_is_found_and_taken_out_of_the_way(plan: HostPlan) -> None:
+def test_a_flipped_byte_is_found_and_taken_out_of_the_way_once_that_is_asked(plan: HostPlan) -> None:
     path = Store(plan).root / "blobs" / next(file.blob for file in plan.files if file.path == SHARD)
     content = bytearray(path.read_bytes())
     content[12345] ^= 1
@@ -78,8 +78,21 @@ def test_a_flipped_byte_is_found_and_taken_out_of_the_way(plan: HostPlan) -> Non
     rows = ask(plan, "verify", revision="main")
     assert [(row["path"], row["why"]) for row in of_kind(rows, "damaged")] == [(SHARD, "content differs")]
     assert {row["path"] for row in of_kind(rows, "file")} == set(FILES)
+    assert contents(plan)[SHARD] == content
+    ask(plan, "drop", commit=plan.commit, files=of_kind(rows, "damaged"))
     assert SHARD not in contents(plan) and not path.exists()
     assert set(contents(plan)) == set(FILES) - {SHARD}
+
+
+def test_the_manifest_lists_the_files_while_they_are_as_they_were(plan: HostPlan) -> None:
+    *rows, end = ask(plan, "manifest", revision="main")
+    assert {(row["path"], row["size"], row["blob"]) for row in of_kind(rows, "file")} == {
+        (file.path, file.size, file.blob) for file in plan.files
+    }
+    assert (end["commit"], end["digest"], end["names"]) == (plan.commit, Store(plan).digest(), [MODEL])
+    (Store(plan).root / "snapshots" / plan.commit / SHARD).unlink()
+    (end,) = ask(plan, "manifest", revision="main")
+    assert (end["changed"], end["digest"]) == (SHARD, "")
 
 
 def test_an_undamaged_model_is_left_as_it_is(plan: HostPlan) -> None:
@@ -132,7 +145,7 @@ def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> Non
     assert [path for cache in caches.values() for path in cache.iterdir()] == []
 
 
-def asked(hub: PullHub, **more: str | None) -> list[dict[str, Any]]:
+def asked(hub: PullHub, **more: object) -> list[dict[str, Any]]:
     """What the hub has of a model."""
     question = {"model": MODEL, "revision": "", "token": None, "endpoint": hub.url}
     return ask_program("hub_files", {**question, **more})
@@ -159,6 +172,12 @@ def test_the_hub_names_the_commit_and_the_content_of_each_file(hub: PullHub) -> 
 def test_what_is_wrong_is_known_before_anything_is_moved(hub: PullHub, question: dict[str, str], problem: str) -> None:
     hub.repositories[MODEL].gated = True
     assert asked(hub, **question)[-1].get("problem", "") == problem
+
+
+def test_how_fast_a_download_is_can_be_asked(hub: PullHub) -> None:
+    hub.rate = 500_000
+    assert 0 < asked(hub, measure=True)[-1]["rate"] < 600_000
+    assert (asked(hub)[-1]["rate"], hub.sent) == (0, len(FILES[SHARD]))
 
 
 def test_a_hub_that_is_busy_is_asked_again(hub: PullHub) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 PIECE = 8 << 20
 MANIFESTS = ".vcluster"
+MAX_NAMES = 200
 
 
 def print_row(row: dict[str, Any]) -> None:
@@ -128,7 +129,7 @@ def seek(model: ModelFolder, mark: str) -> None:
 
 
 def verify(model: ModelFolder) -> None:
-    """Hash every file of the manifest, and take away what is damaged: nothing then reads it, and a pull brings it."""
+    """Hash every file of the manifest, and name what is damaged."""
     manifest = model.manifest()
     rows = manifest.get("files", ())
     if not rows:
@@ -164,14 +165,30 @@ def verify(model: ModelFolder) -> None:
             if error := future.exception():
                 raise error
     for row in damaged:
-        model.place(row["path"]).unlink(missing_ok=True)
-        model.blob(row).unlink(missing_ok=True)
         print_row({"damaged": row})
     for path, size, blob, _ in rows:
         print_row({"file": {"path": path, "size": size, "blob": blob}})
     print_row(
         {"end": True, "manifest": True, "commit": manifest["commit"], "digest": manifest["digest"], "bytes": done[0]}
     )
+
+
+def listed(model: ModelFolder) -> dict[str, Any]:
+    """Print the files of the manifest, where they are as it has them; by name, size and time."""
+    found, changed = model.changed()
+    for path, size, blob, _ in () if changed else found.get("files", ()):
+        print_row({"file": {"path": path, "size": size, "blob": blob}})
+    folders = sorted(path.name for path in (model.cache / "hub").glob("models--*"))[:MAX_NAMES]
+    names = [name.removeprefix("models--").replace("--", "/", 1) for name in folders]
+    digest = "" if changed else found.get("digest", "")
+    return {"commit": model.commit, "digest": digest, "changed": changed, "names": names}
+
+
+def drop(model: ModelFolder) -> None:
+    """Take away what is damaged: nothing then reads it, and a pull brings it."""
+    for row in model.files:
+        model.place(row["path"]).unlink(missing_ok=True)
+        model.blob(row).unlink(missing_ok=True)
 
 
 def held(root: Path) -> int:
@@ -219,8 +236,13 @@ def main() -> None:
             print_row({"end": True, **look(model)})
         elif do == "seek":
             seek(model, asked["mark"])
+        elif do == "manifest":
+            print_row({"end": True, **listed(model)})
         elif do == "verify":
             verify(model)
+        elif do == "drop":
+            drop(model)
+            print_row({"end": True})
         elif do == "size":
             ensure_own(model)
             there = model.root.is_dir() or aside(model).is_dir()

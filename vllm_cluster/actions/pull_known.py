@@ -1,0 +1,91 @@
+"""Which files a model has: as the hub lists them, else as the manifests of the hosts do."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.actions.pull_plan import WantedModel, ask_about
+from vllm_cluster.core.pull import HubFile, HubModel, folder
+from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
+from vllm_cluster.events import Event
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.model_cache import ask
+from vllm_cluster.text import by_hosts
+
+_TRUE = ("1", "true", "yes", "on")
+
+
+@dataclass
+class _Manifest:
+    """What one host's manifest lists; empty where it has none, or a file is not as it was."""
+
+    commit: str = ""
+    digest: str = ""
+    files: list[HubFile] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+
+
+def find_model(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool = False) -> HubModel:
+    """The files of the model, with how fast a download is now where that is to be measured.
+
+    Where the hub cannot be reached, or HF_HUB_OFFLINE is set here, they are those that a host has as they were pulled.
+
+    Raises:
+        PreflightFailed: it cannot be had.
+        Unreachable: the hub cannot be reached, and no host has it.
+    """
+    why: VclusterError
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+        text = f"HF_HUB_OFFLINE is set here, and no host has {wanted.name} as it was pulled"
+        why, reason = PreflightFailed(text, hint="unset HF_HUB_OFFLINE"), "HF_HUB_OFFLINE is set here"
+    else:
+        try:
+            return ask_about(hosts, wanted, via, measure=measure)
+        except Unreachable as error:
+            why, reason = error, error.message
+        except PreflightFailed as error:
+            raise _with_near(error, wanted, _listed(hosts, wanted).values()) from None
+    listed = _listed(hosts, wanted)
+    found = {name: one for name, one in listed.items() if one.digest}
+    if not found:
+        raise _with_near(why, wanted, listed.values())
+    commits = by_hosts((one.commit, name) for name, one in found.items())
+    if len(commits) > 1:
+        text = "; ".join(f"{names}: {commit[:12]}" for commit, names in commits.items())
+        hint = "\n".join(f"vcluster pull {wanted.model}@{commit}" for commit in commits)
+        raise PreflightFailed(f"{reason}; the hosts have different revisions of {wanted.name}: {text}", hint=hint)
+    first, one = next(iter(found.items()))
+    hosts.emit(Event("note", f"{reason}; the files are those of the manifest on {first}"))
+    return HubModel(wanted.model, one.commit, "", tuple(one.files))
+
+
+def _listed(hosts: PullHosts, wanted: WantedModel) -> dict[str, _Manifest]:
+    asked = {"do": "manifest", "folder": folder(wanted.model), "kind": "hub", "revision": wanted.revision}
+
+    def read(connection: HostConnection) -> _Manifest:
+        found = _Manifest()
+
+        def see(row: Mapping[str, Any]) -> None:
+            found.files.append(HubFile(**row["file"]))
+
+        end = ask(connection, hosts.inventory, hosts.facts[connection.name], asked, see)
+        found.commit, found.digest, found.names = str(end["commit"]), str(end["digest"]), tuple(end["names"])
+        return found
+
+    return hosts.fleet.all(read)
+
+
+def _with_near(error: VclusterError, wanted: WantedModel, listed: Iterable[_Manifest]) -> VclusterError:
+    """The error, with the name that was probably meant, where a host has such a model."""
+    names = sorted({name for one in listed for name in one.names} - {wanted.model})
+    near = next(iter(difflib.get_close_matches(wanted.model, names, n=1, cutoff=0.6)), None)
+    if near:
+        error.message += f"; did you mean {near}?"
+        error.args = (error.message,)
+        error.instead = {wanted.model: near, wanted.name: wanted.name.replace(wanted.model, near, 1)}
+    return error

@@ -1,0 +1,64 @@
+"""A model that hosts lack is pulled before it is served, while what is served still answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from vllm_cluster.actions.consent import Confirm
+from vllm_cluster.actions.pull import bring_everywhere
+from vllm_cluster.actions.pull_hosts import PullHosts, on_hosts, statuses
+from vllm_cluster.actions.pull_known import find_model
+from vllm_cluster.actions.pull_plan import WantedModel, ensure_room, plan_for
+from vllm_cluster.errors import HostError, PreflightFailed
+from vllm_cluster.events import Emit, Event
+from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet
+from vllm_cluster.text import age, size
+
+
+class PullFirst:
+    """The pull of one model for `serve`; `facts` are of every host."""
+
+    def __init__(
+        self, inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts], emit: Emit, wanted: WantedModel
+    ) -> None:
+        self._inventory, self._fleet, self._facts, self._wanted = inventory, fleet, facts, wanted
+        # A result is what `serve` ends with.
+        self._emit: Emit = lambda event: emit(replace(event, kind="note") if event.kind == "result" else event)
+
+    @contextmanager
+    def _hosts(self) -> Iterator[PullHosts]:
+        with on_hosts(self._inventory, self._fleet, self._facts, self._emit) as hosts:
+            yield hosts
+
+    def is_wanted(self, confirm: Confirm) -> bool:
+        """Ask a person, with size and time; False too where it cannot be pulled, with a note."""
+        wanted, via = self._wanted, self._inventory.head_name
+        try:
+            with self._hosts() as hosts:
+                if any(not one.over for one in statuses(hosts).values()):
+                    return bool(confirm(f"{wanted.name} is being pulled. Wait for it, then serve it?"))
+                model = find_model(hosts, wanted, via, measure=True)
+                plan = plan_for(hosts, model, "", via)
+                ensure_room(plan)
+        except (HostError, PreflightFailed) as error:
+            self._emit(Event("note", f"{wanted.name} cannot be pulled first: {error.message}"))
+            return False
+        most = max(plan.missing.values(), default=0)
+        time = (
+            f", about {age(most / model.rate)} at {model.rate / 1e6:.0f} MB/s" if plan.downloads and model.rate else ""
+        )
+        where = ", ".join(name for name, missing in plan.missing.items() if missing)
+        return bool(confirm(f"Pull {wanted.name} to {where or 'the hosts'} first ({size(most)}{time})?"))
+
+    def bring(self) -> None:
+        """Bring the model to every host.
+
+        Raises:
+            PreflightFailed, HostError, FleetError, Locked: as `pull`; nothing of what is served was changed.
+        """
+        with self._hosts() as hosts:
+            bring_everywhere(hosts, self._wanted)
