@@ -49,12 +49,14 @@ fmt: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Measures against a by-hand floor, and files from one host to eight against other ways: writes docs/performance.md.
-# The second part needs root, iperf3 and rsync, and 20 minutes; libtorrent is compared where `bench` is installed.
+# Measures against a by-hand floor, files from one host to eight and an image to four against other ways: writes
+# docs/performance.md. The second part needs root, iperf3 and rsync; libtorrent is compared where `bench` is installed.
+# The second and the third take 20 minutes each.
 bench: $(VENV)/ready
 	@scripts/setup-docker.sh
 	$(BIN)/python -m tests.bench
 	$(BIN)/python -m tests.bench.spread
+	$(BIN)/python -m tests.bench.images
 
 # Measures a cluster of GPU hosts, made or not: make gpu INVENTORY=inventory.yaml ARGS='--model Qwen/Qwen3-8B --rounds 1'
 # writes gpu-report.md and gpu-report.json; `python -m tests.gpu --help` has its options.
