@@ -95,9 +95,10 @@ def registry(sandbox: Sandbox, folder: Path) -> Iterator[None]:
             process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.terminate)
-        wait = f"until curl -sf http://127.0.0.1:{REGISTRY_PORT}/v2/; do sleep 0.2; done"
+        asks = "printf 'GET /v2/ HTTP/1.0\\r\\n\\r\\n' >&3; grep -q '200 OK' <&3"
+        wait = f"until (exec 3<>/dev/tcp/127.0.0.1/{REGISTRY_PORT}; {asks}) 2>/dev/null; do sleep 0.2; done"
         for host in (SOURCE, *HOSTS):
-            sandbox.on(host, "timeout", "60", "sh", "-c", wait)
+            sandbox.on(host, "timeout", "60", "bash", "-c", wait)
         there = f"127.0.0.1:{REGISTRY_PORT}/bench/base"
         put = ["ssh", "-F", str(sandbox.folder / "ssh_config"), SOURCE]
         subprocess.run([*put, f"docker tag {CPU_IMAGE} {there} && docker push --quiet {there}"], check=True)
