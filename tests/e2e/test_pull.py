@@ -9,6 +9,7 @@ import json
 import signal
 import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ ROOT = "/models/hub/models--lab--pulled"
 FILES = model_files(12 << 20)
 SIZE = sum(map(len, FILES.values()))
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+HOSTS = ("gpu1", "gpu2")
 CONTAINER = "vcluster-sandbox-pull"
 
 
@@ -44,8 +46,7 @@ def pull(sandbox: Sandbox, hub: PullHub, *more: str) -> Run:
 
 def contents(sandbox: Sandbox, host: str, commit: str) -> dict[str, str]:
     """The sha256 of what vLLM reads on a host, by name; a link that leads nowhere fails."""
-    printed = sandbox.on(host, "sh", "-c", f"cd {ROOT}/snapshots/{commit} && sha256sum *", root=True)
-    return {name: digest for digest, name in (line.split() for line in printed.splitlines())}
+    return folder_contents(sandbox, host, f"{ROOT}/snapshots/{commit}")
 
 
 def expected(sandbox: Sandbox, hub: PullHub) -> bool:
@@ -168,13 +169,55 @@ def test_ctrl_c_leaves_it_running_and_another_person_looks_on(sandbox: Sandbox, 
     assert held
 
 
-@pytest.mark.deep
-def test_a_model_that_serve_pulls_is_served_with_the_hub_gone(sandbox: Sandbox) -> None:
+def tiny_model(sandbox: Sandbox) -> dict[str, bytes]:
+    """The files of the model that the sandbox has."""
     tiny = "/models/hub/models--sandbox--tiny-llama/snapshots"
     archive = sandbox.on("gpu1", "sh", "-c", f"tar -C {tiny}/* -chf - . | base64 -w0", root=True)
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as there:
         members = [(one.name.removeprefix("./"), there.extractfile(one)) for one in there if one.isfile()]
-        files = {name: stream.read() for name, stream in members if stream}
+        return {name: stream.read() for name, stream in members if stream}
+
+
+@pytest.mark.deep
+def test_a_folder_of_this_machine_and_one_of_a_host_are_spread_and_served(sandbox: Sandbox, tmp_path: Path) -> None:
+    folder, files = tmp_path / "mine", {**tiny_model(sandbox), "model.extra": weights(24 << 20)}
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    right = {name: hash_of(content) for name, content in files.items()}
+    try:
+        # The laptop is killed in the middle: what arrived is not sent again, and the others had it while it arrived.
+        process = sandbox.by(sandbox.inventory).start("pull", str(folder))
+        until(lambda: has(sandbox, "gpu1", 1 << 20))
+        process.kill()
+        process.communicate(timeout=60)
+        sandbox.vcluster("pull", str(folder)).ok()
+        assert all(folder_contents(sandbox, host, "/models/mine") == right for host in HOSTS)
+        sandbox.on("gpu2", "sh", "-c", "mkdir -p /data && cp -r /models/mine /data/theirs", root=True)
+        sandbox.vcluster("pull", "gpu2:/data/theirs").ok()
+        assert all(folder_contents(sandbox, host, "/models/theirs") == right for host in HOSTS)
+        served = sandbox.vcluster("serve", "./mine", "--yes", "--", "--dtype", "float32").ok()
+        answer = sandbox.vcluster("complete", "Hello", "--max-tokens", "4").ok()
+        held = "./mine is as it was pulled on every host: serving offline" in served.err and bool(answer.out.strip())
+        record(
+            "P44", "a folder of the laptop, killed once; a folder of a host", "the same everywhere, and served", held
+        )
+        assert held
+    finally:
+        sandbox.vcluster("stop", "--yes").ok()
+        for host in HOSTS:
+            sandbox.on(host, "rm", "-rf", "/models/mine", "/models/theirs", "/data/theirs", root=True)
+
+
+def folder_contents(sandbox: Sandbox, host: str, path: str) -> dict[str, str]:
+    """The sha256 of the files of a folder, but for hidden ones."""
+    printed = sandbox.on(host, "sh", "-c", f"cd {path} && sha256sum *", root=True)
+    return {name: digest for digest, name in (line.split() for line in printed.splitlines())}
+
+
+@pytest.mark.deep
+def test_a_model_that_serve_pulls_is_served_with_the_hub_gone(sandbox: Sandbox) -> None:
+    files = tiny_model(sandbox)
     served = "lab/served"
     forget(sandbox, served)
     operator = sandbox.by(sandbox.inventory)
@@ -183,7 +226,7 @@ def test_a_model_that_serve_pulls_is_served_with_the_hub_gone(sandbox: Sandbox) 
         with hub_for(sandbox, {served: repository(files)}) as hub:
             operator.environment["HF_ENDPOINT"] = hub.url
             process = operator.start("serve", served, "--pull", "--", "--dtype", "float32")
-            until(lambda: {sandbox.on(host, "sh", "-c", manifests, root=True) for host in ("gpu1", "gpu2")} == {"1"})
+            until(lambda: [sandbox.on(host, "sh", "-c", manifests, root=True).strip() for host in HOSTS] == ["1", "1"])
         _, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         answer = sandbox.vcluster("complete", "Hello", "--max-tokens", "4").ok()

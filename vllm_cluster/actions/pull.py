@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from vllm_cluster.actions.assess import require_name
 from vllm_cluster.actions.fit import hub_token
+from vllm_cluster.actions.pull_folder import Feeding
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
 from vllm_cluster.actions.pull_known import find_model
@@ -34,7 +36,8 @@ def pull(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Runt
         Locked: another model is being pulled.
         HostError, FleetError: some hosts do not have it; the others do, and another pull continues.
     """
-    _ensure_repository(wanted.model)
+    if not wanted.source:
+        _ensure_repository(wanted.model)
     require_name(inventory, [wanted.via] if wanted.via else [])
     with looked_at(inventory, emit, runtime) as hosts:
         bring_everywhere(hosts, wanted)
@@ -68,13 +71,16 @@ def stop(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runtime
 def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
     """Whether the model is on every host now, or is on its way there."""
     there = statuses(hosts)
-    if any(not one.over for one in there.values()):
+    # Whoever sent the files of that one does so no more: it goes on with what is there.
+    left = wanted.sent_from_here and any(one.unfed and one.model == wanted.model for one in there.values())
+    if any(not one.over for one in there.values()) and not left:
         _look_on(hosts, wanted, there)
         return True
     remove(hosts, there)
     via = wanted.via or hosts.inventory.head_name
     model = find_model(hosts, wanted, via)
-    return bring(hosts, model, "" if wanted.revision == model.commit else wanted.revision or "main", wanted, via)
+    named = not wanted.source and wanted.revision != model.commit
+    return bring(hosts, model, (wanted.revision or "main") if named else "", wanted, via)
 
 
 def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel, via: str) -> bool:
@@ -113,7 +119,8 @@ def _ensure_repository(model: str) -> None:
 def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.PullStatus]) -> None:
     one = next((one for one in there.values() if one.model), None)
     revision = wanted.revision or "main"
-    if one and (one.model != wanted.model or revision not in (one.reference, one.commit)):
+    same = one is None or bool(wanted.source) or revision in (one.reference, one.commit)
+    if one and (one.model != wanted.model or not same):
         raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=f"vcluster pull {one.name}")
     if wanted.detach:
         hosts.emit(
@@ -133,7 +140,8 @@ def _start(hosts: PullHosts, plan: PullPlan) -> bool:
     try:
         # One after another in one order: of two people who begin at once, one is refused at the first host.
         for name in sorted(plan.chain):
-            if not weights.create(fleet.connections[name], hosts.inventory, hosts.facts[name], owner):
+            reads = _reads(hosts.inventory, plan) if name == plan.chain[0] else ""
+            if not weights.create(fleet.connections[name], hosts.inventory, hosts.facts[name], owner, reads):
                 remove(hosts, made)
                 return False
             made.append(name)
@@ -151,6 +159,12 @@ def _start(hosts: PullHosts, plan: PullPlan) -> bool:
     return True
 
 
+def _reads(inventory: Inventory, plan: PullPlan) -> str:
+    """The folder outside of the cache from which the source copies."""
+    origin = plan.model.origin if plan.downloads and plan.model.origin.startswith("/") else ""
+    return "" if Path(inventory.model_cache) in (Path(origin), *Path(origin).parents) else origin
+
+
 def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: PullPlan | None) -> None:
     """Follow it to its end, and take the containers away, where no other person has done so."""
     if wanted.detach:
@@ -162,9 +176,19 @@ def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: P
             )
         )
         return
+    feeding = None
+    if plan and wanted.source and wanted.sent_from_here and plan.downloads:
+        feeding = Feeding(hosts, plan.model, wanted.source, plan.chain[0])
     try:
-        ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit)
+        check = feeding.check if feeding else lambda: None
+        ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit, check)
+    except VclusterError:
+        remove(hosts, names)
+        raise
     except KeyboardInterrupt:
+        if feeding:
+            text = "Interrupted. This machine sends no more files; what arrived is kept."
+            raise Interrupted(text, again=()) from None
         text = f"Interrupted. The pull of {wanted.name} continues on the hosts; run the same command to look on."
         raise Interrupted(text, hint="vcluster pull --stop", again=()) from None
     if any(one.phase == "gone" for one in ended.hosts.values()) and not ended.failed:

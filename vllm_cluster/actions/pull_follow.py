@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -54,12 +54,15 @@ class _Seen:
         return max(0.0, (after - before) / (last - first)) if last - first >= MIN_SECONDS else 0.0
 
 
-def follow(fleet: Fleet, cluster: str, names: Sequence[str], emit: Emit) -> PullEnd:
-    """Show how far each host is, until all have ended; where the source fails, all have."""
+def follow(
+    fleet: Fleet, cluster: str, names: Sequence[str], emit: Emit, check: Callable[[], None] = lambda: None
+) -> PullEnd:
+    """Show how far each host is, until all have ended; where the source fails, all have. `check` may end it."""
     runtime, began = fleet.runtime, fleet.runtime.clock.monotonic()
     seen = {name: _Seen(answered=began) for name in names}
     emit(Event("phase", f"pulling to {', '.join(names)}"))
     while True:
+        check()
         found, failures = fleet.each(lambda connection: status(connection, cluster), names)
         now = runtime.clock.monotonic()
         for name, one in seen.items():

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_cluster.actions.pull_folder import find_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about
-from vllm_cluster.core.pull import HubFile, HubModel, folder
+from vllm_cluster.core.pull import HubFile, HubModel, place_of
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
@@ -39,6 +40,8 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool
         PreflightFailed: it cannot be had.
         Unreachable: the hub cannot be reached, and no host has it.
     """
+    if wanted.source:
+        return find_folder(hosts, wanted, via)
     why: VclusterError
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
         text = f"HF_HUB_OFFLINE is set here, and no host has {wanted.name} as it was pulled"
@@ -65,7 +68,7 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool
 
 
 def _listed(hosts: PullHosts, wanted: WantedModel) -> dict[str, _Manifest]:
-    asked = {"do": "manifest", "folder": folder(wanted.model), "kind": "hub", "revision": wanted.revision}
+    asked = {"do": "manifest", **place_of(wanted.model), "revision": wanted.revision}
 
     def read(connection: HostConnection) -> _Manifest:
         found = _Manifest()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from vllm_cluster.actions.fit import hub_token
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.core.pull import SPARE, Held, HubModel, PullPlan, choose, folder, make, shared
+from vllm_cluster.core.pull import HERE, SPARE, Held, HubModel, PullPlan, choose, make, place_of, shared
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
@@ -29,6 +30,9 @@ class WantedModel:
     revision: str = ""
     via: str = ""
     detach: bool = False
+    # A folder in place of the hub: of this machine, or of the host `via`.
+    source: Path | None = None
+    sent_from_here: bool = False
 
     @property
     def name(self) -> str:
@@ -81,7 +85,7 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str) -> Pul
 def _held(hosts: PullHosts, model: HubModel, reference: str) -> dict[str, Held]:
     """What each cache has of the files."""
     files = [vars(file) for file in choose(model.files)[0]]
-    asked = {"do": "look", "folder": folder(model.name), "kind": "hub", "commit": model.commit, "files": files}
+    asked = {"do": "look", **place_of(model.name), "commit": model.commit, "files": files}
     asked["reference"] = reference
     found = hosts.fleet.all(lambda connection: hosts.ask(connection, asked))
     known = Held.__dataclass_fields__
@@ -92,7 +96,7 @@ def _seen(hosts: PullHosts, plan: PullPlan) -> dict[str, list[str]]:
     """Of each host whose marks it sees in its cache."""
     names = list(plan.held)
     marks = {name: f"{hosts.fleet.runtime.token(ID_BYTES)}" for name in names}
-    asked = {"do": "seek", "folder": folder(plan.model.name), "kind": "hub", "commit": plan.model.commit}
+    asked = {"do": "seek", **place_of(plan.model.name), "commit": plan.model.commit}
     by_mark = {mark: name for name, mark in marks.items()}
     with ExitStack() as open_until_all_have_looked:
         runtime = hosts.fleet.runtime
@@ -141,7 +145,16 @@ def ensure_room(plan: PullPlan) -> None:
 
 def what(plan: PullPlan) -> str:
     """What is brought, in short."""
-    return f"{plan.model.commit[:12]}, {count(len(plan.model.files), 'file')}, {size(plan.model.size)}"
+    commit = f"{plan.model.commit[:12]}, " if plan.model.commit else ""
+    return f"{commit}{count(len(plan.model.files), 'file')}, {size(plan.model.size)}"
+
+
+def _brings(plan: PullPlan, missing: int) -> str:
+    if plan.model.origin == HERE:
+        return f"gets {size(missing)} from this machine"
+    if plan.model.origin:
+        return f"copies {size(missing)} from {plan.model.origin}"
+    return f"downloads {size(missing)} from {plan.model.endpoint}"
 
 
 def summary(plan: PullPlan) -> str:
@@ -154,7 +167,7 @@ def summary(plan: PullPlan) -> str:
             proves = " once its files are hashed" if plan.downloads else ""
             lines.append(f"{name}: has all, and sends it{proves}")
         elif place_ == 0:
-            lines.append(f"{name}: downloads {size(missing)} from {plan.model.endpoint}{room}")
+            lines.append(f"{name}: {_brings(plan, missing)}{room}")
         else:
             lines.append(f"{name}: receives {size(missing)} from the others{room}")
     lines += [f"{name}: has all" for name in plan.idle]

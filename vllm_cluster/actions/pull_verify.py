@@ -9,7 +9,7 @@ from typing import Any
 from vllm_cluster.actions.pull import bring
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, refuse_running
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about
-from vllm_cluster.core.pull import HubFile, HubModel, folder
+from vllm_cluster.core.pull import HubFile, HubModel, place_of
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -48,17 +48,21 @@ def verify(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Ru
         damaged = {name for name, one in found.items() if one.damaged}
         some = next(iter(found.values()))
         if not damaged:
-            total = f"{count(len(some.files), 'file')}, {size(some.bytes)}"
+            total = f"{some.commit[:12]}, " if some.commit else ""
+            total += f"{count(len(some.files), 'file')}, {size(some.bytes)}"
             emit(
                 Event(
                     "result",
-                    f"{wanted.name} is undamaged on {', '.join(found)}: {some.commit[:12]}, {total}.",
+                    f"{wanted.name} is undamaged on {', '.join(found)}: {total}.",
                     data={"model": wanted.name, "changed": False},
                 )
             )
             return
         via = wanted.via or inventory.head_name
         model = HubModel(wanted.model, some.commit, "", tuple(some.files))
+        if len(damaged) == len(found) and place_of(wanted.model)["kind"] == "folder":
+            text = f"{wanted.model} is damaged on every host; nothing was changed"
+            raise PreflightFailed(text, hint=f"vcluster pull FOLDER --as {wanted.model.removeprefix('./')}")
         if len(damaged) == len(found):
             # No host has all: what is damaged on each comes from the hub again, and is spread to those that lack it.
             at_commit = WantedModel(wanted.model, some.commit, wanted.via)
@@ -82,7 +86,7 @@ def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel)
             text = f"hashing {size(row['bytes'])} of {size(row['total'])}"
             hosts.emit(Event("progress", text, connection.name, data))
 
-    asked = {"do": "verify", "folder": folder(wanted.model), "kind": "hub", "revision": wanted.revision}
+    asked = {"do": "verify", **place_of(wanted.model), "revision": wanted.revision}
     end = ask(connection, hosts.inventory, hosts.facts[connection.name], asked, see)
     found.commit, found.digest = str(end.get("commit", "")), str(end.get("digest", ""))
     found.bytes = int(end.get("bytes", 0))
@@ -92,12 +96,12 @@ def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel)
 def _drop(hosts: PullHosts, name: str, wanted: WantedModel, found: Verified) -> None:
     """Take what is damaged out of the way, once it is known from where it comes again."""
     rows = [vars(file) for file in found.files if file.path in found.damaged]
-    asked = {"do": "drop", "folder": folder(wanted.model), "kind": "hub", "commit": found.commit, "files": rows}
+    asked = {"do": "drop", **place_of(wanted.model), "commit": found.commit, "files": rows}
     hosts.ask(hosts.fleet.connections[name], asked)
 
 
 def _ensure_comparable(wanted: WantedModel, found: Mapping[str, Verified]) -> None:
-    if lacking := [name for name, one in found.items() if not one.commit]:
+    if lacking := [name for name, one in found.items() if not one.digest]:
         text = f"verify: {wanted.name} has no manifest there: vcluster has not pulled it"
         raise PreflightFailed(f"{', '.join(lacking)}: {text}", hint=f"vcluster pull {wanted.name}")
     commits = by_hosts((one.commit[:12], name) for name, one in found.items())

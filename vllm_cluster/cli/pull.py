@@ -14,7 +14,9 @@ from vllm_cluster.errors import UsageError
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL[@REVISION]", help="A repository of the hub; a branch, tag or commit of it.", show_default=False
+        metavar="MODEL",
+        help="ORG/NAME[@REVISION] of the hub, ./FOLDER here, or HOST:/FOLDER.",
+        show_default=False,
     ),
 ]
 Via = Annotated[
@@ -29,10 +31,19 @@ Via = Annotated[
 ]
 
 
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--as", metavar="NAME", help="The name below model_cache of a folder. Default: its own.", show_default=False
+    ),
+]
+
+
 def pull(
     model: Model = None,
     inventory: InventoryPath = None,
     via: Via = None,
+    name: Name = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it has started.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash every file on every host, and repair what is damaged.")
@@ -47,16 +58,20 @@ def pull(
         raise UsageError("missing MODEL", hint="vcluster pull ORG/NAME")
 
     def action(session: Session) -> None:
-        loaded = session.load()
         from vllm_cluster.actions import pull as action
+        from vllm_cluster.actions.pull_folder import is_folder, wanted_folder
         from vllm_cluster.actions.pull_plan import WantedModel
 
+        asked, _, revision = str(model or "").partition("@")
+        wanted = WantedModel(asked, revision, via or "", detach)
+        if model and is_folder(model) and not (verify or stop):
+            wanted = wanted_folder(model, name or "", via or "", detach=detach)
+        elif name:
+            raise UsageError("--as: only a folder gets a name", hint="vcluster pull ./FOLDER --as NAME")
+        loaded = session.load()
         if stop:
-            action.stop(loaded, session.emit, str(model or "").partition("@")[0])
-            return
-        name, _, revision = str(model).partition("@")
-        wanted = WantedModel(name, revision, via or "", detach)
-        if verify:
+            action.stop(loaded, session.emit, asked)
+        elif verify:
             from vllm_cluster.actions.pull_verify import verify as check
 
             check(loaded, session.emit, wanted)

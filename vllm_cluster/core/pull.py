@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_cluster.core.spec import ContainerSpec, Mount, node_name
@@ -14,6 +14,8 @@ from vllm_cluster.inventory.model import Host, Inventory
 FOLDER = "/opt/vcluster-pull"
 # Files of the program beside it, where any user of a container may write.
 PLAN, TOKEN, STATUS = "/tmp/vcluster-plan.json", "/tmp/vcluster-token", "/tmp/vcluster-status.json"  # noqa: S108
+# Where a folder of this machine comes from, in place of a folder of the host.
+HERE = "laptop"
 # Of the chain between the hosts; the one port that a firewall between them must let through for a pull.
 PORT = 6384
 # Left free on a disk: logs and the cache's own small files.
@@ -40,13 +42,17 @@ class HubFile:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A repository of a hub at a commit; `rate` is in bytes a second where a download was tried, else 0."""
+    """A repository of a hub at a commit; `rate` is in bytes a second where a download was tried, else 0.
+
+    A model ./NAME has no commit and no endpoint; its `origin` is `HERE`, or a folder of the host that has it.
+    """
 
     name: str
     commit: str
     endpoint: str
     files: tuple[HubFile, ...]
     rate: float = 0.0
+    origin: str = ""
 
     @property
     def size(self) -> int:
@@ -101,9 +107,9 @@ class PullPlan:
             "commit": self.model.commit,
             "reference": self.reference,
             "endpoint": self.model.endpoint if self.downloads else "",
+            "origin": self.model.origin if self.downloads else "",
             "cache": self.cache,
-            "folder": folder(self.model.name),
-            "kind": "hub",
+            **place_of(self.model.name),
             "me": me,
             "hosts": hosts,
             "files": [vars(file) for file in self.model.files],
@@ -113,6 +119,13 @@ class PullPlan:
 def folder(model: str) -> str:
     """Where a repository of the hub is below a cache."""
     return f"hub/models--{model.replace('/', '--')}"
+
+
+def place_of(model: str) -> dict[str, str]:
+    """Where a model is below a cache, and of which kind: a repository of the hub, or a folder ./NAME."""
+    if model.startswith("./"):
+        return {"folder": model.removeprefix("./"), "kind": "folder"}
+    return {"folder": folder(model), "kind": "hub"}
 
 
 def container_name(cluster: str) -> str:
@@ -157,14 +170,16 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 def make(inventory: Inventory, model: HubModel, reference: str, held: Mapping[str, Held], via: str) -> PullPlan:
     """The plan for hosts with this in their caches; `via` downloads what no host has."""
     wanted, skipped = choose(model.files)
-    chosen = HubModel(model.name, model.commit, model.endpoint, wanted)
+    chosen = replace(model, files=wanted)
     writers = [name for name in held if not held[name].shares]
     whole = [name for name in writers if held[name].whole == len(wanted)]
     proved = [name for name in whole if held[name].digest]
     idle = [name for name in proved if held[name].named]
     lacking = [name for name in writers if name not in idle]
     # One whose files agree with a manifest, before one where they have only the right size, and may be damaged.
-    source = next(iter([*idle, *proved, *whole]), via)
+    # Only one host has the folder from which a damaged file would come again.
+    others = [name for name in whole if name == via or not model.origin.startswith("/")]
+    source = next(iter([*idle, *proved, *others]), via)
     chain = [source, *(name for name in lacking if name != source)] if lacking else []
     return PullPlan(
         chosen,
@@ -192,8 +207,8 @@ def shared(seen: Mapping[str, Iterable[str]], via: str) -> dict[str, str]:
     return found
 
 
-def container_spec(inventory: Inventory, host: Host) -> ContainerSpec:
-    """A container with the cache, on the host's network, without GPUs."""
+def container_spec(inventory: Inventory, host: Host, reads: str = "") -> ContainerSpec:
+    """A container with the cache, and a folder that it `reads`, on the host's network, without GPUs."""
     home = {"HOME": "/tmp", "USER": "vcluster", "LOGNAME": "vcluster"}  # noqa: S108 - of the container
     values = {**home, **inventory.environment, "HF_HOME": inventory.model_cache}
     # Where nothing is to be downloaded in secret; this is asked for. Without Xet a file arrives in its order, and the
@@ -210,7 +225,7 @@ def container_spec(inventory: Inventory, host: Host) -> ContainerSpec:
         gpu_count=0,
         command=("python3", f"{FOLDER}/main.py"),
         environment=tuple(sorted({**values, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items())),
-        mounts=(Mount(inventory.model_cache, inventory.model_cache),),
+        mounts=(Mount(inventory.model_cache, inventory.model_cache), *([Mount(reads, reads, True)] if reads else [])),
         shm_size=64 << 20,
         user=inventory.user or "",
     )

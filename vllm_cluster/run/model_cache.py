@@ -24,19 +24,19 @@ LINE_SECONDS = 120.0
 MAX_SECONDS = 50_000.0
 
 
-def place(inventory: Inventory, facts: HostFacts) -> Place:
-    """Where a program sees the cache with the rights of the containers.
+def place(inventory: Inventory, facts: HostFacts, reads: str = "") -> Place:
+    """Where a program sees the cache, and a folder that it `reads`, with the rights of the containers.
 
     Raises:
         HostError: the image is not there.
     """
     node = node_of(inventory.cluster, facts)
-    if node is not None and node.state == "running":
+    if node is not None and node.state == "running" and not reads:
         return InNode(node.name)
     image = find_image(inventory.image, facts.images)
     if image is None:
         raise HostError(facts.host, f"pull: {inventory.image} is not there", hint="vcluster up")
-    spec = container_spec(inventory, inventory.hosts[facts.host])
+    spec = container_spec(inventory, inventory.hosts[facts.host], reads)
     return TemporaryContainer(without_lease(inventory.cluster), "cache", image.id, like=spec, user=spec.user)
 
 
@@ -50,7 +50,8 @@ def running(
         HostError: it cannot be started.
     """
     program = python("image", "model_cache", seconds=MAX_SECONDS)
-    with start(connection, program, place(inventory, facts), connection.runtime.after(START_SECONDS)) as there:
+    where = place(inventory, facts, str(asked.get("root", "")))
+    with start(connection, program, where, connection.runtime.after(START_SECONDS)) as there:
         there.send({"cache": inventory.model_cache, **asked})
         yield there
 

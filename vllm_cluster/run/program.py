@@ -24,6 +24,8 @@ MAX_BYTES = 4 << 20
 MAX_PRINTED = 64 << 10
 PIECE = 64 << 10
 SEND_SECONDS = 10.0
+# A disk of the host that takes nothing for as long.
+STUCK_SECONDS = 120.0
 END_SECONDS = 10.0
 # What docker itself prints where it starts nothing; 20.10 names no daemon where there is no such container.
 _REFUSED = re.compile(r"^Error(?: response from daemon)?: (.+)", re.MULTILINE)
@@ -116,6 +118,18 @@ class RunningProgram:
         try:
             self._stream.settimeout(SEND_SECONDS)
             self._stream.sendall(json.dumps(row).encode() + b"\n")
+        except (OSError, EOFError) as error:
+            raise self._ended(str(error) or type(error).__name__) from error
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send what the program takes as it is, for as long as it takes some.
+
+        Raises:
+            HostError: as `send`.
+        """
+        try:
+            self._stream.settimeout(STUCK_SECONDS)
+            self._stream.sendall(data)
         except (OSError, EOFError) as error:
             raise self._ended(str(error) or type(error).__name__) from error
 

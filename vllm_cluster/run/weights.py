@@ -36,6 +36,8 @@ class PullStatus:
     total: int = 0
     source: bool = False
     upstream: str = ""
+    # Its files come from a machine that sends none now.
+    unfed: bool = False
     error: str = ""
     digest: str = ""
 
@@ -63,8 +65,10 @@ def program() -> dict[str, bytes]:
     }
 
 
-def create(connection: HostConnection, inventory: Inventory, facts: HostFacts, identity: str | None) -> bool:
-    """Create the host's container, of the cluster of this id; False where one is there.
+def create(
+    connection: HostConnection, inventory: Inventory, facts: HostFacts, identity: str | None, reads: str = ""
+) -> bool:
+    """Create the host's container, of the cluster of this id, with a folder that it `reads`; False where one is there.
 
     Raises:
         HostError: the image is not there, or Docker refuses.
@@ -72,7 +76,7 @@ def create(connection: HostConnection, inventory: Inventory, facts: HostFacts, i
     image = find_image(inventory.image, facts.images)
     if image is None:
         raise HostError(connection.name, f"pull: {inventory.image} is not there", hint="vcluster up")
-    body = node_body(container_spec(inventory, inventory.hosts[connection.name]), image.id, "")
+    body = node_body(container_spec(inventory, inventory.hosts[connection.name], reads), image.id, "")
     head = inventory.hosts[inventory.head_name].address
     body["Image"], body["Labels"] = image.id, Owner(inventory.cluster, identity, head).labels
     # It comes back where it was killed, and not once it has ended by itself.

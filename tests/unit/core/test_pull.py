@@ -101,3 +101,14 @@ def test_a_cache_that_all_share_is_written_by_the_one_that_downloads() -> None:
 
 def test_what_a_host_has_already_is_not_brought() -> None:
     assert plan(gpu1=Held(bytes=400)).missing == {"gpu2": MODEL.size, "gpu1": MODEL.size - 400, "gpu3": MODEL.size}
+
+
+@pytest.mark.parametrize(("origin", "source"), [("laptop", "gpu1"), ("/data/mine", "gpu2")])
+def test_only_the_host_with_the_folder_copies_it(origin: str, source: str) -> None:
+    """One that has files of the right sizes may find them damaged, and could not have them from a folder of another."""
+    model = replace(MODEL, name="./mine", commit="", endpoint="", origin=origin)
+    held = {name: Held(whole=2 * (name == "gpu1"), bytes=MODEL.size) for name in INVENTORY.hosts}
+    found = make(INVENTORY, model, "", held, "gpu2")
+    assert (found.chain[0], found.downloads) == (source, True)
+    document = found.document("id", "key", source)
+    assert (document["origin"], document["kind"], document["folder"]) == (origin, "folder", "mine")

@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 import sys
-import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -44,9 +44,9 @@ class ModelFolder:
         self.cache = Path(asked["cache"])
         self.root = self.cache / str(asked["folder"])
         self.hub = asked["kind"] == "hub"
-        self.commit: str = asked.get("commit") or self._commit(asked.get("revision") or "main")
+        self.commit: str = (asked.get("commit") or self._commit(asked.get("revision") or "main")) if self.hub else ""
         self.files: list[dict[str, Any]] = asked.get("files") or []
-        reference = str(asked.get("reference") or "")
+        reference = str(asked.get("reference") or "") if self.hub else ""
         self.named = not reference or self._commit(reference) == self.commit
 
     def _commit(self, revision: str) -> str:
@@ -128,6 +128,48 @@ def seek(model: ModelFolder, mark: str) -> None:
     print_row({"end": True})
 
 
+def content(path: Path, found: Any, done: list[int]) -> str:
+    """The hash of a file; `done` gets the bytes of each piece that was read, of several threads."""
+    with path.open("rb") as stream:
+        while data := stream.read(PIECE):
+            found.update(data)
+            done.append(len(data))
+    return str(found.hexdigest())
+
+
+def each(rows: Sequence[Any], work: Callable[[Any], None], done: list[int], total: int) -> None:
+    """Do the work for every row, several at once; print how many bytes are done."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(work, row) for row in rows]
+        while not all(future.done() for future in futures):
+            print_row({"bytes": sum(done), "total": total})
+            time.sleep(1)
+        for future in futures:
+            if error := future.exception():
+                raise error
+
+
+def files_of(root: Path) -> None:
+    """Print the files of a folder with their sizes, but for hidden ones."""
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if not name.startswith(".")]
+        for path in (Path(folder) / name for name in files if not name.startswith(".")):
+            if path.is_file():
+                print_row({"file": {"path": str(path.relative_to(root)), "size": path.stat().st_size, "blob": ""}})
+
+
+def hash_files(root: Path, rows: list[dict[str, Any]]) -> None:
+    """Print these files of a folder with their hashes."""
+    done: list[int] = []
+
+    def work(row: dict[str, Any]) -> None:
+        row["blob"] = content(root / row["path"], hashlib.sha256(), done)
+
+    each(rows, work, done, sum(row["size"] for row in rows))
+    for row in rows:
+        print_row({"file": row})
+
+
 def verify(model: ModelFolder) -> None:
     """Hash every file of the manifest, and name what is damaged."""
     manifest = model.manifest()
@@ -135,7 +177,8 @@ def verify(model: ModelFolder) -> None:
     if not rows:
         print_row({"end": True, "manifest": False})
         return
-    lock, done, damaged = threading.Lock(), [0], []
+    done: list[int] = []
+    damaged: list[dict[str, Any]] = []
 
     def check(row: list[Any]) -> None:
         path, size, blob, _ = row
@@ -144,32 +187,19 @@ def verify(model: ModelFolder) -> None:
         found = hashlib.sha256() if len(blob) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         if not wrong:
             try:
-                with place.open("rb") as stream:
-                    while data := stream.read(PIECE):
-                        found.update(data)
-                        with lock:
-                            done[0] += len(data)
-                wrong = "" if found.hexdigest() == blob else "content differs"
+                wrong = "" if content(place, found, done) == blob else "content differs"
             except OSError as error:
                 wrong = f"cannot be read: {error.strerror}"
         if wrong:
-            with lock:
-                damaged.append({"path": path, "size": size, "blob": blob, "why": wrong})
+            damaged.append({"path": path, "size": size, "blob": blob, "why": wrong})
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        futures = [pool.submit(check, row) for row in rows]
-        while not all(future.done() for future in futures):
-            print_row({"bytes": done[0], "total": sum(row[1] for row in rows)})
-            time.sleep(1)
-        for future in futures:
-            if error := future.exception():
-                raise error
+    each(rows, check, done, sum(row[1] for row in rows))
     for row in damaged:
         print_row({"damaged": row})
     for path, size, blob, _ in rows:
         print_row({"file": {"path": path, "size": size, "blob": blob}})
     print_row(
-        {"end": True, "manifest": True, "commit": manifest["commit"], "digest": manifest["digest"], "bytes": done[0]}
+        {"end": True, "manifest": True, "commit": manifest["commit"], "digest": manifest["digest"], "bytes": sum(done)}
     )
 
 
@@ -236,6 +266,12 @@ def main() -> None:
             print_row({"end": True, **look(model)})
         elif do == "seek":
             seek(model, asked["mark"])
+        elif do == "list":
+            files_of(Path(asked["root"]))
+            print_row({"end": True})
+        elif do == "hash":
+            hash_files(Path(asked["root"]), model.files)
+            print_row({"end": True})
         elif do == "manifest":
             print_row({"end": True, **listed(model)})
         elif do == "verify":

@@ -32,7 +32,8 @@ def look(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[st
         return found
     folder = Path(model)
     if folder.is_dir():
-        return {**found, "where": "folder", "carrier": _carrier(folder), **_held(folder)}
+        proved = _proved(folder, folder / ".vcluster" / "manifest.json")
+        return {**found, "where": "folder", "carrier": _carrier(folder), **_held(folder), **proved}
     if not _REPOSITORY.fullmatch(model):
         text = "there is no such folder in the node" if model[0] in "/.~" else "it is neither a folder nor ORG/NAME"
         return {**found, "where": "nowhere", "problem": text, "near": _cached(home)}
@@ -40,7 +41,8 @@ def look(model: str, revision: str = "main", *, ask_hub: bool = True) -> dict[st
     if snapshot and (snapshot / "config.json").exists():
         held = _held(snapshot)
         if not held["lacking"]:
-            return {**found, "where": "cache", **held, **_proved(snapshot)}
+            manifest = snapshot.parents[1] / ".vcluster" / f"{snapshot.name}.json"
+            return {**found, "where": "cache", **held, **_proved(snapshot, manifest)}
     if offline():
         text = "its cache has only a part of it" if snapshot else "it is not in the model cache"
         if not snapshot and model in _cached(home):
@@ -112,15 +114,15 @@ def _snapshot(home: Path, model: str, revision: str) -> Path | None:
     return snapshot if commit and "/" not in commit and snapshot.is_dir() else None
 
 
-def _proved(snapshot: Path) -> dict[str, str]:
+def _proved(folder: Path, path: Path) -> dict[str, str]:
     """The digest of the manifest of a pull that the files agree with by name, size and time, else the first other."""
-    manifest = _document(snapshot.parents[1] / ".vcluster" / f"{snapshot.name}.json", MAX_INDEX) or {}
+    manifest = _document(path, MAX_INDEX) or {}
     rows = manifest.get("files") if manifest.get("v") == 1 else None
     try:
-        for path, size, _, when in rows or ():
-            seen = (snapshot / path).stat()
+        for name, size, _, when in rows or ():
+            seen = (folder / name).stat()
             if (seen.st_size, seen.st_mtime_ns) != (size, when):
-                return {"changed": str(path)}
+                return {"changed": str(name)}
     except (OSError, ValueError, TypeError):
         return {"changed": "a file of its manifest"}
     return {"proved": str(manifest.get("digest", ""))} if rows else {}

@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.pull.plan import HostPlan, PullError, write_whole
+from vllm_cluster.remote.pull.origin import Copy, Fed, is_fed
+from vllm_cluster.remote.pull.plan import HERE, HostPlan, PullError, write_whole
 from vllm_cluster.remote.pull.spread import receive, serve
 from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadProgress
 from vllm_cluster.remote.pull.store import Store
@@ -98,6 +99,11 @@ class Pull:
             self.phase = "downloading"
             self.download = Download(self.plan, self.store, _token())
             self.download.run()
+        elif self.plan.origin:
+            self.phase = "downloading"
+            there = Fed(self.plan, self.store, FOLDER) if self.plan.origin == HERE else Copy(self.plan, self.store)
+            self.download = there
+            there.run()
         if lacking := [file.path for file in self.plan.files if not self.store.complete(file)]:
             raise PullError(f"{lacking[0]} is not there any more")
 
@@ -141,6 +147,7 @@ class Pull:
             "bytes": there,
             "total": self.plan.total,
             "upstream": self.upstream,
+            "unfed": self.plan.origin == HERE and self.phase == "downloading" and not is_fed(FOLDER),
             "error": self.error or trouble,
             "at": time.time(),
         }

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# They arrive from a laptop, through `feed.py`.
+HERE = "laptop"
+
 
 class PullError(Exception):
     """The files cannot be had, for a reason that waiting does not remove."""
@@ -36,7 +39,8 @@ class HostPlan:
     """What is pulled, and by which hosts, the source first. `folder` is below the cache; sizes are in bytes.
 
     `reference` is the branch or tag that points to the commit once all is there; empty where a commit was named.
-    `endpoint` is the hub from which the source downloads; empty where it has all files.
+    `endpoint` is the hub from which the source downloads, `origin` what it has them from else: `HERE`, or a folder of
+    this host; both are empty where it has all files.
     """
 
     id: str
@@ -51,6 +55,7 @@ class HostPlan:
     me: str
     hosts: tuple[ChainHost, ...]
     files: tuple[PulledFile, ...]
+    origin: str = ""
 
     @classmethod
     def read(cls, path: Path) -> HostPlan:

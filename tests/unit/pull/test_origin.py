@@ -1,0 +1,203 @@
+"""A folder in place of a hub: of the host itself, or of a laptop that sends it, as both run in the containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any, cast
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.pulls import Part, model_files
+from tests.support.waiting import until
+from vllm_cluster.errors import HostError, UsageError
+from vllm_cluster.remote.pull.plan import HERE, ChainHost, HostPlan, PulledFile
+from vllm_cluster.run import local_folder
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.runtime import SYSTEM
+
+FILES = model_files(2 << 20)
+SHARD = "model-00002-of-00002.safetensors"
+FEED = "from vllm_cluster.remote.pull.feed import main; main()"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model."""
+    made = tmp_path / "mine"
+    made.mkdir()
+    for name, content in FILES.items():
+        (made / name).write_bytes(content)
+    return made
+
+
+def listed(folder: Path) -> tuple[PulledFile, ...]:
+    """Its files."""
+    return tuple(PulledFile(**vars(file)) for file in local_folder.listed(folder, lambda _: None))
+
+
+@contextmanager
+def parts(folder: Path, tmp_path: Path, origin: str) -> Iterator[dict[str, Part]]:
+    """Two hosts; the first one has the files from there."""
+    port = free_port()
+    hosts = tuple(ChainHost(name, f"127.0.0.{number}", port) for number, name in enumerate("ab", 11))
+    none = {"commit": "", "reference": "", "endpoint": "", "folder": "mine", "kind": "folder"}
+    with ExitStack() as ends:
+        made = {}
+        for name in "ab":
+            plan = HostPlan(
+                id="1",
+                key="5a" * 32,
+                model="./mine",
+                cache=str(tmp_path / name / "cache"),
+                me=name,
+                hosts=hosts,
+                files=listed(folder),
+                origin=origin,
+                **none,
+            )
+            made[name] = Part(tmp_path / name / "own", plan)
+            ends.callback(made[name].end)
+        yield made
+
+
+def there(part: Part) -> dict[str, bytes]:
+    """What vLLM would read."""
+    root = Path(part.plan.cache) / "mine"
+    return {path.name: path.read_bytes() for path in root.iterdir() if path.is_file()}
+
+
+def finished(made: dict[str, Part]) -> bool:
+    """Whether all have all."""
+    return all(part.status().get("phase") in ("serving", "done") for part in made.values())
+
+
+class Sending:
+    """The program that takes the files, as `run/program` runs it; it ends with its input."""
+
+    def __init__(self, part: Part) -> None:
+        environment = {**os.environ, "VCLUSTER_PULL": str(part.folder), "PYTHONPATH": str(ROOT)}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([sys.executable, "-c", FEED], env=environment, stdin=pipe, stdout=pipe)
+
+    def send(self, row: dict[str, Any]) -> None:
+        self.send_bytes(json.dumps(row).encode() + b"\n")
+
+    def send_bytes(self, data: bytes) -> None:
+        stream = cast(IO[bytes], self.process.stdin)
+        stream.write(data)
+        stream.flush()
+
+    def next(self, _deadline: object) -> dict[str, Any]:
+        row: dict[str, Any] = json.loads(cast(IO[bytes], self.process.stdout).readline())
+        return row
+
+    def __enter__(self) -> Sending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=30)
+
+
+def send(monkeypatch: pytest.MonkeyPatch, part: Part, folder: Path) -> None:
+    """Send the folder as the laptop does."""
+    monkeypatch.setattr(local_folder, "start", lambda *_: Sending(part))
+    connection = cast(HostConnection, SimpleNamespace(name="a", runtime=SYSTEM))
+    files = cast(Any, part.plan.files)
+    local_folder.feed(connection, "lab", folder, files)
+
+
+def test_a_folder_of_the_host_is_copied_and_spread(folder: Path, tmp_path: Path) -> None:
+    with parts(folder, tmp_path, str(folder)) as made:
+        until(lambda: finished(made), 60)
+        assert there(made["a"]) == there(made["b"]) == FILES
+        assert len({part.status()["digest"] for part in made.values()}) == 1
+
+
+def test_a_file_that_changes_while_it_is_copied_is_named(folder: Path, tmp_path: Path) -> None:
+    files = listed(folder)
+    (folder / SHARD).write_bytes(b"x" * len(FILES[SHARD]))
+    with parts(folder, tmp_path, str(folder)) as made:
+        pass
+    plan = replace(made["a"].plan, hosts=made["a"].plan.hosts[:1], files=files)
+    one = Part(tmp_path / "one", plan)
+    assert one.process.wait(60) == 0
+    assert one.status()["error"] == f"{SHARD} changes while it is copied"
+
+
+def test_a_folder_that_is_sent_arrives_everywhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with parts(folder, tmp_path, HERE) as made:
+        until(lambda: made["a"].status().get("unfed") is True, 60)
+        send(monkeypatch, made["a"], folder)
+        until(lambda: finished(made), 60)
+        assert there(made["a"]) == there(made["b"]) == FILES
+        assert made["a"].status()["unfed"] is False
+
+
+def test_what_was_sent_before_the_laptop_was_killed_is_not_sent_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with parts(folder, tmp_path, HERE) as made:
+        part = made["a"]
+        index, file = next((at, one) for at, one in enumerate(part.plan.files) if one.path == SHARD)
+        with Sending(part) as first:
+            while "have" not in first.next(None):
+                pass
+            first.send({"file": index, "size": file.size})
+            first.send_bytes(FILES[SHARD][: 1 << 20])
+            until(lambda: part.status().get("bytes", 0) >= 1 << 20, 60)
+        until(lambda: part.status()["unfed"], 60)
+        sent: list[dict[str, Any]] = []
+        before = Sending.send
+
+        def noted(self: Sending, row: dict[str, Any]) -> None:
+            sent.append(row)
+            before(self, row)
+
+        monkeypatch.setattr(Sending, "send", noted)
+        send(monkeypatch, part, folder)
+        assert {"file": index, "size": file.size - (1 << 20)} in sent
+        until(lambda: finished(made), 60)
+        assert there(made["b"]) == FILES
+
+
+def test_only_one_machine_sends(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with parts(folder, tmp_path, HERE) as made, Sending(made["a"]) as first:
+        first.next(None)
+        with pytest.raises(HostError, match="a: pull: another machine sends the files"):
+            send(monkeypatch, made["a"], folder)
+
+
+def test_a_file_that_changed_since_it_was_hashed_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with parts(folder, tmp_path, HERE) as made:
+        (folder / SHARD).write_bytes(b"x" * len(FILES[SHARD]))
+        with pytest.raises(HostError, match=f"{SHARD} has changed since it was hashed"):
+            send(monkeypatch, made["a"], folder)
+        (folder / SHARD).write_bytes(b"x")
+        with pytest.raises(UsageError, match="has become shorter since it was hashed"):
+            send(monkeypatch, made["a"], folder)
+
+
+def test_hidden_files_and_copies_in_other_formats_stay_here(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config.json").write_text("{}")
+    (folder / "README.md").write_text("x")
+    (folder / ".hidden").write_text("x")
+    assert {file.path for file in listed(folder)} == set(FILES)
+    (folder / "config.json").unlink()
+    with pytest.raises(UsageError, match="has no config"):
+        listed(folder)

@@ -1,0 +1,134 @@
+"""A model that is in a folder, of this machine or of a host, as the source of a pull."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.core.cached_model import cache_place
+from vllm_cluster.core.pull import HERE, HubFile, HubModel, choose
+from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.events import Event
+from vllm_cluster.laptop import expanded
+from vllm_cluster.run.local_folder import feed, listed
+from vllm_cluster.run.model_cache import ask
+from vllm_cluster.text import size
+
+ASK_SECONDS = 30.0
+SHOW_SECONDS = 1.0
+_ON_HOST = re.compile(r"(?P<host>[\w.-]+):(?P<path>/.*)")
+
+
+def is_folder(source: str) -> bool:
+    """Whether these words name a folder of this machine, or HOST:/PATH, and not a repository of the hub."""
+    return source.startswith((".", "/", "~")) or bool(_ON_HOST.fullmatch(source))
+
+
+def wanted_folder(source: str, name: str, via: str, *, detach: bool) -> WantedModel:
+    """A folder as the source, to be ./NAME below the cache of each host; without a name, that of the folder.
+
+    Raises:
+        UsageError: it is not a folder, or the name cannot be.
+    """
+    there = _ON_HOST.fullmatch(source)
+    folder = Path(there["path"]) if there else expanded(source).resolve()
+    if not there and not folder.is_dir():
+        raise UsageError(f"{source}: no such folder here", hint="vcluster pull ORG/NAME\nvcluster pull HOST:/FOLDER")
+    if not there and detach:
+        raise UsageError("--detach: this machine sends the files", hint=f"vcluster pull {source}")
+    if there and via not in ("", there["host"]):
+        raise UsageError(f"--via: the files are on {there['host']}", hint=f"vcluster pull {source}")
+    model = f"./{name.removeprefix('./') or folder.name}"
+    if cache_place(model).kind != "folder":
+        raise UsageError(f"--as: {model} is a folder of the cache itself")
+    return WantedModel(model, "", there["host"] if there else via, detach, folder, sent_from_here=not there)
+
+
+def find_folder(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
+    """The files of the folder, hashed where they are.
+
+    Raises:
+        PreflightFailed, UsageError: it is not a model.
+    """
+    assert wanted.source  # noqa: S101
+    if not wanted.sent_from_here:
+        return _on_host(hosts, wanted, str(wanted.source), via)
+    show = _Shown(hosts, None)
+    hosts.emit(Event("phase", f"hashing {wanted.source}"))
+    return HubModel(wanted.model, "", "", listed(wanted.source, show.add), origin=HERE)
+
+
+def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubModel:
+    connection = hosts.fleet.connections[via]
+    test = connection.transport.run(["test", "-d", path], connection.runtime.after(ASK_SECONDS))
+    if test.returncode:
+        # Docker would create it.
+        raise PreflightFailed(
+            f"{via}: pull: no such folder, or none that {connection.ssh or 'this user'} can see: {path}"
+        )
+    hosts.emit(Event("phase", f"hashing {path}", via))
+    files: list[HubFile] = []
+
+    def see(row: Mapping[str, Any]) -> None:
+        if "file" in row:
+            files.append(HubFile(**row["file"]))
+        else:
+            data = {"bytes": row["bytes"], "total": row["total"]}
+            hosts.emit(Event("progress", f"hashing {size(row['bytes'])} of {size(row['total'])}", via, data))
+
+    def question(do: str, rows: list[HubFile]) -> None:
+        asked = {"do": do, "root": path, "folder": "", "kind": "folder", "files": [vars(file) for file in rows]}
+        ask(connection, hosts.inventory, hosts.facts[via], asked, see)
+
+    question("list", [])
+    if not any(file.path == "config.json" for file in files):
+        raise PreflightFailed(f"{via}: pull: {path} has no config.json: not a model")
+    chosen, files = list(choose(files)[0]), []
+    question("hash", chosen)
+    return HubModel(wanted.model, "", "", tuple(files), origin=path)
+
+
+class _Shown:
+    """Emits how many bytes were hashed, once a second; several threads add to it."""
+
+    def __init__(self, hosts: PullHosts, host: str | None) -> None:
+        self._hosts, self._host, self._bytes = hosts, host, 0
+        self._lock, self._due = threading.Lock(), hosts.fleet.runtime.after(SHOW_SECONDS)
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._bytes += count
+            if not self._due.left():
+                self._due = self._hosts.fleet.runtime.after(SHOW_SECONDS)
+                data = {"bytes": self._bytes}
+                self._hosts.emit(Event("progress", f"hashed {size(self._bytes)}", self._host, data))
+
+
+class Feeding:
+    """Sends the files of a folder of this machine to the source, on a thread of its own."""
+
+    def __init__(self, hosts: PullHosts, model: HubModel, folder: Path, to: str) -> None:
+        self._error: Exception | None = None
+        connection = hosts.fleet.connections[to]
+
+        def send() -> None:
+            try:
+                feed(connection, hosts.inventory.cluster, folder, model.files)
+            except Exception as error:
+                self._error = error
+
+        self._thread = hosts.fleet.runtime.background(send, "feed")
+
+    def check(self) -> None:
+        """Raise what ended it.
+
+        Raises:
+            HostError, UsageError: the files cannot be sent.
+        """
+        if self._error:
+            raise self._error

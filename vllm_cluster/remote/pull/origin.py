@@ -1,0 +1,88 @@
+"""The files of a folder, on this host or on a laptop, in place of a hub: into the same partial files as a download."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from pathlib import Path
+
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
+from vllm_cluster.remote.pull.store import Store, content_hash
+
+STREAMS = 4
+PIECE = 8 << 20
+# Whoever feeds it holds a lock on this file, beside the plan.
+FED = "vcluster-fed"
+# Without a laptop for as long it ends: the same command continues with what is there.
+PATIENCE_SECONDS = 600.0
+
+
+class Copy:
+    """Copies from a folder of this host; `trouble` is what it waits out."""
+
+    trouble = ""
+
+    def __init__(self, plan: HostPlan, store: Store) -> None:
+        self._plan, self._store = plan, store
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Copy every file that is not there, and verify each.
+
+        Raises:
+            PullError, OSError: one cannot be copied; what is there is kept.
+        """
+        left = {file.path: file for file in self._plan.files if not self._store.complete(file)}
+        with ThreadPoolExecutor(STREAMS) as pool:
+            for future in as_completed([pool.submit(self._one, file) for file in left.values()]):
+                if error := future.exception():
+                    self._stop.set()
+                    raise error
+
+    def _one(self, file: PulledFile) -> None:
+        partial = self._store.partial(file)
+        with (Path(self._plan.origin) / file.path).open("rb") as source, partial.open("ab", buffering=0) as target:
+            source.seek(target.tell())
+            while (data := source.read(PIECE)) and not self._stop.is_set():
+                target.write(data)
+        if partial.stat().st_size != file.size or content_hash(partial, file.blob, file.size) != file.blob:
+            partial.unlink()
+            raise PullError(f"{file.path} changes while it is copied")
+        self._store.finish(file)
+
+
+class Fed:
+    """Waits for the files that a laptop sends through `feed.py`; `trouble` is whether none does."""
+
+    def __init__(self, plan: HostPlan, store: Store, folder: Path) -> None:
+        self._plan, self._store, self._folder = plan, store, folder
+        self.trouble = ""
+
+    def run(self) -> None:
+        """Return once every file is there and verified.
+
+        Raises:
+            PullError: no machine sends them.
+        """
+        seen = time.monotonic()
+        while not all(self._store.complete(file) for file in self._plan.files):
+            if is_fed(self._folder):
+                seen, self.trouble = time.monotonic(), ""
+            elif time.monotonic() - seen > PATIENCE_SECONDS:
+                raise PullError(f"no machine has sent the files for {PATIENCE_SECONDS:.0f} s")
+            else:
+                self.trouble = "no machine sends the files"
+            time.sleep(0.2)
+
+
+def is_fed(folder: Path) -> bool:
+    """Whether a machine sends files now."""
+    with suppress(OSError), (folder / FED).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,98 @@
+"""The files of a model in a folder of this machine: listed, hashed, and sent into the pull's container of a host."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from vllm_cluster.core.pull import FOLDER, HubFile, choose, container_name
+from vllm_cluster.errors import HostError, UsageError
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.program import InNode, RemoteProgram, RunningProgram, start
+
+START_SECONDS = 60.0
+# Until the program that feeds has begun: what a host has of the files is hashed first.
+READY_SECONDS = 50_000.0
+# Until it has put a file in its place: a flush of a large one to a slow disk.
+PLACE_SECONDS = 600.0
+PIECE = 1 << 20
+_FEED = f"import sys; sys.path.insert(0, {FOLDER!r}); from vllm_cluster.remote.pull.feed import main; main()"
+
+
+def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
+    """The files that vLLM reads, each with its sha256; `count` gets the bytes that were hashed.
+
+    Raises:
+        UsageError: it is not a model, or cannot be read.
+    """
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} has no config.json: not a model")
+    try:
+        files = [HubFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in _files(folder)]
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            return tuple(pool.map(lambda file: replace(file, blob=_hash(folder / file.path, count)), choose(files)[0]))
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    found = []
+    for place, names, files in os.walk(folder):
+        names[:] = [name for name in names if not name.startswith(".")]
+        paths = (Path(place) / name for name in files if not name.startswith("."))
+        found += [path for path in paths if path.is_file()]
+    return found
+
+
+def _hash(path: Path, count: Callable[[int], None]) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as stream:
+        while data := stream.read(PIECE):
+            found.update(data)
+            count(len(data))
+    return found.hexdigest()
+
+
+def feed(connection: HostConnection, cluster: str, folder: Path, files: Sequence[HubFile]) -> None:
+    """Send what the host lacks of these files, in their order, each from where it broke off.
+
+    Raises:
+        UsageError: a file cannot be read, or has changed since it was hashed.
+        HostError: the host takes no more.
+    """
+    program = RemoteProgram("feed", ("python3", "-u", "-c", _FEED), changes=True)
+    after = connection.runtime.after
+    with start(connection, program, InNode(container_name(cluster)), after(START_SECONDS)) as there:
+        row = there.next(after(START_SECONDS))
+        ready = after(READY_SECONDS)
+        while "have" not in row:
+            _ensure_taken(connection, row)
+            row = there.next(ready)
+        for index, (file, have, whole) in enumerate(zip(files, row["have"], row["whole"], strict=True)):
+            if not whole:
+                _send(there, folder / file.path, index, have, file.size)
+                _ensure_taken(connection, there.next(after(PLACE_SECONDS)))
+
+
+def _send(there: RunningProgram, path: Path, index: int, have: int, size: int) -> None:
+    there.send({"file": index, "size": size - have})
+    try:
+        with path.open("rb") as stream:
+            stream.seek(have)
+            left = size - have
+            while left and (data := stream.read(min(left, PIECE))):
+                there.send_bytes(data)
+                left -= len(data)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    if left:
+        raise UsageError(f"{path} has become shorter since it was hashed")
+
+
+def _ensure_taken(connection: HostConnection, row: dict[str, object]) -> None:
+    if "error" in row:
+        raise HostError(connection.name, f"pull: {row['error']}")
