@@ -16,9 +16,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from hypothesis.strategies import DataObject
 from pydantic import ValidationError
 
 from tests.property.hostile import CASES, anything, batches, hostile, many, recorded, some
@@ -238,13 +237,14 @@ def place_of(host: str) -> object:
 
 def test_ssh_reads_a_destination_as_it_was_meant() -> None:
     accepted: list[int] = []
+    likely = st.from_regex(r"\A[A-Za-z0-9][\w.-]{0,20}\Z", alphabet=st.characters(max_codepoint=127))
 
     @some
-    @given(st.data())
-    def check(data: DataObject) -> None:
-        place = data.draw(st.sampled_from(["host", "user", "jump"]))
-        likely = st.from_regex(r"\A[A-Za-z0-9][\w.-]{0,20}\Z", alphabet=st.characters(max_codepoint=127))
-        value = data.draw(st.one_of(hostile, likely))
+    @given(st.sampled_from(["host", "user", "jump"]), st.one_of(hostile, likely))
+    @example("host", "gpu1.Example")
+    @example("user", "Ada-1")
+    @example("jump", "None")
+    def check(place: str, value: str) -> None:
         settings = SshSettings(config=Path("/dev/null"))
         try:
             ssh = HostSsh.model_validate({"host": "h", place: value})
@@ -267,4 +267,5 @@ def test_ssh_reads_a_destination_as_it_was_meant() -> None:
 
     with recorded("P14", "ssh destinations through the real ssh -G", some.max_examples):
         check()
-    assert len(accepted) > some.max_examples / 20
+    # The three that are named, and of few that are made up none may be.
+    assert len(accepted) >= 3 + some.max_examples // 16

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.json_schemas import validate
 from tests.support.paths import VCLUSTER
 from vcluster_sandbox import names
 
@@ -69,6 +68,9 @@ class Sandbox:
         )
         words = argv[: argv.index("--")] if "--" in argv else argv
         if "--json" in words:
+            # pytest loads this module at every start, and the schemas take a second.
+            from tests.support.json_schemas import validate
+
             validate(words, done.stdout)
         return Run(done.returncode, done.stdout, done.stderr)
 

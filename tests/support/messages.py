@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
-from tests.support.modules import MODULES, room
+from tests.support.modules import MODULES, nodes, room
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "messages"
 COMMAND = "make messages"
@@ -23,36 +24,39 @@ LETTER = re.compile(r"[^\W\d_]")
 WORDS = re.compile(r"[^\W\d_]{2,}\S*\s+\S|\S\s+[^\W\d_]{2,}")
 
 
+@cache
 def by_room() -> dict[str, str]:
     """The content of each file of the folder: one text a line, sorted, as JSON writes it."""
     found: dict[str, set[str]] = {}
     for path in MODULES:
         first, *rest = room(path).split("/")
         name = first if rest else "package"
-        found.setdefault(name, set()).update(messages(path.read_text(), verbs=name == "cli"))
+        found.setdefault(name, set()).update(messages(nodes(path), verbs=name == "cli"))
     lines = {name: sorted(map(_line, texts)) for name, texts in found.items() if texts}
     return {f"{name}.txt": "\n".join(texts) + "\n" for name, texts in lines.items()}
 
 
-def messages(source: str, *, verbs: bool = False) -> set[str]:
-    """The texts of one file; with `verbs` the docstrings of its functions too, which the command line shows as help."""
-    tree = ast.parse(source)
-    hidden = {id(node) for node in _docstrings(tree)} | {id(node) for node in _patterns(tree)}
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in _parts(node)}
+def messages(tree: Sequence[ast.AST], *, verbs: bool = False) -> set[str]:
+    """The texts of one file's nodes; with `verbs` the docstrings of its functions too, which are the verbs' help."""
+    calls = [node for node in tree if isinstance(node, ast.Call)]
+    hidden = {id(node.value) for node in tree if isinstance(node, ast.Expr)} | {id(node) for node in _patterns(calls)}
+    hidden |= {id(part) for node in tree if isinstance(node, ast.JoinedStr) for part in _parts(node)}
     shown = {
         id(node)
-        for call in ast.walk(tree)
-        if isinstance(call, ast.Call) and SHOWN.fullmatch(_name(call.func))
+        for call in calls
+        if SHOWN.fullmatch(_name(call.func))
         for argument in (*call.args, *(keyword.value for keyword in call.keywords))
         for node in ast.walk(argument)
     }
     texts = {
         text
-        for node in ast.walk(tree)
-        if id(node) not in hidden | parts and LETTER.search(text := template(node))
+        for node in tree
+        if id(node) not in hidden and LETTER.search(text := template(node))
         if id(node) in shown or WORDS.search(text)
     }
-    helps = (ast.get_docstring(node) for node in tree.body if verbs and isinstance(node, ast.FunctionDef))
+    module = tree[0]
+    body = module.body if verbs and isinstance(module, ast.Module) else []
+    helps = (ast.get_docstring(node) for node in body if isinstance(node, ast.FunctionDef))
     return texts | {text for text in helps if text}
 
 
@@ -72,16 +76,10 @@ def _parts(node: ast.JoinedStr) -> Iterator[ast.AST]:
             yield from _parts(part.format_spec)
 
 
-def _docstrings(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr):
-            yield node.value
-
-
-def _patterns(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _name(node.func.value) == "re":
-            yield from ast.walk(node)
+def _patterns(calls: Sequence[ast.Call]) -> Iterator[ast.AST]:
+    for call in calls:
+        if isinstance(call.func, ast.Attribute) and _name(call.func.value) == "re":
+            yield from ast.walk(call)
 
 
 def _name(node: ast.AST) -> str:

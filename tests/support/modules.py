@@ -15,6 +15,12 @@ MODULES = sorted(path for root in (PACKAGE, SANDBOX) for path in root.rglob("*.p
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a module of the package, itself the first: several tests read them all."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def imported(path: Path) -> frozenset[str]:
     """Every module that a file names in an import, wherever in it."""
     names: set[str] = set()

@@ -72,9 +72,9 @@ class Machine:
         )
         return done.stdout
 
-    def facts(self, shell: str = "sh") -> HostFacts:
+    def facts(self, shell: str = "sh", *, deep: bool = True) -> HostFacts:
         """What comes of it."""
-        return parse.facts("gpu1", self.run(shell).decode(), deep=True)
+        return parse.facts("gpu1", self.run(shell, deep=deep).decode(), deep=deep)
 
 
 def bare(root: Path) -> Machine:

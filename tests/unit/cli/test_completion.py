@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.in_process import run
 from vllm_cluster.cli.completion import MAX_MODELS, complete_host_list, complete_hosts, complete_models, remember_model
 
 INVENTORY = """version: 1
@@ -102,19 +100,8 @@ def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) ->
 def test_each_shell_is_offered_the_same(shell: str, typed: str, offered: list[str], inventory: Path) -> None:
     remember_model(inventory, "org/model")
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_TYPER_COMPLETE_ARGS": typed}
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_cluster"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=inventory.parent,
-        env={
-            **os.environ,
-            **words,
-            "_VCLUSTER_COMPLETE": f"complete_{shell}",
-            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        },
-    )
+    words |= {"_VCLUSTER_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = run(cwd=inventory.parent, **words)
     shown = done.stdout.strip()
     if shell == "zsh":
         shown = shown.removeprefix("_arguments '*: :((").removesuffix("))'").replace('"', "")

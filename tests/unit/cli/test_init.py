@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.in_process import Finished, run
 from tests.support.inventories import load
 
-VCLUSTER = Path(sys.executable).with_name("vcluster")
 
-
-def init(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+def init(folder: Path, *argv: str) -> Finished:
     """Run `vcluster init` in a folder that is also home."""
-    environment = {**os.environ, "HOME": str(folder)}
-    command = [str(VCLUSTER), "init", *argv]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return run("init", *argv, cwd=folder, HOME=str(folder))
 
 
 def test_hosts_by_flags(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.in_process import run
 from vllm_cluster.cli import edge, words
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.image import IMAGE
@@ -31,12 +31,6 @@ def call(*argv: str) -> object:
     except VclusterError as error:
         return error
     return None
-
-
-def run(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The program in a process of its own."""
-    line = [sys.executable, "-m", "vllm_cluster", *argv]
-    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, check=False, timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.depth import cases
 from vllm_cluster.core.bench import PRESETS, Point, argv, figures, order, points
 from vllm_cluster.core.bench_compare import COMPARED, compare, two_sided, welch
 from vllm_cluster.core.bench_page import page
@@ -36,12 +37,12 @@ def measured(chance: random.Random, runs: int, *, levels: tuple[int, ...] = (1, 
 
 @pytest.mark.parametrize("runs", [2, 3, 5])
 def test_two_equal_benchmarks_show_no_difference_19_times_of_20(runs: int) -> None:
-    """All twelve figures of a preset together; the bound is that of 600 throws of a coin with 1 of 20."""
-    chance = random.Random(7)
+    """All twelve figures of a preset together; the bound is that of as many throws of a coin with 1 of 20."""
+    chance, throws = random.Random(7), cases(100, 600, 600)
     false = sum(
-        any(row.different for row in compare(measured(chance, runs), measured(chance, runs))) for _ in range(600)
+        any(row.different for row in compare(measured(chance, runs), measured(chance, runs))) for _ in range(throws)
     )
-    assert false <= 600 / 20 + 3 * (600 * 0.05 * 0.95) ** 0.5
+    assert false <= throws / 20 + 3 * (throws * 0.05 * 0.95) ** 0.5
 
 
 def test_a_real_difference_is_seen_with_its_direction() -> None:

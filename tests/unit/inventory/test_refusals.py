@@ -150,7 +150,7 @@ def test_one_wrong_host(keys: str, answer: str) -> None:
         ("a: *b\n", "1: not YAML: found undefined alias"),
         ("a: 1\n---\na: 1\n", "2: a second document begins (---); an inventory is one document"),
         ("a: 1\nb: \x01\n", "2: an unprintable character"),
-        ("[" * 5000, "1: nested too deep to be an inventory"),
+        ("[" * 1500, "1: nested too deep to be an inventory"),
         ("&a [*a]\n", "an alias to something that it is itself part of"),
         (f"{TOP}hosts: []\n", "5: hosts: must be a mapping: each host's name, and its keys below it, got a list"),
         (f"{TOP}hosts: {{}}\n", "5: hosts: holds 0 hosts; a cluster has 1 to 256"),

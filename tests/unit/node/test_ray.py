@@ -31,6 +31,7 @@ def test_the_head_tells_rays_nodes(world: World) -> None:
     assert starts(world) == ["start --head --block"]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_told_to_stop(world: World) -> None:
     world.plan({"stray": True, "stubborn": True})
     world.start()
@@ -42,6 +43,7 @@ def test_nothing_is_left_when_told_to_stop(world: World) -> None:
     assert world.ray("down").ray.nodes == ()
 
 
+@pytest.mark.slow
 def test_ray_comes_back_and_so_does_what_is_served(world: World) -> None:
     world.start()
     world.want("one")
@@ -67,6 +69,7 @@ def test_ray_that_does_not_start_is_tried_later_and_later(world: World) -> None:
     assert world.ray("up", restarts=3).ray.error is None
 
 
+@pytest.mark.slow
 def test_a_raylet_that_ended_unnoticed_is_noticed(world: World) -> None:
     port = free_port()
     # The head's own GCS is not there in this world: only the raylet is looked after.
