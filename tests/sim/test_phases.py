@@ -100,3 +100,14 @@ def test_what_plan_shows_is_what_up_waits_for(monkeypatch: pytest.MonkeyPatch) -
         assert [barrier.type for barrier in barriers] == ["same-image", "secrets-written", "head-ready", "gpus-joined"]
         assert held == [barrier for barrier in barriers if not isinstance(barrier, SecretsWritten)]
         assert not any(stage.barriers for stage in lab.run(world, INVENTORY, lab.do_plan).value.stages)
+
+
+@pytest.mark.parametrize("gpus", [(2, 2), (2,)], ids=["with a worker", "the head alone"])
+def test_the_gpus_are_awaited_once(gpus: tuple[int, ...]) -> None:
+    """By the stage that brings the last of them, else by `verify`: also where nothing is changed."""
+    world, inventory = make.world(gpus), make.inventory(len(gpus))
+    with lab.inside(world):
+        for _ in range(2):
+            events = lab.run(world, inventory, lab.do_up).events
+            whole = f"GPUs {sum(gpus)}/{sum(gpus)}"
+            assert [event.text for event in events if event.text.startswith(whole)] == [whole]

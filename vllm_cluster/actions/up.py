@@ -202,10 +202,12 @@ def apply(state: UpState) -> UpState:
 
 
 def verify(state: UpState) -> UpState:
-    """Wait until Ray reports exactly the GPUs of the plan, also where there was nothing to do."""
-    plan = state.seen.plan
+    """Wait until Ray reports exactly the GPUs of the plan, where no stage has waited for that."""
+    plan, joined = state.seen.plan, GpusJoined(state.seen.plan.gpus)
+    if any(joined in stage.barriers for stage in plan.stages):
+        return state
     state.emit(Event("phase", "verifying"))
-    hold(GpusJoined(plan.gpus), plan, state.fleet, state.emit)
+    hold(joined, plan, state.fleet, state.emit)
     return state
 
 
