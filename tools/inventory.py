@@ -46,7 +46,7 @@ def _row(loc: tuple[str, ...], section: Section, key: str) -> str:
     field = section.model_fields[key]
     if field.is_required():
         default = "required"
-    elif isinstance(field.default, str | int) and not isinstance(field.default, bool):
+    elif field.default and isinstance(field.default, str | int) and not isinstance(field.default, bool):
         default = f"`{'16g' if key == 'shm_size' else field.default}`"
     else:
         default = "`false`" if field.default is False else ""

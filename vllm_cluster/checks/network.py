@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from shlex import quote
@@ -12,8 +11,6 @@ from vllm_cluster.core.desired import hcas, interface
 from vllm_cluster.facts.host_facts import HostFacts, Nic
 from vllm_cluster.inventory.model import Host, Inventory
 
-TUNNELS = re.compile(r"(tun|wg|tailscale|zt|docker|virbr|cni|flannel)[0-9a-z]*|br-[0-9a-f]{12}")
-TUNNEL_KINDS = ("tun", "wireguard", "ipip", "gre", "sit", "vxlan")
 # Below this the ranks wait for one another at every layer; NCCL's own adapters are counted apart.
 SLOW_MBIT = 10_000
 
@@ -53,21 +50,15 @@ def kinds(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     nic = _nic(host, facts)
     if nic is None or len(inventory.hosts) == 1:
         return
-    if _inner(nic):
+    if nic.inner:
         text = f"{nic.name} carries NCCL traffic and is a tunnel or a container bridge ({nic.kind or 'by name'})"
-        others = (
-            f"{other.addresses[0]} ({other.name})" for other in facts.nics if other.addresses and not _inner(other)
-        )
+        others = (f"{other.addresses[0]} ({other.name})" for other in facts.nics if other.addresses and not other.inner)
         fix = f"set hosts.{host.name}.address to that of a network card; it has {', '.join(others) or 'none'}"
         yield Finding("tunnel", host.name, text, fix, error=False)
     if nic.state in ("DOWN", "LOWERLAYERDOWN"):
         text = f"{nic.name} carries NCCL traffic and is {nic.state}"
         fix = f"on {host.name}: cable it, or ip link set {quote(nic.name)} up"
         yield Finding("nic-down", host.name, text, fix, error=False)
-
-
-def _inner(nic: Nic) -> bool:
-    return nic.name == "lo" or nic.kind in TUNNEL_KINDS or bool(TUNNELS.fullmatch(nic.name))
 
 
 def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:

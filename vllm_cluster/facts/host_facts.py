@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 
 from vllm_cluster.facts.details import Details
+
+TUNNELS = re.compile(r"(tun|wg|tailscale|zt|docker|virbr|cni|flannel)[0-9a-z]*|br-[0-9a-f]{12}")
+TUNNEL_KINDS = ("tun", "wireguard", "ipip", "gre", "sit", "vxlan")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,11 @@ class Nic:
     def holds(self, address: str) -> bool:
         """Whether this interface carries the address."""
         return any(str(entry.ip) == address for entry in self.interfaces())
+
+    @property
+    def inner(self) -> bool:
+        """Whether it leads to no network between hosts by itself: loopback, a tunnel, a container bridge."""
+        return self.name == "lo" or self.kind in TUNNEL_KINDS or bool(TUNNELS.fullmatch(self.name))
 
 
 @dataclass(frozen=True)

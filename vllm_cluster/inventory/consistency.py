@@ -32,7 +32,7 @@ def check(document: Document) -> None:
         return
     parts = _parts(document.data)
     _head(document, document.data)
-    _twice(document, parts.hosts, "address", lambda host: host.address)
+    _twice(document, parts.hosts, "address", lambda host: host.address or (host.name,))
     _twice(document, parts.hosts, "ssh", lambda host: ssh_key(host, parts.ssh))
     _ports(document, parts.ports)
     _volumes(document, parts.volumes, document.data.get("model_cache"))

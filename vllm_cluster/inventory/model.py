@@ -96,7 +96,9 @@ class Host(_Section):
         examples=["ubuntu@gpu1.lab:22"],
     )
     address: Annotated[str, AfterValidator(grammar.address)] = Field(
-        description="IP address on the network between the hosts: Ray, vLLM and NCCL meet there.",
+        "",  # until the host was asked: no action sees it
+        description="IP address on the network between the hosts: Ray, vLLM and NCCL meet there; "
+        "absent: the host's only private one.",
         examples=["10.0.0.11"],
         json_schema_extra={"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]},
     )

@@ -21,7 +21,7 @@ def _cleaned(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema without pydantic's titles and defaults of whole sections, its examples as values."""
     clean: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in {"title", "default"} and (key == "title" or isinstance(value, dict) or value is None):
+        if key in {"title", "default"} and (key == "title" or isinstance(value, dict) or value in (None, "")):
             continue
         if key == "examples":
             clean[key] = [YAML(typ="safe", pure=True).load(example) for example in value]

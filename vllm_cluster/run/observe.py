@@ -34,20 +34,7 @@ def observe(
     Raises:
         HostError: the host did not answer, or not to the end.
     """
-    folder = files("vllm_cluster.remote.host")
-    script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
-    peers = ",".join(host.address for host in inventory.hosts.values())
-    paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
-    asked = connection.runtime.clock.monotonic()
-    result = connection.transport.run(
-        ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script
-    )
-    try:
-        facts = replace(parse.facts(connection.name, result.text, deep=deep), asked=asked)
-    except ValueError as error:
-        stderr = result.stderr.decode("utf-8", "replace").strip()
-        text = f"cannot read its facts: {error}: {stderr[-300:]}"
-        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr) from error
+    facts = ask(inventory, connection, deep=deep)
     if engine_problem(facts):
         return facts
     engine = connection.open_engine(facts.engine.api_version)
@@ -72,6 +59,28 @@ def observe(
         facts,
         details=replace(facts.details, image=_image(engine.image_info(inventory.image))),
     )
+
+
+def ask(inventory: Inventory, connection: HostConnection, *, deep: bool = False) -> HostFacts:
+    """What the host's own script finds; nothing is asked of Docker's API.
+
+    Raises:
+        HostError: the host did not answer, or not to the end.
+    """
+    folder = files("vllm_cluster.remote.host")
+    script = b"".join(folder.joinpath(name).read_bytes() for name in ("facts.sh", "details.sh")[: 1 + deep])
+    peers = ",".join(host.address for host in inventory.hosts.values())
+    paths = [inventory.model_cache, *(volume.source for volume in inventory.volumes)]
+    asked = connection.runtime.clock.monotonic()
+    result = connection.transport.run(
+        ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script
+    )
+    try:
+        return replace(parse.facts(connection.name, result.text, deep=deep), asked=asked)
+    except ValueError as error:
+        stderr = result.stderr.decode("utf-8", "replace").strip()
+        text = f"cannot read its facts: {error}: {stderr[-300:]}"
+        raise CommandFailed(connection.name, text, exit_code=result.returncode, stderr=stderr) from error
 
 
 def _record(engine: DockerApi, node: Container | None) -> str:

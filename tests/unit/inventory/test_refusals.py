@@ -84,7 +84,6 @@ def test_one_wrong_key(added: str, answer: str) -> None:
 # (a host's keys below its name on line 10, the whole answer)
 HOST = [
     ("adress: 10.0.0.3", "11: hosts.new.adress: unknown key, did you mean address?"),
-    ("gpus: 8", "10: hosts.new.address: is missing: IP address on the network between the hosts"),
     ("address: 10.0.0.1", "11: hosts.new.address: is the address of hosts.gpu1 on line 7: list each host once"),
     ("address: fd00:0::1%eth0", "a link-local IPv6 address is valid on one interface only"),
     ("address: fe80::1", "a link-local IPv6 address is valid on one interface only"),
