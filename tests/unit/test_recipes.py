@@ -1,0 +1,70 @@
+"""What the recipes of CONTRIBUTING.md add to a file is of today's code: each name in it is there."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import tomllib
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from vllm_cluster.checks import codes, host
+from vllm_cluster.cli import verbs
+from vllm_cluster.core import spec
+from vllm_cluster.docker import container_body
+from vllm_cluster.inventory import model
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def added(file: str) -> str:
+    """The lines that a recipe adds to a file."""
+    (block,) = re.findall(rf"^--- {re.escape(file)}\n((?:\+.*\n)+)", PAGE, re.MULTILINE)
+    return textwrap.dedent("".join(line[1:] + "\n" for line in str(block).splitlines()))
+
+
+def run_in(module: ModuleType | None, text: str) -> dict[str, Any]:
+    """What the module would hold with these lines; None is a module of its own."""
+    names = dict(vars(module)) if module else {"__name__": "recipe"}
+    exec(compile(text, "CONTRIBUTING.md", "exec"), names)
+    return names
+
+
+def entries(module: ModuleType, text: str, **names: object) -> Any:
+    """The entries of a mapping that the lines are."""
+    return eval("{" + text + "}", {**vars(module), **names})
+
+
+@pytest.mark.parametrize(
+    ("module", "file"), [(model, "inventory/model.py"), (spec, "core/spec.py"), (host, "checks/host.py")]
+)
+def test_lines_of_a_module_run_in_it(module: ModuleType, file: str) -> None:
+    assert run_in(module, added(f"vllm_cluster/{file}"))["memory"] is not vars(module).get("memory", ...)
+
+
+def test_a_setting_gets_to_docker() -> None:
+    line = added("vllm_cluster/docker/container_body.py")
+    assert entries(container_body, line, spec=SimpleNamespace(memory=5)) == {"Memory": 5}
+
+
+def test_a_check_has_its_place_and_its_reason() -> None:
+    check = run_in(host, added("vllm_cluster/checks/host.py"))["memory"]
+    place = eval(f"({added('vllm_cluster/checks/registry.py')})", {"host": SimpleNamespace(memory=check)})
+    assert place == (check,)
+    (code,) = entries(codes, added("vllm_cluster/checks/codes.py"))
+    assert f'Finding("{code}"' in added("vllm_cluster/checks/host.py")
+
+
+def test_a_failure_is_an_entry() -> None:
+    ((subject, failures),) = tomllib.loads(added("vllm_cluster/explain/failures.toml")).items()
+    assert (subject, [*failures]) == ("start", ["open-files"])
+
+
+def test_a_verb_is_called_by_its_row() -> None:
+    ((name, verb),) = entries(verbs, added("vllm_cluster/cli/verbs.py")).items()
+    assert verb.function == f"{name}:{name}"
+    for folder in ("actions", "cli"):
+        assert callable(run_in(None, added(f"vllm_cluster/{folder}/{name}.py"))[name])
