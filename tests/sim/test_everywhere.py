@@ -101,14 +101,16 @@ def check(world: World, inventory: Inventory, verb: Verb, told: Callable[[], str
 def breaks(normal: Outcome) -> Iterator[tuple[int, Fault, int]]:
     """Every call with every fault; a killed controller's other hosts stand still, or go on for a while.
 
-    CI's share: every call with one fault, in turn; every call that changes something with those that hurt most.
+    CI's share: every call with one fault, in turn; every call that changes something also with a controller that is
+    killed before it, and with one of the two that lose its answer.
     """
     seen: Counter[tuple[str, str]] = Counter()
     for call in normal.script.calls:
         seen[call.host, call.what] += 1
         if not call.changes and seen[call.host, call.what] > 2:
             continue  # the same look again, while somebody waits
-        worst = {Fault.KILLED, Fault.KILLED_AFTER, Fault.LOST_AFTER} if call.changes else set()
+        after = (Fault.KILLED_AFTER, Fault.LOST_AFTER)[call.index % 2]
+        worst = {Fault.KILLED, after} if call.changes else set()
         turn = list(Fault)[call.index % len(Fault)]
         for fault in Fault if FULL else worst | {turn}:
             for spare in (0, 5) if fault is Fault.KILLED and (FULL or call.changes) else (0,):

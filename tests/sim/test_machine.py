@@ -31,7 +31,7 @@ from vllm_cluster.core.spec import CLUSTER, SECRET
 RUNS: Counter[str] = Counter()
 # A busy machine is no failure; a failing case prints what reproduces it.
 PATIENT = settings(
-    max_examples=cases(3, 60, 300),
+    max_examples=cases(3, 30, 300),
     stateful_step_count=12,
     deadline=None,
     print_blob=True,

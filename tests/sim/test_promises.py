@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.depth import FULL
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Call, Fault, Killed, Script
@@ -292,8 +293,8 @@ def test_a_second_controller_at_every_call(second: str) -> None:
     with lab.inside(world):
         whole = lab.run(world, mine, lab.do_up).script.calls
     calls, leased = len(whole), next(call.index for call in whole if call.what == "lease")
-    refused = 0
-    for index in range(calls):
+    refused, tried = 0, range(0, calls, 1 if FULL else 2)
+    for index in tried:
         world, inner = World.again(start), list[Outcome]()
 
         def other(call: Call, index: int = index, world: World = world, inner: list[Outcome] = inner) -> None:
@@ -317,8 +318,8 @@ def test_a_second_controller_at_every_call(second: str) -> None:
             world.settle()
             assert lab.run(world, mine, lab.do_up).error is None, outer.story()
             oracle.converged(world, mine)
-    assert refused > calls / 2
-    figure = f"at {refused} of {calls} calls refused with 75; never two heads"
+    assert refused > len(tried) / 2
+    figure = f"at {refused} of {len(tried)} calls refused with 75; never two heads"
     record("P11", f"sim: {second} let in at each call of up", figure, True)
 
 
@@ -370,9 +371,10 @@ def test_ctrl_c_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with lab.inside(world):
         calls = len(lab.run(world, inventory, lab.do_up).script.calls)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    longest = 0.0
+    # Odd ones in CI: a second controller comes at the even ones.
+    longest, tried = 0.0, range(calls) if FULL else range(1, calls, 2)
     try:
-        for index in range(calls):
+        for index in tried:
             world = World.again(start)
             with lab.inside(world), pytest.raises(SystemExit) as ended:
                 began = world.clock.now
@@ -393,7 +395,9 @@ def test_ctrl_c_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])
     assert longest < 5 + 2
-    record("P17", "sim: Ctrl-C at every call of up", f"{calls} of {calls}: exit 130, lease free, converged", True)
+    record(
+        "P17", "sim: Ctrl-C at every call of up", f"{len(tried)} of {len(tried)}: exit 130, lease free, converged", True
+    )
 
 
 # ---- P19, P20

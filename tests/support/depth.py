@@ -20,5 +20,5 @@ def cases(fast: int, ci: int, full: int) -> int:
 
 
 # Of the tests that name no number of their own.
-settings.register_profile("depth", max_examples=cases(10, 100, 100))
+settings.register_profile("depth", max_examples=cases(10, 50, 100))
 settings.load_profile("depth")
