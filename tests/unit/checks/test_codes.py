@@ -33,7 +33,8 @@ def test_every_failure_that_can_be_known_beforehand_is_accounted_for() -> None:
     others = {"placement-impossible", "gpus-fewer-in-ray", "ray-versions-differ", "dashboard-open"}
     others |= {"gpu-memory-full", "io-uring-forbidden", "gpu-memory-held-by-others"}
     beforehand = [one for one in FAILURES.values() if one.subject in ("host", "network", "model") or one.slug in others]
-    assert [one.slug for one in beforehand if not (one.checks or one.prevented)] == []
+    missing = [one.slug for one in beforehand if not (one.checks or one.prevented)]
+    assert missing == [], "name its `checks`, or what has `prevented` it"
 
 
 def test_where_explain_names_check_there_is_a_finding() -> None:
