@@ -19,9 +19,10 @@ from typing import Any, cast
 
 from tests.support.sim import make
 from vllm_cluster.actions import batch as action
-from vllm_cluster.actions.batch import BatchFiles, batch
+from vllm_cluster.actions.batch import batch
 from vllm_cluster.batch import engine
 from vllm_cluster.batch.client import ApiAddress, ApiConnection, Outcome, Task
+from vllm_cluster.batch.work import BatchFiles
 from vllm_cluster.events import Event
 
 LINES = 10_000_000

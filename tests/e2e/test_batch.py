@@ -56,6 +56,18 @@ def test_a_batch_that_was_killed_is_continued(cluster: Sandbox, tmp_path: Path) 
     assert (other.code, "holds the answers to another input" in other.err) == (2, True)
 
 
+@pytest.mark.cluster("serving")
+def test_the_head_answers_a_batch_that_nobody_looks_at(cluster: Sandbox, tmp_path: Path) -> None:
+    source, output = write_requests(tmp_path / "in.jsonl", 30, 16), tmp_path / "out.jsonl"
+    command = ("batch", str(source), "-o", str(output), "--on-head", "--json")
+    begun = cluster.vcluster(*command, "--detach").ok()
+    assert (begun.event("result")["total"], begun.event("result")["host"]) == (30, "gpu1")
+    assert cluster.vcluster(*command).ok().event("result")["answered"] == 30
+    assert set(answers(output)) == {f"r{number}" for number in range(30)}
+    left = cluster.on("gpu1", "sh", "-c", f"{IN} ls /var/lib/vcluster", root=True)
+    assert "batch" not in left.split()
+
+
 IN = "docker exec vcluster-sandbox"
 # After each eighth of the requests: the client is killed (None), or a part of the cluster on a host.
 RANK = ("gpu2", f"{IN} pkill -9 -f RayWorker")
@@ -100,3 +112,30 @@ def test_ten_thousand_requests_are_answered_once_through_seven_kills(
     expected, found = answers(calm), answers(killed)
     assert len(found) == count
     assert found == expected
+
+
+BATCH = "/var/lib/vcluster/batch"
+HEAD_KILLS = (
+    f"{IN} sh -c 'kill -9 $(cat {BATCH}/*/pid)'",
+    f"{IN} pkill -9 -f 'vllm serve'",
+    f"{IN} pkill -9 -f node.py",
+)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(3600)
+@pytest.mark.cluster("serving")
+def test_a_batch_on_the_head_through_kills_of_all_that_takes_part(cluster: Sandbox, tmp_path: Path) -> None:
+    """Of the client, the program on the head, the model, and the container: each request is answered once."""
+    source, output = write_requests(tmp_path / "in.jsonl", 2000, 16), tmp_path / "out.jsonl"
+    command = ("-q", "batch", str(source), "-o", str(output), "--on-head", "--concurrency", "4")
+    for part, kill in enumerate(HEAD_KILLS, 1):
+        client = cluster.start(*command)
+        try:
+            reach(output, 400 * part, client)
+        finally:
+            client.kill()
+            client.communicate(timeout=60)
+        root(cluster, "gpu1", f"{IN} {kill}")
+    cluster.vcluster(*command, seconds=3000).ok()
+    assert set(answers(output)) == {f"r{number}" for number in range(2000)}

@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from pydantic import TypeAdapter
 
-from vllm_cluster.actions.batch import BatchResult
 from vllm_cluster.actions.status import HostStatus
+from vllm_cluster.batch.work import BatchResult
 from vllm_cluster.checks.finding import Finding
 from vllm_cluster.checks.registry import NotChecked
 from vllm_cluster.core import plan

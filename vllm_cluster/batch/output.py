@@ -88,6 +88,11 @@ class RowFile:
                 models |= _model(row)
         return answered, models | _model(row)
 
+    @property
+    def size(self) -> int:
+        """The bytes of its whole rows."""
+        return self._size
+
     def begin(self) -> None:
         """Cut off what is behind the last whole row."""
         os.ftruncate(self._fd, self._size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,8 @@ from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from vllm_cluster.actions.batch import BatchResult
+    from vllm_cluster.actions.batch_on_head import HeadBatch
+    from vllm_cluster.batch.work import BatchResult
 
 LIVE_SECONDS, LINE_SECONDS = 1.0, 10.0
 
@@ -58,6 +60,11 @@ Away = Annotated[
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest wait for one answer.")
 ]
+OnHead = Annotated[
+    bool, typer.Option("--on-head", help="Answer on the head, also while this machine is off; again: show and fetch.")
+]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="With --on-head: fetch what there is, and return.")]
+End = Annotated[bool, typer.Option("--end", help="With --on-head: stop it, and fetch what is answered.")]
 
 
 @with_sampling
@@ -69,6 +76,9 @@ def batch(
     repeat: Repeat = 1,
     concurrency: Concurrent = None,
     set_: question.Set = None,
+    on_head: OnHead = False,
+    detach: Detach = False,
+    end: End = False,
     wait: Away = 3600.0,
     timeout: Timeout = 3600.0,
     inventory: InventoryPath = None,
@@ -77,47 +87,92 @@ def batch(
     """Answer a file of requests with the served model."""
 
     def action(session: Session) -> None:
-        if output is None:
-            raise UsageError("missing -o OUT", again=("-o", "answers.jsonl"))
-        if str(source) == "-":
-            text = "IN must be a file: it is read twice, and again to continue"
-            raise UsageError(text, hint="cat > requests.jsonl\nvcluster batch requests.jsonl -o answers.jsonl")
-        if not source.expanduser().is_file():
-            raise UsageError(f"{source} is not a file", hint="name a file of requests: docs/batch.md shows one")
+        out = _out_of(source, output)
+        _ensure_one_way(on_head=on_head, detach=detach, end=end)
         fields = question.fields(sampling, set_ or (), None)
         loaded = session.load()
-        from vllm_cluster.actions import batch as action
+        from vllm_cluster.actions.batch import CEILING
+        from vllm_cluster.actions.batch_on_head import HeadBatch
         from vllm_cluster.batch.engine import Options
+        from vllm_cluster.batch.work import BatchFiles
         from vllm_cluster.laptop import expanded
 
-        out = expanded(output)
-        files = action.BatchFiles(expanded(source), out, expanded(errors) if errors else _errors_of(out))
+        files = BatchFiles(expanded(source), out, expanded(errors) if errors else _errors_of(out))
         live = sys.stderr.isatty() and not as_json
         seconds = LIVE_SECONDS if live else LINE_SECONDS
-        options = Options(repeat, fields, concurrency, action.CEILING, timeout, seconds)
-        result = action.batch(loaded, files, options, session.emit, wait=wait)
-        _show(session, result, files.source, files.errors)
+        options = Options(repeat, fields, concurrency, CEILING, timeout, seconds)
+        if on_head:
+            _on_head(session, HeadBatch(loaded, files, options, wait), detach=detach, end=end)
+            return
+        from vllm_cluster.actions.batch import batch as answer
+
+        _show(session, answer(loaded, files, options, session.emit, wait=wait), files.source, files.errors)
 
     Session(inventory, as_json=as_json).run(action)
+
+
+def _out_of(source: Path, output: Path | None) -> Path:
+    """Where answers go, once it is known that there is an input."""
+    from vllm_cluster.laptop import expanded
+
+    if output is None:
+        raise UsageError("missing -o OUT", again=("-o", "answers.jsonl"))
+    if str(source) == "-":
+        text = "IN must be a file: it is read twice, and again to continue"
+        raise UsageError(text, hint="cat > requests.jsonl\nvcluster batch requests.jsonl -o answers.jsonl")
+    if not source.expanduser().is_file():
+        raise UsageError(f"{source} is not a file", hint="name a file of requests: docs/batch.md shows one")
+    return expanded(output)
+
+
+def _ensure_one_way(*, on_head: bool, detach: bool, end: bool) -> None:
+    if (detach or end) and not on_head:
+        raise UsageError("--detach and --end are for a batch on the head", again=("--on-head",))
+    if detach and end:
+        raise UsageError("--detach and --end exclude each other", hint="vcluster batch --help")
 
 
 def _errors_of(output: Path) -> Path:
     return output.with_suffix(f".errors{output.suffix or '.jsonl'}")
 
 
-def _show(session: Session, result: BatchResult, source: Path, errors: Path) -> None:
-    from dataclasses import asdict
+def _on_head(session: Session, wanted: HeadBatch, *, detach: bool, end: bool) -> None:
+    from vllm_cluster.actions.batch_on_head import batch_on_head
+    from vllm_cluster.actions.batch_on_head import end as end_it
+    from vllm_cluster.events import Event
+    from vllm_cluster.text import count
 
+    files, head = wanted.files, wanted.inventory.head_name
+    if end:
+        found = end_it(wanted, session.emit)
+        text = f"Stopped on {head}; {found.answered} of {count(found.total, 'request')} are answered in {files.output}"
+        session.emit(Event("result", text, data=asdict(found)))
+        return
+    found, runs = batch_on_head(wanted, session.emit, detach=detach)
+    if not runs:
+        _show(session, found, files.source, files.errors)
+        return
+    text = (
+        f"{found.answered} of {count(found.total, 'request')} are answered in {files.output}; {head} answers the rest, "
+    )
+    session.emit(Event("result", text + "and the same command fetches it", data={"host": head, **asdict(found)}))
+
+
+def _show(session: Session, result: BatchResult, source: Path, errors: Path) -> None:
     from vllm_cluster.errors import VclusterError
     from vllm_cluster.events import Event
-    from vllm_cluster.text import age, count
+    from vllm_cluster.text import count
 
     tokens = result.prompt_tokens + result.completion_tokens
     of_prompts = f", {result.prompt_tokens} of them of prompts" if result.completion_tokens else ""
     rate = f", {tokens} tokens at {tokens / result.seconds:.0f}/s{of_prompts}" if tokens and result.seconds else ""
-    text = f"Answered {result.now} of {count(result.total, 'request')} in {age(result.seconds)}{rate}"
-    before = result.answered - result.now
-    text += f"; {before} were answered before" if before else ""
+    if result.now:
+        before = result.answered - result.now
+        text = (
+            f"Answered {count(result.now, 'request')}{f', {before} of {result.total} before' if before else ''}{rate}"
+        )
+    else:
+        text = f"{result.answered} of {count(result.total, 'request')} were answered before"
     session.emit(Event("result", text, data=asdict(result)))
     if result.failed:
         lines = count(result.failed, "request")

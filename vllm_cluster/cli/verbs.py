@@ -158,6 +158,7 @@ VERBS = {
         (
             "vcluster batch requests.jsonl -o answers.jsonl",
             "vcluster batch prompts.json -o answers.jsonl --repeat 4 --max-tokens 64",
+            "vcluster batch requests.jsonl -o answers.jsonl --on-head --detach",
         ),
         {
             0: "every request is answered",

@@ -14,11 +14,11 @@ import pytest
 from tests.support.sim import make
 from vllm_cluster.actions import batch as action
 from vllm_cluster.actions import head_api
-from vllm_cluster.actions.batch import BatchFiles
 from vllm_cluster.actions.head_api import HeadApi
 from vllm_cluster.batch.engine import Options
 from vllm_cluster.batch.output import RowFile
 from vllm_cluster.batch.progress import Progress
+from vllm_cluster.batch.work import BatchFiles
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.errors import (

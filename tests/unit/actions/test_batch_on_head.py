@@ -1,0 +1,220 @@
+"""A batch on the head, with this machine as the head: its real programs, and kills of all that takes part."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.batch_api import KEY, Api, Reply, answer, serving
+from tests.support.sim import make
+from tests.support.waiting import until
+from vllm_cluster.actions import batch_on_head as action
+from vllm_cluster.actions.batch_on_head import HeadBatch
+from vllm_cluster.batch.engine import Options
+from vllm_cluster.batch.work import BatchFiles
+from vllm_cluster.clock import Deadline
+from vllm_cluster.errors import HostError, Interrupted
+from vllm_cluster.events import Event
+from vllm_cluster.run import head_job
+from vllm_cluster.run.head_job import HeadJob
+from vllm_cluster.run.program import RunningProgram, python
+from vllm_cluster.transport.base import Target
+from vllm_cluster.transport.local import LocalTransport
+
+# Each starts two programs, as on a head.
+pytestmark = pytest.mark.slow
+PROMPTS = [f"p{number}" for number in range(30)]
+
+
+def open_here(job: HeadJob) -> RunningProgram:
+    """Open the program that looks after a batch, on this machine."""
+    transport = LocalTransport(Target("gpu1", "local"))
+    program = replace(python("image", "batch_job", job.folder, seconds=600), max_line=head_job.LINE, max_bytes=1e9)
+    stream = transport.open_stream(program.argv, Deadline.after(10))
+    job._running = job._stack.enter_context(RunningProgram("gpu1", program, stream))
+    return job._running
+
+
+@dataclass
+class Head:
+    """A head on this machine: its state, and the batches that it answers."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    events: list[Event] = field(default_factory=list)
+    checked: int = 0
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    def serve(self, api: Api, generation: str = "g1", phase: str = "ready") -> None:
+        row = {"name": "m", "generation": generation, "phase": phase, "host": "127.0.0.1", "port": api.port}
+        self.state.mkdir(exist_ok=True)
+        (self.state / "status.json").write_text(json.dumps({"serve": row}))
+
+    @contextmanager
+    def model_is_ready(self, *_: object) -> Iterator[Head]:
+        self.checked += 1
+        yield self
+
+    def ensure_model(self, *_: object) -> None: ...
+
+    def wanted(self) -> HeadBatch:
+        rows = [
+            {"custom_id": f"r{number}", "url": "/v1/completions", "body": {"prompt": prompt}}
+            for number, prompt in enumerate(PROMPTS)
+        ]
+        source = self.folder / "in.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        files = BatchFiles(source, self.folder / "out.jsonl", self.folder / "errors.jsonl")
+        return HeadBatch(make.inventory(1), files, Options(concurrency=2, report_seconds=0), 60.0)
+
+    def pid(self) -> int:
+        """The program that answers."""
+        (file,) = (self.state / "batch").glob("*/pid")
+        return int(file.read_text())
+
+    def answered(self) -> int:
+        """How many answers are there."""
+        return sum(path.read_bytes().count(b"\n") for path in self.state.glob("batch/*/output.jsonl"))
+
+
+def texts(wanted: HeadBatch) -> dict[str, str]:
+    """Each answer by its name, each of which is there once."""
+    rows = [json.loads(line) for line in wanted.files.output.read_text().splitlines()]
+    found = {row["custom_id"]: row["response"]["body"]["choices"][0]["text"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+ALL = {f"r{number}": prompt.upper() for number, prompt in enumerate(PROMPTS)}
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    made = Head(tmp_path, monkeypatch)
+    (tmp_path / "key").write_text(KEY)
+    monkeypatch.setenv("VCLUSTER_API_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setattr(head_job, "STATE_FOLDER", str(made.state))
+    monkeypatch.setattr(head_job, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(action, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(HeadJob, "_open", open_here)
+    monkeypatch.setattr(action, "HeadApi", made.model_is_ready)
+    yield made
+    for file in made.state.glob("batch/*/pid"):  # of a test that failed
+        with suppress(ProcessLookupError):
+            os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def test_the_head_answers_while_nobody_looks_and_gives_all_when_it_is_asked(head: Head) -> None:
+    with serving(Api(answer)) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        _, runs = action.batch_on_head(wanted, head.events.append, detach=True)
+        assert runs
+        until(lambda: head.answered() == 30, 60)
+        found, runs = action.batch_on_head(wanted, head.events.append)
+    assert (found.total, found.answered, found.failed, runs) == (30, 30, 0, False)
+    assert (texts(wanted), set(api.asked.values()), head.checked) == (ALL, {1}, 1)
+    assert not (head.state / "batch").exists()
+
+
+def test_kills_of_its_program_lose_and_repeat_nothing(head: Head) -> None:
+    def reply(prompt: str, times: int) -> Reply | None:
+        if prompt not in ("p10", "p20") or times > 1:
+            return answer(prompt)
+        os.kill(head.pid(), signal.SIGKILL)
+        for path in head.state.glob("batch/*/output.jsonl"):  # and a row that the kill has torn
+            with path.open("ab") as file:
+                file.write(b'{"id": "batch_req_9')
+        return None
+
+    with serving(Api(reply)) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        found, _ = action.batch_on_head(wanted, head.events.append)
+    assert (texts(wanted), found.answered, api.asked["p10"], api.asked["p20"]) == (ALL, 30, 2, 2)
+    assert "the batch was killed on gpu1; starting it again" in [event.text for event in head.events]
+
+
+def test_what_was_fetched_stays_where_it_is_ended(head: Head) -> None:
+    hold = threading.Event()
+
+    def reply(prompt: str, times: int) -> Reply | None:
+        if prompt != "p12" or times > 1:
+            return answer(prompt)
+        assert hold.wait(60)
+        return None
+
+    with serving(Api(reply)) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        action.batch_on_head(wanted, head.events.append, detach=True)
+        until(lambda: head.answered() >= 12, 60)
+        ended = action.end(wanted, head.events.append)
+        hold.set()
+        assert ended.answered == len(texts(wanted)) >= 12
+        assert not (head.state / "batch").exists()
+        action.batch_on_head(wanted, head.events.append)
+    assert texts(wanted) == ALL
+
+
+def test_what_is_in_the_output_is_sent_there_and_asked_nowhere_again(head: Head) -> None:
+    with serving(Api(answer)) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        first, _ = action.batch_on_head(wanted, head.events.append)
+        lines = wanted.files.output.read_bytes().splitlines(keepends=True)
+        wanted.files.output.write_bytes(b"".join(lines[:20]))
+        api.asked.clear()
+        action.batch_on_head(wanted, head.events.append)
+    assert (len(api.asked), first.answered, texts(wanted)) == (10, 30, ALL)
+
+
+def test_a_model_that_was_replaced_ends_it_with_a_word_and_keeps_the_answers(head: Head) -> None:
+    def reply(prompt: str, _times: int) -> Reply | None:
+        if prompt != "p20":
+            return answer(prompt)
+        head.serve(api, "g2", "loading")
+        return None
+
+    with serving(Api(reply)) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        with pytest.raises(HostError, match=r"m was replaced by m \(loading\); the answers so far are kept"):
+            action.batch_on_head(wanted, head.events.append)
+    assert 10 < len(texts(wanted)) < 30
+
+
+def test_a_line_without_an_answer_comes_back_with_its_reason(head: Head) -> None:
+    refusal = 400, {"error": {"message": "too long"}}
+    with serving(Api(lambda prompt, times: refusal if prompt == "p7" else answer(prompt))) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        found, _ = action.batch_on_head(wanted, head.events.append)
+    assert (found.answered, found.failed, found.invalid) == (29, 1, 1)
+    assert "too long" in wanted.files.errors.read_text()
+
+
+def test_ctrl_c_leaves_it_running(head: Head) -> None:
+    def interrupt(event: Event) -> None:
+        if event.text.startswith("answering on"):
+            raise KeyboardInterrupt
+
+    with serving(Api(answer)) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        with pytest.raises(Interrupted, match="gpu1 answers the rest, and the same command fetches it"):
+            action.batch_on_head(wanted, interrupt)
+        until(lambda: head.answered() == 30, 60)
+        action.batch_on_head(wanted, head.events.append)
+    assert (texts(wanted), head.checked) == (ALL, 1)
