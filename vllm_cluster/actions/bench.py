@@ -104,8 +104,9 @@ def _run(running: RunningProgram, words: Sequence[str], deadline: Any, host: str
         raise HostError(host, text, hint="vcluster status")
     result: Mapping[str, Any] = found["result"]
     if result.get("failed") or not result.get("completed"):
-        text = f"bench: {result.get('failed', 0)} of {result.get('num_prompts', 0)} requests failed"
-        raise HostError(host, text, hint="vcluster explain")
+        why = "".join(f"\n{redact(str(reason))}" for reason in found.get("reasons") or ())
+        text = f"bench: {result.get('failed', 0)} of {result.get('num_prompts', 0)} requests failed{why}"
+        raise HostError(host, text, hint="vcluster logs --vllm --errors\nvcluster explain")
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,7 +136,11 @@ def _made(folder: Path | None, cluster: str) -> Path:
     made = expanded(folder) if folder else Path(f"bench-{cluster}-{time.strftime('%Y%m%d-%H%M%S')}")
     if (made / RESULTS).exists():
         raise UsageError(f"{made} already holds a result", hint="name another folder with --folder")
-    made.mkdir(parents=True, exist_ok=True)
+    if not made.is_dir():
+        # Tried before an hour is measured, and made for good with the first result.
+        with naming(made):
+            made.mkdir(parents=True)
+            made.rmdir()
     return made
 
 
@@ -145,6 +150,7 @@ def _keep(folder: Path, document: Mapping[str, Any]) -> None:
 
     new = folder / f"{RESULTS}.new"
     with naming(new):
+        folder.mkdir(parents=True, exist_ok=True)
         new.write_text(json.dumps(document, indent=1) + "\n")
     new.replace(folder / RESULTS)
 
@@ -178,6 +184,11 @@ def _compare(session: Session, folders: list[Path]) -> None:
     for one in folders:
         path = expanded(one)
         path = path / RESULTS if path.is_dir() else path
+        if not path.is_file():
+            text = f"{one} has no {RESULTS}" if path.parent.is_dir() and path.name == RESULTS else f"no folder {one}"
+            raise UsageError(
+                f"--compare: {text}", hint=f"ls -d */{RESULTS}\nvcluster bench --folder {shlex.quote(str(one))}"
+            )
         with naming(path):
             documents.append(read_document(path.read_text(errors="replace"), str(one)))
     rows = compare(documents[0]["points"], documents[1]["points"])

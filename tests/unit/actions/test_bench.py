@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from vllm_cluster.actions.bench import BenchRequest, read_document
 from vllm_cluster.core.bench import Point
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import HostError, PreflightFailed
+from vllm_cluster.remote.image import bench as remote
 from vllm_cluster.run.connection import Fleet
 
 INVENTORY = make.inventory(1)
@@ -133,3 +135,19 @@ def test_worthless_figures_are_refused_and_those_before_are_kept(
 def test_what_is_no_result_is_named(raw: str) -> None:
     with pytest.raises(PreflightFailed, match="x is not a result of vcluster bench"):
         read_document(raw, "x")
+
+
+def test_failed_requests_have_their_most_frequent_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = ["", *["Traceback\n  File x\nConnectionResetError: reset\n"] * 3, "Bad Request", " "]
+    assert remote.reasons(errors) == ["3× ConnectionResetError: reset", "1× Bad Request"]
+    bad = {"result": {"completed": 4, "failed": 4, "num_prompts": 8}, "reasons": remote.reasons(errors)}
+    with pytest.raises(HostError) as caught:
+        run(Head([bad], []), monkeypatch)
+    assert caught.value.message.splitlines()[1:] == ["3× ConnectionResetError: reset", "1× Bad Request"]
+
+
+def test_prompts_are_read_where_the_image_has_no_pandas(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "b", "more": 1}\n')
+    rows = remote._PromptFile.read_json(path_or_buf=str(tmp_path / "p.jsonl"), lines=True)
+    assert rows.columns == {"prompt", "more"}
+    assert [row.to_dict() for _, row in rows.iterrows()] == [{"prompt": "a"}, {"prompt": "b", "more": 1}]

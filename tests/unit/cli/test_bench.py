@@ -53,6 +53,13 @@ def result(folder: Path, rate: float) -> Path:
     return folder
 
 
+def test_a_folder_without_a_result_is_a_wrong_call(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    one = str(result(tmp_path / "a", 100.0))
+    assert f"--compare: no folder {tmp_path / 'nothere'}" in refused("--compare", one, str(tmp_path / "nothere"))
+    assert f"--compare: {tmp_path / 'empty'} has no results.json" in refused("--compare", one, str(tmp_path / "empty"))
+
+
 def test_two_folders_are_compared(tmp_path: Path) -> None:
     one, other = result(tmp_path / "a", 100.0), result(tmp_path / "b", 200.0)
     shown = CliRunner().invoke(app, ["bench", "--compare", str(one), str(other)]).output.splitlines()

@@ -12,10 +12,16 @@ import os
 import sys
 import tempfile
 import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 # Lists with an entry for each request: the percentiles are what is kept.
-DROPPED = ("latencies", "queue_times", "input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts")
+DROPPED = {"latencies", "queue_times", "input_lens", "output_lens", "start_times"}
+DROPPED |= {"ttfts", "itls", "generated_texts", "errors"}
+REASONS, MAX_REASON = 3, 300
 
 
 def bench(argv: list[str], folder: Path) -> dict[str, object]:
@@ -25,6 +31,7 @@ def bench(argv: list[str], folder: Path) -> dict[str, object]:
     result.unlink(missing_ok=True)
     dataset = ["--dataset-path", str(folder / "prompts.jsonl")] if (folder / "prompts.jsonl").exists() else []
     saved = ["--save-result", "--result-dir", str(folder), "--result-filename", result.name]
+    saved += ["--save-detailed"]  # else the reasons of failed requests are left out
     sys.argv = ["vllm", "bench", "serve", *argv, *dataset, *saved]
     try:
         main()
@@ -37,7 +44,46 @@ def bench(argv: list[str], folder: Path) -> dict[str, object]:
     if not result.exists():
         return {"error": "vllm bench serve wrote no result"}
     found = json.loads(result.read_text())
-    return {"result": {key: value for key, value in found.items() if key not in DROPPED}}
+    kept = {key: value for key, value in found.items() if key not in DROPPED}
+    return {"result": kept, "reasons": reasons(found.get("errors") or [])}
+
+
+class _Row(dict[str, object]):
+    """A line of a file of prompts, as pandas gives it to vLLM."""
+
+    to_dict = dict.copy
+
+
+class _PromptFile:
+    """What vLLM uses of pandas to read a file of prompts: an image may lack it, and the file is checked already."""
+
+    def __init__(self, path: str) -> None:
+        self._rows = [_Row(json.loads(line)) for line in Path(path).read_text().splitlines() if line.strip()]
+        self.columns = {name for row in self._rows for name in row}
+
+    @classmethod
+    def read_json(cls, path_or_buf: str, **_: object) -> _PromptFile:
+        """The rows of a file."""
+        return cls(path_or_buf)
+
+    def iterrows(self) -> Iterator[tuple[int, _Row]]:
+        """Each row with its number."""
+        return iter(enumerate(self._rows))
+
+
+def read_without_pandas() -> None:
+    """Have vLLM read prompts where its image has no pandas; a version with another module needs it."""
+    for name in ("vllm.benchmarks.datasets", "vllm.benchmarks.datasets.datasets"):
+        with suppress(ImportError):
+            module = importlib.import_module(name)
+            if hasattr(module, "pd") and find_spec("pandas") is None:
+                module.pd = _PromptFile  # type: ignore[attr-defined]
+
+
+def reasons(errors: list[str]) -> list[str]:
+    """The most frequent errors of requests, each with its number; of a traceback its last line."""
+    lines = [error.strip().splitlines()[-1][:MAX_REASON] for error in errors if error and error.strip()]
+    return [f"{number}× {text}" for text, number in Counter(lines).most_common(REASONS)]
 
 
 def main() -> None:
@@ -51,6 +97,7 @@ def main() -> None:
         folder = Path(name)
         if first.get("prompts"):
             (folder / "prompts.jsonl").write_text(first["prompts"])
+            read_without_pandas()
         out.write(json.dumps({"vllm": importlib.import_module("vllm").__version__}) + "\n")
         while line := sys.stdin.readline():
             out.write(json.dumps(bench(json.loads(line)["argv"], folder)) + "\n")
