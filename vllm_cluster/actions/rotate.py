@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from http.client import HTTPException
+
 from vllm_cluster.actions.assess import connect_all, ensure_no_errors
+from vllm_cluster.actions.tunnel import address_of
+from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, ApiConnection
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.desired import CODE_FOLDER, SECRETS_FOLDER
 from vllm_cluster.core.identity import Owner, cluster_id, node_of
@@ -11,7 +15,7 @@ from vllm_cluster.core.key_file import KeyFile, parse_key_file
 from vllm_cluster.core.spec import Mount
 from vllm_cluster.docker.container_body import volume_writer_body
 from vllm_cluster.docker.temporary import temporary_container
-from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -25,6 +29,8 @@ from vllm_cluster.run.secrets import KEY_BYTES
 from vllm_cluster.text import age
 
 NAME = "api-key"
+# vLLM's server looks at the file at each request, but a busy head is slow to answer.
+TRY_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 20.0, 10.0, 0.5
 
 
 def rotate(
@@ -56,13 +62,52 @@ def rotate(
             content = KeyFile(made, runtime.secret_id(inventory.cluster, NAME, made), older).text()
             _write(inventory, head, facts, holder, content)
             record(node, "key", [f"rotate the API key{f', {age(grace)} grace' if grace else ''}"], emit)
-    emit(Event("result", _changed(grace)))
+        # The lease is given back: it only looks, and others need not wait for it.
+        seen = _tried(node, made, before.key, refused=not grace, runtime=runtime)
+    emit(Event("result", f"The API key is new; {_changed(grace, seen)}. Every client needs the new one: vcluster key"))
     return made
 
 
-def _changed(grace: float) -> str:
-    old = f"the old one is refused in {age(grace)}" if grace else "the old one is refused"
-    return f"The API key is new; {old}. Every client needs the new one: vcluster key"
+def _tried(node: NodeHandle, new: str, old: str, *, refused: bool, runtime: Runtime) -> bool:
+    """Whether the API was seen to answer both keys as it should; not where no model is ready.
+
+    Raises:
+        HostError: it does not answer as it should.
+    """
+    state = node.state_if_running()
+    serve = state.serving if state else None
+    if serve is None or serve.phase != "ready":
+        return False
+    forward = node.connection.transport.forward(serve.port, 0, remote_host=address_of(serve))
+    try:
+        deadline, wanted = runtime.after(TRY_SECONDS), (OK, UNAUTHORIZED if refused else OK)
+        while (found := (_status(forward.local_port, new), _status(forward.local_port, old))) != wanted:
+            if not deadline.left():
+                text = (
+                    f"key: the new key is written, and the API answers {found[0]} to it and {found[1]} to the old one"
+                )
+                raise HostError(node.host, text, hint="vcluster status\nvcluster key")
+            runtime.clock.sleep(POLL_SECONDS)
+    finally:
+        forward.close()
+    return True
+
+
+def _status(port: int, key: str) -> int | str:
+    connection = ApiConnection(ApiAddress(port, key), ANSWER_SECONDS)
+    try:
+        return connection.ask("GET", "/v1/models")[0]
+    except (OSError, HTTPException) as error:
+        return str(error) or "nothing"
+    finally:
+        connection.close()
+
+
+def _changed(grace: float, seen: bool) -> str:
+    if grace:
+        old = f"the old one is refused in {age(grace)}"
+        return f"the API accepts it; {old}" if seen else old
+    return "the API accepts it and refuses the old one" if seen else "the old one is refused"
 
 
 def _holder(inventory: Inventory, head: HostConnection, facts: HostFacts) -> Holder:
