@@ -10,13 +10,14 @@ from vllm_cluster.core.last_lines import LastLines
 from vllm_cluster.core.log_fold import Fold
 from vllm_cluster.core.log_lines import Line, LogRequest
 from vllm_cluster.errors import VclusterError, combine
-from vllm_cluster.events import Emit
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.explain.error_lines import ErrorLines
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.log_host import HostLogs
 from vllm_cluster.run.log_merge import LogMerge
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import count
 
 # How long a line may be kept back for older ones of other hosts; the terminal shows nothing sooner.
 TURN_SECONDS = 0.1
@@ -72,12 +73,19 @@ def logs(
     if failures:
         raise combine(failures)
     _ensure_rank(asked, found=found)
+    _note_polls(sum(one.polls for one in hosts), emit)
     return found
+
+
+def _note_polls(polls: int, emit: Emit) -> None:
+    if polls:
+        emit(Event("note", f"left out {count(polls, 'line')} of vcluster's own polls of the API: --polls shows them"))
 
 
 def _ensure_rank(asked: LogRequest, *, found: bool) -> None:
     if asked.rank is not None and not found:
-        text = f"no host has a log of rank {asked.rank} with such lines"
+        narrowed = " in which such lines are" if asked.grep or asked.since or asked.previous else ""
+        text = f"no host has a log of rank {asked.rank}{narrowed}: ranks count from 0, one for each GPU of the model"
         raise VclusterError(text, hint="vcluster logs --vllm")
 
 

@@ -44,6 +44,7 @@ def logs(
         int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.", show_default=False)
     ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Only Ray, with the files of its own processes.")] = False,
+    polls: Annotated[bool, typer.Option("--polls", help="Also vLLM's lines about vcluster's own polls.")] = False,
     vllm: Annotated[bool, typer.Option("--vllm", help="Only vLLM: its server, and all ranks.")] = False,
     since: Since = None,
     tail: Tail = None,
@@ -74,7 +75,9 @@ def logs(
         from vllm_cluster.core.log_lines import LogRequest
 
         chosen = tuple(dict.fromkeys(hosts)) if hosts else tuple(loaded.hosts)
-        asked = LogRequest(chosen, rank, ray, vllm, since, grep, previous, follow)
+        # Who searches, and a program, gets all lines.
+        every = polls or bool(grep) or session.as_json
+        asked = LogRequest(chosen, rank, ray, vllm, since, grep, previous, follow, every)
         writer = LogWriter(tuple(loaded.hosts), as_json=session.as_json, color=SETTINGS.color)
         found = logs_action(loaded, asked, _notices(session), writer.write, errors=errors, fold=fold, last=tail)
         if not (found or session.as_json or tail == 0 or SETTINGS.verbosity < 0):
@@ -92,7 +95,8 @@ def _notices(session: Session) -> Emit:
         elif event.kind == "warning" or SETTINGS.verbosity >= 0:
             from vllm_cluster.cli.render.text import plain
 
-            sys.stderr.write(f"{'warning: ' * (event.kind == 'warning')}{event.host}: {plain(event.text)}\n")
+            at = f"{event.host}: " if event.host else ""
+            sys.stderr.write(f"{'warning: ' * (event.kind == 'warning')}{at}{plain(event.text)}\n")
             sys.stderr.flush()
 
     return show

@@ -13,6 +13,8 @@ NODE, RAY, VLLM = "node", "ray", "vllm"
 _MARKS = {b"[node] ": NODE, b"[nodes] ": NODE, b"[ray] ": RAY, b"[vllm] ": VLLM}
 # Ray copies what ranks print into the head's log, and leaves out what several of them print.
 _COPIED = re.compile(rb"\(RayWorker\w* pid=\d+(?:, ip=([0-9a-fA-F.:]+))?\) ")
+# What the node program, `top` and a batch ask for, several times a minute.
+_POLL = re.compile(rb'"GET /(?:health|metrics) HTTP/[0-9.]+" 200\b')
 
 
 class Line(NamedTuple):
@@ -37,6 +39,8 @@ class LogRequest:
     grep: str = ""
     previous: bool = False
     follow: bool = False
+    # The lines of vLLM's access log about health and metrics, which vcluster itself asks for.
+    polls: bool = False
 
     @property
     def sources(self) -> frozenset[str]:
@@ -63,3 +67,8 @@ def copied_from(raw: bytes) -> str | None:
     """The address of the host whose rank printed a line that Ray copied; empty where it is the log's own host."""
     found = _COPIED.match(raw)
     return (found[1] or b"").decode() if found else None
+
+
+def is_poll(source: str, text: bytes) -> bool:
+    """Whether a line is one of vLLM's access log about a request that no person made, and that went well."""
+    return source == VLLM and _POLL.search(text) is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, Protocol
 
-from vllm_cluster.core.log_lines import RAY, SECOND, VLLM, Line, LogRequest, copied_from, split_source
+from vllm_cluster.core.log_lines import RAY, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
 from vllm_cluster.docker.log_frames import LogFrames, Position, StampedLine, Stamps
 from vllm_cluster.docker.output import OutputFrames
 from vllm_cluster.errors import CommandFailed, HostError
@@ -39,6 +39,8 @@ class ContainerFeed:
         self._node, self._asked, self._merge, self._covered = node, asked, merge, covered
         self._position, self._stamps = Position(), Stamps()
         self._grep = asked.grep.encode()
+        # How many lines about polls were left out.
+        self.polls = 0
 
     def read(self, offset: int, until: int | None, begun: Callable[[], None]) -> None:
         """As of any feed."""
@@ -59,6 +61,9 @@ class ContainerFeed:
         for stamp, raw in lines:
             source, text = split_source(raw)
             if source not in sources or (grep and grep not in text):
+                continue
+            if not self._asked.polls and is_poll(source, text):
+                self.polls += 1
                 continue
             if text[:10] == b"(RayWorker" and (at := copied_from(text)) is not None and self._covered(at):
                 continue

@@ -51,6 +51,7 @@ class HostLogs:
         self._ranks = FileFeed(node, asked, merge, ray=False) if asked.ranks else None
         ray = FileFeed(node, asked, merge, ray=True) if asked.ray else None
         container = ContainerFeed(node, asked, merge, covered) if asked.sources else None
+        self._container = container
         self._feeds: list[Feed] = [feed for feed in (self._ranks, ray, container) if feed]
         for feed in self._feeds:
             merge.add(feed)
@@ -58,6 +59,11 @@ class HostLogs:
         self._ready, self._offset = False, 0
         self._until: int | None = None
         self._away: float | None = None
+
+    @property
+    def polls(self) -> int:
+        """How many lines about polls were left out."""
+        return self._container.polls if self._container else 0
 
     def stop(self) -> None:
         """Begin nothing more; what is being read ends with the connection."""

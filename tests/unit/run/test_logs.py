@@ -5,6 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from vllm_cluster.core.log_lines import LogRequest
+from vllm_cluster.run.log_feed import ContainerFeed
 from vllm_cluster.run.logs import collect
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.transport.base import Result
@@ -27,3 +31,21 @@ def test_the_kernel_s_lines_of_before_are_left() -> None:
     )
     parts = {log.name: b"".join(part for _, part in log.parts) for log in collect(cast(Any, host), "lab")}
     assert parts["dmesg"] == KERNEL.splitlines(keepends=True)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "poll"),
+    [
+        (b'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK', True),
+        (b'INFO:     127.0.0.1:1 - "GET /metrics HTTP/1.1" 200 OK', True),
+        (b'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable', False),
+        (b'INFO:     127.0.0.1:1 - "GET /healthy HTTP/1.1" 200 OK', False),
+        (b'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK', False),
+    ],
+)
+@pytest.mark.parametrize("asked", [False, True])
+def test_polls_of_the_api_that_went_well_are_left_out_and_counted(text: bytes, poll: bool, asked: bool) -> None:
+    node = SimpleNamespace(host="gpu1")
+    feed = ContainerFeed(cast(Any, node), LogRequest(("gpu1",), polls=asked), cast(Any, None), lambda _: False)
+    shown = feed._chosen([(b"2026-11-21T02:00:00.000000000Z", b"[vllm] " + text)], 0)
+    assert ([line.text.encode() for line in shown], feed.polls) == (([], 1) if poll and not asked else ([text], 0))
