@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any
 
 from vllm_cluster.actions.tunnel import address_of, answers, no_passage, reach_head, read_key
+from vllm_cluster.batch.client import ApiAddress, ApiConnection, read
 from vllm_cluster.core.answer import ModelReply, Piece, body
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import (
@@ -29,6 +31,7 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 # An answer that breaks off is seen here before the head's node program has written why.
 CAUSE_SECONDS = 15.0
 POLL = 0.5
+NAMES_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -145,10 +148,22 @@ class ModelApi:
             now = self._now()
             served = now.name if now and now.phase == "ready" else None
             if served and served != model:
-                return PreflightFailed(f"{model} is not served on {self._inventory.cluster}; it serves {served}")
+                text = f"{model} is not served on {self._inventory.cluster}; it serves {', '.join(self._names(served))}"
+                return PreflightFailed(text, instead={model: served, f"--model={model}": f"--model={served}"})
         if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return UsageError(f"{model}: {error.message}")
         return self._cause(Broken(f"HTTP {error.status}: {error.message}"))
+
+    def _names(self, served: str) -> list[str]:
+        """The names that the API takes: the model's, and those of LoRAs beside it."""
+        connection = ApiConnection(ApiAddress(self._port, self._key), NAMES_SECONDS)
+        try:
+            rows = read(*connection.ask("GET", "/v1/models")).body.get("data") or ()
+        except (OSError, HTTPException):
+            return [served]
+        finally:
+            connection.close()
+        return [str(row.get("id")) for row in rows if isinstance(row, Mapping)] or [served]
 
     def _now(self) -> ServeStatus | None:
         return NodeHandle(self._head, self._inventory.cluster).state().serving

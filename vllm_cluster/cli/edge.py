@@ -94,6 +94,7 @@ def run(program: Callable[[], object]) -> int:
 def _report(error: VclusterError) -> int:
     """Write an error that no verb has written: of the command line, which may ask for JSON all the same."""
     words = sys.argv[1:]
+    error.hint = remedy(error, lambda text: with_inventory(text, _named_inventory(words)))
     if error.message and "--json" in words[: words.index("--") if "--" in words else None]:
         from vllm_cluster.cli.render import errors
 
@@ -106,6 +107,15 @@ def _report(error: VclusterError) -> int:
             file=sys.stderr,
         )
     return error.exit_code
+
+
+def _named_inventory(given: Sequence[str]) -> Path | None:
+    """The inventory of a call that failed before its verb had read it."""
+    from vllm_cluster.cli.words import inventory_option
+
+    named = shlex.split(inventory_option(given))
+    path = named[1] if named else os.environ.get("VCLUSTER_INVENTORY")
+    return Path(path) if path else None
 
 
 def judged(error: Exception) -> VclusterError:
@@ -152,7 +162,12 @@ def with_inventory(text: str, inventory: Path | None) -> str:
     groups["models"] = rf"(?: (?:{'|'.join(MODELS)})\b)?"
     verbs = "|".join(name + groups.get(name, "") for name in VERBS if name not in WITHOUT_INVENTORY)
     option = f" -i {shlex.quote(str(inventory))}"
-    return re.sub(rf"\bvcluster (?:{verbs})\b(?! -i)", lambda found: found[0] + option, text)
+    command = re.compile(rf"\bvcluster (?:{verbs})\b(?! -i| --help)")
+    # A line may name it already: the parser writes some remedies from the words of the call.
+    lines = (
+        line if option in line else command.sub(lambda found: found[0] + option, line) for line in text.split("\n")
+    )
+    return "\n".join(lines)
 
 
 def remedy(error: VclusterError, paste: Callable[[str], str]) -> str | None:

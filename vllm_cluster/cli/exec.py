@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import threading
 from typing import Annotated
@@ -35,11 +36,13 @@ def exec_(
     host, command = _target(list(words or ()), sys.argv, chosen=head or everywhere)
     if head and everywhere:
         raise UsageError("--head and --all exclude each other", hint="vcluster exec --all -- COMMAND")
-    if not command:
-        raise UsageError("there is no command", hint=f"vcluster exec {host or '--head'} -- COMMAND")
 
     def action(session: Session) -> None:
         loaded = session.load()
+        if host is not None and host not in loaded.hosts:
+            raise _no_host(host, command, tuple(loaded.hosts), named="--" in sys.argv)
+        if not command:
+            raise UsageError("there is no command", hint=f"vcluster exec {host or '--head'} -- COMMAND")
         from vllm_cluster.actions.exec import exec_one
         from vllm_cluster.cli.terminal import LocalEnds
 
@@ -66,6 +69,18 @@ def _target(words: list[str], argv: list[str], *, chosen: bool) -> tuple[str | N
             f"a host and --head or --all exclude each other: {words[0]}", hint="vcluster exec HOST -- COMMAND"
         )
     return None, words
+
+
+def _no_host(word: str, command: list[str], hosts: tuple[str, ...], *, named: bool) -> UsageError:
+    """The error of a first word that is not a host: it is misspelt, or the host was left out."""
+    from vllm_cluster.cli.words import closest
+
+    if named and command:
+        near = closest([word], hosts, 0.5).get(word)
+        hint = f"vcluster exec {shlex.join([near or hosts[0], '--', *command])}"
+    else:
+        hint = "\n".join(f"vcluster exec {at} -- {shlex.join([word, *command])}" for at in (hosts[0], "--all"))
+    return UsageError(f"no host {word}: there are {', '.join(hosts)}", hint=hint)
 
 
 def _on_all(session: Session, command: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.errors import UsageError
 from vllm_cluster.laptop import expanded
 
@@ -69,9 +70,9 @@ def read_prompt(prompt: str | None, files: Sequence[Path], *, required: bool) ->
         # The line end is that of echo or of a file, and would be a part of the text to continue.
         prompt = _text(raw, "standard input").removesuffix("\n")
     elif prompt is None and not files and required:
-        raise UsageError("missing PROMPT", hint='vcluster complete "Hello"')
+        raise UsageError("missing PROMPT", hint=f'vcluster {SETTINGS.verb} "Hello"')
     if not prompt and not files and required:
-        raise UsageError("the prompt is empty", hint='vcluster complete "Hello"')
+        raise UsageError("the prompt is empty", hint=f'vcluster {SETTINGS.verb} "Hello"')
     return prompt or ""
 
 

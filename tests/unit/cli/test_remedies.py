@@ -166,3 +166,51 @@ def test_a_command_in_a_warning_has_the_inventory_too(
 ) -> None:
     Session(path, as_json=False).emit(Event("warning", "its node may still run; vcluster up --forget gpu2"))
     assert f"; vcluster up{option} --forget gpu2\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["pull"], "vcluster pull -i lab.yaml ORG/NAME"),
+        (["bench", "--compare", "a"], "vcluster bench -i lab.yaml --compare BEFORE AFTER"),
+        (["exec"], "vcluster exec -i lab.yaml HOST -- COMMAND"),
+        (["logs", "--rank", "1", "--ray"], "vcluster logs -i lab.yaml --rank 1"),
+    ],
+)
+@pytest.mark.parametrize("by", ["-i", "--inventory=", "environment"])
+def test_a_call_that_fails_before_it_reads_its_inventory_names_it(
+    words: list[str], fix: str, by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"-i": ["-i", "lab.yaml"], "--inventory=": ["--inventory=lab.yaml"], "environment": []}[by]
+    if by == "environment":
+        monkeypatch.setenv("VCLUSTER_INVENTORY", "lab.yaml")
+    monkeypatch.setattr(sys, "argv", ["vcluster", *words, *given])
+    assert edge.run(lambda: app([*words, *given], prog_name="vcluster")) == 2
+    assert f"fix: {fix}" in capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "fixes"),
+    [
+        (["nproc"], ["gpu1 -- nproc", "--all -- nproc"]),
+        (["ls", "a b"], ["gpu1 -- ls 'a b'", "--all -- ls 'a b'"]),
+        (["gpu22", "--", "ls", "a b"], ["gpu2 -- ls 'a b'"]),
+        (["gpu2"], ["gpu2 -- COMMAND"]),
+    ],
+)
+def test_a_host_that_is_left_out_or_misspelt_is_seen_before_any_host_is_asked(
+    words: list[str],
+    fixes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hosts = "hosts:\n  gpu1:\n    address: 10.0.0.1\n  gpu2:\n    address: 10.0.0.2\n"
+    top = "version: 1\ncluster: lab\nimage: vllm/vllm-openai:v0.19.0\nmodel_cache: /srv/models\n"
+    Path("lab.yaml").write_text(top + hosts)
+    given = ["-i", "lab.yaml", *words]
+    monkeypatch.setattr(sys, "argv", ["vcluster", "exec", *given])
+    assert edge.run(lambda: app(["exec", *given], prog_name="vcluster")) == 2
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fix: ")]
+    assert shown == [f"fix: vcluster exec -i lab.yaml {fix}" for fix in fixes]
