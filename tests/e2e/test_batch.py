@@ -115,11 +115,7 @@ def test_ten_thousand_requests_are_answered_once_through_seven_kills(
 
 
 BATCH = "/var/lib/vcluster/batch"
-HEAD_KILLS = (
-    f"{IN} sh -c 'kill -9 $(cat {BATCH}/*/pid)'",
-    f"{IN} pkill -9 -f 'vllm serve'",
-    f"{IN} pkill -9 -f node.py",
-)
+HEAD_KILLS = (f"sh -c 'kill -9 $(cat {BATCH}/*/pid)'", "pkill -9 -f 'vllm serve'", "pkill -9 -f node.py")
 
 
 @pytest.mark.deep
