@@ -198,7 +198,9 @@ def test_a_folder_of_this_machine_and_one_of_a_host_are_spread_and_served(sandbo
         assert all(folder_contents(sandbox, host, "/models/theirs") == right for host in HOSTS)
         served = sandbox.vcluster("serve", "./mine", "--yes", "--", "--dtype", "float32").ok()
         answer = sandbox.vcluster("complete", "Hello", "--max-tokens", "4").ok()
-        held = "./mine is as it was pulled on every host: serving offline" in served.err and bool(answer.out.strip())
+        held = "/models/mine is as it was pulled on every host: serving offline" in served.err and bool(
+            answer.out.strip()
+        )
         record(
             "P44", "a folder of the laptop, killed once; a folder of a host", "the same everywhere, and served", held
         )

@@ -74,7 +74,7 @@ def serving(world: World) -> str:
     return str(status.head.serve.name)
 
 
-def ask(world: World, pull: bool | None, answer: bool = True) -> tuple[Outcome, list[str]]:
+def ask(world: World, pull: bool | None, answer: bool = True, model: str = "org/other") -> tuple[Outcome, list[str]]:
     """`vcluster serve org/other`, and what it asked; to a pull the answer is this."""
     questions: list[str] = []
 
@@ -84,7 +84,7 @@ def ask(world: World, pull: bool | None, answer: bool = True) -> tuple[Outcome, 
 
     def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         words: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "extra": ()}
-        return serve.serve(inventory, emit, model="org/other", **words, pull=pull, confirm=confirm, runtime=runtime)
+        return serve.serve(inventory, emit, model=model, **words, pull=pull, confirm=confirm, runtime=runtime)
 
     return lab.run(world, INVENTORY, verb), questions
 
@@ -178,3 +178,10 @@ def test_after_a_pull_nothing_may_be_changed_without_the_lease(world: World, hub
         patch.setattr(serve, "SERVE", steps)
         outcome, _ = ask(world, None)
     assert outcome.error is None and brought and allowed == [False, False]
+
+
+def test_a_folder_of_the_cache_is_served_by_the_path_that_vllm_reads(world: World) -> None:
+    world.answers = everywhere({**HAS, "where": "folder"})
+    outcome, _ = ask(world, None, model="./mine")
+    assert outcome.error is None and serving(world) == "mine", outcome.story()
+    assert "/models/mine is as it was pulled on every host: serving offline" in texts(outcome)

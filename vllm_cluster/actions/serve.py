@@ -16,6 +16,7 @@ from vllm_cluster.actions.serve_check import check_request, note_downloads, revi
 from vllm_cluster.actions.serve_pull import PullFirst
 from vllm_cluster.backends import vllm
 from vllm_cluster.core import request
+from vllm_cluster.core.cached_model import cache_place
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed, UsageError
@@ -56,6 +57,10 @@ def serve(
         PreflightFailed: the cluster is not up, or what is asked for cannot work; what is served continues.
         HostError: vLLM ended, or waits in vain; with the reason.
     """
+    if model.startswith("./"):
+        # As `models` lists it and `pull` names it; vLLM's working folder is not the cache.
+        folder = cache_place(model).folder
+        name, model = name or folder, f"{inventory.model_cache}/{folder}"
     served = name or model
     _ensure_allowed(inventory, model, served, extra)
     state = ServeVerbState(
