@@ -12,7 +12,7 @@ from vllm_cluster.actions.pull_folder import Feeding
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
 from vllm_cluster.actions.pull_known import find_model
-from vllm_cluster.actions.pull_plan import WantedModel, ensure_room, plan_for, summary, what
+from vllm_cluster.actions.pull_plan import WantedModel, ensure_ports, ensure_room, plan_for, summary, what
 from vllm_cluster.core.identity import cluster_id
 from vllm_cluster.core.pull import REPOSITORY, HubModel, PullPlan
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
@@ -102,6 +102,7 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
         )
         return True
     ensure_room(plan)
+    ensure_ports(hosts, plan)
     emit(Event("note", summary(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
     if not _start(hosts, plan):
         return False

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_cluster.actions.fit import hub_token
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.core.pull import HERE, SPARE, Held, HubModel, PullPlan, choose, make, place_of, shared
+from vllm_cluster.core.pull import HERE, SPARE, Held, HubModel, PullPlan, choose, container_name, make, place_of, shared
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
@@ -141,6 +141,26 @@ def ensure_room(plan: PullPlan) -> None:
     if lines:
         text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts(lines).items())
         raise PreflightFailed(text, hint="vcluster models")
+
+
+def ensure_ports(hosts: PullHosts, plan: PullPlan) -> None:
+    """Refuse a port of the transfer that another program has.
+
+    Raises:
+        PreflightFailed: it names each host.
+    """
+    name = container_name(hosts.inventory.cluster)
+
+    def is_taken(host: str) -> bool:
+        # What an earlier pull had when the host was looked at has been removed since.
+        facts = hosts.facts[host]
+        return plan.port in facts.listening and all(container.name != name for container in facts.containers)
+
+    taken = [host for host in plan.chain if is_taken(host)] if len(plan.chain) > 1 else []
+    if taken:
+        text = f"{', '.join(taken)}: pull: port {plan.port} is already in use (ports.pull)"
+        fix = f"on {taken[0]}: ss -ltnp 'sport = :{plan.port}', then stop that process\nor set ports.pull"
+        raise PreflightFailed(text, hint=fix)
 
 
 def what(plan: PullPlan) -> str:

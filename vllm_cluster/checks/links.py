@@ -20,6 +20,7 @@ _EVERYWHERE = (
     "dashboard_agent",
     "dashboard_agent_grpc",
     "runtime_env_agent",
+    "pull",
     "worker_min",
     "worker_max",
 )

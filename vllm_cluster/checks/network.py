@@ -8,6 +8,7 @@ from shlex import quote
 
 from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
 from vllm_cluster.core.desired import hcas, interface
+from vllm_cluster.core.pull import container_name
 from vllm_cluster.facts.host_facts import HostFacts, Nic
 from vllm_cluster.inventory.model import Host, Inventory
 
@@ -127,6 +128,9 @@ def _loopback(address: str) -> bool:
 @each_host
 def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Ports that something else listens on."""
+    # That of a pull, too, while one runs.
+    if all(container.name != container_name(inventory.cluster) for container in facts.containers):
+        yield from _taken(inventory, host.name, facts, "pull")
     if has_node(inventory, facts, "running", "paused"):
         return  # the node itself listens; a paused one keeps its ports
     wanted = ["node_manager", "object_manager", "dashboard_agent", "runtime_env_agent"]
@@ -147,5 +151,5 @@ def _taken(inventory: Inventory, host: str, facts: HostFacts, key: str) -> Itera
     if port in facts.listening:
         text = f"port {port} is already in use (ports.{key})"
         fix = f"on {host}: ss -ltnp 'sport = :{port}', then stop that process, or set ports.{key}"
-        # Only `serve` needs the endpoint's, and on one address.
-        yield Finding("port", host, text, fix, error=key != "api")
+        # Only `serve` needs the endpoint's, and on one address; only `pull` its own.
+        yield Finding("port", host, text, fix, error=key not in ("api", "pull"))

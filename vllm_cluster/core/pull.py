@@ -16,8 +16,6 @@ FOLDER = "/opt/vcluster-pull"
 PLAN, TOKEN, STATUS = "/tmp/vcluster-plan.json", "/tmp/vcluster-token", "/tmp/vcluster-status.json"  # noqa: S108
 # Where a folder of this machine comes from, in place of a folder of the host.
 HERE = "laptop"
-# Of the chain between the hosts; the one port that a firewall between them must let through for a pull.
-PORT = 6384
 # Left free on a disk: logs and the cache's own small files.
 SPARE = 1 << 30
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
@@ -90,6 +88,8 @@ class PullPlan:
     skipped: tuple[HubFile, ...] = ()
     downloads: bool = True
     cache: str = ""
+    # Of each host; what a firewall between them must let through.
+    port: int = 0
     addresses: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -99,7 +99,7 @@ class PullPlan:
 
     def document(self, identity: str, key: str, me: str) -> dict[str, Any]:
         """The plan as the program on a host reads it."""
-        hosts = [{"name": name, "address": self.addresses[name], "port": PORT} for name in self.chain]
+        hosts = [{"name": name, "address": self.addresses[name], "port": self.port} for name in self.chain]
         return {
             "id": identity,
             "key": key,
@@ -190,6 +190,7 @@ def make(inventory: Inventory, model: HubModel, reference: str, held: Mapping[st
         skipped,
         downloads=bool(chain) and source not in proved,
         cache=inventory.model_cache,
+        port=inventory.ports.pull,
         addresses={name: host.address for name, host in inventory.hosts.items()},
     )
 

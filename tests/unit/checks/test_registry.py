@@ -63,6 +63,17 @@ def test_the_ports_of_a_running_node_are_its_own() -> None:
     assert preflight(world.inventory(), facts) == ()
 
 
+def test_the_port_of_a_pull_is_looked_at_while_none_runs() -> None:
+    specs, facts = world.converged(world.inventory(ports={"pull": 7000}))
+    facts["gpu2"] = replace(facts["gpu2"], listening=frozenset({6384, 7000}))
+    (found,) = preflight(world.inventory(ports={"pull": 7000}), facts)
+    assert (found.code, found.host, found.error) == ("port", "gpu2", False)
+    assert found.text == "port 7000 is already in use (ports.pull)"
+    pulling = replace(world.running(specs[1]), name="vcluster-lab-pull")
+    facts["gpu2"] = replace(facts["gpu2"], containers=(*facts["gpu2"].containers, pulling))
+    assert preflight(world.inventory(ports={"pull": 7000}), facts) == ()
+
+
 def test_the_port_of_the_endpoint_is_looked_at_while_nodes_run_and_serve_nothing() -> None:
     _, facts = world.converged(world.inventory())
     assert list(endpoint(world.inventory(), facts)) == []

@@ -1,0 +1,54 @@
+"""What a pull refuses before anything is moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.actions.pull_plan import ensure_ports
+from vllm_cluster.core.pull import Held, HubFile, HubModel, make
+from vllm_cluster.core.spec import ContainerSpec
+from vllm_cluster.errors import PreflightFailed
+
+INVENTORY = world.inventory(3, ports={"pull": 7000})
+MODEL = HubModel("lab/model", "c" * 40, "http://hub", (HubFile("model.safetensors", 10**9, "a" * 64),))
+WHOLE = Held(whole=1, bytes=MODEL.size, digest="d")
+
+
+def ensure(listening: dict[str, int], held: dict[str, Held], pulls: tuple[str, ...] = ()) -> None:
+    """Look at the ports of three hosts on which other programs listen, and pulls were found."""
+    facts = world.hosts(3)
+    specs: tuple[ContainerSpec, ...] = world.converged(INVENTORY)[0]
+    for name, port in listening.items():
+        there = (replace(world.running(specs[0]), name="vcluster-lab-pull"),) if name in pulls else ()
+        facts[name] = replace(facts[name], listening=frozenset({port}), containers=there)
+    fleet: Any = None
+    plan = make(INVENTORY, MODEL, "main", {name: held.get(name, Held()) for name in INVENTORY.hosts}, "gpu1")
+    ensure_ports(PullHosts(INVENTORY, fleet, facts, lambda _: None), plan)
+
+
+def test_a_port_that_another_program_has_is_named_before_anything_is_moved() -> None:
+    with pytest.raises(
+        PreflightFailed, match=r"gpu2, gpu3: pull: port 7000 is already in use \(ports.pull\)"
+    ) as refused:
+        ensure({"gpu1": 6384, "gpu2": 7000, "gpu3": 7000}, {})
+    assert refused.value.hint == "on gpu2: ss -ltnp 'sport = :7000', then stop that process\nor set ports.pull"
+
+
+def test_only_hosts_that_take_part_need_it() -> None:
+    ensure({"gpu2": 7000}, {"gpu2": WHOLE, "gpu1": WHOLE})
+    ensure({"gpu2": 7000}, {}, pulls=("gpu2",))
+
+
+def test_a_single_host_listens_on_nothing() -> None:
+    ensure({"gpu2": 7000}, {"gpu1": WHOLE, "gpu2": Held(bytes=5), "gpu3": WHOLE}, pulls=("gpu2",))
+
+
+def test_every_host_of_the_transfer_uses_the_pinned_port() -> None:
+    held = dict.fromkeys(INVENTORY.hosts, Held())
+    document = make(INVENTORY, MODEL, "main", held, "gpu1").document("id", "key", "gpu1")
+    assert {host["port"] for host in document["hosts"]} == {7000}
