@@ -57,11 +57,7 @@ def serve(
         PreflightFailed: the cluster is not up, or what is asked for cannot work; what is served continues.
         HostError: vLLM ended, or waits in vain; with the reason.
     """
-    if model.startswith("./"):
-        # As `models` lists it and `pull` names it; vLLM's working folder is not the cache.
-        folder = cache_place(model).folder
-        name, model = name or folder, f"{inventory.model_cache}/{folder}"
-    served = name or model
+    model, served = _readable(inventory, model, name)
     _ensure_allowed(inventory, model, served, extra)
     state = ServeVerbState(
         inventory=inventory,
@@ -81,6 +77,14 @@ def serve(
     )
     done = phases.run(SERVE, state, report=_report)
     return Endpoint(served, done.wanted["host"], inventory.head_name, done.wanted["port"])
+
+
+def _readable(inventory: Inventory, model: str, name: str | None) -> tuple[str, str]:
+    """The model as vLLM finds it, whose working folder is not the cache, and the name that clients use."""
+    if not model.startswith("./"):
+        return model, name or model
+    folder = cache_place(model).folder
+    return f"{inventory.model_cache}/{folder}", name or folder
 
 
 @dataclass(frozen=True)
