@@ -33,6 +33,7 @@ test-pythons: $(VENV)/ready
 promises: $(VENV)/ready
 	@scripts/setup-docker.sh
 	@scripts/setup-sshd.sh
+	@scripts/setup-viewers.sh
 	$(BIN)/python -m tests.promises $(ARGS)
 
 # Plants each fault of tests/faults in a copy of this tree, one at a time, and shows that its tests turn red;

@@ -30,6 +30,7 @@ E2E = (
     "some_hosts",
     "batch",
     "watch",
+    "dashboard",
     "image",
     "pull",
 )
