@@ -145,7 +145,12 @@ def revision(extra: Sequence[str]) -> str:
 
 
 def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], ranks: Mapping[str, int]) -> GpuPool | None:
-    """The GPUs of the hosts that get ranks; None where a host does not report their memory."""
+    """The GPUs of the hosts that get ranks; None where a host does not report their memory, or has CPUs in their place.
+
+    The ranks of a CPU share its memory, and vLLM gives each a KV cache of 4 GiB by default.
+    """
+    if inventory.accelerator == "cpu":
+        return None
     hosts = [inventory.hosts[name] for name in ranks]
     try:
         memory = min(gpu_memory(inventory, host, facts[host.name]) for host in hosts)

@@ -273,4 +273,4 @@ def to_download(found: Files, size: int | None) -> int:
 
 
 def _gib(size: float) -> str:
-    return f"{size / (1 << 30):.1f} GiB"
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.models import configs
 from tests.support.sim import make
 from vllm_cluster.actions import serve_check
 from vllm_cluster.actions.serve import serve
@@ -113,6 +114,26 @@ def test_how_weights_are_read_is_chosen_only_where_nobody_has(
     found = serve_check.check_request(fleet, make.inventory(2), {}, WANTED, events.append, extra=())
     assert found.loading == flags
     assert any("weights over the network (gpu1, gpu2: ceph)" in event.text for event in events) == bool(flags)
+
+
+@pytest.mark.parametrize(("accelerator", "notes"), [("nvidia", 1), ("cpu", 0)])
+def test_what_else_holds_a_model_is_known_of_gpus_alone(
+    monkeypatch: pytest.MonkeyPatch, accelerator: str, notes: int
+) -> None:
+    """A CPU's ranks share its memory, and vLLM takes no share of it for the KV cache but a fixed size."""
+    files = Files("cache", config=configs.LLAMA_8B, weights=16 * 10**9)
+    answers = ({"gpu1": files, "gpu2": files}, Judged(flags="accepted", max_model_len=8192, supports_pp=True))
+    monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: answers)
+    monkeypatch.setattr(serve_check, "gpu_memory", lambda *_: 80 * 10**9)
+    monkeypatch.setattr(serve_check, "hcas", lambda *_: True)
+    inventory = make.inventory(2, accelerator=accelerator)
+    ranks = {host.address: 2 for host in inventory.hosts.values()}
+    facts: Any = dict.fromkeys(inventory.hosts)
+    events: list[Event] = []
+    fleet: Any = None
+    wanted = {**WANTED, "ranks": ranks, "by_default": True}
+    serve_check.check_request(fleet, inventory, facts, wanted, events.append, extra=())
+    assert sum("it also fits on 1 of the 4 GPUs" in event.text for event in events) == notes
 
 
 def answer(

@@ -91,6 +91,11 @@ def test_fewer_gpus_that_hold_the_model_are_named_with_the_reason(
     assert fewer(request, HERE, GOOD).startswith(f"it also fits on {words}")
 
 
+def test_small_weights_have_a_small_unit() -> None:
+    small = replace(HERE, weights=3 << 20)
+    assert "holds 3 MiB of weights" in fewer(replace(asked(8, 2), hosts=("gpu1", "gpu2")), small, GOOD)
+
+
 def test_no_fewer_gpus_are_named_where_they_do_not_hold_it_or_that_is_unknown() -> None:
     request = replace(asked(1, 2), gpus=GpuPool((1, 1), 12 * GB, True), hosts=("gpu1", "gpu2"))
     assert fewer(request, HERE, GOOD) == ""
