@@ -18,11 +18,18 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 
 
 class Terminal:
-    """Runs a program whose standard input, output and error are one terminal of 200 columns."""
+    """Runs a program whose standard input, output and error are one terminal of some rows and columns."""
 
-    def __init__(self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None):
+    def __init__(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        size: tuple[int, int] = (50, 200),
+    ) -> None:
         self._near, far = pty.openpty()
-        fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+        fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
         self.shown = ""
         self.process = subprocess.Popen(
             # Ctrl-C is a signal only on the terminal that controls the session.

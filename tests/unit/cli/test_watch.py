@@ -39,6 +39,7 @@ def test_a_picture_fits_its_terminal(width: int) -> None:
         assert part in text
     assert "TTFT 116 ms (p95 2.4 s)" in text
     assert "TPOT 22 ms (p95 65 ms)" in text
+    assert "http://10.0.0.1:8000/v1" in text, "a URL is not cut"
     assert ("4000/5600 W" in text) is (width >= 80)
     assert ("100.0/2048 GiB" in text) is (width == 200)
 

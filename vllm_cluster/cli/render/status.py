@@ -54,7 +54,7 @@ def show_status(
     known = f" (id {status.id})" if status.id else ""
     whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}{known}"
     for line in (whole, *serving_lines(status)):
-        out.write(f"{plain(line) if verbosity > 0 else _fitted(plain(line), width)}\n")
+        out.write(f"{plain(line) if verbosity > 0 else fitted(plain(line), width)}\n")
     if serve and serve.phase in ("failed", "backoff", "hung"):
         out.writelines(f"  fix: {plain(line)}\n" for line in paste("vcluster explain").splitlines())
     for problem, fix in problems(status, verbosity):
@@ -64,7 +64,7 @@ def show_status(
     out.flush()
 
 
-def _fitted(line: str, width: int | None) -> str:
+def fitted(line: str, width: int | None) -> str:
     """A line cut to the terminal; on a narrow one it is wrapped, since the id and the URL are at its end."""
     if width is None or width >= NARROW:
         return cut(line, width)

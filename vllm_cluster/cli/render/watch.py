@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.actions.watch import View
-from vllm_cluster.cli.render.status import gpus_text, problems, serving_lines, status_document
+from vllm_cluster.cli.render.status import fitted, gpus_text, problems, serving_lines, status_document
 from vllm_cluster.cli.render.table import cut, table
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.counters import ModelLoad
@@ -115,7 +115,7 @@ def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix)
     clock = time.strftime("%H:%M:%S", time.localtime(view.at))
     gap = width - len(whole) - len(clock)
     top: list[Styled] = [(f"{whole}{' ' * gap}{clock}" if gap > 1 else whole, "" if status.up else "yellow")]
-    top += [(text, "") for text in serving_lines(status)]
+    top += [(row, "") for text in serving_lines(status) for row in fitted(plain(text), width).split("\n")]
     if view.seconds_left is not None:
         top.append((f"about {age(view.seconds_left)} left, by its last start", ""))
     if view.model:
