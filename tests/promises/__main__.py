@@ -31,6 +31,7 @@ E2E = (
     "batch",
     "watch",
     "dashboard",
+    "metrics",
     "image",
     "pull",
 )

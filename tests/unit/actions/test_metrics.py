@@ -10,6 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
@@ -146,6 +149,28 @@ def test_six_alerts_each_with_what_to_do(served: dict[str, Any], tmp_path: Path)
     places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
     assert len(set(places)) == len(places)
     assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in panels)
+
+
+def test_grafana_reads_the_whole_dashboard(served: dict[str, Any], tmp_path: Path) -> None:
+    """Its own reader, which is made from Grafana's schema, passes over what is not in that."""
+    written(tmp_path)
+    dashboard = load(tmp_path, "dashboard.json")
+    register_default_plugins()
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+    assert list(lost(dashboard, read)) == []
+    assert list(lost({"panels": [{"titel": 1}]}, {"panels": [{}]})) == ["/panels/0/titel"]
+
+
+def lost(whole: Any, part: Any, path: str = "") -> Iterator[str]:
+    """The paths of what is in the one and not in the other."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        for key, value in whole.items():
+            yield from lost(value, part[key], f"{path}/{key}") if key in part else [f"{path}/{key}"]
+    elif isinstance(whole, list) and isinstance(part, list) and len(whole) == len(part):
+        for index, (one, other) in enumerate(zip(whole, part, strict=True)):
+            yield from lost(one, other, f"{path}/{index}")
+    elif whole != part:
+        yield path
 
 
 def test_a_folder_that_cannot_be_written_is_named(served: dict[str, Any], tmp_path: Path) -> None:
