@@ -202,7 +202,8 @@ def unseen(error: VclusterError) -> HostState:
 def _host(inventory: Inventory, name: str, row: HostState, head: HostState, expected: int | None) -> HostStatus:
     address = inventory.hosts[name].address
     role = "head" if name == inventory.head_name else "worker"
-    counted = _counted(head, address)
+    # Ray counts a node that has just ended for some more seconds.
+    counted = 0 if row.state in (MISSING, STOPPED) else _counted(head, address)
     gpus = row.gpus if row.gpus is not None else inventory.hosts[name].gpu_number or expected
     problems, fix = [row.problem] if row.problem else [], row.fix
     ray = row.status.ray if row.status else None
