@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -35,8 +35,9 @@ class GpuLoad:
 class NodeSample:
     """One sample of a node: `time` is its host's clock, `boot` the seconds since that host started.
 
-    `processors` are ticks busy and in all, `memory` bytes used and in all; `status` is the text of its status.json,
-    `metrics` lines of vLLM's /metrics. `seconds_before` is how long the last start of this model took.
+    `processors` are ticks busy and in all, `memory` bytes used and in all, `network` bytes received and sent since the
+    host started; `round_trips` are the shortest to other nodes, in ms by address; `status` is the text of its
+    status.json, `metrics` lines of vLLM's /metrics. `seconds_before` is how long the last start of this model took.
     """
 
     v: Literal[1]
@@ -45,6 +46,8 @@ class NodeSample:
     processors: tuple[Positive, Positive] | None
     cores: int
     memory: tuple[Positive, Positive] | None
+    network: tuple[Positive, Positive] | None
+    round_trips: Mapping[str, Positive]
     ranks: int
     gpus: tuple[GpuLoad, ...]
     gpu_error: str
@@ -56,7 +59,10 @@ class NodeSample:
 
 @dataclass(frozen=True)
 class HostLoad:
-    """How busy a host is: its processors, memory and GPUs, and the ranks of the model that run there."""
+    """How busy a host is: its processors, memory, network and GPUs, and the ranks of the model that run there.
+
+    `round_trips_ms` are the shortest of the last minutes to other hosts, by their addresses.
+    """
 
     cpu_percent: float | None
     cores: int
@@ -65,6 +71,9 @@ class HostLoad:
     ranks: int
     gpus: tuple[GpuLoad, ...]
     error: str = ""
+    received_bytes_per_second: float | None = None
+    sent_bytes_per_second: float | None = None
+    round_trips_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 class UnreadableSample(ValueError):
@@ -98,6 +107,8 @@ def host_load(before: NodeSample | None, now: NodeSample, *, gpus: bool) -> Host
         now.ranks,
         now.gpus,
         f"its GPUs cannot be read: {now.gpu_error}" if gpus and now.gpu_error else "",
+        *_rates(before, now),
+        now.round_trips,
     )
 
 
@@ -107,6 +118,15 @@ def _busy(before: NodeSample | None, now: NodeSample) -> float | None:
         return None
     busy, total = (later - earlier for earlier, later in zip(before.processors, now.processors, strict=True))
     return min(100.0, max(0.0, 100 * busy / total)) if total > 0 else None
+
+
+def _rates(before: NodeSample | None, now: NodeSample) -> tuple[float | None, float | None]:
+    """The bytes a second that came and went between two samples."""
+    if before is None or before.network is None or now.network is None or now.boot <= before.boot:
+        return None, None
+    grown = [later - earlier for earlier, later in zip(before.network, now.network, strict=True)]
+    received, sent = (each / (now.boot - before.boot) if each >= 0 else None for each in grown)
+    return received, sent
 
 
 def seconds_left(serve: ServeStatus, now: float, seconds_before: float | None) -> float | None:

@@ -42,6 +42,7 @@ def test_a_picture_fits_its_terminal(width: int) -> None:
     assert "http://10.0.0.1:8000/v1" in text, "a URL is not cut"
     assert ("4000/5600 W" in text) is (width >= 80)
     assert ("100.0/2048 GiB" in text) is (width == 200)
+    assert ("MB/S IN/OUT" in text and "1.5/250" in text) is (width == 200)
 
 
 def test_each_gpu_has_a_row_where_there_is_room() -> None:

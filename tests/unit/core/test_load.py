@@ -16,6 +16,7 @@ GPU = {
 }
 ROW: dict[str, Any] = {
     **{"v": 1, "time": 1000.0, "boot": 50.0, "processors": [100, 400], "cores": 4, "memory": [10, 40], "ranks": 1},
+    **{"network": [1000, 2000], "round_trips": {"10.0.0.2": 0.05}},
     **{"gpus": [GPU], "gpu_error": "", "status": "", "metrics": "", "metrics_error": "", "seconds_before": None},
 }
 
@@ -26,7 +27,13 @@ def sample(**more: object) -> NodeSample:
 
 
 def test_a_sample_is_read_as_it_is() -> None:
-    assert asdict(sample()) == {**ROW, "processors": (100, 400), "memory": (10, 40), "gpus": (GPU,)}
+    assert asdict(sample()) == {
+        **ROW,
+        "processors": (100, 400),
+        "memory": (10, 40),
+        "network": (1000, 2000),
+        "gpus": (GPU,),
+    }
 
 
 @pytest.mark.parametrize(
@@ -39,6 +46,8 @@ def test_a_sample_is_read_as_it_is() -> None:
         ("memory", [-1, 10]),
         ("gpus", [{**GPU, "use_percent": float("inf")}]),
         ("gpus", {"index": 0}),
+        ("network", [-1, 2]),
+        ("round_trips", {"10.0.0.2": -1}),
         ("ranks", None),
         ("status", 7),
         ("metrics", ["a"]),
@@ -47,6 +56,16 @@ def test_a_sample_is_read_as_it_is() -> None:
 def test_what_is_no_sample_is_refused_by_its_key(key: str, value: object) -> None:
     with pytest.raises(UnreadableSample, match=f"^{key}"):
         sample(**{key: value})
+
+
+def test_what_passes_the_network() -> None:
+    before, now = sample(), sample(boot=54.0, network=[5000, 4000])
+    load = host_load(before, now, gpus=True)
+    assert (load.received_bytes_per_second, load.sent_bytes_per_second) == (1000, 500)
+    assert load.round_trips_ms == {"10.0.0.2": 0.05}
+    for earlier, later in ((None, now), (now, before), (before, before), (before, sample(boot=54.0, network=None))):
+        assert host_load(earlier, later, gpus=True).sent_bytes_per_second is None
+    assert host_load(sample(network=[9000, 0]), now, gpus=True).received_bytes_per_second is None, "it began anew"
 
 
 def test_how_busy_a_host_is() -> None:

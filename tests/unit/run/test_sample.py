@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -208,3 +209,43 @@ def test_a_node_without_the_driver_names_what_is_missing(monkeypatch: pytest.Mon
     monkeypatch.setattr(ctypes, "CDLL", missing)
     found = taken(tmp_path)
     assert (found.gpus, found.gpu_error) == ((), "libnvidia-ml.so.1: cannot open shared object file")
+
+
+def test_a_round_trip_is_read_from_the_kernel_without_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of connections that are there, over IPv4 and in IPv6's clothes, and to Ray's nodes alone."""
+    assert program.round_trips(set()) == {}
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_INET6) as mapped:
+        mapped.connect(("::ffff:127.0.0.1", server.getsockname()[1]))
+        far, _ = server.accept()
+        with far:
+            for _ in range(3):
+                mapped.sendall(b"x")
+                far.recv(1)
+            found = program.round_trips({"127.0.0.1", "192.0.2.1"})
+    assert found.keys() == {"127.0.0.1"}
+    assert 0 < found["127.0.0.1"] < 1000
+    monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.1")
+    nodes = [{"address": f"10.0.0.{n}", "alive": n < 3} for n in (1, 2, 3)]
+    assert program.peers(json.dumps({"ray": {"nodes": nodes}})) == {"10.0.0.2"}
+    assert program.peers("") == program.peers("{}") == set()
+
+
+def test_a_kernel_that_does_not_answer_costs_the_figure_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(socket, "socket", refused)
+    assert program.round_trips({"10.0.0.2"}) == {}
+
+
+def test_the_bytes_of_the_clusters_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    before = program.network()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()[:2]) as near:
+        near.sendall(bytes(10_000))
+        after = program.network()
+    assert before is not None
+    assert after is not None
+    assert all(later >= earlier + 10_000 for earlier, later in zip(before, after, strict=True))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+    assert program.network() is None

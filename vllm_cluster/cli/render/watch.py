@@ -23,9 +23,9 @@ from vllm_cluster.text import age
 # What is left out first where the terminal is narrow.
 TITLES = {
     **{"host": 0, "state": 0, "GPUs": 1, "ranks": 4, "GPU": 0, "GPU memory": 2},
-    **{"power": 3, "temp": 3, "CPU": 5, "memory": 6},
+    **{"power": 3, "temp": 3, "CPU": 5, "memory": 6, "MB/s in/out": 7},
 }
-GIB = 1 << 30
+GIB, MB = 1 << 30, 1e6
 Paste = Callable[[str], str]
 Styled = tuple[str, str]
 
@@ -162,6 +162,7 @@ def _host(host: HostStatus, load: HostLoad | None) -> dict[str, str]:
         "temp": _celsius(max(temperatures, default=None)),
         "CPU": _percent(load.cpu_percent),
         "memory": _memory(load.memory_used_bytes, load.memory_total_bytes),
+        "MB/s in/out": _traffic(load.received_bytes_per_second, load.sent_bytes_per_second),
     }
 
 
@@ -192,6 +193,10 @@ def _celsius(value: float | None) -> str:
 
 def _memory(used: float | None, total: float | None) -> str:
     return "" if used is None or total is None else f"{used / GIB:.1f}/{total / GIB:.0f} GiB"
+
+
+def _traffic(received: float | None, sent: float | None) -> str:
+    return "" if received is None or sent is None else f"{_amount(received / MB)}/{_amount(sent / MB)}"
 
 
 def _power(used: float | None, limit: float | None) -> str:

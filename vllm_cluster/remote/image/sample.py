@@ -1,4 +1,4 @@
-"""Prints, again and again, what a node has under load: its processors, memory, ranks and GPUs, and vLLM's counters.
+"""Prints, again and again, what a node has under load: its processors, memory, links, ranks, GPUs, vLLM's counters.
 
 Arguments: the seconds between two samples, and the folder of the node's state. It stays resident, since a start of
 nvidia-smi costs 50 ms of a processor and more; NVML is asked instead. Of vLLM's metrics only `NAMES` are passed on:
@@ -10,11 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.client
+import ipaddress
 import json
 import os
 import re
+import socket
+import struct
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,13 @@ LINES = re.compile(rf"^vllm:(?:{NAMES})(?:\{{[^\n]*)? \S+$", re.MULTILINE)
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (asked at loopback when it listens everywhere)
 # nvmlTemperatureSensors_t: the die of the GPU.
 DIE = 0
+# sock_diag(7): a request for the TCP connections that are established, each with its tcp_info, and what answers it.
+NETLINK, SOCK_DIAG, BY_FAMILY, REQUEST_DUMP, ESTABLISHED, INFO = 16, 4, 20, 0x301, 1 << 1, 2
+DIAG_REQUEST, DIAG_MESSAGE, ATTRIBUTE = struct.Struct("=IHHIIBBBxI48x"), struct.Struct("=IH"), struct.Struct("=HH")
+END_OF_DUMP = (2, 3)  # an error, and the end
+# Where the other end's address is in inet_diag_msg, and where the attributes begin.
+PEER, ATTRIBUTES, MIN_RTT = 16 + 24, 16 + 72, struct.Struct("=148xI")
+NEVER = 0xFFFFFFFF
 NAME_BYTES = 96
 
 
@@ -164,6 +175,65 @@ def memory() -> tuple[int, int] | None:
     return total - free, total
 
 
+def network() -> tuple[int, int] | None:
+    """The bytes that the cluster's interface has received and sent; what RDMA carries passes it by."""
+    try:
+        rows = dict(line.split(":", 1) for line in Path("/proc/net/dev").read_text().splitlines()[2:])
+        counters = {name.strip(): row.split() for name, row in rows.items()}[os.environ["GLOO_SOCKET_IFNAME"]]
+        return int(counters[0]), int(counters[8])
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def round_trips(peers: set[str]) -> dict[str, float]:
+    """The shortest round trip to each of these addresses in ms, as the kernel knows it from Ray's connections."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError, struct.error), socket.socket(NETLINK, socket.SOCK_RAW, SOCK_DIAG) as kernel:
+        kernel.settimeout(ANSWER_SECONDS)
+        for family in (socket.AF_INET, socket.AF_INET6) if peers else ():
+            words = (BY_FAMILY, REQUEST_DUMP, 0, 0, family, socket.IPPROTO_TCP, 1 << (INFO - 1), ESTABLISHED)
+            kernel.send(DIAG_REQUEST.pack(DIAG_REQUEST.size, *words))
+            for message in _dump(kernel):
+                raw = message[PEER : PEER + (4 if family == socket.AF_INET else 16)]
+                address = ipaddress.ip_address(raw)
+                peer = str(getattr(address, "ipv4_mapped", None) or address)
+                if peer in peers and (shortest := _min_rtt(message)) is not None:
+                    found[peer] = min(found.get(peer, shortest), shortest)
+    return found
+
+
+def _dump(kernel: socket.socket) -> Iterator[bytes]:
+    """The messages of an answer."""
+    while True:
+        data = kernel.recv(1 << 16)
+        while data:
+            size, kind = DIAG_MESSAGE.unpack_from(data)
+            if kind in END_OF_DUMP or size < DIAG_MESSAGE.size:
+                return
+            yield data[:size]
+            data = data[(size + 3) & ~3 :]
+
+
+def _min_rtt(message: bytes) -> float | None:
+    """The shortest round trip of a connection in the last minutes, in ms; None where it has none."""
+    at = ATTRIBUTES
+    while at + ATTRIBUTE.size <= len(message):
+        size, name = ATTRIBUTE.unpack_from(message, at)
+        if name == INFO and size >= ATTRIBUTE.size + MIN_RTT.size:
+            (microseconds,) = MIN_RTT.unpack_from(message, at + ATTRIBUTE.size)
+            return None if microseconds in (0, NEVER) else microseconds / 1000
+        at += max(ATTRIBUTE.size, (size + 3) & ~3)
+    return None
+
+
+def peers(status: str) -> set[str]:
+    """The addresses of Ray's other nodes, by what this node has written; the head alone knows them."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        nodes = {str(node["address"]) for node in json.loads(status)["ray"]["nodes"] if node["alive"]}
+        return nodes - {os.environ.get("VLLM_HOST_IP", "")}
+    return set()
+
+
 def ranks() -> int:
     """How many ranks of a model run in this container."""
     names = []
@@ -207,6 +277,8 @@ def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, Any]:
         "processors": processors(),
         "cores": os.cpu_count() or 1,
         "memory": memory(),
+        "network": network(),
+        "round_trips": round_trips(peers(found["status"])),
         "ranks": ranks(),
         "gpus": gpus.read(),
         "gpu_error": gpus.error,
