@@ -107,9 +107,10 @@ class _HeadRun:
         if not self._work.left:
             self._job.ask("remove")
             return False
-        with HeadApi(self._wanted.inventory, self._emit, self._wanted.wait, self._runtime) as server:
-            server.ensure_model(self._work.models, self._files.output)
+        # One that began before waits there for the model, which may be starting with the head's container.
         if not now["input"]:
+            with HeadApi(self._wanted.inventory, self._emit, self._wanted.wait, self._runtime) as server:
+                server.ensure_model(self._work.models, self._files.output)
             self._send(INPUT, self._files.source, resume=True)
         # What was answered from elsewhere is not asked there.
         if self._work.output.size and not (self._same and self._at == self._work.output.size):

@@ -146,6 +146,27 @@ def test_kills_of_its_program_lose_and_repeat_nothing(head: Head) -> None:
     assert "the batch was killed on gpu1; starting it again" in [event.text for event in head.events]
 
 
+def test_one_that_was_killed_with_the_model_waits_for_it(head: Head) -> None:
+    def reply(prompt: str, times: int) -> Reply | None:
+        if prompt != "p12" or times > 1:
+            return answer(prompt)
+        head.serve(api, phase="loading")
+        os.kill(head.pid(), signal.SIGKILL)
+        return None
+
+    def serve_again(event: Event) -> None:
+        if event.text == "waiting for the model: loading":
+            head.serve(api)
+
+    with serving(Api(reply)) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        action.batch_on_head(wanted, head.events.append, detach=True)
+        until(lambda: api.asked["p12"] == 1, 60)
+        action.batch_on_head(wanted, serve_again)
+    assert (texts(wanted), head.checked) == (ALL, 1)
+
+
 def test_what_was_fetched_stays_where_it_is_ended(head: Head) -> None:
     hold = threading.Event()
 
