@@ -29,13 +29,16 @@ class Alternative:
 class TokenLogprob:
     """One token; the first of a prompt has no probability, and `rank` is None where the server does not return it.
 
-    `top` are the most probable tokens in its place, the token itself among them where it is one.
+    `top` are the most probable tokens in its place, the token itself among them where it is one. `merged` is whether
+    some of them may be missing: vLLM's completions have one entry for all tokens of the same text, as parts of a
+    character are.
     """
 
     token: str
     logprob: float | None
     rank: int | None
     top: tuple[Alternative, ...] = ()
+    merged: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,14 +204,15 @@ def _logprobs(found: Document, wanted: int) -> Iterator[TokenLogprob]:
     for place, (token, logprob) in enumerate(pairs):
         row = (tops[place] if place < len(tops) else None) or {}
         top = [Alternative(str(name), float(value)) for name, value in row.items()]
-        yield _ranked(str(token), logprob, top, wanted)
+        # The text of a part of a character is empty, or the sign for what cannot be decoded.
+        if logprob is not None and (len(top) < wanted or any(one.token.strip("\ufffd") == "" for one in top)):
+            yield TokenLogprob(str(token), logprob, None, _best(top, wanted), merged=True)
+        else:
+            yield _ranked(str(token), logprob, top, wanted)
 
 
 def _ranked(token: str, logprob: float | None, top: Sequence[Alternative], wanted: int) -> TokenLogprob:
-    """A token with its rank, where it is among the most probable ones that are known.
-
-    By probabilities and not by names: parts of characters have all the same one, and then some are missing.
-    """
+    """A token with its rank, where it is among the most probable ones."""
     if logprob is None:
         return TokenLogprob(token, None, None)
     better = sum(one.logprob > logprob for one in top)

@@ -166,9 +166,9 @@ def _from_words(target: Target, words: Words) -> SshEndpoint:
     _refuse(_BAD_USER, user, f"{target.name}: User")
 
     def paths(*keys: str) -> tuple[Path, ...]:
-        # Of these, only the known_hosts files stand several on a line; `ssh -G` quotes nothing.
+        # Of these, only the known_hosts files stand several on a line.
         lines = [(key, line) for key in keys for line in words.get(key, [])]
-        values = [value for key, line in lines for value in (_split(line) if "known" in key else [line])]
+        values = [value for key, line in lines for value in (_files(line) if "known" in key else [line])]
         filled = (_expand(value, target.destination, host, port, user) for value in values if value != "none")
         return tuple(dict.fromkeys(expanded(value) for value in filled))
 
@@ -213,6 +213,11 @@ def _one(words: Words, key: str) -> str | None:
 
 def _hops(jump: str | None) -> list[str]:
     return [] if jump is None or jump == "none" else jump.split(",")
+
+
+def _files(line: str) -> list[str]:
+    """The paths on a line of `ssh -G`, which quotes none: a word that begins no path is the rest of the one before."""
+    return re.split(r" (?=[/~%$]|none\b)", line)
 
 
 def _split(line: str) -> list[str]:

@@ -52,6 +52,10 @@ def completion(token: str, logprob: float, top: dict[str, float]) -> dict[str, o
         ("z", -9.0, {"z": -9.0, "a": -0.1, "b": -2.0}, None),
         # Parts of a character are all the empty text: one of the two is missing.
         ("", -3.0, {"": -0.1}, None),
+        ("", -0.1, {"": -0.1, "a": -2.0}, None),
+        # The token itself, and two that may stand for more than one: it is the fourth or the second.
+        ("ory", -4.9, {"": -2.9, "ory": -4.9}, None),
+        ("ory", -4.9, {"\ufffd": -2.9, "ory": -4.9}, None),
     ],
 )
 def test_a_rank_is_shown_where_it_is_known(token: str, logprob: float, top: dict[str, float], rank: int | None) -> None:
@@ -60,6 +64,7 @@ def test_a_rank_is_shown_where_it_is_known(token: str, logprob: float, top: dict
     assert (found.token, found.logprob, found.rank) == (token, logprob, rank)
     assert list(found.top) == sorted(found.top, key=lambda one: -one.logprob)
     assert len(found.top) <= 2
+    assert found.merged == (any(name in ("", "\ufffd") for name in top) or len(top) < 2)
 
 
 def test_a_chat_shows_the_same_although_its_list_holds_the_token_first() -> None:

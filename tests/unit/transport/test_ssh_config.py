@@ -50,14 +50,15 @@ def test_the_answer_of_ssh_becomes_a_resolved_host(tmp_path: Path, monkeypatch: 
         **words(user="me", hostname="10.0.0.1", port="2222", identitiesonly="yes", hostkeyalias="gpu"),
         **words(stricthostkeychecking="accept-new", hashknownhosts="yes", proxycommand="nc %h %p %%"),
         "identityfile": ["~/.ssh/a key", "/k/%r@%h"],
-        "userknownhostsfile": ["/a /b"],
+        # Quoted in the file; `ssh -G` prints it without.
+        "userknownhostsfile": ["/a /my b/known hosts ~/.ssh/d"],
         "globalknownhostsfile": ["/c"],
         "identityagent": ["none"],
     }
     at = resolve(Target("gpu1", "g"), lambda _: answer)
     assert at.where == "me@10.0.0.1:2222"
     assert at.identities == (tmp_path / ".ssh/a key", Path("/k/me@10.0.0.1"))
-    assert at.known_hosts == (Path("/a"), Path("/b"), Path("/c"))
+    assert at.known_hosts == (Path("/a"), Path("/my b/known hosts"), tmp_path / ".ssh/d", Path("/c"))
     assert (at.identities_only, at.host_key_alias, at.accept_new_keys, at.agent) == (True, "gpu", True, None)
     assert expand(at.proxy_command or "", at) == "nc 10.0.0.1 2222 %"
 

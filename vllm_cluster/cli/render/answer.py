@@ -102,7 +102,7 @@ def _table(rows: Sequence[TokenLogprob]) -> list[str]:
 def _rank(row: TokenLogprob) -> str:
     if row.rank is not None or row.logprob is None:
         return str(row.rank or "")
-    return f">{len(row.top)}" if row.top else ""
+    return "?" if row.merged else f">{len(row.top)}" if row.top else ""
 
 
 def _shown(token: str) -> str:
