@@ -27,6 +27,8 @@ step vcluster complete "'The cluster answers:'" --max-tokens 24 --temperature 0
 vcluster complete 'The cluster answers:' --max-tokens 24 --temperature 0
 
 printf '\nTP=2 × PP=2 over two hosts answered %d s after the start. The model is random: so are its words.\n' $(($(date +%s) - started))
+# Whoever named a folder removes the sandbox, and has no make there.
+if [ $# -gt 0 ]; then exit; fi
 cat <<'END'
 The sandbox stays for you to play with:
   export VCLUSTER_INVENTORY="$PWD/sandbox/inventory.yaml" PATH="$PWD/.venv/bin:$PATH"
