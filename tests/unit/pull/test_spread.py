@@ -257,6 +257,15 @@ def test_only_hosts_of_this_pull_are_answered(pull: Pull) -> None:
         peer.close()
 
 
+def test_whoever_connects_does_not_learn_the_version_of_python(pull: Pull) -> None:
+    plan = plan_of(2, random_files(pull.root / "h0", 1, MB))
+    pull.host(plan, "h0")
+    with socket.create_connection((plan.hosts[0].address, plan.hosts[0].port), timeout=LIMIT) as connection:
+        connection.sendall(b"PUT / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 501 ") and b"python" not in answer.lower()
+
+
 def test_a_request_is_answered_once(pull: Pull) -> None:
     """Who overhears it cannot send it again."""
     files = random_files(pull.root / "h0", 1, MB)

@@ -140,6 +140,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: SpreadServer
 
+    def version_string(self) -> str:
+        """Return a name without Python's version: whoever connects reads it."""
+        return "vcluster"
+
     def log_message(self, format: str, *args: Any) -> None:
         """Keep quiet: the log of the container is for what a person can act on."""
 
