@@ -33,12 +33,16 @@ def did(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append("ask the hub")
         return HubModel("lab/model", "c" * 40, "http://hub", (FILE,))
 
+    def bring(*_: object) -> bool:
+        done.append("bring")
+        return True
+
     hosts = PullHosts(INVENTORY, fleet, {}, lambda _: None)
     monkeypatch.setattr(pull_verify, "looked_at", lambda *_: nullcontext(hosts))
     monkeypatch.setattr(pull_verify, "refuse_running", lambda _: None)
     monkeypatch.setattr(pull_verify, "ask_about", ask_about)
     monkeypatch.setattr(pull_verify, "_drop", lambda _hosts, name, *_: done.append(f"drop on {name}"))
-    monkeypatch.setattr(pull_verify, "bring", lambda *_: done.append("bring") or True)
+    monkeypatch.setattr(pull_verify, "bring", bring)
     return done
 
 
