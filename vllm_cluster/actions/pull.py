@@ -14,7 +14,7 @@ from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, status
 from vllm_cluster.actions.pull_known import find_model
 from vllm_cluster.actions.pull_plan import WantedModel, ensure_ports, ensure_room, plan_for, summary, what
 from vllm_cluster.core.identity import cluster_id
-from vllm_cluster.core.pull import REPOSITORY, HubModel, PullPlan
+from vllm_cluster.core.pull import REPOSITORY, HubModel, PullPlan, has_weights
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -74,8 +74,7 @@ def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
     # Whoever sent the files of that one does so no more: it goes on with what is there.
     left = wanted.sent_from_here and any(one.unfed and one.model == wanted.model for one in there.values())
     if any(not one.over for one in there.values()) and not left:
-        _look_on(hosts, wanted, there)
-        return True
+        return _look_on(hosts, wanted, there)
     remove(hosts, there)
     via = wanted.via or hosts.inventory.head_name
     model = find_model(hosts, wanted, via)
@@ -104,6 +103,8 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
     ensure_room(plan)
     ensure_ports(hosts, plan)
     emit(Event("note", summary(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
+    if not has_weights(plan.model.files):
+        emit(Event("warning", f"{wanted.name} has no weights: vLLM cannot serve it"))
     if not _start(hosts, plan):
         return False
     _finish(hosts, wanted, plan.chain, plan)
@@ -117,19 +118,23 @@ def _ensure_repository(model: str) -> None:
         )
 
 
-def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.PullStatus]) -> None:
+def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.PullStatus]) -> bool:
+    """Follow another person's pull of this model; False where it is to be compared afterwards."""
     one = next((one for one in there.values() if one.model), None)
     revision = wanted.revision or "main"
     same = one is None or bool(wanted.source) or revision in (one.reference, one.commit)
     if one and (one.model != wanted.model or not same):
-        raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=f"vcluster pull {one.name}")
+        # Where a folder comes from, only its sender knows.
+        hint = f"vcluster pull {one.name}" if REPOSITORY.fullmatch(one.model) else None
+        raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=hint)
     if wanted.detach:
         hosts.emit(
             Event("result", f"{wanted.name} is already being pulled. Nothing was changed.", data=_result(wanted))
         )
-        return
+        return True
     hosts.emit(Event("note", f"{wanted.name} is already being pulled to {', '.join(there)}: looking on"))
-    _finish(hosts, wanted, tuple(there), None)
+    # It may be from another folder.
+    return _finish(hosts, wanted, tuple(there), None, compare=bool(wanted.source))
 
 
 def _start(hosts: PullHosts, plan: PullPlan) -> bool:
@@ -166,8 +171,13 @@ def _reads(inventory: Inventory, plan: PullPlan) -> str:
     return "" if Path(inventory.model_cache) in (Path(origin), *Path(origin).parents) else origin
 
 
-def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: PullPlan | None) -> None:
-    """Follow it to its end, and take the containers away, where no other person has done so."""
+def _finish(
+    hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: PullPlan | None, *, compare: bool = False
+) -> bool:
+    """Follow it to its end, and take the containers away, where no other person has done so.
+
+    With `compare` the files are still to be compared where it ended well; then it is False, and no result is emitted.
+    """
     if wanted.detach:
         hosts.emit(
             Event(
@@ -176,7 +186,7 @@ def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: P
                 data=_result(wanted, changed=True),
             )
         )
-        return
+        return True
     feeding = None
     if plan and wanted.source and wanted.sent_from_here and plan.downloads:
         feeding = Feeding(hosts, plan.model, wanted.source, plan.chain[0])
@@ -194,10 +204,13 @@ def _finish(hosts: PullHosts, wanted: WantedModel, names: Sequence[str], plan: P
         raise Interrupted(text, hint="vcluster pull --stop", again=()) from None
     if any(one.phase == "gone" for one in ended.hosts.values()) and not ended.failed:
         _taken_away(hosts, wanted)
-        return
+        return True
     reached = [name for name in names if name not in ended.lost]
     remove(hosts, reached)
-    _report(hosts, wanted, ended, plan)
+    _ensure_same(hosts, wanted, ended, plan)
+    if not compare:
+        _report(hosts, wanted, ended, plan)
+    return not compare
 
 
 def _taken_away(hosts: PullHosts, wanted: WantedModel) -> None:
@@ -210,8 +223,8 @@ def _taken_away(hosts: PullHosts, wanted: WantedModel) -> None:
     hosts.emit(Event("result", text, data=_result(wanted, changed=True)))
 
 
-def _report(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPlan | None) -> None:
-    """The result; a manifest that differs is a failure too."""
+def _ensure_same(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPlan | None) -> None:
+    """Raise what failed on some hosts; a manifest that differs is a failure too."""
     failures: dict[str, VclusterError] = {
         name: HostError(name, f"pull: {one.error or 'failed'}", again=())
         for name, one in ended.hosts.items()
@@ -225,6 +238,9 @@ def _report(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPla
         raise VclusterError(
             f"{wanted.name}: the hosts hold different files", hint=f"vcluster pull --verify {wanted.name}"
         )
+
+
+def _report(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPlan | None) -> None:
     total = max(one.total for one in ended.hosts.values())
     seconds = f" in {ended.seconds:.0f} s" if plan else ""
     where = f"{', '.join(ended.hosts)}: {size(total)}{seconds}, the same on {_everywhere(hosts)}"

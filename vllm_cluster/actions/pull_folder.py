@@ -11,7 +11,7 @@ from typing import Any
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.cached_model import cache_place
-from vllm_cluster.core.pull import HERE, HubFile, HubModel, choose
+from vllm_cluster.core.pull import HERE, HubFile, HubModel, choose, unfit_path
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import expanded
@@ -88,6 +88,8 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
     question("list", [])
     if not any(file.path == "config.json" for file in files):
         raise PreflightFailed(f"{via}: pull: {path} has no config.json: not a model")
+    if (wrong := unfit_path(files)) is not None:
+        raise PreflightFailed(f"{via}: pull: {path}: a file's name cannot be on every host: {wrong[:80]!a}")
     chosen, files = list(choose(files)[0]), []
     question("hash", chosen)
     return HubModel(wanted.model, "", "", tuple(files), origin=path)

@@ -26,6 +26,7 @@ _OTHER_FILES = (
     *("optimizer*.pt", "scheduler*.pt", "training_args.bin", "rng_state*.pth"),
     *(".gitattributes", "*.md", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.svg", "*.pdf", "*.mp4", "*.wav"),
 )
+_WEIGHTS = ("*.safetensors", "*.gguf")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -157,6 +158,23 @@ def choose(files: Sequence[HubFile]) -> tuple[tuple[HubFile, ...], tuple[HubFile
     small = [file for file in kept if file.size < 64 << 20]
     large = sorted((file for file in kept if file.size >= 64 << 20), key=lambda file: file.path)
     return (*small, *large), tuple(file for file in files if not read(file))
+
+
+def unfit_path(files: Iterable[HubFile]) -> str | None:
+    """The first path that no host may have: outside of the model, not in UTF-8, on two lines, or a folder too."""
+    paths = {file.path for file in files}
+    for path in sorted(paths):
+        parts = path.split("/")
+        above = {"/".join(parts[:count]) for count in range(1, len(parts))}
+        # What is not UTF-8 comes as lone surrogates, which are not printable.
+        if {"", ".", ".."} & {*parts} or not path.isprintable() or above & paths:
+            return path
+    return None
+
+
+def has_weights(files: Iterable[HubFile]) -> bool:
+    """Whether there is a file that weights can be in."""
+    return any(file.size and _matches(file.path.rpartition("/")[2], (*_PICKLED, *_WEIGHTS)) for file in files)
 
 
 def _folder(path: str) -> str:

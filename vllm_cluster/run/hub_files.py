@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_cluster.core.pull import HubFile, HubModel
+from vllm_cluster.core.pull import HubFile, HubModel, unfit_path
 from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import Place, python, run
@@ -38,16 +38,15 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any
         found = tuple(HubFile(str(row["path"]), int(row["size"]), str(row["blob"])) for row in files)
     except (TypeError, ValueError):
         raise PreflightFailed(f"{connection.name}: pull: {last['endpoint']} lists no sizes for {model}") from None
-    if unsafe := next((file.path for file in found if not _inside(file)), None):
-        raise PreflightFailed(f"{connection.name}: pull: {model} names a file outside of itself: {unsafe[:80]!r}")
+    wrong = next((file.path for file in found if not _has_hash(file)), unfit_path(found))
+    if wrong is not None:
+        raise PreflightFailed(f"{connection.name}: pull: {model} lists a file that cannot be: {wrong[:80]!a}")
     rate = float(last.get("rate") or 0.0)
     return HubModel(str(last["name"]), str(last["commit"]), str(last["endpoint"]), found, rate)
 
 
-def _inside(file: HubFile) -> bool:
-    parts = file.path.split("/")
-    named = not {"", ".", ".."} & {*parts} and "\0" not in file.path
-    return named and len(file.blob) in (40, 64) and all(digit in "0123456789abcdef" for digit in file.blob)
+def _has_hash(file: HubFile) -> bool:
+    return len(file.blob) in (40, 64) and all(digit in "0123456789abcdef" for digit in file.blob)
 
 
 def _refusal(host: str, question: Mapping[str, Any], last: dict[str, Any]) -> VclusterError:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_cluster.core.pull import FOLDER, HubFile, choose, container_name
+from vllm_cluster.core.pull import FOLDER, HubFile, choose, container_name, unfit_path
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import InNode, RemoteProgram, RunningProgram, start
@@ -33,6 +33,8 @@ def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
         raise UsageError(f"{folder} has no config.json: not a model")
     try:
         files = [HubFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in _files(folder)]
+        if (wrong := unfit_path(files)) is not None:
+            raise UsageError(f"{folder}: a file's name cannot be on every host: {wrong[:80]!a}")
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             return tuple(pool.map(lambda file: replace(file, blob=_hash(folder / file.path, count)), choose(files)[0]))
     except OSError as error:
@@ -44,7 +46,11 @@ def _files(folder: Path) -> list[Path]:
     for place, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
         paths = (Path(place) / name for name in files if not name.startswith("."))
-        found += [path for path in paths if path.is_file()]
+        for path in paths:
+            if path.is_symlink() and not path.exists():
+                raise UsageError(f"{path} is a link to {path.readlink()}, which is not there")
+            if path.is_file():
+                found.append(path)
     return found
 
 

@@ -45,7 +45,7 @@ class PullStatus:
     def name(self) -> str:
         """The model and the revision that is pulled."""
         revision = self.reference or self.commit
-        return f"{self.model}@{revision}" if revision != "main" else self.model
+        return f"{self.model}@{revision}" if revision not in ("", "main") else self.model
 
     @property
     def over(self) -> bool:

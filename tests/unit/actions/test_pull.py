@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from vllm_cluster.actions import pull as action
 from vllm_cluster.actions.pull_follow import PullEnd
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import Held, HubFile, HubModel, make
+from vllm_cluster.core.pull import Held, HubFile, HubModel, PullPlan, make
 from vllm_cluster.errors import Locked, VclusterError
 from vllm_cluster.events import Event
 from vllm_cluster.run.weights import PullStatus
@@ -62,6 +63,35 @@ def test_one_that_another_person_saw_end_is_whole(monkeypatch: pytest.MonkeyPatc
 def test_another_revision_waits_for_the_one_that_runs(monkeypatch: pytest.MonkeyPatch, revision: str) -> None:
     with pytest.raises(Locked, match="lab/model is being pulled to gpu1, gpu2"):
         look_on(monkeypatch, revision, Held(), GONE)
+
+
+@pytest.mark.parametrize("left", [0, 1], ids=["the same files", "another folder"])
+def test_a_folder_is_compared_with_what_another_person_has_brought(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: int
+) -> None:
+    """Both are called the same on the hosts."""
+    ended = dict.fromkeys(INVENTORY.hosts, PullStatus("done", model="./two", digest="d", total=10))
+    looks = iter([dict.fromkeys(INVENTORY.hosts, PullStatus("downloading", model="./two")), {}])
+    events: list[Event] = []
+    fleet: Any = SimpleNamespace()
+    held = Held() if left else Held(whole=1, bytes=MODEL.size, digest="d")
+    plan = make(INVENTORY, MODEL, "", dict.fromkeys(INVENTORY.hosts, held), "gpu1")
+    monkeypatch.setattr(action, "statuses", lambda _: next(looks))
+    monkeypatch.setattr(action, "follow", lambda *_: PullEnd(ended, (), 1.0))
+    monkeypatch.setattr(action, "remove", lambda *_: None)
+    monkeypatch.setattr(action, "find_model", lambda *_: MODEL)
+    monkeypatch.setattr(action, "plan_for", lambda *_: plan)
+    for name in ("ensure_room", "ensure_ports"):
+        monkeypatch.setattr(action, name, lambda *_: None)
+    begun: list[PullPlan] = []
+    monkeypatch.setattr(action, "_start", lambda _, plan: begun.append(plan))
+    hosts = PullHosts(INVENTORY, fleet, {}, events.append)
+    wanted = WantedModel("./two", "", "", source=tmp_path)
+    assert not action._bring_once(hosts, wanted)
+    assert "result" not in [event.kind for event in events]
+    action._bring_once(hosts, wanted)
+    assert len(begun) == left
+    assert [event.kind for event in events].count("result") == 1 - left
 
 
 def test_the_commit_that_runs_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support import world
-from vllm_cluster.core.pull import Held, HubFile, HubModel, PullPlan, choose, make, shared
+from vllm_cluster.core.pull import Held, HubFile, HubModel, PullPlan, choose, has_weights, make, shared, unfit_path
 
 BLOB = "a" * 64
 
@@ -35,6 +35,28 @@ def names(*paths: str) -> set[str]:
 )
 def test_no_format_comes_twice(there: set[str], read: set[str] | None) -> None:
     assert names(*there) == (there if read is None else read)
+
+
+@pytest.mark.parametrize(
+    ("paths", "unfit"),
+    [
+        (["config.json", "a/b.json", "ünï c.txt"], None),
+        (["a", "a/b.json"], "a/b.json"),
+        (["../a"], "../a"),
+        (["/etc/passwd"], "/etc/passwd"),
+        (["a//b"], "a//b"),
+        (["a\nb"], "a\nb"),
+        (["a\0"], "a\0"),
+        (["\udcff.json"], "\udcff.json"),
+    ],
+)
+def test_a_path_that_no_host_may_have_is_found(paths: list[str], unfit: str | None) -> None:
+    assert unfit_path(HubFile(path, 1, BLOB) for path in paths) == unfit
+
+
+def test_weights_are_files_that_hold_something() -> None:
+    assert has_weights([HubFile("config.json", 9, BLOB), HubFile("x/model.safetensors", 1, BLOB)])
+    assert not has_weights([HubFile("config.json", 9, BLOB), HubFile("model.safetensors", 0, BLOB)])
 
 
 FILES = (HubFile("config.json", 10, "b" * 40), HubFile("model.safetensors", 10**9, BLOB))

@@ -201,3 +201,13 @@ def test_hidden_files_and_copies_in_other_formats_stay_here(folder: Path) -> Non
     (folder / "config.json").unlink()
     with pytest.raises(UsageError, match="has no config"):
         listed(folder)
+
+
+def test_a_link_to_nothing_and_a_name_that_is_not_utf_8_are_refused(folder: Path) -> None:
+    (folder / "b.safetensors").symlink_to("/nothing/there")
+    with pytest.raises(UsageError, match=r"b\.safetensors is a link to /nothing/there, which is not there"):
+        listed(folder)
+    (folder / "b.safetensors").unlink()
+    Path(os.fsdecode(bytes(folder) + b"/\xff.json")).write_text("{}")
+    with pytest.raises(UsageError, match=r"name cannot be on every host: '\\udcff\.json'"):
+        listed(folder)

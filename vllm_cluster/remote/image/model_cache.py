@@ -154,6 +154,8 @@ def files_of(root: Path) -> None:
     for folder, names, files in os.walk(root):
         names[:] = [name for name in names if not name.startswith(".")]
         for path in (Path(folder) / name for name in files if not name.startswith(".")):
+            if path.is_symlink() and not path.exists():
+                raise OSError(2, f"is a link to {path.readlink()}, which is not there", str(path))
             if path.is_file():
                 print_row({"file": {"path": str(path.relative_to(root)), "size": path.stat().st_size, "blob": ""}})
 
