@@ -115,6 +115,8 @@ def wait_until_up(container: Container, sandbox: Sandbox) -> SandboxHost:
     port = int(attrs["HostConfig"]["PortBindings"]["22/tcp"][0]["HostPort"])
     _wait_for_ssh(name, port)
     key = execute(container, ["cat", f"{sandbox.data(name)}/ssh_host_ed25519_key.pub"], deadline=10)
+    if len(key.split()) < 2:
+        raise VclusterError(f"{name}: its host key cannot be read", hint="vcluster sandbox up")
     address = attrs["NetworkSettings"]["Networks"][sandbox.network]["IPAddress"]
     return SandboxHost(name, address, port, " ".join(key.split()[:2]))
 

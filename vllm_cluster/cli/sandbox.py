@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +58,7 @@ def up(
         inventory = sandbox.up(
             hosts=hosts, gpus=gpus, folder=folder, report=lambda text: session.emit(Event("progress", text))
         )
-        text = f"The sandbox has {count(hosts, 'host')}. Next: vcluster up -i {inventory}"
+        text = f"The sandbox has {count(hosts, 'host')}. Next: vcluster up -i {shlex.quote(str(inventory))}"
         session.emit(Event("result", text, data={"inventory": str(inventory)}))
 
     Session(None, as_json=as_json, changes=True).run(action)

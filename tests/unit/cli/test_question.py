@@ -23,8 +23,8 @@ def given(monkeypatch: pytest.MonkeyPatch, *argv: str) -> dict[str, Any]:
     """The fields that a command line sends."""
     seen: list[dict[str, Any]] = []
 
-    class Stop(Exception):
-        pass
+    class Stop(SystemExit):
+        """Not an error of the program's: it would be kept in the cache folder of whoever runs this."""
 
     def fields(sampling: dict[str, Any], *_: object) -> None:
         seen.append(sampling)

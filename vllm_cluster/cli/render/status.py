@@ -102,7 +102,8 @@ def _number(value: int | None) -> str:
 def serving_lines(status: ClusterStatus) -> Iterator[str]:
     serve = status.head.serve if status.head else None
     if serve:
-        yield from _served(serve, status.now)
+        head = next((host.host for host in status.hosts if host.role == "head"), "the head")
+        yield from _served(serve, status.now, head)
         idle = {host.host: (host.gpus or 0) - serve.ranks.get(host.address, 0) for host in status.hosts}
         if serve.ranks and any(count > 0 for count in idle.values()):
             yield f"GPUs idle: {', '.join(f'{count} of {host}' for host, count in idle.items() if count > 0)}"
@@ -114,12 +115,15 @@ def serving_lines(status: ClusterStatus) -> Iterator[str]:
         yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.who}: {status.changed.what}"
 
 
-def _served(serve: ServeStatus, now: float | None) -> Iterator[str]:
+def _served(serve: ServeStatus, now: float | None, head: str) -> Iterator[str]:
     """What is served, and its failures with their times: the last one, and the first where it is another."""
     last, first = serve.failure or serve.first_failure, serve.first_failure
     phase = f"{serve.name}: {serve.phase}" + ("" if now is None else f" for {age(max(0.0, now - serve.since))}")
     if serve.phase == "ready":
-        yield f"{phase} at {url(serve.host, serve.port)}/v1"
+        # Loopback is the head's, and not of whoever reads this.
+        yield f"{phase} at {url(serve.host, serve.port)}/v1" + (
+            f" on {head}" if serve.host in ("127.0.0.1", "::1") else ""
+        )
     elif last and (serve.phase == "backoff" or (serve.phase == "failed" and serve.detail in ("", last.what))):
         yield phase
     else:
