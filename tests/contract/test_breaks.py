@@ -165,6 +165,8 @@ def near(tmp_path: Path, user_key: Path) -> Iterator[Sshd]:
     server.stop()
 
 
+# It measures waits of seconds, which vLLM's starts beside it on two cores stretch.
+@pytest.mark.alone
 def test_silence_of_a_host_is_told_from_silence_of_a_command(
     *, client: Client, server: Sshd, near: Sshd, shared_server: Sshd, connect: Connect, tmp_path: Path
 ) -> None:

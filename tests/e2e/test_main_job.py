@@ -143,6 +143,7 @@ def test_stop_ends_serving_and_leaves_the_cluster(cluster: Sandbox) -> None:
     assert cluster.vcluster("stop", "--yes", "--json").ok().event("result")["stopped"] is False
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up", leaves="served")
 def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster: Sandbox) -> None:
     """One GPU a host: then the two stages of PP=2 stand on two hosts, and bf16 can be compared."""

@@ -19,6 +19,7 @@ from tests.support.figures import FOLDER
 # real hosts mostly wait, and leave time for those that are made up.
 MEASURED = ("tests/many", "tests/contract")
 E2E = (
+    "main_job",
     "bad_input",
     "docs",
     "teams",

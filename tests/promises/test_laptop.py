@@ -67,6 +67,7 @@ def found(sandbox: Sandbox, made: Laptop) -> list[str]:
     return hits
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty", leaves="up")
 def test_no_byte_of_the_laptop_reaches_docker_on_a_host(
     noted: Sandbox, empty: dict[str, set[str]], tmp_path: Path
