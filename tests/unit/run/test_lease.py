@@ -200,8 +200,11 @@ def test_three_who_wait_never_fail(parent: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease that is given up after a second, and a holder that gives no sign of life by itself."""
-    monkeypatch.setattr(lease, "TIME_TO_LIVE", 1)
+    """A lease that is given up after some seconds, and a holder that gives no sign of life by itself.
+
+    Long enough for a busy machine to open a stream under it meanwhile.
+    """
+    monkeypatch.setattr(lease, "TIME_TO_LIVE", 4)
     monkeypatch.setattr(lease, "HEARTBEAT", 60.0)
 
 
