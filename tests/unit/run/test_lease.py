@@ -214,6 +214,7 @@ def way(link: HostConnection, held: Lease) -> Stream:
 
 
 @pytest.mark.promise("P34")
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_what_was_opened_under_a_lost_lease_is_ended_before_the_next_one_has_it(parent: Path) -> None:
     one, other = taker(parent), taker(parent)
