@@ -166,7 +166,7 @@ def _from_words(target: Target, words: Words) -> SshEndpoint:
     _refuse(_BAD_USER, user, f"{target.name}: User")
 
     def paths(*keys: str) -> tuple[Path, ...]:
-        # Of these, only the known_hosts files stand several on a line.
+        # Of these, only known_hosts may have several paths on a line.
         lines = [(key, line) for key in keys for line in words.get(key, [])]
         values = [value for key, line in lines for value in (_files(line) if "known" in key else [line])]
         filled = (_expand(value, target.destination, host, port, user) for value in values if value != "none")
