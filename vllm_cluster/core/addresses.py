@@ -15,7 +15,7 @@ WRITE = "write its IP address on the network between the hosts"
 
 
 def private_addresses(host: Host, facts: HostFacts) -> dict[str, str]:
-    """The private IPv4 addresses of the host's network cards, by interface; where one is named, its own."""
+    """The private IPv4 addresses of the host's network cards, each with its interface; where one is named, its own."""
     return {
         str(entry.ip): nic.name
         for nic in facts.nics
