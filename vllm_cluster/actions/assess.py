@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from vllm_cluster.checks.finding import Finding
+from vllm_cluster.checks.finding import Finding, merged
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
@@ -180,9 +180,8 @@ def judge(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> N
         PreflightFailed: a check found an error.
     """
     findings = preflight(inventory, facts)
-    warnings = ((replace(finding, host=""), finding.host) for finding in findings if not finding.error)
-    for finding, hosts in by_hosts(warnings).items():
-        emit(Event("warning", f"{finding.text}; {finding.fix}", hosts, {"code": finding.code}))
+    for one in merged(finding for finding in findings if not finding.error):
+        emit(Event("warning", f"{one.text}; {one.fix}", one.host, {"code": one.code}))
     ensure_no_errors([finding for finding in findings if finding.error])
 
 
@@ -212,9 +211,7 @@ def ensure_no_errors(findings: list[Finding]) -> None:
         grouped = by_hosts((finding.text, finding.host) for finding in findings)
         lines = [f"{hosts}: {text}" for text, hosts in grouped.items()]
         # A command to paste stays one: what it names its host in is not prefixed with it.
-        fixes = dict.fromkeys(
-            finding.fix if finding.host in finding.fix else f"{finding.host}: {finding.fix}" for finding in findings
-        )
+        fixes = dict.fromkeys(one.fix if one.host in one.fix else f"{one.host}: {one.fix}" for one in merged(findings))
         raise PreflightFailed("\n".join(lines), hint="\n".join(fixes))
 
 

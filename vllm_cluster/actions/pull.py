@@ -154,8 +154,8 @@ def _start(hosts: PullHosts, plan: PullPlan) -> bool:
 
         def begin(connection: HostConnection) -> None:
             document = plan.document(identity, key, connection.name)
-            source = connection.name == plan.chain[0] and plan.downloads
-            weights.begin(connection, cluster, document, token if source else None)
+            asks_hub = connection.name == plan.chain[0] and document["endpoint"]
+            weights.begin(connection, cluster, document, token if asks_hub else None)
 
         fleet.all(begin, plan.chain)
     except BaseException:

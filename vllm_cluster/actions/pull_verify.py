@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_cluster.actions.pull import bring
@@ -60,17 +60,26 @@ def verify(inventory: Inventory, emit: Emit, wanted: WantedModel, *, runtime: Ru
             return
         via = wanted.via or inventory.head_name
         model = HubModel(wanted.model, some.commit, "", tuple(some.files))
-        if len(damaged) == len(found) and place_of(wanted.model)["kind"] == "folder":
-            text = f"{wanted.model} is damaged on every host; nothing was changed"
-            raise PreflightFailed(text, hint=f"vcluster pull FOLDER --as {wanted.model.removeprefix('./')}")
-        if len(damaged) == len(found):
-            # No host has all: what is damaged on each comes from the hub again, and is spread to those that lack it.
-            at_commit = WantedModel(wanted.model, some.commit, wanted.via)
-            model = HubModel(wanted.model, some.commit, ask_about(hosts, at_commit, via).endpoint, model.files)
+        if nowhere := set.intersection(*(set(one.damaged) for one in found.values())):
+            model = _from_origin(hosts, wanted, model, via, nowhere)
         for name in damaged:
             _drop(hosts, name, wanted, found[name])
         if not bring(hosts, model, "", wanted, via):
             refuse_running(hosts)
+
+
+def _from_origin(hosts: PullHosts, wanted: WantedModel, model: HubModel, via: str, nowhere: set[str]) -> HubModel:
+    """The model with the hub that has what no host has undamaged.
+
+    Raises:
+        PreflightFailed: it is a folder, and only who brought it knows from where.
+        HostError: the hub does not give it.
+    """
+    if place_of(wanted.model)["kind"] == "folder":
+        text = f"{wanted.model}: {', '.join(sorted(nowhere))}: damaged on every host; nothing was changed"
+        raise PreflightFailed(text, hint=f"vcluster pull FOLDER --as {wanted.model.removeprefix('./')}")
+    at_commit = WantedModel(wanted.model, model.commit, wanted.via)
+    return replace(model, endpoint=ask_about(hosts, at_commit, via).endpoint)
 
 
 def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel) -> Verified:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.text import by_hosts
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,12 @@ def outliers(values: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     held = list(values.values())
     common = max(held, key=held.count, default="")
     return ((name, value, common) for name, value in values.items() if value != common)
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding for all hosts that have it: `host` names them all, and so does `on HOST:` in the fix."""
+    anywhere = "on \0: "
+    same = by_hosts(
+        (replace(one, host="", fix=one.fix.replace(f"on {one.host}: ", anywhere)), one.host) for one in findings
+    )
+    return [replace(one, host=hosts, fix=one.fix.replace(anywhere, f"on {hosts}: ")) for one, hosts in same.items()]

@@ -20,21 +20,30 @@ INVENTORY = world.inventory(2)
 FILE = HubFile("model.safetensors", 10**9, "a" * 64)
 
 
+OTHER = HubFile("tokenizer.json", 10**3, "b" * 64)
+
+
 @pytest.fixture
-def did(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def damaged() -> dict[str, HubFile]:
+    """The damaged file of each host: the same one, unless a test says otherwise."""
+    return dict.fromkeys(INVENTORY.hosts, FILE)
+
+
+@pytest.fixture
+def did(monkeypatch: pytest.MonkeyPatch, damaged: dict[str, HubFile]) -> list[str]:
     """What is done, in order; every host has a damaged file."""
     done: list[str] = []
-    fleet: Any = SimpleNamespace(all=lambda _: {name: found() for name in INVENTORY.hosts})
+    fleet: Any = SimpleNamespace(all=lambda _: {name: found(file) for name, file in damaged.items()})
 
-    def found() -> Verified:
-        return Verified("c" * 40, "d", 10**9, [FILE], {FILE.path: "content differs"})
+    def found(file: HubFile) -> Verified:
+        return Verified("c" * 40, "d", 10**9, [FILE, OTHER], {file.path: "content differs"})
 
     def ask_about(*_: object) -> HubModel:
         done.append("ask the hub")
         return HubModel("lab/model", "c" * 40, "http://hub", (FILE,))
 
-    def bring(*_: object) -> bool:
-        done.append("bring")
+    def bring(_hosts: object, model: HubModel, *_: object) -> bool:
+        done.append(f"bring{' from the hub' if model.endpoint else ''}")
         return True
 
     hosts = PullHosts(INVENTORY, fleet, {}, lambda _: None)
@@ -48,7 +57,7 @@ def did(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_hub_is_asked_before_anything_is_taken_away(did: list[str]) -> None:
     pull_verify.verify(INVENTORY, lambda _: None, WantedModel("lab/model"))
-    assert did[0] == "ask the hub" and did[-1] == "bring"
+    assert did[0] == "ask the hub" and did[-1] == "bring from the hub"
     assert sorted(did[1:-1]) == ["drop on gpu1", "drop on gpu2"]
 
 
@@ -63,6 +72,14 @@ def test_without_the_hub_nothing_is_taken_away(did: list[str], monkeypatch: pyte
 
 
 def test_a_folder_that_is_damaged_everywhere_comes_from_where_it_came(did: list[str]) -> None:
-    with pytest.raises(PreflightFailed, match=r"\./mine is damaged on every host; nothing was changed") as refused:
+    with pytest.raises(PreflightFailed, match=r"\./mine: model.safetensors: damaged on every host; nothing") as refused:
         pull_verify.verify(INVENTORY, lambda _: None, WantedModel("./mine"))
     assert did == [] and refused.value.hint == "vcluster pull FOLDER --as mine"
+
+
+def test_what_another_host_has_undamaged_comes_from_there(did: list[str], damaged: dict[str, HubFile]) -> None:
+    damaged["gpu2"] = OTHER
+    for name in ("lab/model", "./mine"):
+        did.clear()
+        pull_verify.verify(INVENTORY, lambda _: None, WantedModel(name))
+        assert sorted(did) == ["bring", "drop on gpu1", "drop on gpu2"]

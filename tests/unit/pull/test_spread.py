@@ -28,6 +28,7 @@ from tests.support.spread import (
 )
 from vllm_cluster.remote.pull import spread, spread_serve
 from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, SpreadProgress
+from vllm_cluster.remote.pull.spread_receive import Receiver
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
 from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer, sign
 
@@ -137,6 +138,34 @@ def test_all_hosts_get_all_files(pull: Pull) -> None:
     until(lambda: hosts[3].steering and hosts[3].steering.waiting_for == [])
     total = sum(file.size for file in files)
     until(lambda: hosts[3].reports[-1].bytes == total)
+
+
+def test_where_no_host_has_all_each_gets_what_another_has(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 3, 2 * MB)
+    (pull.root / "h1").mkdir()
+    for file in files:
+        (pull.root / "h1" / file.path).write_bytes((pull.root / "h0" / file.path).read_bytes())
+    (pull.root / "h0" / files[0].path).unlink()
+    (pull.root / "h1" / files[1].path).unlink()
+    plan = plan_of(3, files)
+    source = pull.host(plan, "h0")
+    gathering = threading.Thread(target=Receiver(source.plan, source.store).gather)
+    gathering.start()  # before the others are there
+    hosts = [source, pull.host(plan, "h1"), pull.host(plan, "h2")]
+    until(lambda: all(host.whole() for host in hosts))
+    gathering.join(10)
+    assert not gathering.is_alive()
+    pull.same(plan, "h1", "h2")
+
+
+def test_what_no_host_has_is_named(pull: Pull) -> None:
+    files = random_files(pull.root / "h0", 2, MB)
+    (pull.root / "h0" / files[0].path).unlink()
+    plan = plan_of(2, files)
+    source = pull.host(plan, "h0")
+    pull.host(plan, "h1")
+    with pytest.raises(SpreadError, match=f"{files[0].path}: no host has it undamaged"):
+        Receiver(source.plan, source.store).gather()
 
 
 def test_a_source_that_still_downloads_is_followed(pull: Pull) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.checks.allreduce import binary
 from vllm_cluster.checks.codes import CODES
+from vllm_cluster.checks.finding import merged
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.explain.catalogue import CHECKED
 from vllm_cluster.run import allreduce
@@ -47,10 +48,10 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
         ("\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m") if wants_color(color, stdout=True) else ("",) * 4
     )
     out = sys.stdout
-    same = by_hosts((replace(finding, host=""), finding.host) for finding in report.findings)
-    for finding, hosts in same.items():
+    same = merged(report.findings)
+    for finding in same:
         level, tone = ("error", red) if finding.error else ("warning", yellow)
-        out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(hosts)}: {plain(finding.text)}\n")
+        out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(finding.host)}: {plain(finding.text)}\n")
         why = CODES.get(finding.code, "")
         out.write(f"  why: {why}\n" if why else "")
         out.writelines(f"  fix: {line}\n" for line in plain(paste(finding.fix)).splitlines())

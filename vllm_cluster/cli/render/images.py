@@ -25,12 +25,12 @@ def images_document(found: FoundImages) -> dict[str, Any]:
 def show_images(found: FoundImages, wanted: str, *, color: str) -> None:
     """Write a row for each image and each state of it: hosts that have the same share one."""
     yellow, end = ("\x1b[33m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
-    groups: dict[tuple[str, str, str], dict[str, ClusterImage]] = {}
+    groups: dict[tuple[str, str], dict[str, ClusterImage]] = {}
     for host, images in found.hosts.items():
         for image in images:
             # Each host builds its own engine image: by its name it is the same.
             key = image.names[0] if image.base and image.names else image.id
-            groups.setdefault((image.state, key, image.ray), {})[host] = image
+            groups.setdefault((image.state, key), {})[host] = image
     if not groups:
         print(f"No images of this cluster on {', '.join(found.hosts)}.")
         return
@@ -49,7 +49,8 @@ def _row(found: FoundImages, held: dict[str, ClusterImage]) -> dict[str, str]:
     return {
         "image": plain(", ".join(names) or one.digest or "(no name)"),
         "id": "" if one.base else one.id.removeprefix("sha256:")[:12],
-        "ray": plain(one.ray),
+        # Of an image that brings its own it is known where `up` has looked.
+        "ray": plain(", ".join(sorted({image.ray for image in held.values()} - {""}))),
         "vllm": plain(one.vllm),
         "size": f"{one.size / 1e9:.1f} GB",
         "made": f"{age(max(0.0, time.time() - one.created))} ago" if one.created else "",

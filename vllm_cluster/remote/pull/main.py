@@ -21,6 +21,7 @@ from vllm_cluster.remote.pull.origin import Copy, Fed, is_fed
 from vllm_cluster.remote.pull.plan import HERE, HostPlan, PullError, write_whole
 from vllm_cluster.remote.pull.spread import receive, serve
 from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadProgress
+from vllm_cluster.remote.pull.spread_receive import Receiver
 from vllm_cluster.remote.pull.store import Store
 
 # Its plan, its token and its status: where any user of a container may write.
@@ -100,10 +101,14 @@ class Pull:
             self.download = Download(self.plan, self.store, _token())
             self.download.run()
         elif self.plan.origin:
-            self.phase = "downloading"
-            there = Fed(self.plan, self.store, FOLDER) if self.plan.origin == HERE else Copy(self.plan, self.store)
-            self.download = there
-            there.run()
+            sent = self.plan.origin == HERE
+            self.phase = "downloading" if sent else "copying"
+            self.download = Fed(self.plan, self.store, FOLDER) if sent else Copy(self.plan, self.store)
+            self.download.run()
+        elif not all(self.store.complete(file) for file in self.plan.files):
+            # A repair where no host has all: each file is undamaged on some host.
+            self.phase = "receiving"
+            Receiver(self.plan, self.store).gather()
         if lacking := [file.path for file in self.plan.files if not self.store.complete(file)]:
             raise PullError(f"{lacking[0]} is not there any more")
 
@@ -134,7 +139,7 @@ class Pull:
                 leave()
 
     def _write(self) -> int:
-        trouble = self.download.trouble if self.download and self.phase == "downloading" else ""
+        trouble = self.download.trouble if self.download and self.phase in ("downloading", "copying") else ""
         there = sum(max(0, self.store.have(file)) for file in self.plan.files)
         row = {
             "v": 1,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_cluster.remote.pull.spread_arriving import Arriving
-from vllm_cluster.remote.pull.spread_parts import SpreadFile, SpreadPlan, SpreadStore, host_of
+from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, SpreadPlan, SpreadStore, host_of
 from vllm_cluster.remote.pull.spread_wire import LOST, SILENT_SECONDS, Busy, Peer
 
 # Hashing takes a core at about 1.4 GB/s: several files at once fill a faster link.
@@ -54,6 +55,21 @@ class Receiver:
         self._threads += [threading.Thread(target=self._run, daemon=True) for _ in self._left[:STREAMS]]
         for thread in self._threads:
             thread.start()
+
+    def gather(self) -> None:
+        """Fetch each file from whichever host has it verified; for the source, which has no sender.
+
+        Raises:
+            SpreadError: no other host has a file, or this one cannot write it.
+        """
+        with ThreadPoolExecutor(STREAMS) as pool:
+            for _ in pool.map(self._gather, list(self._left)):
+                pass
+
+    def _gather(self, arriving: Arriving) -> None:
+        while arriving in self._left:
+            if not self._get_elsewhere(arriving):
+                raise SpreadError(f"{arriving.file.path}: no host has it undamaged")
 
     def close(self) -> None:
         """End the threads that fetch."""
@@ -156,13 +172,21 @@ class Receiver:
             with self._lock:
                 self._left.remove(arriving)
 
-    def _get_elsewhere(self, arriving: Arriving) -> None:
-        """Fetch a file that was wrong from a host that has it verified, rather not from where it came."""
+    def _get_elsewhere(self, arriving: Arriving) -> bool:
+        """Fetch a file from a host that has it verified, rather not from where it came wrong.
+
+        Whether it makes sense to try again: it was fetched, or a host did not answer.
+        """
         names = [host.name for host in self._plan.hosts if host.name != self._plan.me]
         random.shuffle(names)
+        silent = False
         for name in sorted(names, key=arriving.avoid.__contains__):
-            with suppress(Busy, *LOST), self._connected(name) as peer:
-                if peer.have()[arriving.index] > arriving.file.size:
-                    self._fetch(peer, arriving, lambda: not self.stop.is_set())
-                    return
+            try:
+                with self._connected(name) as peer:
+                    if peer.have()[arriving.index] > arriving.file.size:
+                        self._fetch(peer, arriving, lambda: not self.stop.is_set())
+                        return True
+            except (Busy, *LOST):
+                silent = True
         self.stop.wait(PAUSE_SECONDS)
+        return silent
