@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
-import json
 import signal
 import tarfile
 from collections.abc import Iterator
@@ -16,18 +14,25 @@ import pytest
 from tests.support.figures import record
 from tests.support.hosts import Run, Sandbox
 from tests.support.models.repositories import PullHub, blob
-from tests.support.pulls import forget, hub_for, model_files, repository, weights
+from tests.support.pulled import (
+    CONTAINER,
+    FILES,
+    HOSTS,
+    MODEL,
+    ROOT,
+    SIZE,
+    contents,
+    expected,
+    folder_contents,
+    has,
+    hash_of,
+)
+from tests.support.pulls import forget, hub_for, repository, weights
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster("up"), pytest.mark.promise("P44")]
 
-MODEL = "lab/pulled"
-ROOT = "/models/hub/models--lab--pulled"
-FILES = model_files(12 << 20)
-SIZE = sum(map(len, FILES.values()))
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-HOSTS = ("gpu1", "gpu2")
-CONTAINER = "vcluster-sandbox-pull"
 
 
 @pytest.fixture
@@ -42,44 +47,6 @@ def hub(sandbox: Sandbox) -> Iterator[PullHub]:
 def pull(sandbox: Sandbox, hub: PullHub, *more: str) -> Run:
     """Run the verb."""
     return sandbox.vcluster("pull", MODEL, *more, HF_ENDPOINT=hub.url)
-
-
-def contents(sandbox: Sandbox, host: str, commit: str) -> dict[str, str]:
-    """The sha256 of what vLLM reads on a host, by name; a link that leads nowhere fails."""
-    return folder_contents(sandbox, host, f"{ROOT}/snapshots/{commit}")
-
-
-def expected(sandbox: Sandbox, hub: PullHub) -> bool:
-    """Whether both hosts have what the hub has at main, and nothing of the pull is left."""
-    commit = hub.repositories[MODEL].refs["main"]
-    files = {name: hash_of(content) for name, content in hub.repositories[MODEL].files[commit].items()}
-    for host in ("gpu1", "gpu2"):
-        assert contents(sandbox, host, commit) == files
-        assert sandbox.on(host, "cat", f"{ROOT}/refs/main", root=True) == commit
-        assert sandbox.docker(host, "ps", "-aq", "--filter", f"name={CONTAINER}") == ""
-        assert sandbox.on(host, "find", ROOT, "-name", "*vcluster-partial", root=True) == ""
-    return True
-
-
-def hash_of(content: bytes) -> str:
-    """The sha256 of a file."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def status(sandbox: Sandbox, host: str) -> dict[str, object]:
-    """How far a host's part is."""
-    try:
-        printed = sandbox.docker(host, "exec", CONTAINER, "cat", "/tmp/vcluster-status.json")
-    except AssertionError:
-        return {}
-    found: dict[str, object] = json.loads(printed)
-    return found
-
-
-def has(sandbox: Sandbox, host: str, size: int) -> bool:
-    """Whether a host has so many bytes."""
-    there = status(sandbox, host).get("bytes", 0)
-    return isinstance(there, int) and there >= size
 
 
 def test_a_model_is_downloaded_once_and_then_left_alone(sandbox: Sandbox, hub: PullHub) -> None:
@@ -210,12 +177,6 @@ def test_a_folder_of_this_machine_and_one_of_a_host_are_spread_and_served(sandbo
         sandbox.vcluster("stop", "--yes").ok()
         for host in HOSTS:
             sandbox.on(host, "rm", "-rf", "/models/mine", "/models/theirs", "/data/theirs", root=True)
-
-
-def folder_contents(sandbox: Sandbox, host: str, path: str) -> dict[str, str]:
-    """The sha256 of the files of a folder, but for hidden ones."""
-    printed = sandbox.on(host, "sh", "-c", f"cd {path} && sha256sum *", root=True)
-    return {name: digest for digest, name in (line.split() for line in printed.splitlines())}
 
 
 @pytest.mark.deep

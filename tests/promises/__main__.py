@@ -35,6 +35,7 @@ E2E = (
     "metrics",
     "image",
     "pull",
+    "pull_local",
 )
 REAL = (*(f"tests/e2e/test_{name}.py" for name in E2E), "tests/promises")
 MADE_UP = ("tests/sim", "tests/property", "tests/unit/cli", "tests/unit/docker")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from tests.support.hosts import Sandbox
 from tests.support.models.repositories import PullHub, Repository, blob, pull_hub
@@ -19,6 +19,7 @@ from tests.support.paths import ROOT
 from vllm_cluster.remote.pull.plan import ChainHost, HostPlan, PulledFile
 
 MODEL = "lab/model"
+FEED = "from vllm_cluster.remote.pull.feed import main; main()"
 
 
 def weights(size: int, seed: int = 1) -> bytes:
@@ -102,6 +103,34 @@ class Part:
         """End it at once."""
         self.process.kill()
         self.process.wait(10)
+
+
+class Sending:
+    """The program that takes the files, as `run/program` runs it; it ends with its input."""
+
+    def __init__(self, part: Part) -> None:
+        environment = {**os.environ, "VCLUSTER_PULL": str(part.folder), "PYTHONPATH": str(ROOT)}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([sys.executable, "-c", FEED], env=environment, stdin=pipe, stdout=pipe)
+
+    def send(self, row: dict[str, Any]) -> None:
+        self.send_bytes(json.dumps(row).encode() + b"\n")
+
+    def send_bytes(self, data: bytes) -> None:
+        stream = cast(IO[bytes], self.process.stdin)
+        stream.write(data)
+        stream.flush()
+
+    def next(self, _deadline: object) -> dict[str, Any]:
+        row: dict[str, Any] = json.loads(cast(IO[bytes], self.process.stdout).readline())
+        return row
+
+    def __enter__(self) -> Sending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=30)
 
 
 def ask_program(name: str, *messages: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, status
 from vllm_cluster.actions.pull_known import find_model
 from vllm_cluster.actions.pull_plan import WantedModel, ensure_ports, ensure_room, plan_for, summary, what
 from vllm_cluster.core.identity import cluster_id
-from vllm_cluster.core.pull import REPOSITORY, HubModel, PullPlan, has_weights
+from vllm_cluster.core.pull import HERE, REPOSITORY, HubModel, PullPlan, has_weights
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -188,7 +188,7 @@ def _finish(
         )
         return True
     feeding = None
-    if plan and wanted.source and wanted.sent_from_here and plan.downloads:
+    if plan and plan.model.origin == HERE and plan.downloads:
         feeding = Feeding(hosts, plan.model, wanted.source, plan.chain[0])
     try:
         check = feeding.check if feeding else lambda: None

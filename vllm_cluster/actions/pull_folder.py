@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.actions.fit import hub_token
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.cached_model import cache_place
 from vllm_cluster.core.pull import HERE, HubFile, HubModel, choose, unfit_path
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
+from vllm_cluster.hub.download import HubDownload
 from vllm_cluster.laptop import expanded
-from vllm_cluster.run.local_folder import feed, listed
+from vllm_cluster.run.local_folder import Give, feed, from_folder, listed
 from vllm_cluster.run.model_cache import ask
 from vllm_cluster.text import size
 
@@ -95,6 +97,21 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
     return HubModel(wanted.model, "", "", tuple(files), origin=path)
 
 
+def _from_hub(hosts: PullHosts, model: HubModel) -> Give:
+    """Send what this machine downloads meanwhile; it keeps nothing."""
+    shown = ""
+
+    def report(text: str) -> None:
+        nonlocal shown
+        if text != shown:
+            hosts.emit(Event("note", text, data={"code": "waiting"}))
+        shown = text
+
+    clock, token = hosts.fleet.runtime.clock, hub_token(hosts.inventory)
+    hub = HubDownload(model.name, model.commit, model.endpoint, token, report=report, clock=clock)
+    return lambda file, begin, put: hub.send(file.path, file.size, file.blob, begin, put)
+
+
 class _Shown:
     """Emits how many bytes were hashed, once a second; several threads add to it."""
 
@@ -112,15 +129,16 @@ class _Shown:
 
 
 class Feeding:
-    """Sends the files of a folder of this machine to the source, on a thread of its own."""
+    """Sends files to the source, on a thread of its own: of a folder of this machine, else from the hub."""
 
-    def __init__(self, hosts: PullHosts, model: HubModel, folder: Path, to: str) -> None:
+    def __init__(self, hosts: PullHosts, model: HubModel, folder: Path | None, to: str) -> None:
         self._error: Exception | None = None
         connection = hosts.fleet.connections[to]
+        give = from_folder(folder) if folder else _from_hub(hosts, model)
 
         def send() -> None:
             try:
-                feed(connection, hosts.inventory.cluster, folder, model.files)
+                feed(connection, hosts.inventory.cluster, model.files, give)
             except Exception as error:
                 self._error = error
 

@@ -14,7 +14,7 @@ from vllm_cluster.core.pull import HERE, SPARE, Held, HubModel, PullPlan, choose
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.hub_files import ask_hub
+from vllm_cluster.run.hub_files import THIS_MACHINE, ask_hub, ask_hub_here
 from vllm_cluster.run.model_cache import LINE_SECONDS, place, running
 from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.text import by_hosts, count, size
@@ -32,6 +32,7 @@ class WantedModel:
     detach: bool = False
     # A folder in place of the hub: of this machine, or of the host `via`.
     source: Path | None = None
+    # This machine sends the files: of that folder, or what it downloads from the hub.
     sent_from_here: bool = False
 
     @property
@@ -48,12 +49,14 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool 
     """
     inventory = hosts.inventory
     endpoint = inventory.environment.get("HF_ENDPOINT") or os.environ.get("HF_ENDPOINT", "")
-    hosts.emit(Event("phase", f"asking the hub for {wanted.name} from {via}"))
-    where = place(inventory, hosts.facts[via])
-    connection = hosts.fleet.connections[via]
+    asked_from = THIS_MACHINE if wanted.sent_from_here else via
+    hosts.emit(Event("phase", f"asking the hub for {wanted.name} from {asked_from}"))
     question: dict[str, Any] = {"model": wanted.model, "revision": wanted.revision, "endpoint": endpoint}
     question |= {"token": hub_token(inventory), "measure": measure}
-    found = ask_hub(connection, where, question)
+    if wanted.sent_from_here:
+        found = replace(ask_hub_here(hosts.fleet.runtime, question), origin=HERE)
+    else:
+        found = ask_hub(hosts.fleet.connections[via], place(inventory, hosts.facts[via]), question)
     if found.name != wanted.model:
         # The cache names its folder after the word that is asked for: serve would look for the other one.
         now = replace(wanted, model=found.name).name
@@ -171,7 +174,8 @@ def what(plan: PullPlan) -> str:
 
 def _brings(plan: PullPlan, missing: int) -> str:
     if plan.model.origin == HERE:
-        return f"gets {size(missing)} from this machine"
+        what = f", which downloads it from {plan.model.endpoint}" if plan.model.endpoint else ""
+        return f"gets {size(missing)} from this machine{what}"
     if plan.model.origin:
         return f"copies {size(missing)} from {plan.model.origin}"
     if not plan.model.endpoint:  # a repair: each file is undamaged on some host

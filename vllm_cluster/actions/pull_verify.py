@@ -78,8 +78,8 @@ def _from_origin(hosts: PullHosts, wanted: WantedModel, model: HubModel, via: st
     if place_of(wanted.model)["kind"] == "folder":
         text = f"{wanted.model}: {', '.join(sorted(nowhere))}: damaged on every host; nothing was changed"
         raise PreflightFailed(text, hint=f"vcluster pull FOLDER --as {wanted.model.removeprefix('./')}")
-    at_commit = WantedModel(wanted.model, model.commit, wanted.via)
-    return replace(model, endpoint=ask_about(hosts, at_commit, via).endpoint)
+    at_commit = replace(wanted, revision=model.commit)
+    return replace(ask_about(hosts, at_commit, via), files=model.files)
 
 
 def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel) -> Verified:

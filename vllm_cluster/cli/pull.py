@@ -11,6 +11,8 @@ from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
 
+LOCAL = "local"
+
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -24,7 +26,7 @@ Via = Annotated[
     typer.Option(
         "--via",
         metavar="HOST",
-        help="The host that downloads. Default: the head.",
+        help="The host that downloads, or local: this machine. Default: the head.",
         show_default=False,
         autocompletion=complete_hosts,
     ),
@@ -63,9 +65,13 @@ def pull(
         from vllm_cluster.actions.pull_plan import WantedModel
 
         asked, _, revision = str(model or "").partition("@")
-        wanted = WantedModel(asked, revision, via or "", detach)
+        here = via == LOCAL
+        host = "" if here else via or ""
+        if here and detach:
+            raise UsageError("--detach: this machine sends the files", hint=f"vcluster pull {model} --via local")
+        wanted = WantedModel(asked, revision, host, detach, sent_from_here=here)
         if model and is_folder(model) and not (verify or stop):
-            wanted = wanted_folder(model, name or "", via or "", detach=detach)
+            wanted = wanted_folder(model, name or "", host, detach=detach)
         elif name:
             raise UsageError("--as: only a folder gets a name", hint="vcluster pull ./FOLDER --as NAME")
         loaded = session.load()

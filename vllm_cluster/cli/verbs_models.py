@@ -41,6 +41,7 @@ PULL = Verb(
         "vcluster pull meta-llama/Llama-3.1-8B-Instruct",
         "vcluster pull meta-llama/Llama-3.1-8B-Instruct@main --via gpu2 --detach",
         "vcluster pull meta-llama/Llama-3.1-8B-Instruct --verify",
+        "vcluster pull meta-llama/Llama-3.1-8B-Instruct --via local",
         "vcluster pull ./my-model --as my-model",
     ),
     {

@@ -14,7 +14,7 @@ from vllm_cluster.inventory.model import Host, Inventory
 FOLDER = "/opt/vcluster-pull"
 # Files of the program beside it, where any user of a container may write.
 PLAN, TOKEN, STATUS = "/tmp/vcluster-plan.json", "/tmp/vcluster-token", "/tmp/vcluster-status.json"  # noqa: S108
-# Where a folder of this machine comes from, in place of a folder of the host.
+# Where files come from that this machine sends, in place of a folder of the host.
 HERE = "laptop"
 # Left free on a disk: logs and the cache's own small files.
 SPARE = 1 << 30
@@ -43,7 +43,8 @@ class HubFile:
 class HubModel:
     """A repository of a hub at a commit; `rate` is in bytes a second where a download was tried, else 0.
 
-    A model ./NAME has no commit and no endpoint; its `origin` is `HERE`, or a folder of the host that has it.
+    A model ./NAME has no commit and no endpoint. `origin` is `HERE` where this machine sends the files, or a folder of
+    the host that has them.
     """
 
     name: str
@@ -107,7 +108,7 @@ class PullPlan:
             "model": self.model.name,
             "commit": self.model.commit,
             "reference": self.reference,
-            "endpoint": self.model.endpoint if self.downloads else "",
+            "endpoint": self.model.endpoint if self.downloads and not self.model.origin else "",
             "origin": self.model.origin if self.downloads else "",
             "cache": self.cache,
             **place_of(self.model.name),

@@ -1,17 +1,26 @@
-"""Asks the hub what a repository holds, from the host that would download it."""
+"""Asks the hub what a repository holds, from the host or the machine that would download it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.resources import files as resources
 from typing import Any
 
 from vllm_cluster.core.pull import HubFile, HubModel, unfit_path
 from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import Place, python, run
+from vllm_cluster.run.runtime import Runtime
 
 # Four tries of two requests, and a start of Python with the hub's library.
 ASK_SECONDS = 150.0
+LIBRARY, VERSION = "huggingface_hub", "1.0"
+THIS_MACHINE = "this machine"
 
 
 def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any]) -> HubModel:
@@ -23,24 +32,63 @@ def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any
         HostError: the program gave no answer.
     """
     program = python("image", "hub_files", seconds=ASK_SECONDS)
-    model = question["model"]
     ended = run(connection, program, place, connection.runtime.after(ASK_SECONDS + 10), question)
-    files = [row for row in ended.messages if "path" in row]
-    last: dict[str, Any] = next((row for row in ended.messages if "commit" in row or "problem" in row), {})
-    if "problem" in last:
-        raise _refusal(connection.name, question, last)
-    if last and not files:
-        raise PreflightFailed(f"{connection.name}: pull: {model} has no files", hint="check the name: ORG/NAME")
-    if not last:
+    found = _listed(connection.name, question, ended.messages)
+    if found is None:
         what = f"the image's huggingface_hub gave no answer: {ended.text[-300:]}"
         raise CommandFailed(connection.name, f"pull: {what}", exit_code=ended.code, stderr=ended.text[-300:])
+    return found
+
+
+def ask_hub_here(runtime: Runtime, question: Mapping[str, Any]) -> HubModel:
+    """As `ask_hub`, from this machine and with its own huggingface_hub.
+
+    Raises:
+        PreflightFailed: this machine has no huggingface_hub; or as `ask_hub`.
+        Unreachable: the hub cannot be reached from here.
+    """
+    if importlib.util.find_spec(LIBRARY) is None:
+        # pip comes with vcluster, so that this works in an environment of pipx too.
+        install = f"{shlex.quote(sys.executable)} -m pip install '{LIBRARY}>={VERSION}'"
+        raise PreflightFailed(f"{THIS_MACHINE}: pull: {LIBRARY} is not installed beside vcluster", hint=install)
+    source = resources("vllm_cluster.remote.image").joinpath("hub_files.py").read_text()
+    try:
+        # The question has the token: not among the arguments, which every user of this machine can read.
+        ended = runtime.processes(
+            [sys.executable, "-c", source],
+            input=json.dumps(question) + "\n",
+            capture_output=True,
+            text=True,
+            timeout=ASK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unreachable(THIS_MACHINE, f"pull: the hub did not answer within {ASK_SECONDS:.0f} s") from None
+    found = _listed(THIS_MACHINE, question, [json.loads(line) for line in ended.stdout.splitlines() if line[:1] == "{"])
+    if found is None:
+        why = ended.stderr.strip().split("\n")[-1][-300:]
+        raise PreflightFailed(f"{THIS_MACHINE}: pull: {LIBRARY} gave no answer: {why}")
+    return found
+
+
+def _listed(host: str, question: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> HubModel | None:
+    """The answer of the program that asked the hub; None where there is none."""
+    model = question["model"]
+    files = [row for row in rows if "path" in row]
+    last = next((row for row in rows if "commit" in row or "problem" in row), None)
+    if last is None:
+        return None
+    if "problem" in last:
+        raise _refusal(host, question, last)
+    if not files:
+        raise PreflightFailed(f"{host}: pull: {model} has no files", hint="check the name: ORG/NAME")
     try:
         found = tuple(HubFile(str(row["path"]), int(row["size"]), str(row["blob"])) for row in files)
     except (TypeError, ValueError):
-        raise PreflightFailed(f"{connection.name}: pull: {last['endpoint']} lists no sizes for {model}") from None
+        raise PreflightFailed(f"{host}: pull: {last['endpoint']} lists no sizes for {model}") from None
     wrong = next((file.path for file in found if not _has_hash(file)), unfit_path(found))
     if wrong is not None:
-        raise PreflightFailed(f"{connection.name}: pull: {model} lists a file that cannot be: {wrong[:80]!a}")
+        raise PreflightFailed(f"{host}: pull: {model} lists a file that cannot be: {wrong[:80]!a}")
     rate = float(last.get("rate") or 0.0)
     return HubModel(str(last["name"]), str(last["commit"]), str(last["endpoint"]), found, rate)
 
@@ -49,7 +97,7 @@ def _has_hash(file: HubFile) -> bool:
     return len(file.blob) in (40, 64) and all(digit in "0123456789abcdef" for digit in file.blob)
 
 
-def _refusal(host: str, question: Mapping[str, Any], last: dict[str, Any]) -> VclusterError:
+def _refusal(host: str, question: Mapping[str, Any], last: Mapping[str, Any]) -> VclusterError:
     endpoint, code, model, revision = last["endpoint"], last["code"], question["model"], question["revision"]
     how = "with the token that is set" if question["token"] else "without a token"
     page = f"{endpoint}/{model}"
@@ -62,7 +110,9 @@ def _refusal(host: str, question: Mapping[str, Any], last: dict[str, Any]) -> Vc
         "answer": (f"{endpoint} answers {code} for {model}", "try again later, or set HF_ENDPOINT"),
         "unreachable": (
             f"cannot reach {endpoint}: {last['words']}",
-            "use --via HOST with a host that reaches it, or set HF_ENDPOINT to a mirror",
+            "set HF_ENDPOINT to a mirror, or check the network of this machine"
+            if host == THIS_MACHINE
+            else "use --via HOST with a host that reaches it, or --via local: this machine downloads it",
         ),
     }
     text, hint = texts[last["problem"]]

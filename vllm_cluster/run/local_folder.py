@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_cluster.core.pull import FOLDER, HubFile, choose, container_name, unfit_path
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.program import InNode, RemoteProgram, RunningProgram, start
+from vllm_cluster.run.program import InNode, RemoteProgram, start
 
 START_SECONDS = 60.0
 # Until the program that feeds has begun: what a host has of the files is hashed first.
@@ -63,12 +63,16 @@ def _hash(path: Path, count: Callable[[int], None]) -> str:
     return found.hexdigest()
 
 
-def feed(connection: HostConnection, cluster: str, folder: Path, files: Sequence[HubFile]) -> None:
+# Sends a file from this byte on, to its end.
+Give = Callable[[HubFile, int, Callable[[bytes], None]], None]
+
+
+def feed(connection: HostConnection, cluster: str, files: Sequence[HubFile], give: Give) -> None:
     """Send what the host lacks of these files, in their order, each from where it broke off.
 
     Raises:
-        UsageError: a file cannot be read, or has changed since it was hashed.
-        HostError: the host takes no more.
+        HostError: the host takes no more, or a file has another content than it should.
+        VclusterError: what `give` raises.
     """
     program = RemoteProgram("feed", ("python3", "-u", "-c", _FEED), changes=True)
     after = connection.runtime.after
@@ -79,24 +83,39 @@ def feed(connection: HostConnection, cluster: str, folder: Path, files: Sequence
             _ensure_taken(connection, row)
             row = there.next(ready)
         for index, (file, have, whole) in enumerate(zip(files, row["have"], row["whole"], strict=True)):
-            if not whole:
-                _send(there, folder / file.path, index, have, file.size)
-                _ensure_taken(connection, there.next(after(PLACE_SECONDS)))
+            if whole:
+                continue
+            # What is wrong the host removes: an earlier run may have left it.
+            for begin in (have, 0):
+                there.send({"file": index, "size": file.size - begin})
+                give(file, begin, there.send_bytes)
+                row = there.next(after(PLACE_SECONDS))
+                if "wrong" not in row:
+                    break
+            _ensure_taken(connection, row)
 
 
-def _send(there: RunningProgram, path: Path, index: int, have: int, size: int) -> None:
-    there.send({"file": index, "size": size - have})
-    try:
-        with path.open("rb") as stream:
-            stream.seek(have)
-            left = size - have
-            while left and (data := stream.read(min(left, PIECE))):
-                there.send_bytes(data)
-                left -= len(data)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    if left:
-        raise UsageError(f"{path} has become shorter since it was hashed")
+def from_folder(folder: Path) -> Give:
+    """Send the files of a folder.
+
+    Raises (when it is called):
+        UsageError: a file cannot be read, or has changed since it was hashed.
+    """
+
+    def give(file: HubFile, begin: int, put: Callable[[bytes], None]) -> None:
+        path, left = folder / file.path, file.size - begin
+        try:
+            with path.open("rb") as stream:
+                stream.seek(begin)
+                while left and (data := stream.read(min(left, PIECE))):
+                    put(data)
+                    left -= len(data)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        if left:
+            raise UsageError(f"{path} has become shorter since it was hashed")
+
+    return give
 
 
 def _ensure_taken(connection: HostConnection, row: dict[str, object]) -> None:

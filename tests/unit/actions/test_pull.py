@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.pull import Held, HubFile, HubModel, PullPlan, make
 from vllm_cluster.errors import Locked, VclusterError
 from vllm_cluster.events import Event
+from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import PullStatus
 
 INVENTORY = world.inventory(2)
@@ -110,3 +112,24 @@ def test_only_the_pull_that_is_meant_is_stopped(monkeypatch: pytest.MonkeyPatch,
     with nullcontext() if stopped else pytest.raises(Locked, match="No pull of lab/other runs: lab/model is being"):
         action.stop(INVENTORY, lambda _: None, wanted)
     assert bool(removed) == stopped
+
+
+@pytest.mark.parametrize(("origin", "token"), [("", "hf_secret"), ("laptop", None), ("/data/mine", None)])
+def test_only_a_host_that_downloads_gets_the_token(
+    monkeypatch: pytest.MonkeyPatch, origin: str, token: str | None
+) -> None:
+    begun: dict[str, object] = {}
+    connections = {name: SimpleNamespace(name=name) for name in INVENTORY.hosts}
+
+    def each(work: Any, names: tuple[str, ...]) -> None:
+        for name in names:
+            work(connections[name])
+
+    fleet: Any = SimpleNamespace(connections=connections, runtime=SYSTEM, all=each)
+    hosts = PullHosts(INVENTORY, fleet, dict(world.hosts(2)), lambda _: None)
+    monkeypatch.setattr(action, "hub_token", lambda _: "hf_secret")
+    monkeypatch.setattr(action.weights, "create", lambda *_: True)
+    monkeypatch.setattr(action.weights, "begin", lambda one, _cluster, _plan, given: begun.update({one.name: given}))
+    model = replace(MODEL, origin=origin)
+    assert action._start(hosts, make(INVENTORY, model, "main", dict.fromkeys(INVENTORY.hosts, Held()), "gpu1"))
+    assert begun == {"gpu1": token, "gpu2": None}

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import pytest
 
-from tests.support.paths import ROOT
 from tests.support.ports import free_port
-from tests.support.pulls import Part, model_files
+from tests.support.pulls import Part, Sending, model_files
 from tests.support.waiting import until
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.remote.pull.plan import HERE, ChainHost, HostPlan, PulledFile
@@ -27,7 +23,6 @@ from vllm_cluster.run.runtime import SYSTEM
 
 FILES = model_files(2 << 20)
 SHARD = "model-00002-of-00002.safetensors"
-FEED = "from vllm_cluster.remote.pull.feed import main; main()"
 
 
 @pytest.fixture
@@ -81,40 +76,12 @@ def finished(made: dict[str, Part]) -> bool:
     return all(part.status().get("phase") in ("serving", "done") for part in made.values())
 
 
-class Sending:
-    """The program that takes the files, as `run/program` runs it; it ends with its input."""
-
-    def __init__(self, part: Part) -> None:
-        environment = {**os.environ, "VCLUSTER_PULL": str(part.folder), "PYTHONPATH": str(ROOT)}
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen([sys.executable, "-c", FEED], env=environment, stdin=pipe, stdout=pipe)
-
-    def send(self, row: dict[str, Any]) -> None:
-        self.send_bytes(json.dumps(row).encode() + b"\n")
-
-    def send_bytes(self, data: bytes) -> None:
-        stream = cast(IO[bytes], self.process.stdin)
-        stream.write(data)
-        stream.flush()
-
-    def next(self, _deadline: object) -> dict[str, Any]:
-        row: dict[str, Any] = json.loads(cast(IO[bytes], self.process.stdout).readline())
-        return row
-
-    def __enter__(self) -> Sending:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=30)
-
-
 def send(monkeypatch: pytest.MonkeyPatch, part: Part, folder: Path) -> None:
     """Send the folder as the laptop does."""
     monkeypatch.setattr(local_folder, "start", lambda *_: Sending(part))
     connection = cast(HostConnection, SimpleNamespace(name="a", runtime=SYSTEM))
     files = cast(Any, part.plan.files)
-    local_folder.feed(connection, "lab", folder, files)
+    local_folder.feed(connection, "lab", files, local_folder.from_folder(folder))
 
 
 def test_a_folder_of_the_host_is_copied_and_spread(folder: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class Download:
         for _ in range(ATTEMPTS):
             self._fetch(file)
             partial = self._store.partial(file)
-            if partial.stat().st_size == file.size and content_hash(partial, file.blob, file.size) == file.blob:
+            if partial.stat().st_size == file.size and content_hash(partial, file) == file.blob:
                 self._store.finish(file)
                 return
             partial.unlink()

@@ -7,7 +7,6 @@ file, and ends with its input. Standard library only.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import io
 import json
 import sys
@@ -19,7 +18,7 @@ from typing import IO, Any, cast
 from vllm_cluster.remote.pull.main import FOLDER, PLAN, STATUS
 from vllm_cluster.remote.pull.origin import FED
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
-from vllm_cluster.remote.pull.store import Store
+from vllm_cluster.remote.pull.store import Store, new_hash
 
 PIECE = 1 << 20
 INPUT = cast(io.BufferedReader, sys.stdin.buffer)
@@ -38,9 +37,9 @@ def phase() -> str:
     return "starting"
 
 
-def take(store: Store, file: PulledFile, size: int) -> str:
-    """Append so many bytes to what is here of a file, and put it in its place; what was wrong."""
-    partial, found = store.partial(file), hashlib.sha256()
+def take(store: Store, file: PulledFile, size: int) -> bool:
+    """Append so many bytes to what is here of a file, and put it in its place; whether it is right."""
+    partial, found = store.partial(file), new_hash(file)
     with partial.open("ab+", buffering=0) as target:
         target.seek(0)
         while data := target.read(PIECE):
@@ -55,9 +54,9 @@ def take(store: Store, file: PulledFile, size: int) -> str:
         raise EOFError
     if found.hexdigest() == file.blob:
         store.finish(file)
-        return ""
+        return True
     partial.unlink()
-    return f"{file.path} has changed since it was hashed"
+    return False
 
 
 def locked(lock: IO[str]) -> bool:
@@ -80,8 +79,11 @@ def feed(plan: HostPlan, store: Store) -> None:
     while line := INPUT.readline():
         row = json.loads(line)
         file = plan.files[row["file"]]
-        wrong = take(store, file, row["size"])
-        show({"error": wrong} if wrong else {"done": file.path})
+        if take(store, file, row["size"]):
+            show({"done": file.path})
+        else:
+            why = "comes with another content than the hub lists" if plan.commit else "has changed since it was hashed"
+            show({"wrong": file.path, "error": f"{file.path} {why}"})
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Copy:
             source.seek(target.tell())
             while (data := source.read(PIECE)) and not self._stop.is_set():
                 target.write(data)
-        if partial.stat().st_size != file.size or content_hash(partial, file.blob, file.size) != file.blob:
+        if partial.stat().st_size != file.size or content_hash(partial, file) != file.blob:
             partial.unlink()
             raise PullError(f"{file.path} changes while it is copied")
         self._store.finish(file)

@@ -9,7 +9,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from vllm_cluster.remote.pull.plan import HostPlan, PullError, write_whole
 from vllm_cluster.remote.pull.spread_parts import SpreadFile
@@ -151,7 +151,7 @@ def _size(path: Path) -> int:
 
 
 def _is_right(path: Path, file: SpreadFile) -> bool:
-    return _size(path) == file.size and content_hash(path, file.blob, file.size) == file.blob
+    return _size(path) == file.size and content_hash(path, file) == file.blob
 
 
 def _sync_folder(path: Path) -> None:
@@ -162,10 +162,17 @@ def _sync_folder(path: Path) -> None:
         os.close(number)
 
 
-def content_hash(path: Path, blob: str, size: int) -> str:
+def new_hash(file: SpreadFile) -> Any:
+    """Return the beginning of a file's hash: sha256, or git's id of a blob, which the hub has for small files."""
+    if len(file.blob) == 64:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+
+
+def content_hash(path: Path, file: SpreadFile) -> str:
     """Return the hash of a file, of the kind that its blob's name has."""
-    found = hashlib.sha256() if len(blob) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    found = new_hash(file)
     with path.open("rb") as stream:
         while data := stream.read(PIECE):
             found.update(data)
-    return found.hexdigest()
+    return str(found.hexdigest())
