@@ -20,6 +20,8 @@ WINDOW_SECONDS = 10.0
 MIN_SECONDS = 2.0
 # A host that does not answer for as long has failed for this pull.
 LOST_SECONDS = 60.0
+# A host that has not answered for as long is named.
+SILENT_SECONDS = 5.0
 # Until a container that was made has its plan; where its maker died in between, it never has one.
 START_SECONDS = 60.0
 _ARRIVING = ("downloading", "copying", "receiving")
@@ -39,8 +41,32 @@ class PullEnd:
         return any(one.phase == "failed" for one in self.hosts.values())
 
 
+class _StatusCall:
+    """One question to one host, on a thread of its own: a host that is frozen keeps no other waiting."""
+
+    def __init__(self, connection: HostConnection, cluster: str) -> None:
+        self.found: PullStatus | None = None
+        self.failure: VclusterError | None = None
+        self._connection, self._cluster = connection, cluster
+        self._thread = connection.runtime.background(self._ask, f"pull {connection.name}")
+
+    def _ask(self) -> None:
+        try:
+            self.found = status(self._connection, self._cluster)
+        except VclusterError as error:
+            self.failure = error
+            with suppress(VclusterError):
+                self._connection.reconnect()
+
+    @property
+    def over(self) -> bool:
+        """Whether the host has answered, or will not."""
+        return not self._thread.is_alive()
+
+
 @dataclass
 class _Seen:
+    look: _StatusCall
     status: PullStatus = field(default_factory=lambda: PullStatus("starting"))
     samples: deque[tuple[float, int]] = field(default_factory=deque)
     answered: float = 0.0
@@ -60,41 +86,54 @@ def follow(
 ) -> PullEnd:
     """Show how far each host is, until all have ended; where the source fails, all have. `check` may end it."""
     runtime, began = fleet.runtime, fleet.runtime.clock.monotonic()
-    seen = {name: _Seen(answered=began) for name in names}
+
+    def ask(name: str) -> _StatusCall:
+        return _StatusCall(fleet.connections[name], cluster)
+
+    seen = {name: _Seen(ask(name), answered=began) for name in names}
     emit(Event("phase", f"pulling to {', '.join(names)}"))
     while True:
         check()
-        found, failures = fleet.each(lambda connection: status(connection, cluster), names)
+        _pause(runtime)
         now = runtime.clock.monotonic()
         for name, one in seen.items():
-            _take(one, found.get(name), failures.get(name), now, began)
-            if name in failures and not one.lost:
-                _reconnect(fleet.connections[name])
+            if one.look.over:
+                _take(one, now, began)
+                one.look = one.look if one.status.over else ask(name)
+            else:
+                _miss(one, now, "")
         _show(seen, emit)
         if _over(seen):
             ended = {name: _ended(one) for name, one in seen.items()}
             return PullEnd(ended, tuple(name for name, one in seen.items() if one.lost), now - began)
-        _pause(runtime)
 
 
 def _pause(runtime: Runtime) -> None:
     runtime.clock.sleep(POLL_SECONDS)
 
 
-def _reconnect(connection: HostConnection) -> None:
-    with suppress(VclusterError):
-        connection.reconnect()
-
-
-def _take(one: _Seen, found: PullStatus | None, failure: VclusterError | None, now: float, began: float) -> None:
-    if found is None:
-        one.lost = now - one.answered > LOST_SECONDS
-        text = f"it does not answer: {failure.message if failure else ''}"
-        one.status = replace(one.status, phase="failed" if one.lost else one.status.phase, error=text)
+def _miss(one: _Seen, now: float, why: str) -> None:
+    """The host has not answered; `why` where it is known."""
+    silent = now - one.answered
+    one.lost = silent > LOST_SECONDS
+    if not why and silent < SILENT_SECONDS:
         return
-    one.answered = now
+    text = f"it does not answer: {why}" if why else f"it has not answered for {silent:.0f} s"
+    one.status = replace(one.status, phase="failed" if one.lost else one.status.phase, error=text)
+
+
+def _take(one: _Seen, now: float, began: float) -> None:
+    found, failure = one.look.found, one.look.failure
+    if found is None:
+        _miss(one, now, failure.message if failure else "")
+        return
+    one.answered, one.lost = now, False
     if found.phase == "starting" and now - began > START_SECONDS:
         found = replace(found, phase="failed", error="its program was never started")
+    elif found.phase == "starting" and now - began > SILENT_SECONDS:
+        left = START_SECONDS - (now - began)
+        text = f"waiting for its plan: the command that made its container may have ended, {left:.0f} s left"
+        found = replace(found, error=text)
     one.status = found
     if found.phase not in _ARRIVING:
         one.samples.clear()  # what was there before came at no rate
@@ -140,13 +179,13 @@ def _show(seen: Mapping[str, _Seen], emit: Emit) -> None:
 
 
 def _words(now: PullStatus, rate: float) -> str:
+    trouble = f" ({now.error})" if now.error else ""
     if not now.total:
-        return now.phase
+        return f"{now.phase}{trouble}"
     if now.bytes == now.total and now.phase in _ARRIVING:
         # Of 16 GB that came at 1.8 GB/s the last third of the time went into this.
-        return f"writing the last of {size(now.total)} to the disk"
+        return f"writing the last of {size(now.total)} to the disk{trouble}"
     source = f" from {now.upstream}" if now.upstream else ""
-    trouble = f" ({now.error})" if now.error else ""
     return f"{now.phase} {size(now.bytes)} of {size(now.total)}{source}{_left(now.total - now.bytes, rate)}{trouble}"
 
 

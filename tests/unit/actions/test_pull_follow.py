@@ -1,0 +1,94 @@
+"""What is shown while a pull runs, also where a host does not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_cluster.actions import pull_follow
+from vllm_cluster.actions.pull_follow import PullEnd, follow
+from vllm_cluster.events import Event
+from vllm_cluster.run.runtime import SYSTEM, Background, Runtime
+from vllm_cluster.run.weights import PullStatus
+
+HOSTS = ("gpu1", "gpu2")
+DONE = PullStatus("done", total=10, bytes=10, digest="d")
+
+
+class Clock:
+    """Time passes while one sleeps."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float, /) -> None:
+        self.now += seconds
+
+
+def at_once(work: Callable[[], None], _name: str) -> Background:
+    """The answer is there before anything else happens."""
+    work()
+    return threading.Thread()
+
+
+def followed(monkeypatch: pytest.MonkeyPatch, answer: Any, emit: Any, runtime: Runtime = SYSTEM) -> PullEnd:
+    """Follow two hosts that answer so."""
+    monkeypatch.setattr(pull_follow, "status", lambda connection, _cluster: answer(connection.name))
+    monkeypatch.setattr(pull_follow, "POLL_SECONDS", 0.01 if runtime is SYSTEM else 1.0)
+    connections = {name: SimpleNamespace(name=name, runtime=runtime) for name in HOSTS}
+    fleet: Any = SimpleNamespace(connections=connections, runtime=runtime)
+    return follow(fleet, "lab", HOSTS, emit)
+
+
+def test_a_frozen_host_keeps_no_other_from_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull_follow, "SILENT_SECONDS", 0.05)
+    named, texts = threading.Event(), list[str]()
+
+    def answer(name: str) -> PullStatus:
+        # It answers again once a person has seen that the other one is done, and that this one is silent.
+        assert name == "gpu1" or named.wait(60)
+        return DONE
+
+    def emit(event: Event) -> None:
+        texts.append(f"{event.host}: {event.text}")
+        if "gpu1: has all 0.0 MB" in texts and any("gpu2: starting (it has not answered for" in one for one in texts):
+            named.set()
+
+    ended = followed(monkeypatch, answer, emit)
+    assert named.is_set() and not ended.failed and not ended.lost
+
+
+def test_a_host_that_never_answers_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull_follow, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(pull_follow, "LOST_SECONDS", 0.1)
+    over = threading.Event()
+
+    def answer(name: str) -> PullStatus:
+        assert name == "gpu1" or over.wait(60)
+        return DONE
+
+    ended = followed(monkeypatch, answer, lambda _: None)
+    over.set()
+    assert ended.lost == ("gpu2",) and ended.hosts["gpu2"].phase == "failed"
+
+
+def test_what_a_container_without_a_plan_waits_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    ended = followed(
+        monkeypatch,
+        lambda name: DONE if name == "gpu1" else PullStatus("starting"),
+        lambda event: texts.append(f"{event.host}: {event.text}"),
+        Runtime(Clock(), background=at_once),
+    )
+    waits = "gpu2: starting (waiting for its plan: the command that made its container may have ended, 30 s left)"
+    assert texts.index("gpu2: starting") < texts.index(waits)
+    assert ended.hosts["gpu2"].error == "its program was never started"
