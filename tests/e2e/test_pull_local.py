@@ -49,6 +49,12 @@ def test_hosts_without_internet_get_a_model_through_the_laptop(sandbox: Sandbox,
     until(lambda: has(sandbox, "gpu2", SIZE // 4))
     for host in HOSTS:
         assert "token" not in sandbox.docker(host, "exec", CONTAINER, "ls", "/tmp")
+    pulls = operator.vcluster("models", "--json").ok().json()["pulls"]
+    assert [(pulls[host]["model"], pulls[host]["phase"]) for host in HOSTS] == [
+        (MODEL, "downloading"),
+        (MODEL, "receiving"),
+    ]
+    assert all(0 < pulls[host]["pulled_bytes"] < pulls[host]["total_bytes"] == SIZE for host in HOSTS)
     process.kill()
     process.communicate(timeout=60)
     far_hub.rate = 0.0

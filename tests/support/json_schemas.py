@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from pydantic import TypeAdapter
 
+from vllm_cluster.actions.models import RunningPull
 from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.batch.work import BatchResult
 from vllm_cluster.checks.finding import Finding
@@ -133,7 +134,14 @@ def schemas() -> dict[str, Schema]:
             }
         ),
         "facts": keys({"v": VERSION, "hosts": by_name(fields(HostFacts))}),
-        "models": keys({"v": VERSION, "hosts": by_name(rows(fields(CachedModel))), "unreachable": by_name(TEXT)}),
+        "models": keys(
+            {
+                "v": VERSION,
+                "hosts": by_name(rows(fields(CachedModel))),
+                "pulls": by_name(fields(RunningPull)),
+                "unreachable": by_name(TEXT),
+            }
+        ),
         "image": keys({"v": VERSION, "hosts": by_name(rows(fields(ClusterImage))), "unreachable": by_name(TEXT)}),
         "fit": _fit(),
         "explain": _explain(),

@@ -111,7 +111,7 @@ def test_the_pure_rooms_open_nothing() -> None:
 )
 def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> None:
     # The sandbox drives this machine's own Docker, and writes an inventory.
-    allowed = (home, "vcluster_sandbox/") if {"requests", "ruamel"} & set(libraries) else (home,)
+    allowed: tuple[str, ...] = (home, "vcluster_sandbox/") if {"requests", "ruamel"} & set(libraries) else (home,)
     # In an image it is the image's own.
     allowed += ("remote/",) if "huggingface_hub" in libraries else ()
     assert [path for path in importers(*libraries) if not path.startswith(allowed)] == []

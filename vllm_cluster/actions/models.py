@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 from vllm_cluster.actions.assess import reached
@@ -13,6 +13,7 @@ from vllm_cluster.facts.models import CachedModel, parse_models
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.run.weights import status
 from vllm_cluster.text import count
 
 # Some seconds for each model: the size of one on a network file system is asked file by file.
@@ -20,11 +21,23 @@ LIST_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
+class RunningPull:
+    """What a host gets now; `phase` is downloading, copying or receiving; serving once it has all."""
+
+    model: str
+    commit: str
+    phase: str
+    pulled_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
 class CachedModels:
-    """The models of each host that answered, and why the others did not."""
+    """The models of each host that answered, and why the others did not; `pulls` are those under way, by host."""
 
     hosts: Mapping[str, tuple[CachedModel, ...]]
     failures: Mapping[str, VclusterError]
+    pulls: Mapping[str, RunningPull] = field(default_factory=dict)
 
 
 def models(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> CachedModels:
@@ -37,7 +50,14 @@ def models(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Ca
         there = [name for name in fleet.names if name not in failures]
         emit(Event("phase", f"reading the model caches of {count(len(there), 'host')}"))
         found, more = fleet.each(lambda connection: _read(inventory, connection), there)
-        return CachedModels(found, {**failures, **more})
+        # Where Docker does not answer nothing is known to be pulled; the cache was read all the same.
+        pulls, _ = fleet.each(lambda connection: status(connection, inventory.cluster), list(found))
+        running = {
+            name: RunningPull(one.model, one.commit, one.phase, one.bytes, one.total)
+            for name, one in pulls.items()
+            if one.model and not one.over
+        }
+        return CachedModels(found, {**failures, **more}, running)
 
 
 def _read(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel, ...]:

@@ -19,6 +19,7 @@ from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.pull import Held, HubFile, HubModel, PullPlan, make
 from vllm_cluster.errors import Locked, VclusterError
 from vllm_cluster.events import Event
+from vllm_cluster.run import weights
 from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.run.weights import PullStatus
 
@@ -128,8 +129,8 @@ def test_only_a_host_that_downloads_gets_the_token(
     fleet: Any = SimpleNamespace(connections=connections, runtime=SYSTEM, all=each)
     hosts = PullHosts(INVENTORY, fleet, dict(world.hosts(2)), lambda _: None)
     monkeypatch.setattr(action, "hub_token", lambda _: "hf_secret")
-    monkeypatch.setattr(action.weights, "create", lambda *_: True)
-    monkeypatch.setattr(action.weights, "begin", lambda one, _cluster, _plan, given: begun.update({one.name: given}))
+    monkeypatch.setattr(weights, "create", lambda *_: True)
+    monkeypatch.setattr(weights, "begin", lambda one, _cluster, _plan, given: begun.update({one.name: given}))
     model = replace(MODEL, origin=origin)
     assert action._start(hosts, make(INVENTORY, model, "main", dict.fromkeys(INVENTORY.hosts, Held()), "gpu1"))
     assert begun == {"gpu1": token, "gpu2": None}

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.support.json_schemas import validate
-from vllm_cluster.actions.models import CachedModels
+from vllm_cluster.actions.models import CachedModels, RunningPull
 from vllm_cluster.cli import models as models_cli
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.options import InventoryPath, Json
@@ -43,6 +43,26 @@ def test_hosts_that_have_the_same_share_a_row(capsys: pytest.CaptureFixture[str]
         "org/whole 0e9e39f249a1 16.1 GB all 2 2 h ago complete",
         "org/big is not complete on gpu2",
     ]
+
+
+PULLS = {
+    "gpu1": RunningPull("org/new", COMMIT, "downloading", 3_100_000_000, 16_100_000_000),
+    "gpu2": RunningPull("org/new", COMMIT, "receiving", 2_000_000_000, 16_100_000_000),
+    "gpu3": RunningPull("org/new", COMMIT, "serving", 16_100_000_000, 16_100_000_000),
+}
+
+
+def test_what_is_being_pulled_is_a_row_with_how_much_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    begun = model("org/new", 2_000_000_000, "no files of this revision")
+    found = CachedModels({"gpu1": (WHOLE,), "gpu2": (begun,), "gpu3": (model("org/new"),)}, {}, PULLS)
+    lines = shown(capsys, found)
+    assert "org/new 0e9e39f249a1 3.1 GB gpu1 being pulled: 3.1 GB of 16.1 GB" in lines
+    assert "org/new 0e9e39f249a1 2.0 GB gpu2 being pulled: 2.0 GB of 16.1 GB" in lines
+    assert "org/new 0e9e39f249a1 16.1 GB gpu3 2 h ago complete" in lines
+    assert "org/whole is not complete on gpu2, gpu3" in lines and len(lines) == 6
+    document = json.dumps(models_document(found))
+    validate(["models"], document)
+    assert json.loads(document)["pulls"]["gpu2"]["pulled_bytes"] == 2_000_000_000
 
 
 def test_no_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from vllm_cluster.actions.models import CachedModels
+from vllm_cluster.actions.models import CachedModels, RunningPull
 from vllm_cluster.cli.render.table import columns, cut, table
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.facts.models import CachedModel
@@ -20,7 +20,9 @@ TITLES = {"model": 0, "revision": 3, "size": 2, "hosts": 1, "last read": 4, "sta
 def models_document(found: CachedModels) -> dict[str, Any]:
     """The `--json` document."""
     hosts = {name: [asdict(model) for model in models] for name, models in found.hosts.items()}
-    return {"v": 1, "hosts": hosts, "unreachable": {name: error.message for name, error in found.failures.items()}}
+    pulls = {name: asdict(one) for name, one in found.pulls.items()}
+    unreachable = {name: error.message for name, error in found.failures.items()}
+    return {"v": 1, "hosts": hosts, "pulls": pulls, "unreachable": unreachable}
 
 
 def show_models(found: CachedModels, cache: str, *, color: str) -> None:
@@ -28,12 +30,12 @@ def show_models(found: CachedModels, cache: str, *, color: str) -> None:
     yellow, end = ("\x1b[33m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     groups: dict[tuple[str, str, str], dict[str, CachedModel]] = {}
     for host, models in found.hosts.items():
-        for model in models:
-            groups.setdefault((model.name, model.commit, model.problem), {})[host] = model
+        for model, state in _states(models, found.pulls.get(host)):
+            groups.setdefault((model.name, model.commit, state), {})[host] = model
     if not groups:
         print(f"No models in {cache} of {', '.join(found.hosts)}.")
         return
-    rows = [_row(found, held) for _, held in sorted(groups.items())]
+    rows = [_row(found, state, held) for (_, _, state), held in sorted(groups.items())]
     width = columns()
     for line in table(TITLES, rows, width):
         sys.stdout.write(f"{line}\n")
@@ -41,7 +43,20 @@ def show_models(found: CachedModels, cache: str, *, color: str) -> None:
         sys.stdout.write(f"{yellow}{cut(text, width)}{end}\n")
 
 
-def _row(found: CachedModels, held: dict[str, CachedModel]) -> dict[str, str]:
+def _states(models: tuple[CachedModel, ...], pull: RunningPull | None) -> Iterator[tuple[CachedModel, str]]:
+    """The models of a host and how complete each is; one that is being pulled may not be listed yet."""
+    arriving = pull if pull and pull.phase != "serving" else None
+    for model in models:
+        # What it has of another commit is complete for as long.
+        if arriving and model.name == arriving.model and model.problem:
+            continue
+        yield model, f"incomplete: {model.problem}" if model.problem else "complete"
+    if arriving:
+        text = f"being pulled: {size(arriving.pulled_bytes)} of {size(arriving.total_bytes)}"
+        yield CachedModel(arriving.model, arriving.commit, arriving.pulled_bytes, None, text), text
+
+
+def _row(found: CachedModels, state: str, held: dict[str, CachedModel]) -> dict[str, str]:
     one = next(iter(held.values()))
     used = max((model.used for model in held.values() if model.used), default=None)
     return {
@@ -50,13 +65,14 @@ def _row(found: CachedModels, held: dict[str, CachedModel]) -> dict[str, str]:
         "size": size(max(model.size for model in held.values())),
         "hosts": f"all {len(held)}" if len(held) == len(found.hosts) > 1 else ", ".join(held),
         "last read": f"{age(time.time() - used)} ago" if used else "",
-        "state": plain(f"incomplete: {one.problem}") if one.problem else "complete",
+        "state": plain(state),
     }
 
 
 def _lacking(found: CachedModels) -> Iterator[str]:
     """Models that are complete on some hosts alone: there every rank downloads before it loads."""
     complete = {host: {model.name for model in models if not model.problem} for host, models in found.hosts.items()}
+    arriving = {host: one.model for host, one in found.pulls.items()}
     for name in sorted(set().union(*complete.values())):
-        if lacking := [host for host, names in complete.items() if name not in names]:
+        if lacking := [host for host, names in complete.items() if name not in names and arriving.get(host) != name]:
             yield plain(f"{name} is not complete on {', '.join(lacking)}")
