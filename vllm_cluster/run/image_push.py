@@ -19,6 +19,7 @@ from vllm_cluster.errors import ConnectionLost, HostError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import OnHost, RemoteProgram, RunningProgram, python, start
+from vllm_cluster.text import size
 
 # 20 GB at 25 Mbit/s.
 PUSH_SECONDS = 7200.0
@@ -127,8 +128,7 @@ class ImageSource:
                     if receiving:
                         receiving.close()
                 elif isinstance(row.get("sent"), int):
-                    text = f"received {row['sent'] / 1e6:.0f} MB of the image"
-                    self.emit(Event("progress", text, name, {"bytes": row["sent"]}))
+                    self.emit(_received(name, row["sent"], done=bool(row.get("done"))))
 
     def size(self, have: int) -> int:
         """The bytes that are sent to one that has the first layers."""
@@ -217,10 +217,10 @@ class ImageSource:
                     stream.sendall(piece)
                     sent += len(piece)
                     if not due.left():
-                        text = f"received {sent / 1e6:.0f} MB of the image"
-                        self.emit(Event("progress", text, receiver.name, {"bytes": sent}))
+                        self.emit(_received(receiver.name, sent))
                         due = runtime.after(1)
                 stream.shutdown_write()
+                self.emit(_received(receiver.name, sent, done=True))
                 stream.settimeout(PUSH_SECONDS)
                 printed = b""
                 while piece := stream.recv(PIECE):
@@ -231,6 +231,12 @@ class ImageSource:
             if stream.exit_code():
                 raise HostError(receiver.name, f"docker load failed: {stream.stderr_tail()[-300:]}")
         return printed.decode("utf-8", "replace")
+
+
+def _received(host: str, count: int, *, done: bool = False) -> Event:
+    # Of 9.8 GB Docker took 44 s for what had been sent in 12.
+    text = f"has all {size(count)}: its Docker unpacks it" if done else f"received {size(count)} of the image"
+    return Event("progress", text, host, {"bytes": count})
 
 
 def name_there(connection: HostConnection, image_id: str, name: str) -> None:
