@@ -64,7 +64,7 @@ def to_file(cache: Path, verb: str, key: str) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _add(_PrivateFile(path, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8"))
         for old in kept(cache)[:-MAX_FILES]:
-            old.unlink()
+            old.unlink(missing_ok=True)
         return path
     return None
 

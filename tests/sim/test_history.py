@@ -15,13 +15,14 @@ from tests.support.sim import lab, life, make
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import history, rollback
+from vllm_cluster.actions import explain, history, rollback
 from vllm_cluster.actions import serve as serve_action
+from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.cli.render.history import history_document, show_history
+from vllm_cluster.core.history import Entry
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.history import Entry
 from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
@@ -199,6 +200,43 @@ def test_after_down_the_history_is_not_called_kept(world: World) -> None:
     assert lab.run(world, INVENTORY, lab.do_down).error is None
     error = lab.run(world, INVENTORY, lambda i, _, runtime: history.history(i, runtime=runtime)).error
     assert str(error) == "gpu1: history: cluster lab is not up; vcluster down deletes its history"
+
+
+def test_restarts_by_vcluster_itself_are_in_the_history_and_in_explain(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the time and the reason that the head wrote; those of an earlier request explain nothing of this one."""
+    assert serve(world, "org/a").error is None
+    files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
+    ready = json.loads(files["results.jsonl"].splitlines()[-1])
+    stalled, lost = "no token for 120 s, though /health returns 200", "Ray has lost 10.0.0.2"
+    for at, result, what, seconds in (
+        (10, "restarted", stalled, None),
+        (71, "ready again", "", 61.0),
+        (90, "restarted", lost, None),
+        (100, "gave up", f"{lost}; started 6 times within 60 min: no further attempts", None),
+    ):
+        row = {**ready, "at": ready["at"] + at, "result": result, "what": what, "seconds": seconds}
+        files["results.jsonl"] += json.dumps(row).encode() + b"\n"
+    found = entries(world)
+    validate(["history"], json.dumps(history_document("lab", found)))
+    assert [(one.verb, one.who, one.result, one.failure, one.seconds) for one in found[2:]] == [
+        ("restart", "vcluster", "ready", stalled, 61.0),
+        ("restart", "vcluster", None, lost, None),
+        ("restart", "vcluster", "gave up", f"{lost}; started 6 times within 60 min: no further attempts", None),
+    ]
+    assert found[1].result == "ready"
+    show_history("lab", found, color="never")
+    shown = capsys.readouterr().out
+    assert f"vcluster  restart org/a  {stalled}; ready again after 61 s\n" in shown
+    explained = lab.run(world, INVENTORY, lambda i, emit, runtime: explain.of_cluster(i, emit, runtime=runtime)).value
+    assert [one.failure for one in explained.restarts] == [one.failure for one in found[2:]]
+    validate(["explain"], json.dumps(explain_document(explained.verdict, {}, None, explained.restarts)))
+    show_explained(explained.verdict, color="never", restarts=explained.restarts)
+    assert re.search(f"^restarted by vcluster at .*: {stalled}; ready again after 61 s$", capsys.readouterr().out, re.M)
+    assert serve(world, "org/b").error is None
+    later = lab.run(world, INVENTORY, lambda i, emit, runtime: explain.of_cluster(i, emit, runtime=runtime)).value
+    assert later.restarts == []
 
 
 def test_a_broken_line_hides_no_other(world: World) -> None:

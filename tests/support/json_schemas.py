@@ -26,6 +26,7 @@ from vllm_cluster.core.answer import Answer, TokenLogprob
 from vllm_cluster.core.bench import BenchRun, HostHardware, Point
 from vllm_cluster.core.bench_compare import ComparedFigure
 from vllm_cluster.core.counters import ModelLoad
+from vllm_cluster.core.history import Entry
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.core.load import HostLoad
 from vllm_cluster.core.node_status import FailedRequest, ServeStatus
@@ -36,7 +37,6 @@ from vllm_cluster.facts.models import CachedModel
 from vllm_cluster.fit.layouts import GpuPool, Layout
 from vllm_cluster.run import allreduce
 from vllm_cluster.run.audit import AuditEntry
-from vllm_cluster.run.history import Entry
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
 COMMAND = "make schemas"
@@ -242,6 +242,7 @@ def _explain() -> Schema:
             "v": VERSION,
             "verdict": {"enum": ["explained", "symptom", "unknown", "healed", "nothing"]},
             "request": maybe(fields(FailedRequest)),
+            "restarts": rows(fields(Entry)),
             "cause": maybe(finding),
             "symptom": maybe(finding),
             **dict.fromkeys(("others", "notes", "survived"), rows(finding)),

@@ -16,6 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
+from vllm_cluster.core.history import Entry
 from vllm_cluster.core.node_status import FailedRequest, NodeStatus
 from vllm_cluster.errors import (
     Aborted,
@@ -32,6 +33,7 @@ from vllm_cluster.explain.scan import LogPosition, LogSource, scan
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.history import restarts
 from vllm_cluster.run.logs import Log, collect, connect_and_observe, sources
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -43,6 +45,7 @@ LOOKED_AT = 64 << 10
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_FILES = 1000
 PROGRESS_SECONDS = 1.0
+MAX_RESTARTS = 5
 _OWN = "the error"
 # What vLLM, Ray, Docker and log rotation name a log, in a folder that may hold other files too.
 _LOG = re.compile(r"\.(log|out|err|txt)(\.\d+)?(\.gz)?$")
@@ -55,11 +58,13 @@ class Explanation:
     """The verdict, and the hosts whose logs could not be had; `request` is what it is about where that has gone.
 
     A request that failed and was rolled back leaves a cluster that works, and the next start hides its lines.
+    `restarts` are those of the model that is served, by vcluster itself, with its own reasons.
     """
 
     verdict: Diagnosis
     failures: Mapping[str, VclusterError]
     request: FailedRequest | None = None
+    restarts: Sequence[Entry] = ()
 
 
 def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
@@ -96,14 +101,15 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
 
         logs, failures = fleet.each(read)
         head = _head(fleet, inventory) if inventory.head_name in logs else None
+        restarted = _restarts(fleet, inventory, head)
     if head and head.ray.ended:
-        return Explanation(_of_ray(inventory.head_name, head), failures)
+        return Explanation(_of_ray(inventory.head_name, head), failures, restarts=restarted)
     seen = [scan(source) for source in sources(logs.values())]
     found = diagnose(seen, healthy=_works(inventory, head))
     request = head.serve.instead_of if head and head.serve else None
     if request and found.kind in ("nothing", "healed"):
-        return Explanation(_of_request(inventory.head_name, request, found), failures, request)
-    return Explanation(found, failures)
+        return Explanation(_of_request(inventory.head_name, request, found), failures, request, restarted)
+    return Explanation(found, failures, restarts=restarted)
 
 
 def _of_request(host: str, request: FailedRequest, read: Diagnosis) -> Diagnosis:
@@ -117,6 +123,14 @@ def _head(fleet: Fleet, inventory: Inventory) -> NodeStatus | None:
     """The head's own status; None where its container does not run, or the status cannot be read."""
     state = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster).state_if_running()
     return state.status if state else None
+
+
+def _restarts(fleet: Fleet, inventory: Inventory, head: NodeStatus | None) -> Sequence[Entry]:
+    """How often vcluster itself started again what is served now, the last times."""
+    if head is None or head.serve is None:
+        return ()
+    node = NodeHandle(fleet.connections[inventory.head_name], inventory.cluster)
+    return restarts(node, head.serve.request)[-MAX_RESTARTS:]
 
 
 def _of_ray(host: str, head: NodeStatus) -> Diagnosis:

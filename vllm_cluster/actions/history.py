@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from vllm_cluster.actions.assess import ensure_no_errors
 from vllm_cluster.checks.docker import foreign
+from vllm_cluster.core.history import Entry
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.run.history import Entry, read_history
+from vllm_cluster.run.history import read_history
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime

@@ -42,9 +42,9 @@ def explain(
             session.progress(Event("failed", error.message, host))
         session.finish()
         if session.as_json:
-            print(json.dumps(explain_document(found.verdict, found.failures, found.request)))
+            print(json.dumps(explain_document(found.verdict, found.failures, found.request, found.restarts)))
         else:
-            show_explained(found.verdict, color=SETTINGS.color, request=found.request)
+            show_explained(found.verdict, color=SETTINGS.color, request=found.request, restarts=found.restarts)
         if found.verdict.kind in ("unknown", "symptom"):
             raise SystemExit(EXIT_UNKNOWN)
         if found.verdict.kind == "nothing" and found.failures:

@@ -162,5 +162,7 @@ class Session:
 
         if error.message:
             failed = type(error).exit_code == VclusterError.exit_code and not isinstance(error, Aborted)
-            errors.show(error, as_json=self.as_json, color=SETTINGS.color, log=self._log if failed else None)
+            # Later runs may have removed the log of one that took long.
+            log = self._log if failed and self._log and self._log.exists() else None
+            errors.show(error, as_json=self.as_json, color=SETTINGS.color, log=log)
         raise SystemExit(error.exit_code)

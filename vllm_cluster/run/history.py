@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from vllm_cluster.core import request
+from vllm_cluster.core.history import RESTARTER, Entry
 from vllm_cluster.run.audit import AUDIT_FILE
 from vllm_cluster.run.node_handle import NodeHandle
 
-
-@dataclass(frozen=True)
-class Entry:
-    """One run of a verb, and for a request to serve what became of it; `at` in seconds since 1970."""
-
-    at: float
-    who: str
-    verb: str
-    what: tuple[str, ...]
-    request: int | None = None
-    result: str | None = None
-    seconds: float | None = None
-    failure: str | None = None
+# What the node program writes of a restart, beside the one line for how a request ended.
+_OF_RESTARTS = ("restarted", "ready again", "gave up")
 
 
 def read_history(node: NodeHandle) -> list[Entry]:
@@ -31,13 +21,19 @@ def read_history(node: NodeHandle) -> list[Entry]:
     results = [*_lines(node, f"{request.RESULTS_FILE}.1"), *_lines(node, request.RESULTS_FILE)]
     ends: dict[int, list[Mapping[str, Any]]] = {}
     for line in results:
-        if isinstance(line.get("request"), int):
+        if isinstance(line.get("request"), int) and line.get("result") not in _OF_RESTARTS:
             ends.setdefault(line["request"], []).append(line)
     entries = [entry for line in _lines(node, AUDIT_FILE) if (entry := _entry(line))]
     history = [_with_end(entry, ends.pop(entry.request, [])) if entry.request else entry for entry in entries]
     # A laptop that lost its connection right after it wrote the request has left no line of its own.
     history += [_with_end(_of_head(number, lines), lines) for number, lines in ends.items()]
-    return sorted(history, key=lambda entry: entry.at)
+    return sorted([*history, *_restarts(results)], key=lambda entry: entry.at)
+
+
+def restarts(node: NodeHandle, request_number: int) -> list[Entry]:
+    """The restarts of what a request asked for, the oldest first."""
+    found = _restarts([*_lines(node, f"{request.RESULTS_FILE}.1"), *_lines(node, request.RESULTS_FILE)])
+    return [entry for entry in found if entry.request == request_number]
 
 
 def ready_requests(node: NodeHandle) -> list[dict[str, Any]]:
@@ -86,6 +82,22 @@ def _with_end(entry: Entry, lines: Sequence[Mapping[str, Any]]) -> Entry:
     end = next((line for line in lines if line.get("result") != "failed"), lines[-1])
     failure = next((str(line["what"]) for line in lines if line.get("result") == "failed"), None)
     return replace(entry, result=str(end.get("result")), seconds=_number(end.get("seconds")), failure=failure)
+
+
+def _restarts(results: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    """Each restart, with when the model was ready again."""
+    found: list[Entry] = []
+    for line in results:
+        number, result = line.get("request"), line.get("result")
+        if not isinstance(number, int) or result not in _OF_RESTARTS:
+            continue
+        if result != "ready again":
+            at, what = _number(line.get("at")) or 0.0, (f"restart {line.get('name')}",)
+            end = "gave up" if result == "gave up" else None
+            found.append(Entry(at, RESTARTER, "restart", what, number, end, failure=str(line.get("what"))))
+        elif found and found[-1].request == number and not found[-1].result:
+            found[-1] = replace(found[-1], result="ready", seconds=_number(line.get("seconds")))
+    return found
 
 
 def _number(value: object) -> float | None:

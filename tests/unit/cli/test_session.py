@@ -86,14 +86,19 @@ def test_what_a_person_decided_needs_no_fix_and_no_log(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["vcluster", "serve", "org/model"])
 
-    def refuse(error: VclusterError) -> Callable[[Session], object]:
+    def refuse(error: VclusterError, *, kept: bool = True) -> Callable[[Session], object]:
         def action(session: Session) -> None:
             session._log = tmp_path / "log"
+            if kept:
+                session._log.touch()
             raise error
 
         return action
 
     assert ended(refuse(Aborted()), capsys) == "Aborted. Nothing was changed.\n"
+    # A log that twenty later runs have removed is not named.
+    (tmp_path / "log").unlink()
+    assert "log: " not in ended(refuse(VclusterError("it failed"), kept=False), capsys)
     assert "log: " in ended(refuse(VclusterError("it failed")), capsys)
     left = Interrupted("Interrupted.", hint="vcluster status\nvcluster stop", again=())
     assert ended(refuse(left), capsys).splitlines() == [

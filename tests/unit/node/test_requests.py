@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from typing import Any
 
 import pytest
 
-from tests.support.node.world import World, eventually
+from tests.support.node.world import HEAD, WORKER, World, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +58,36 @@ def test_it_is_served_in_the_next_container_too_and_the_bad_one_is_not_tried_aga
     again = world.phase("ready", generation="good", attempt=1)
     assert again.instead_of.name == "bad"
     assert len(world.attempts) == 4
-    assert len(results(world)) == 3
+    eventually(lambda: len(results(world)) == 5, "the restart")
+    assert results(world)[3:] == [(2, "good", "restarted"), (2, "good", "ready again")]
+
+
+def lines(world: World) -> list[tuple[str, str]]:
+    """What was written of the last request, and why."""
+    rows = [json.loads(line) for line in (world.state / "results.jsonl").read_text().splitlines()]
+    return [(row["result"], row["what"]) for row in rows]
+
+
+def test_each_restart_is_written_with_its_reason(world: World) -> None:
+    world.pace["restarts"] = 2
+    world.start()
+    ask(world, 1, "one")
+    for attempt in (1, 2):
+        world.phase("ready", attempt=attempt)
+        world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: f"id-{attempt}"})
+    world.phase("ready", attempt=3)
+    os.kill(world.attempts[2]["pid"], signal.SIGKILL)
+    world.phase("failed")
+    lost = f"Ray has lost {WORKER}"
+    again = ("ready again", "")
+    killed = "vLLM ended with exit code 137; started 3 times within 60 min: no further attempts"
+    assert lines(world) == [("ready", ""), ("restarted", lost), again, ("restarted", lost), again, ("gave up", killed)]
+    # It is not started again in the next container, and nothing is written that is not so.
+    world.stop()
+    world.start()
+    world.ray("up")
+    world.phase("failed")
+    assert len(lines(world)) == 6
 
 
 def test_the_same_request_again_tries_the_bad_one_again(world: World) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
+from vllm_cluster.core.history import Entry
 from vllm_cluster.core.node_status import FailedRequest
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.catalogue import FAILURES
@@ -22,13 +23,17 @@ WIDTH = 600
 
 
 def explain_document(
-    found: Diagnosis, failures: Mapping[str, VclusterError], request: FailedRequest | None = None
+    found: Diagnosis,
+    failures: Mapping[str, VclusterError],
+    request: FailedRequest | None = None,
+    restarts: Sequence[Entry] = (),
 ) -> dict[str, Any]:
     """The verdict as JSON would have it."""
     return {
         "v": 1,
         "verdict": found.kind,
         "request": asdict(request) if request else None,
+        "restarts": [asdict(entry) for entry in restarts],
         "cause": _finding(found.cause) if found.cause else None,
         "symptom": _finding(found.symptom) if found.symptom else None,
         "others": [_finding(other) for other in found.others],
@@ -62,10 +67,12 @@ def _finding(found: MatchedFailure) -> dict[str, Any]:
     }
 
 
-def show_explained(found: Diagnosis, *, color: str, request: FailedRequest | None = None) -> None:
+def show_explained(
+    found: Diagnosis, *, color: str, request: FailedRequest | None = None, restarts: Sequence[Entry] = ()
+) -> None:
     """Write the verdict on standard output; `request` is what it is about where something else is served by now."""
     bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
-    first, *rest = [*([_request(request)] if request else []), *_lines(found)]
+    first, *rest = [*([_request(request)] if request else []), *_lines(found), *map(_restart, restarts)]
     sys.stdout.write(f"{bold}{plain(first)}{end}\n" + "".join(plain(line) + "\n" for line in rest))
     sys.stdout.flush()
 
@@ -113,6 +120,14 @@ def _answer(found: Diagnosis) -> Iterable[str]:
 def _request(request: FailedRequest) -> str:
     at = datetime.fromtimestamp(request.at).astimezone().strftime("%H:%M %Z")
     return f"The last request that failed ({at}, {request.name}): {_cut(request.what)}"
+
+
+def _restart(entry: Entry) -> str:
+    """What vcluster itself wrote when it started the model again."""
+    at = datetime.fromtimestamp(entry.at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    seconds = "" if entry.seconds is None else f" after {entry.seconds:.0f} s"
+    again = f"; ready again{seconds}" if entry.result == "ready" else ""
+    return f"restarted by vcluster at {at}: {_cut(entry.failure or '')}{again}"
 
 
 def _cause(found: MatchedFailure) -> Iterable[str]:

@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import Any
 
 from vllm_cluster.cli.render.text import plain, wants_color
-from vllm_cluster.run.history import Entry
+from vllm_cluster.core.history import Entry
 
 _MAX_ERROR = 160
 
@@ -43,7 +43,10 @@ def _what(entry: Entry) -> str:
 
 def _result(entry: Entry) -> str:
     seconds = "" if entry.seconds is None else f" after {entry.seconds:.0f} s"
-    failed = f"failed: {shorten(entry.failure or '', _MAX_ERROR, placeholder=' …')}"
+    if entry.verb == "restart":
+        again = f"; ready again{seconds}" if entry.result == "ready" else ""
+        return f"{_why(entry)}{again}"
+    failed = f"failed: {_why(entry)}"
     done = f"done{seconds}" if seconds else ""
     return {
         "ready": f"ready{seconds}",
@@ -52,3 +55,7 @@ def _result(entry: Entry) -> str:
         "not back": f"{failed}; the previous model did not become ready",
         "replaced": "superseded by a new request",
     }.get(entry.result or "", entry.result or done)
+
+
+def _why(entry: Entry) -> str:
+    return shorten(entry.failure or "", _MAX_ERROR, placeholder=" …")

@@ -37,6 +37,7 @@ class Requests:
     def __init__(self, state: Path) -> None:
         self._state = state
         self._kept = load(state / "request.json")
+        self._restarted: list[Any] | None = None  # when, until what was restarted is ready
 
     @property
     def served(self) -> Serve | None:
@@ -56,6 +57,7 @@ class Requests:
             self._result("replaced", f"another request came{after}")
         # What was being loaded has shown nothing yet: what was ready before it stays the one to go back to.
         back_to = self.served if before.get("ready") else before.get("back_to")
+        self._restarted = None
         if asked is None or (back_to and back_to["generation"] == asked["generation"]):
             back_to = None
         kept = {"number": number, "asked": asked, "by": str(request.get("by", "")), "began": mark()}
@@ -65,6 +67,9 @@ class Requests:
 
     def ready(self, seconds: float | None) -> None:
         """What runs has answered; later starts of the same are not new."""
+        if self._restarted is not None:
+            away, self._restarted = since(self._restarted), None
+            self._result("ready again", "", away, of=self.served)
         if self._kept.get("ready") or not self._kept:
             return
         back = bool(self._kept["failed"])
@@ -99,6 +104,12 @@ class Requests:
         self._save()
         return back
 
+    def restarted(self, why: str, *, final: bool = False) -> None:
+        """What was served has ended by itself, and is started again; `final`: too often for another start."""
+        if self._kept and self.served:
+            self._restarted = None if final else mark()
+            self._result("gave up" if final else "restarted", why, of=self.served)
+
     def status(self) -> dict[str, Any]:
         """Which request is served, in whose place, and what comes back if it fails."""
         kept = self._kept
@@ -114,9 +125,9 @@ class Requests:
     def _save(self) -> None:
         write_whole(self._state / "request.json", self._kept, sync=True)
 
-    def _result(self, result: str, what: str, seconds: float | None = None) -> None:
+    def _result(self, result: str, what: str, seconds: float | None = None, of: Serve | None = None) -> None:
         """Append one line to the history; a full disk costs the line alone."""
-        asked = self._kept["asked"]
+        asked = of or self._kept["asked"]
         line = {
             "at": round(time.time(), 3),
             "request": self._kept["number"],

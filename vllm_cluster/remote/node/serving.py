@@ -161,6 +161,8 @@ class ServeController:
             self.course = None
         if wanted and self.course is None:
             self.course = self._remember(ServeState(wanted))
+            if self.course.once_ready and self.course.phase != "failed":
+                self._requests.restarted("the head's container started again")
             self._save(self.course)
         elif wanted and self.course:
             self.course.wanted = wanted  # the same on other hosts: its next start goes there
@@ -252,7 +254,7 @@ class ServeController:
     def _decide(self, course: ServeState, *, lost: bool, judge: bool) -> None:
         """Whether to try again, within the budget: when it once was ready, or when a node was lost."""
         if course.once_ready or lost:
-            course.wait(self._pace)
+            self._again(course)
         elif judge:
             course.judge_until = time.monotonic() + self._pace.notice_loss
             course.set_phase("backoff", f"was a node lost? {course.what}")
@@ -260,12 +262,17 @@ class ServeController:
             course.set_phase("failed", course.what)
         self._save(course)
 
+    def _again(self, course: ServeState) -> None:
+        course.wait(self._pace)
+        final = course.phase == "failed"
+        self._requests.restarted(f"{course.what}; {course.detail}" if final else course.what, final=final)
+
     def _judge(self, course: ServeState, wrong: list[str], *, late: bool) -> None:
         """Whether a node was lost, which Ray notices seconds after vLLM has ended of it."""
         if wrong or late:
             course.judge_until = None
             if wrong:
-                course.wait(self._pace)
+                self._again(course)
             else:
                 course.set_phase("failed", course.what)
             self._save(course)
