@@ -90,7 +90,7 @@ def _params(command: Any) -> list[Any]:
 
 def _verb(path: str, verb: Verb, params: list[Any], options: list[tuple[str, str]]) -> Iterator[str]:
     arguments = [one for one in params if one.param_type_name == "argument"]
-    (usage,) = usage_lines(path, arguments)
+    (usage,) = usage_lines(path, arguments, words=verb.usage)
     yield from ("", f"## {path}", "", f"{verb.summary} {verb.about}".strip())
     yield from ("", "```text", usage.removeprefix("Usage: "), "```")
     rows = [*((shown_name(one), one.help or "") for one in arguments), *options]

@@ -154,6 +154,8 @@ def plural(number: int, noun: str) -> str:
     """The noun for a number: host, hosts."""
     if number == 1:
         return noun
+    if noun.endswith(("ch", "sh", "s", "x")):
+        return f"{noun}es"
     return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
 
 

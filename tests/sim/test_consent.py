@@ -15,7 +15,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import down, serve, stop, up
 from vllm_cluster.actions.consent import Confirm
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.errors import UsageError, VclusterError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
@@ -104,6 +104,33 @@ def test_a_question_names_model_age_and_requests(world: World, verb: str) -> Non
     assert done.error is None, done.story()
     assert person.asked == [f"Stop org/model (ready for 3 h, 2 requests running) on lab{THEN[verb]}"]
     record("P35", f"sim: {verb} on a terminal, a model is ready", person.asked[0], True)
+
+
+BATCH = {
+    "key": "a1",
+    "running": True,
+    "input": True,
+    "asked": {"who": "ann@laptop", "at": 1.0, "source": "/home/ann/in.jsonl", "output": "/home/ann/out.jsonl"},
+    "options": {"copies": 1, "fields": {}},
+    "status": {"phase": "running", "note": "", "progress": {"total": 2000, "answered": 404}},
+}
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, served: bool) -> None:
+    if not served:
+        assert run(world, "stop", Person(True)).error is None
+    world.batches = [BATCH]
+    person = Person(None)
+    refused = run(world, "down", person)
+    delete = "elete 1 unfetched batch on the head (/home/ann/out.jsonl of ann@laptop: running, 404/2000 answered)"
+    model = "Stop org/model (ready for 3 h, 2 requests running) on lab, d"
+    assert person.asked == [f"{model if served else 'D'}{delete} and remove the cluster?"]
+    assert isinstance(refused.error, UsageError)
+    assert refused.error.again == ("--yes",)
+    assert refused.script.changing == []
+    assert run(world, "down", Person(True)).error is None
+    assert world.machines["gpu1"].box("vcluster-lab") is None
 
 
 @pytest.mark.promise("P35")

@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from pydantic import TypeAdapter
 
+from vllm_cluster.actions.batches import BatchOnHead
 from vllm_cluster.actions.models import RunningPull
 from vllm_cluster.actions.status import HostStatus
 from vllm_cluster.batch.work import BatchResult
@@ -59,6 +60,7 @@ DOCUMENTS = (
     "complete",
     "chat",
     "endpoint",
+    "batch",
     "bench",
 )
 OPERATIONS = get_args(plan.Operation)
@@ -154,6 +156,13 @@ def schemas() -> dict[str, Schema]:
                 "v": VERSION,
                 **dict.fromkeys(("base_url", "model", "key"), TEXT),
                 "tunnel": maybe(keys({"pid": COUNT, "port": COUNT})),
+            }
+        ),
+        "batch": keys(
+            {
+                "v": VERSION,
+                "host": TEXT,
+                "batches": rows(fields(BatchOnHead, command=TEXT)),
             }
         ),
         "bench": {"anyOf": [_bench(), _compared()]},
@@ -367,6 +376,8 @@ def validate(argv: Sequence[str], output: str) -> None:
     """Hold what a command wrote with --json against its schema: one document, or events line by line."""
     verb = next((word for word in argv if word in DOCUMENTS and "--end" not in argv), "events")
     verb = "top" if "--watch" in argv else verb
+    # With --list alone.
+    verb = "events" if verb == "batch" and "--list" not in argv else verb
     # Of its verbs, one prints a document.
     verb = "events" if (verb == "image" and "ls" not in argv) or (verb == "models" and "rm" in argv) else verb
     for line in output.splitlines():

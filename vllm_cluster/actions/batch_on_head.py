@@ -7,10 +7,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from vllm_cluster.actions.batch import interrupted, opened, progress_event
+from vllm_cluster.actions.batches import batches_of, ensure_own_output
 from vllm_cluster.actions.head_api import HeadApi
 from vllm_cluster.batch.engine import Options
 from vllm_cluster.batch.lines import options_checksum
@@ -19,6 +21,7 @@ from vllm_cluster.batch.work import BatchFiles, BatchResult, Work
 from vllm_cluster.errors import HostError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.laptop import whoami
 from vllm_cluster.run.head_job import HeadJob, unpacked
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import size as bytes_in_words
@@ -40,12 +43,29 @@ class HeadBatch:
     options: Options
     wait: float
 
+    @cached_property
+    def source_digest(self) -> str:
+        """The checksum of the input."""
+        return digest(self.files.source)
+
     @property
     def key(self) -> str:
         """A name by content: the input, and what the options make of it."""
         options = options_checksum(self.options.fields)
-        found = f"{digest(self.files.source)} {self.options.copies} {options}"
+        found = f"{self.source_digest} {self.options.copies} {options}"
         return hashlib.sha256(found.encode()).hexdigest()[:16]
+
+    def asked(self, now: float) -> dict[str, Any]:
+        """What the head keeps for those who look at all its batches."""
+        return {
+            "who": whoami(),
+            "at": round(now, 3),
+            "source": str(self.files.source.absolute()),
+            "output": str(self.files.output.absolute()),
+            "sha256": self.source_digest,
+            "copies": self.options.copies,
+            "fields": dict(self.options.fields),
+        }
 
 
 def batch_on_head(
@@ -109,8 +129,11 @@ class _HeadRun:
             return False
         # One that began before waits there for the model, which may be starting with the head's container.
         if not now["input"]:
+            asked = self._wanted.asked(self._runtime.clock.time())
+            ensure_own_output(batches_of(self._job), asked, self._wanted.key)
             with HeadApi(self._wanted.inventory, self._emit, self._wanted.wait, self._runtime) as server:
                 server.ensure_model(self._work.models, self._files.output)
+            self._job.ask("asked", asked=asked)
             self._send(INPUT, self._files.source, resume=True)
         # What was answered from elsewhere is not asked there.
         if self._work.output.size and not (self._same and self._at == self._work.output.size):

@@ -60,6 +60,8 @@ class Stops:
     again: bool = False
     # The model that runs on: the nodes have no rank of it.
     stays: str = ""
+    # What is deleted with the head: batches whose answers are not fetched, by their key.
+    batches: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def consequence(self) -> str:
@@ -73,17 +75,25 @@ class Stops:
     @property
     def anything(self) -> bool:
         """Whether a person must be asked."""
-        return bool(self.served or self.unknown or self.nodes)
+        return bool(self.served or self.unknown or self.nodes or self.batches)
 
     def within(self, confirmed: Stops) -> bool:
         """Whether an answer about `confirmed` covers this too."""
         known = confirmed.served.generation if confirmed.served else None
         served = self.served is None or self.served.generation == known
         nodes = self.nodes.items() <= confirmed.nodes.items()
+        nodes = nodes and self.batches.keys() <= confirmed.batches.keys()
         return served and nodes and (not self.unknown or bool(confirmed.unknown))
 
-    def what(self, cluster: str) -> str:
-        """The object of the question: what is stopped, and where."""
+    def action(self, cluster: str) -> str:
+        """What is asked for, as a question and a refusal have it: what is stopped, and what is deleted with it."""
+        stop = f"stop {self._what(cluster)}" if self.served or self.unknown or self.nodes else ""
+        which = "; ".join(self.batches.values())
+        delete = f"delete {count(len(self.batches), 'unfetched batch')} on the head ({which})"
+        return ", ".join(filter(None, (stop, delete if self.batches else "")))
+
+    def _what(self, cluster: str) -> str:
+        """What is stopped, and where."""
         hosts = ", ".join(sorted(self.nodes))
         nodes = f"the running {plural(len(self.nodes), 'node')} on {hosts}" if hosts else ""
         if self.unknown:
@@ -116,8 +126,8 @@ class Consent:
         first = self._confirmed is None
         if not self.covers(stops):
             changes = "; ".join(change.text for change in stops.changes)
-            what = f"{stops.what(self._cluster)}{then}" + (f" ({changes})" if changes else "")
-            answer = self._confirm(f"Stop {what}?")
+            what = f"{stops.action(self._cluster)}{then}" + (f" ({changes})" if changes else "")
+            answer = self._confirm(f"{what[0].upper()}{what[1:]}?")
             if answer is None:
                 raise _refused(what, first=first)
             if not answer:
@@ -127,8 +137,8 @@ class Consent:
 
 def _refused(what: str, *, first: bool) -> VclusterError:
     if first:
-        return UsageError(f"this would stop {what}; there is no terminal to ask", again=("--yes",))
-    text = f"the cluster has changed: this would now stop {what}; there is no terminal to ask"
+        return UsageError(f"this would {what}; there is no terminal to ask", again=("--yes",))
+    text = f"the cluster has changed: this would now {what}; there is no terminal to ask"
     return PreflightFailed(text, again=("--yes",))
 
 

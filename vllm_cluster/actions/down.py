@@ -9,6 +9,7 @@ from functools import partial
 
 from vllm_cluster.actions import phases
 from vllm_cluster.actions.assess import ensure_no_errors
+from vllm_cluster.actions.batches import batches_on
 from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
 from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
 from vllm_cluster.checks.docker import foreign as foreign_findings
@@ -18,7 +19,7 @@ from vllm_cluster.core.identity import Owner, cluster_id, foreign, is_leftover, 
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
 from vllm_cluster.core.pull import container_name
-from vllm_cluster.core.spec import CLUSTER, node_name
+from vllm_cluster.core.spec import CLUSTER, ROLE, node_name
 from vllm_cluster.errors import FleetError, HostError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import Container, HostFacts
@@ -26,6 +27,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.lease import in_order
 from vllm_cluster.run.members import by_hand, look_at_former, unreadable
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
@@ -35,8 +37,8 @@ def down(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.
     """Remove the cluster's containers and volumes, by its id; returns how many were removed.
 
     Raises:
-        Aborted, UsageError, PreflightFailed: something is served, and its stop was not confirmed; or a cluster
-            of the same name that is not this one is on the hosts. Nothing was touched.
+        Aborted, UsageError, PreflightFailed: something is served, or a batch is not fetched, and its end was not
+            confirmed; or a cluster of the same name that is not this one is on the hosts. Nothing was touched.
         Unreachable, FleetError: on some hosts it could not be done; on the others it was.
     """
     state = DownState(
@@ -74,6 +76,7 @@ class DownState(phases.ChangingState):
         containers, lost = self.fleet.each(self.objects.containers, self.facts)
         try:
             served = served_by(self.inventory.cluster, containers, self.fleet)
+            served = replace(served, batches=_batches(self, containers))
         except HostError as error:
             lost = {**lost, error.host: error}
         if lost:
@@ -219,6 +222,18 @@ def _remove_all(state: DownState, connection: HostConnection) -> Counter[str]:
         raise HostError(connection.name, f"down: not removed: {', '.join(left)}", hint="vcluster down")
     state.emit(Event("done", f"removed {_counted(removed)}", connection.name, {"removed": removed.total()}))
     return removed
+
+
+def _batches(state: DownState, containers: Mapping[str, Sequence[Container]]) -> dict[str, str]:
+    """The batches on a head that runs, whose answers go with it."""
+    cluster = state.inventory.cluster
+    found: dict[str, str] = {}
+    for host, there in containers.items():
+        for one in there:
+            if one.name == node_name(cluster) and one.labels.get(ROLE) == "head" and one.state == "running":
+                on_head = batches_on(NodeHandle(state.fleet.connections[host], cluster))
+                found |= {batch.key: batch.text for batch in on_head}
+    return found
 
 
 def _counted(removed: Counter[str]) -> str:

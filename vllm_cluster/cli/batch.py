@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 LIVE_SECONDS, LINE_SECONDS = 1.0, 10.0
 
 Source = Annotated[
-    Path,
-    typer.Argument(metavar="IN", help="Requests in OpenAI's batch format, one a line; or a JSON array of prompts."),
+    Path | None,
+    typer.Argument(
+        metavar="IN",
+        help="Requests in OpenAI's batch format, one a line; or a JSON array of prompts.",
+        show_default=False,
+    ),
 ]
 Output = Annotated[
     Path | None,
@@ -64,13 +69,16 @@ OnHead = Annotated[
     bool, typer.Option("--on-head", help="Answer on the head, also while this machine is off; again: show and fetch.")
 ]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="With --on-head: fetch what there is, and return.")]
+List = Annotated[
+    bool, typer.Option("--list", "-l", help="Show the batches on the head whose answers are not all fetched.")
+]
 End = Annotated[bool, typer.Option("--end", help="With --on-head: stop it, and fetch what is answered.")]
 
 
 @with_sampling
 def batch(
     sampling: Mapping[str, Any],
-    source: Source,
+    source: Source = None,
     output: Output = None,
     errors: Errors = None,
     repeat: Repeat = 1,
@@ -79,6 +87,7 @@ def batch(
     on_head: OnHead = False,
     detach: Detach = False,
     end: End = False,
+    list_: List = False,
     wait: Away = 3600.0,
     timeout: Timeout = 3600.0,
     inventory: InventoryPath = None,
@@ -87,6 +96,12 @@ def batch(
     """Answer a file of requests with the served model."""
 
     def action(session: Session) -> None:
+        if list_:
+            _list(session, wait, given=source is not None or output is not None)
+            return
+        if source is None:
+            text = "IN is missing: --list shows the batches on the head" if on_head else "IN is missing"
+            raise UsageError(text, hint="vcluster batch --list" if on_head else "vcluster batch --help")
         out = _out_of(source, output)
         _ensure_one_way(on_head=on_head, detach=detach, end=end)
         fields = question.fields(sampling, set_ or (), None)
@@ -130,6 +145,21 @@ def _ensure_one_way(*, on_head: bool, detach: bool, end: bool) -> None:
         raise UsageError("--detach and --end are for a batch on the head", again=("--on-head",))
     if detach and end:
         raise UsageError("--detach and --end exclude each other", hint="vcluster batch --help")
+
+
+def _list(session: Session, wait: float, *, given: bool) -> None:
+    if given:
+        raise UsageError("--list shows all batches on the head: use it without IN and -o", hint="vcluster batch --list")
+    loaded = session.load()
+    from vllm_cluster.actions.batches import batches
+    from vllm_cluster.cli.render.batches import batches_document, show_batches
+
+    found = batches(loaded, session.progress, wait=wait)
+    session.finish()
+    if session.as_json:
+        print(json.dumps(batches_document(loaded.head_name, found)))
+    else:
+        show_batches(loaded.head_name, found, session.paste)
 
 
 def _errors_of(output: Path) -> Path:

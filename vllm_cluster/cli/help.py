@@ -29,7 +29,7 @@ def verb_help(path: str, verb: Verb, params: Sequence[Any]) -> str:
     options = [one for one in params if one.param_type_name == "option" and not one.hidden]
     own = [one for one in options if one.name not in COMMON]
     common = sorted((one for one in options if one.name in COMMON), key=lambda one: COMMON.index(one.name))
-    lines = [*usage_lines(path, arguments, width), "", *textwrap.wrap(verb.summary, width)]
+    lines = [*usage_lines(path, arguments, width, verb.usage), "", *textwrap.wrap(verb.summary, width)]
     for paragraph in filter(None, verb.about.split("\n")):
         lines += ["", *textwrap.wrap(paragraph, width)]
     lines += _section("Arguments", ((shown_name(one), one.help or "") for one in arguments), width)
@@ -61,11 +61,13 @@ def shown_name(param: Any) -> str:
     return str(param.metavar or param.name.upper())
 
 
-def usage_lines(path: str, arguments: Iterable[Any], width: int = MAX_WIDTH) -> Iterator[str]:
-    """How a verb is called."""
-    pieces = [f"Usage: {path}"]
+def usage_lines(
+    path: str, arguments: Iterable[Any], width: int = MAX_WIDTH, words: Sequence[str] = ()
+) -> Iterator[str]:
+    """How a verb is called; `words` in place of its arguments, where these alone do not make a call."""
+    pieces = [f"Usage: {path}", *words]
     last = []
-    for one in arguments:
+    for one in () if words else arguments:
         name = shown_name(one)
         if name.startswith("-- "):
             last.append(f"[{name}]")

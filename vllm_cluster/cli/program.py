@@ -41,6 +41,8 @@ class Verb:
     exits: Mapping[int, str] = field(default_factory=dict)
     # Words of the same command elsewhere that ask for what is done anyway.
     habits: tuple[str, ...] = ()
+    # What a call needs, where that is more than its arguments.
+    usage: tuple[str, ...] = ()
 
 
 def program(verbs: Mapping[str, Verb], about: str, default: str = "", **more: Any) -> typer.Typer:

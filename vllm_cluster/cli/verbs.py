@@ -159,6 +159,7 @@ VERBS = {
             "vcluster batch requests.jsonl -o answers.jsonl",
             "vcluster batch prompts.json -o answers.jsonl --repeat 4 --max-tokens 64",
             "vcluster batch requests.jsonl -o answers.jsonl --on-head --detach",
+            "vcluster batch --list",
         ),
         {
             0: "every request is answered",
@@ -168,6 +169,7 @@ VERBS = {
             4: "a host is unreachable",
             75: "another run writes OUT",
         },
+        usage=("IN", "-o OUT"),
     ),
     "bench": Verb(
         _USE,
@@ -220,7 +222,8 @@ VERBS = {
         _RUN,
         "down:down",
         "Remove the cluster's containers and volumes from all hosts.",
-        "Images and the model cache stay; the API key and the history go.",
+        "Images and the model cache stay; the API key, the history and the batches on the head go. It asks first where "
+        "a model is served, or a batch is not fetched.",
         ("vcluster down", "vcluster down --yes"),
         {0: "nothing of the cluster is left", 1: "failed, or the answer was no", **LEASE},
     ),

@@ -9,7 +9,7 @@ from tests.support.sim import shell
 from tests.support.sim.world import Machine, World
 
 # Those that wait for a message before they do anything.
-READERS = ("append_line", "check", "model_cache", "send_image")
+READERS = ("append_line", "batch_job", "check", "model_cache", "send_image")
 
 
 def called(command: Sequence[str]) -> str:
@@ -90,6 +90,8 @@ class Program:
         match self.name:
             case "append_line":
                 rows = [{"appended": True}]
+            case "batch_job":
+                rows = [{"batches": world.batches}]
             case "model_cache":
                 rows = [self._cache(json.loads(self._input))]
             case "send_image":

@@ -218,6 +218,8 @@ class World:
         self.answers: dict[str, dict[str, Any]] = {}
         # The images that hosts send, by the address at which they do.
         self.sending: dict[str, Picture] = {}
+        # What the head's program lists of the batches there.
+        self.batches: list[dict[str, Any]] = []
         self.runtime: Runtime | None = None
         self.order: Callable[[list[Any]], list[Any]] = list
         # What clients know, and how often they were told since that there is another.

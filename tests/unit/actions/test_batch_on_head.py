@@ -14,15 +14,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.batch_api import KEY, Api, Reply, answer, serving
+from tests.support.json_schemas import validate
 from tests.support.sim import make
 from tests.support.waiting import until
 from vllm_cluster.actions import batch_on_head as action
 from vllm_cluster.actions.batch_on_head import HeadBatch
+from vllm_cluster.actions.batches import BatchOnHead, batches
 from vllm_cluster.batch.engine import Options
 from vllm_cluster.batch.work import BatchFiles
+from vllm_cluster.cli.render.batches import batches_document, show_batches
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostError, Interrupted
+from vllm_cluster.errors import HostError, Interrupted, UsageError
 from vllm_cluster.events import Event
+from vllm_cluster.laptop import whoami
 from vllm_cluster.run import head_job
 from vllm_cluster.run.head_job import HeadJob
 from vllm_cluster.run.program import RunningProgram, python
@@ -224,6 +228,57 @@ def test_a_line_without_an_answer_comes_back_with_its_reason(head: Head) -> None
         found, _ = action.batch_on_head(wanted, head.events.append)
     assert (found.answered, found.failed, found.invalid) == (29, 1, 1)
     assert "too long" in wanted.files.errors.read_text()
+
+
+def test_the_batches_of_the_head_are_listed_until_they_are_fetched(
+    head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold = threading.Event()
+
+    def reply(prompt: str, _times: int) -> Reply | None:
+        assert prompt != "p12" or hold.wait(60)
+        return answer(prompt)
+
+    def listed() -> list[BatchOnHead]:
+        return batches(make.inventory(1), head.events.append, wait=60.0)
+
+    with serving(Api(reply)) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        assert listed() == []
+        show_batches("gpu1", [], str)
+        action.batch_on_head(wanted, head.events.append, detach=True)
+        until(lambda: (listed()[0].answered or 0) >= 12, 60)
+        (running,) = listed()
+        hold.set()
+        until(lambda: listed()[0].state == "done", 60)
+        (done,) = listed()
+        show_batches("gpu1", [done], lambda command: f"{command} -i lab.yaml")
+        validate(["batch", "--list"], json.dumps(batches_document("gpu1", [running, done])))
+        action.batch_on_head(wanted, head.events.append)
+        assert listed() == []
+    assert (running.state, running.total, running.output) == ("running", 30, str(wanted.files.output))
+    assert (done.answered, done.total, done.who) == (30, 30, whoami())
+    empty, _, row, fetch = capsys.readouterr().out.splitlines()
+    assert empty == "No batches on gpu1: what was answered there is fetched."
+    assert "30/30     done" in row
+    assert fetch == f"fetch: vcluster batch {wanted.files.source} -o {wanted.files.output} --on-head -i lab.yaml"
+
+
+def test_the_output_of_another_batch_on_the_head_is_refused_with_what_differs(head: Head) -> None:
+    with serving(Api(answer)) as api:
+        head.serve(api)
+        first = head.wanted()
+        action.batch_on_head(first, head.events.append, detach=True)
+        until(lambda: head.answered() == 30, 60)
+        options = replace(first.options, copies=2, fields={"temperature": 0.5})
+        with pytest.raises(UsageError) as refused:
+            action.batch_on_head(replace(first, options=options), head.events.append, detach=True)
+        found, _ = action.batch_on_head(first, head.events.append)
+    text = f"{first.files.output} is the output of another batch on the head, with --repeat 1, no temperature"
+    assert refused.value.message == text
+    assert (refused.value.hint or "").splitlines()[0].endswith(f"-o {first.files.output} --on-head")
+    assert found.answered == 30
 
 
 def test_ctrl_c_leaves_it_running(head: Head) -> None:

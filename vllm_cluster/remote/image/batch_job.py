@@ -79,6 +79,27 @@ class Job:
             part.replace(self.folder / wanted["file"])
         return {"size": size}
 
+    def asked(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep who asked for it, with which files and options, for those who look at all batches."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self.folder / "asked.json").write_text(json.dumps(wanted["asked"]))
+        return {}
+
+    def batches(self, _wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Every batch of this head, whichever folder this is."""
+        with suppress(OSError):
+            return {"batches": [Job(one)._about() for one in sorted(self.folder.parent.iterdir()) if one.is_dir()]}
+        return {"batches": []}
+
+    def _about(self) -> dict[str, Any]:
+        running = bool(self._pid())
+        sent = (self.folder / "input.jsonl").exists()
+        row = {"key": self.folder.name, "running": running, "input": sent, "asked": None, "options": None}
+        for name in ("asked", "options"):
+            with suppress(OSError, ValueError):
+                row[name] = json.loads((self.folder / f"{name}.json").read_text())
+        return {**row, "status": self._status()}
+
     def start(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Start its program, which outlives this one; no error where it runs."""
         if self._pid():
@@ -154,7 +175,7 @@ def main() -> None:
     os.umask(0o077)
     job = Job(Path(sys.argv[1]))
     calls = {"look": job.look, "same": job.same, "put": job.put, "start": job.start, "stop": job.stop}
-    calls["remove"] = job.remove
+    calls |= {"remove": job.remove, "asked": job.asked, "batches": job.batches}
     while line := sys.stdin.readline():
         wanted = json.loads(line)
         try:

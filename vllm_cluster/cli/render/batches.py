@@ -1,0 +1,44 @@
+"""The batches on the head, a row each for people and as a document for programs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from vllm_cluster.actions.batches import BatchOnHead
+from vllm_cluster.cli.render.table import columns, table
+from vllm_cluster.cli.render.text import plain
+from vllm_cluster.text import age
+
+TITLES = {"input": 1, "output": 0, "answered": 0, "state": 0, "by": 3, "began": 2}
+
+
+def batches_document(host: str, found: Sequence[BatchOnHead]) -> dict[str, Any]:
+    """The `--json` document."""
+    rows = [{**asdict(one), "fields": dict(one.fields), "command": one.command} for one in found]
+    return {"v": 1, "host": host, "batches": rows}
+
+
+def show_batches(host: str, found: Sequence[BatchOnHead], paste: Callable[[str], str]) -> None:
+    """Write a row for each batch, and the commands that fetch them."""
+    if not found:
+        print(f"No batches on {host}: what was answered there is fetched.")
+        return
+    for line in table(TITLES, [_row(one) for one in found], columns()):
+        sys.stdout.write(f"{line}\n")
+    for one in found:
+        sys.stdout.write(f"fetch: {plain(paste(one.command))}\n")
+
+
+def _row(one: BatchOnHead) -> dict[str, str]:
+    return {
+        "input": plain(one.source or "?"),
+        "output": plain(one.output or "?"),
+        "answered": one.progress,
+        "state": plain(f"{one.state}: {one.detail}" if one.detail else one.state),
+        "by": plain(one.who or ""),
+        "began": f"{age(max(0.0, time.time() - one.at))} ago" if one.at else "",
+    }
