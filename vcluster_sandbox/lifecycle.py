@@ -31,6 +31,7 @@ def up(*, hosts: int, gpus: int, folder: Path, report: Report) -> Path:
     """
     if not 1 <= hosts <= _MAX_HOSTS or not 1 <= gpus <= _MAX_GPUS:
         raise UsageError(f"a sandbox has 1 to {_MAX_HOSTS} hosts of 1 to {_MAX_GPUS} GPUs, not {hosts} of {gpus}")
+    report("looking for the images and hosts of the sandbox")
     with closing(connect()) as engine, _alone(), _docker_errors():
         folder.mkdir(parents=True, exist_ok=True)
         return _up(engine, Sandbox(folder), hosts, gpus, report)

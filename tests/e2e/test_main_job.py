@@ -82,7 +82,7 @@ def test_four_ranks_on_two_hosts_say_what_one_process_says(cluster: Sandbox) -> 
 
 
 @pytest.mark.cluster("serving")
-def test_the_printed_curl_line_works(cluster: Sandbox) -> None:
+def test_the_printed_line_to_ask_works(cluster: Sandbox) -> None:
     again = cluster.vcluster("serve", MODEL, "--", "--dtype", "float32").ok()
     (line,) = [line.removeprefix("ask:") for line in again.out.splitlines() if line.startswith("ask:")]
     path = f"{VCLUSTER.parent}:{os.environ['PATH']}"
@@ -90,7 +90,7 @@ def test_the_printed_curl_line_works(cluster: Sandbox) -> None:
     said = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, env=environment, timeout=120, check=True
     )
-    assert json.loads(said.stdout)["choices"][0]["text"]
+    assert said.stdout.strip()
 
 
 @pytest.mark.cluster("serving")

@@ -17,6 +17,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import explain, history, rollback
 from vllm_cluster.actions import serve as serve_action
+from vllm_cluster.cli.render import history as render
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.cli.render.history import history_document, show_history
 from vllm_cluster.core.history import Entry
@@ -180,6 +181,20 @@ def test_requests_are_told_apart_and_an_up_names_its_hosts(world: World, capsys:
     assert up.seconds is not None
     show_history("lab", [up], color="never")
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+  .* done after \d+ s$", capsys.readouterr().out.strip())
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_on_a_terminal_no_word_of_an_entry_is_broken(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "columns", lambda: width)
+    what = ("serve org/model --name long -- --max-model-len 8192 (TP=2 × PP=2)",)
+    show_history("lab", [Entry(0.0, "ada@laptop", "serve", what, 1, "ready", 61.0)], color="never")
+    first, *more = capsys.readouterr().out.splitlines()
+    assert first.startswith("1970-01-01 ") and more
+    assert all(len(line) <= width for line in (first, *more))
+    assert all(line.startswith("    ") for line in more)
+    assert " ".join((first, *more)).split()[3:] == f"ada@laptop {what[0]} ready after 61 s".split()
 
 
 def test_a_long_failure_is_cut_between_words(capsys: pytest.CaptureFixture[str]) -> None:

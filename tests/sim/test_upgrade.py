@@ -85,6 +85,12 @@ def test_a_changed_default_is_named_from_and_to_and_asked() -> None:
         refused = lab.run(world, inventory, refusing_up)
         assert isinstance(refused.error, VclusterError)
         assert refused.script.changing == []
+        served = lab.run(world, inventory, lab.do_serve)
+        assert isinstance(served.error, VclusterError)
+        assert served.error.message.startswith(
+            "the cluster runs, but vcluster up must renew it first: gpu1, gpu2: the node must be recreated (shm_size: "
+        )
+        assert (served.error.hint, served.script.changing) == ("vcluster plan\nvcluster up", [])
         assert lab.run(world, inventory, lab.do_up).error is None
         oracle.converged(world, inventory)
     record("P43", "sim: a default that another version changed", "plan names it from -> to; asked first", True)

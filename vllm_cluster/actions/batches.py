@@ -27,7 +27,7 @@ LOOK_SECONDS = 20.0
 class BatchOnHead:
     """A batch on the head, whose answers are not all fetched; what an earlier version did not write is None.
 
-    `state` is `sending`, `running`, `done`, `stopped`, `failed` or `killed`; `detail` says why.
+    `state` is `sending`, `running`, `done`, `stopped`, `failed` or `killed`; `detail` is the reason.
     """
 
     key: str

@@ -64,7 +64,9 @@ def endpoint(
             port = last.port if last and is_free(last.port) else 0
             open_one = found.start([sys.executable, "-m", "vllm_cluster", "tunnel", "--port", str(port), *detach])
     if open_one is None:
-        text = f"no tunnel from this machine to {inventory.cluster} is open in the background"
+        why = found.why_ended()
+        ended = f"; the last one has ended: {why}" if why else ""
+        text = f"no tunnel from this machine to {inventory.cluster} is open in the background{ended}"
         raise PreflightFailed(text, again=("--detach",))
     return ClientEndpoint(_url("127.0.0.1", open_one.port), key, serve.name, open_one)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +13,9 @@ from pathlib import Path
 from vllm_cluster.actions.endpoint import state
 from vllm_cluster.actions.tunnel import reach_head, read_key
 from vllm_cluster.backends.ray import host_port
+from vllm_cluster.debug_log import inventory_key
 from vllm_cluster.errors import UsageError
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import meaning
 from vllm_cluster.run.connection import Fleet
@@ -19,6 +23,7 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 TARGETS, KEY = "targets.json", "api-key"
+FOLDERS = "metrics.json"
 # People change these: a limit, a panel.
 TEMPLATES = ("prometheus.yml", "alerts.yml", "dashboard.json")
 LOOPBACK = ("127.0.0.1", "::1")
@@ -70,7 +75,43 @@ def metrics(
     except OSError as error:
         found = meaning(error)
         raise UsageError(found.message, hint=found.hint) if found else error from None
+    _note(inventory, cache, folder)
     return MetricsFiles(folder, where, reached, written, kept)
+
+
+def renew_keys(inventory: Inventory, cache: Path, key: str, emit: Emit) -> None:
+    """Write a new key into the folders that were made on this machine for this cluster."""
+    for folder in (Path(name) for name, made_for in _folders(cache).items() if made_for == _cluster(inventory)):
+        path = folder / KEY
+        if not path.is_file():
+            continue
+        try:
+            _write(folder, {KEY: key}, force=True)
+            emit(Event("note", f"{path} has the new key too"))
+        except OSError as error:
+            again = f"vcluster metrics -o {shlex.quote(str(folder))}"
+            emit(Event("warning", f"{path} has the old key ({error.strerror}): {again}"))
+
+
+def _cluster(inventory: Inventory) -> str:
+    return inventory_key(inventory.cluster, {name: host.destination for name, host in inventory.hosts.items()})
+
+
+def _folders(cache: Path) -> dict[str, str]:
+    """The folders that were written, and for which cluster the last time."""
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads((cache / FOLDERS).read_text()))
+    return {}
+
+
+def _note(inventory: Inventory, cache: Path, folder: Path) -> None:
+    """Note where the key is; without a cache a rotated key is not renewed there."""
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        known = {**_folders(cache), str(folder.absolute()): _cluster(inventory)}
+        new = cache / f"{FOLDERS}.new"
+        new.write_text(json.dumps(known))
+        new.replace(cache / FOLDERS)
 
 
 def _contents(cluster: str, target: str, key: str) -> dict[str, str]:

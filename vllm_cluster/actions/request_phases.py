@@ -147,13 +147,23 @@ def _require_up(plan: Plan) -> None:
         if not isinstance(operation, RecordMembers):
             todo.setdefault(operation.host, []).append(operation)
     if todo:
-        hosts = by_hosts((_lacking(plan.cluster, operations), host) for host, operations in todo.items())
-        lines = [f"the cluster is not up: {names}: {what}" for what, names in hosts.items()]
-        raise PreflightFailed("\n".join(lines), hint="vcluster up")
+        lacking = {host: _lacking(plan.cluster, operations) for host, operations in todo.items()}
+        hosts = by_hosts((what, host) for host, what in lacking.items())
+        # It may run and serve: a newer vcluster, or a changed inventory, has other nodes.
+        runs = all(what.startswith(_RENEWED) for what in lacking.values())
+        state = "the cluster runs, but vcluster up must renew it first" if runs else "the cluster is not up"
+        lines = [f"{state}: {names}: {what}" for what, names in hosts.items()]
+        raise PreflightFailed("\n".join(lines), hint="vcluster plan\nvcluster up" if runs else "vcluster up")
+
+
+_RENEWED = "the node must be recreated"
 
 
 def _lacking(cluster: str, operations: Sequence[Operation]) -> str:
     """What a host lacks that `up` would do these operations on."""
+    made = next((one for one in operations if isinstance(one, CreateNode)), None)
+    if made and any(isinstance(one, RemoveContainer) and one.name == node_name(cluster) for one in operations):
+        return f"{_RENEWED} ({made.why})"
     for one in operations:
         if isinstance(one, RemoveContainer | StartNode | RestartNode) and one.name == node_name(cluster):
             return f"the node must be {one.past} ({one.why})"

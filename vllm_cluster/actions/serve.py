@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +22,7 @@ from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Emit, Event, warn_once
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.inventory.words import nearest
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -214,8 +214,8 @@ def _named(inventory: Inventory, hosts: Sequence[str]) -> tuple[str, ...]:
     """
     for name in hosts:
         if name not in inventory.hosts:
-            near = difflib.get_close_matches(name, inventory.hosts, n=1, cutoff=0.5)
-            also = f", did you mean {near[0]}?" if near else ""
+            near = nearest(name, inventory.hosts)
+            also = f", did you mean {near}?" if near else ""
             hint = f"hosts of the inventory: {', '.join(inventory.hosts)}"
             raise UsageError(f'--hosts: the inventory has no host "{name}"{also}', hint=hint)
     named = tuple(name for name in inventory.hosts if name in hosts)

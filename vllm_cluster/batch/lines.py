@@ -24,6 +24,20 @@ _NAME = re.compile(rb'"custom_id": ("(?:[^"\\]|\\.)*+")')
 _ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})\.([1-9][0-9]{0,8})_([0-9a-f]{8})", ')
 
 
+# What Python's parser calls it, and what it is.
+_FAULTS = {
+    "Invalid control character": r"a string has a line break, a tab or another control character: write \n or \t",
+    "Unterminated string": "a string has no closing quote",
+    "Invalid \\": r"a backslash is before a character that it does not escape: write \\",
+    "Expecting property name": "a key in double quotes is expected",
+    "Expecting value": "a value is expected",
+    "Expecting ',' delimiter": "a comma is missing",
+    "Expecting ':' delimiter": "a colon is missing",
+    "Illegal trailing comma": "a comma is too many",
+    "Extra data": "more follows after the end of the value: write one request a line",
+}
+
+
 class BadLine(Exception):
     """A line without a request; `custom_id` where it could be read."""
 
@@ -100,7 +114,8 @@ def parse(raw: bytes, place: Place, copies: int, model: str, defaults: Mapping[s
 def json_fault(error: Exception) -> str:
     """Why a text is not JSON."""
     if isinstance(error, json.JSONDecodeError):
-        return error.msg
+        words = next((plain for begin, plain in _FAULTS.items() if error.msg.startswith(begin)), error.msg)
+        return f"{words}, at character {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
 
 

@@ -137,9 +137,9 @@ def cdi_ignored(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[
     """A CDI file for GPUs that the engine does not read, where another way is taken."""
     engine = facts.engine
     if inventory.accelerator == "nvidia" and KIND in engine.cdi_specs and not cdi_on(engine) and ways(engine):
-        text = f"the CDI file for {KIND} is ignored: CDI is off in Docker {engine.version}"
+        text = f"the CDI file for {KIND} is ignored: CDI is off in Docker {engine.version}, which has another way"
         switch = '{"features": {"cdi": true}} in /etc/docker/daemon.json (Docker 25 or newer)'
-        fix = f"none needed, Docker has another way; to use CDI, on {host.name}: {switch}"
+        fix = f"to use CDI all the same, on {host.name}: {switch}"
         yield Finding("cdi-off", host.name, text, fix, error=False)
 
 

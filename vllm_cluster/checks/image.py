@@ -47,5 +47,5 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
             f"vcluster up has not inspected {inventory.image} yet; "
             f"it adds Ray {inventory.ray} unless the image has one that fits"
         )
-        fix = "none needed; this machine downloads the wheels, so pip here must reach a package index"
+        fix = "vcluster up, on a machine whose pip reaches a package index: it downloads the wheels"
         yield Finding("ray-layer", host.name, text, fix, error=False)

@@ -53,7 +53,7 @@ def unused(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     if rest := left_out(host, facts, gpus.chosen(host, facts)):
         names = "; ".join(f"{port.device} ({why})" for port, why in rest)
         text = f"NCCL does not use every ACTIVE HCA: {names}"
-        fix = f"none needed; to choose otherwise, name the devices in hosts.{host.name}.hcas"
+        fix = f"to use others, name the devices in hosts.{host.name}.hcas"
         yield Finding("hca-left", host.name, text, fix, error=False)
 
 

@@ -73,11 +73,11 @@ def _target(words: list[str], argv: list[str], *, chosen: bool) -> tuple[str | N
 
 def _no_host(word: str, command: list[str], hosts: tuple[str, ...], *, named: bool) -> UsageError:
     """The error of a first word that is not a host: it is misspelt, or the host was left out."""
-    from vllm_cluster.cli.words import closest
+    from vllm_cluster.inventory.words import nearest
 
     if named and command:
-        near = closest([word], hosts, 0.5).get(word)
-        hint = f"vcluster exec {shlex.join([near or hosts[0], '--', *command])}"
+        # Where no host is near, none is taken for the one that was meant.
+        hint = f"vcluster exec {shlex.join([nearest(word, hosts) or 'HOST', '--', *command])}"
     else:
         hint = "\n".join(f"vcluster exec {at} -- {shlex.join([word, *command])}" for at in (hosts[0], "--all"))
     return UsageError(f"no host {word}: there are {', '.join(hosts)}", hint=hint)

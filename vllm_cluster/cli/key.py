@@ -41,6 +41,11 @@ def key(
         from vllm_cluster.cli.render.text import plain
 
         found = rotate_action(loaded, session.progress, grace=seconds, wait=wait) if rotate else key_action(loaded)
+        if rotate:
+            from vllm_cluster.actions.metrics import renew_keys
+            from vllm_cluster.laptop import cache_folder
+
+            renew_keys(loaded, cache_folder(), found, session.progress)
         session.finish()
         print(json.dumps({"v": 1, "key": found}) if session.as_json else plain(found))
 

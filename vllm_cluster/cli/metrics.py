@@ -53,13 +53,12 @@ def metrics(
         for name in done.kept:
             text = f"{output / name} was changed and is kept: --force overwrites it"
             session.emit(Event("note", text))
-        again = shlex.join(["vcluster", "metrics", "-o", str(output)])
         if not done.reached:
-            text = f"nothing forwards {done.target} to the API: vcluster endpoint --detach, then {again}"
-            session.emit(Event("warning", text))
-        config = shlex.quote(str(output / "prometheus.yml"))
-        text = f"Wrote {', '.join(done.written)} to {output}"
-        text += f". Next: prometheus --config.file={config}" if done.reached else ""
+            session.emit(Event("warning", f"nothing forwards {done.target} to the API from this machine yet"))
+        # The tunnel may get another port, which the targets then need.
+        again = f"vcluster endpoint --detach && vcluster metrics -o {shlex.quote(str(output))}"
+        config = f"prometheus --config.file={shlex.quote(str(output / 'prometheus.yml'))}"
+        text = f"Wrote {', '.join(done.written)} to {output}. Next: {config if done.reached else again}"
         session.emit(Event("result", text, data={"folder": str(output), "target": done.target}))
 
     Session(inventory, as_json=as_json).run(action)

@@ -162,8 +162,8 @@ class Verbs(TyperGroup):
         if ctx.resilient_parsing or args[0] in self.verbs:
             return super().resolve_command(ctx, args)
         path, option = ctx.command_path, words.inventory_option(args)
-        near = words.meant(args[0], tuple(self.verbs)) if path == "vcluster" else ()
-        lines = [line + option * ("--" not in line) for line in near] or [f"{path} --help"]
+        near = words.meant(args[0], tuple(self.verbs), args[1:]) if path == "vcluster" else ()
+        lines = [line + option * ("--" not in line and option not in line) for line in near] or [f"{path} --help"]
         raise UsageError(f"{path} has no verb {words.shown(args[0])}", hint="\n".join(lines))
 
     def get_help(self, ctx: Context) -> str:

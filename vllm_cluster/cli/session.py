@@ -93,7 +93,7 @@ class Session:
 
             self._renderer, self._close = events.renderer(self.as_json, SETTINGS.verbosity, SETTINGS.color)
         # Their texts hold remedies too.
-        advises = event.kind in ("warning", "note") and not self.as_json
+        advises = event.kind in ("warning", "note", "result") and not self.as_json
         self._renderer(replace(event, text=edge.with_inventory(event.text, self._path)) if advises else event)
 
     def progress(self, event: Event) -> None:

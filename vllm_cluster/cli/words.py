@@ -83,13 +83,13 @@ def _common(word: str) -> int:
     return int(word in FLAGS or together or attached)
 
 
-def meant(word: str, verbs: Sequence[str]) -> tuple[str, ...]:
-    """Commands that a verb which does not exist may have meant."""
+def meant(word: str, verbs: Sequence[str], rest: Sequence[str] = ()) -> tuple[str, ...]:
+    """Commands that a verb which does not exist may have meant; a misspelt one has the rest of its words."""
     lowered = word.lower()
     if lowered in _BY_WORD:
         return _BY_WORD[lowered]
     close = difflib.get_close_matches(lowered, [*verbs, *_BY_WORD], n=1, cutoff=0.7)
-    return tuple(f"vcluster {name}" if name in verbs else _BY_WORD[name][0] for name in close)
+    return tuple(shlex.join(["vcluster", name, *rest]) if name in verbs else _BY_WORD[name][0] for name in close)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from vllm_cluster.text import printable, redact_value
@@ -24,12 +25,21 @@ def plain(text: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant; None also where several are equally near."""
+    """The known word that was probably meant; None also where several are equally near.
+
+    One that differs in its numbers alone is another one: gpu3 is not a misspelt gpu2.
+    """
     given = word.lower().replace("-", "_")
     lowered = {candidate.lower().replace("-", "_"): candidate for candidate in known}
+    lowered = {name: one for name, one in lowered.items() if name == given or not _differ_in_numbers(name, given)}
     near = difflib.get_close_matches(given, lowered, n=2, cutoff=0.6)
     tied = len(near) > 1 and _ratio(given, near[0]) == _ratio(given, near[1])
     return lowered[near[0]] if near and not tied else None
+
+
+def _differ_in_numbers(word: str, other: str) -> bool:
+    numbers = [list(map(int, re.findall(r"[0-9]+", one))) for one in (word, other)]
+    return re.sub("[0-9]+", "0", word) == re.sub("[0-9]+", "0", other) and numbers[0] != numbers[1]
 
 
 def _ratio(word: str, other: str) -> float:

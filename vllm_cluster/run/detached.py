@@ -110,7 +110,8 @@ class State:
             _end(child.pid, start_time(child.pid))
             raise
         _end(child.pid, start_time(child.pid))
-        raise VclusterError(self._last_words() or f"the tunnel did not open within {START_SECONDS:.0f} s")
+        words = "\n".join(line.removeprefix("error: ") for line in self._last_words())
+        raise VclusterError(words or f"the tunnel did not open within {START_SECONDS:.0f} s")
 
     def end(self) -> bool:
         """End it and remove what was noted; whether it ran."""
@@ -127,11 +128,15 @@ class State:
         if found and found.pid == os.getpid():
             self.path.unlink(missing_ok=True)
 
-    def _last_words(self) -> str:
+    def why_ended(self) -> str:
+        """The error with which the last one ended by itself; empty where it was ended, or is not known."""
+        return "; ".join(line.removeprefix("error: ") for line in self._last_words() if line.startswith("error: "))
+
+    def _last_words(self) -> list[str]:
         with suppress(OSError):
             lines = self.log.read_text(errors="replace").strip().splitlines()
-            return "\n".join(line.removeprefix("error: ") for line in lines if line.startswith(("error: ", "fix: ")))
-        return ""
+            return [line for line in lines if line.startswith(("error: ", "fix: "))]
+        return []
 
 
 def _end(pid: int, started: str | None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +14,7 @@ from vllm_cluster.actions import ask
 from vllm_cluster.actions.ask import ModelApi, ModelRequest
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.answer import COMPLETIONS, ModelReply
-from vllm_cluster.core.node_status import ServeFailure, ServeStatus
+from vllm_cluster.core.node_status import Phase, ServeFailure, ServeStatus
 from vllm_cluster.errors import (
     ConnectionLost,
     HostError,
@@ -178,3 +179,16 @@ def test_a_key_that_was_rotated_meanwhile_is_fetched_once(monkeypatch: pytest.Mo
     api = ModelApi(INVENTORY, Head([READY]), READY, "old", 1)  # type: ignore[arg-type]
     assert [piece.text for piece in api.ask(ModelRequest(COMPLETIONS, {}), ModelReply())] == ["Hel"]
     assert seen == ["old", "new"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "first"), [("backoff", "vcluster wait"), ("loading", "vcluster wait"), ("failed", "vcluster explain")]
+)
+def test_a_model_that_is_not_ready_is_waited_for_or_explained(
+    phase: Phase, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = SimpleNamespace(serving=replace(READY, phase=phase))
+    monkeypatch.setattr(ask, "NodeHandle", lambda *_: SimpleNamespace(state=lambda: state))
+    with pytest.raises(PreflightFailed, match=f"llama is not ready: {phase}") as refused:
+        ask.ready(INVENTORY, cast(Any, Head([])))
+    assert (refused.value.hint or "").splitlines()[0] == first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,9 @@ from ruamel.yaml import YAML
 from tests.support.paths import FIXTURES
 from tests.support.sim import make
 from vllm_cluster.actions import metrics as module
-from vllm_cluster.actions.metrics import MetricsFiles, metrics
+from vllm_cluster.actions.metrics import MetricsFiles, metrics, renew_keys
 from vllm_cluster.errors import UsageError
+from vllm_cluster.events import Event
 
 REAL = (FIXTURES / "metrics" / "vllm-0.32.0.txt").read_text()
 SAMPLES = [sample for family in text_string_to_metric_families(REAL) for sample in family.samples]
@@ -100,6 +102,26 @@ def test_prometheus_finds_the_cluster_with_its_key_from_a_file(served: dict[str,
     assert (key.read_text(), key.stat().st_mode & 0o777) == (KEY, 0o600)
     assert [path.name for path in key.parent.iterdir() if KEY in path.read_text()] == ["api-key"]
     assert (done.target, done.reached, done.kept) == ("127.0.0.1:8000", False, ())
+
+
+def test_a_rotated_key_is_renewed_where_it_was_written(served: dict[str, Any], tmp_path: Path) -> None:
+    """In the folders of this cluster alone, whatever else is in them; one that cannot be written is named."""
+    written(tmp_path)
+    events: list[Event] = []
+    key = tmp_path / "monitoring" / "api-key"
+    renew_keys(make.inventory(2), tmp_path / "cache", "sk-of-another-cluster", events.append)
+    assert (key.read_text(), events) == (KEY, [])
+    renew_keys(make.inventory(1), tmp_path / "cache", "sk-new", events.append)
+    assert (key.read_text(), key.stat().st_mode & 0o777) == ("sk-new", 0o600)
+    assert events[-1].text == f"{key} has the new key too"
+    (key.parent / ".api-key.new").mkdir()
+    renew_keys(make.inventory(1), tmp_path / "cache", "sk-newer", events.append)
+    assert (events[-1].kind, key.read_text()) == ("warning", "sk-new")
+    assert events[-1].text.endswith(f"vcluster metrics -o {key.parent}")
+    # What was removed is not made again.
+    shutil.rmtree(key.parent)
+    renew_keys(make.inventory(1), tmp_path / "cache", "sk-newest", events.append)
+    assert (len(events), key.parent.exists()) == (2, False)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,12 @@ def rows(source: Path, copies: int = 1) -> list[bytes]:
 @pytest.mark.parametrize(
     ("raw", "why", "custom_id"),
     [
-        (b"{", "not JSON: Expecting property name", None),
+        (b"{", "not JSON: a key in double quotes is expected, at character 2", None),
+        (b'{"custom_id": "a\tb"}', "not JSON: a string has a line break, a tab or another control character", None),
+        (b'{"custom_id": "a', "not JSON: a string has no closing quote, at character 15", None),
+        (b'{"custom_id" "a"}', "not JSON: a colon is missing, at character 14", None),
+        (rb'{"custom_id": "\d"}', "not JSON: a backslash is before a character that it does not escape", None),
+        (b"{} {}", "not JSON: more follows after the end of the value: write one request a line", None),
         (b"[" * 100_000, "not JSON: nested too deeply", None),
         (b"\xff\xfe", "not UTF-8 text", None),
         (b"9" * 5000, "not JSON: a number has too many digits", None),

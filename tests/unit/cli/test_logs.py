@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from tests.support.json_schemas import validate
-from vllm_cluster.cli.exec import _Lines, _target
+from vllm_cluster.cli.exec import _Lines, _no_host, _target
 from vllm_cluster.cli.render.logs import LogWriter
 from vllm_cluster.cli.values import convert, seconds, written
 from vllm_cluster.core.log_lines import Line
@@ -94,6 +94,19 @@ def test_the_host_precedes_the_dashes(line: str, chosen: bool, expected: tuple[s
 def test_a_host_too_few_or_too_many(words: list[str], line: str, chosen: bool) -> None:
     with pytest.raises(UsageError, match="host"):
         _target(words, line.split(), chosen=chosen)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("gpu3", "HOST"), ("gpu01", "gpu1"), ("gup2", "gpu2"), ("gqu", "HOST"), ("x", "HOST")]
+)
+def test_a_host_that_is_not_there_is_not_taken_for_another_one(typed: str, meant: str) -> None:
+    """gpu3 is no misspelt gpu2: its command would run elsewhere."""
+    error = _no_host(typed, ["nvidia-smi", "-L"], ("gpu1", "gpu2"), named=True)
+    assert error.message == f"no host {typed}: there are gpu1, gpu2"
+    assert error.hint == f"vcluster exec {meant} -- nvidia-smi -L"
+    # Nor where one host alone is near.
+    near = _no_host("gpu3", ["nvidia-smi"], ("gpu2", "login"), named=True)
+    assert near.hint == "vcluster exec HOST -- nvidia-smi"
 
 
 def test_what_several_hosts_print_comes_in_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,8 @@ from vllm_cluster.cli.session import Session
         (
             False,
             [
-                "nothing forwards 127.0.0.1:8000 to the API: vcluster endpoint --detach, then vcluster metrics -o m",
-                "Wrote api-key to m",
+                "nothing forwards 127.0.0.1:8000 to the API from this machine yet",
+                "Wrote api-key to m. Next: vcluster endpoint --detach && vcluster metrics -o m",
             ],
         ),
     ],

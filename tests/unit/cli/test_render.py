@@ -240,14 +240,14 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
 @pytest.mark.parametrize(
     ("endpoint", "begin"),
     [
-        (Endpoint("m", "127.0.0.1", "gpu1", 8000), "vcluster tunnel -q -i lab.yaml -- curl -s http://127.0.0.1:8000/"),
-        (Endpoint("m", "fd00::1", "gpu1", 8000), "curl -s http://[fd00::1]:8000/"),
+        (Endpoint("m", "127.0.0.1", "gpu1", 8000), "vcluster endpoint --detach -i lab.yaml"),
+        (Endpoint("m", "fd00::1", "gpu1", 8000), "vcluster endpoint --direct -i lab.yaml"),
     ],
 )
-def test_the_line_to_ask_works_as_it_is_pasted(
+def test_the_last_lines_of_serve_are_short_commands_without_a_key(
     endpoint: Endpoint, begin: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where only a tunnel leads there, the line opens it."""
     show_endpoint(endpoint, Path("lab.yaml"), as_json=False)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ask:")]
-    assert line.removeprefix("ask:").strip().startswith(begin)
+    _, ask, clients = capsys.readouterr().out.splitlines()
+    assert ask == 'ask:     vcluster complete "Hello" -i lab.yaml'
+    assert clients == f"clients: {begin}"

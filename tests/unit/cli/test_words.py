@@ -148,6 +148,12 @@ def test_a_verb_that_is_none_names_the_one_that_was_meant(typed: str, near: str)
     assert str(named.hint).splitlines()[0] == (near if "--" in near else f"{near} -i 'a b.yaml'")
 
 
+def test_a_misspelt_verb_is_named_with_the_rest_of_its_words() -> None:
+    found = call("sevre", "org/model", "--tp", "2", "--", "--seed", "1")
+    assert isinstance(found, UsageError)
+    assert found.hint == "vcluster serve org/model --tp 2 -- --seed 1"
+
+
 @pytest.mark.parametrize("command", sorted({one for commands in words._MEANINGS.values() for one in commands}))
 def test_what_is_suggested_exists(command: str) -> None:
     program, *argv = command.split()

@@ -80,6 +80,18 @@ def test_one_that_cannot_begin_leaves_its_words(state: State) -> None:
     assert state.running() is None
 
 
+def test_one_that_ended_by_itself_leaves_its_reason_until_it_is_ended(state: State) -> None:
+    assert state.why_ended() == ""
+    dies = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit('error: gpu1: gone\\nfix: x')); "
+    started = start(state, NOTES.replace("\n", f"\n{dies}"))
+    os.kill(started.pid, signal.SIGUSR1)
+    os.waitpid(started.pid, 0)
+    assert (state.running(), state.why_ended()) == (None, "gpu1: gone")
+    with state.locked():
+        state.end()
+    assert state.why_ended() == ""
+
+
 def test_two_that_start_at_once_share_one(state: State) -> None:
     found: list[Detached] = []
 

@@ -46,8 +46,7 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
         return
     out = sys.stdout
     out.write(f"{endpoint.model} answers at {where}" + ("\n" if endpoint.exposed else f" on {endpoint.head}\n"))
-    out.write(f"key:    vcluster key{option}\n")
-    if not endpoint.exposed:
-        out.write(f"tunnel: vcluster tunnel{option}\n")
-    # A line that works as it is pasted: where a tunnel is needed, the line opens it.
-    out.write(f"ask:    {'' if endpoint.exposed else f'vcluster tunnel -q{option} -- '}{line}\n")
+    # Both open the way to the API by themselves, and keep the key off the command line.
+    out.write(f'ask:     vcluster complete "Hello"{option}\n')
+    way = " --direct" if endpoint.exposed else " --detach"
+    out.write(f"clients: vcluster endpoint{way}{option}\n")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from textwrap import shorten
+from textwrap import shorten, wrap
 from typing import Any
 
+from vllm_cluster.cli.render.table import columns
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.history import Entry
 
-_MAX_ERROR = 160
+_MAX_ERROR, MIN_WIDTH = 160, 20
 
 
 def history_document(cluster: str, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -26,7 +27,16 @@ def show_history(cluster: str, entries: Sequence[Entry], *, color: str) -> None:
         print(plain(f"No history of {cluster}."))
     for entry in entries:
         line = "  ".join(filter(None, (_when(entry.at), entry.who, _what(entry), _result(entry))))
-        print(f"{yellow if entry.failure else ''}{plain(line)}{end if entry.failure else ''}")
+        for row in _wrapped(plain(line)):
+            print(f"{yellow if entry.failure else ''}{row}{end if entry.failure else ''}")
+
+
+def _wrapped(line: str) -> list[str]:
+    """The line as a terminal has room for it; whole where the output goes elsewhere."""
+    width = columns()
+    if width is None or len(line) <= width:
+        return [line]
+    return wrap(line, max(MIN_WIDTH, width), subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _when(at: float) -> str:
