@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -10,12 +11,13 @@ from typing import Any
 
 from vllm_cluster import __version__
 from vllm_cluster.actions.ask import ready
-from vllm_cluster.actions.tunnel import reach_head, read_key
+from vllm_cluster.actions.tunnel import address_of, reach_head, read_key
+from vllm_cluster.backends.ray import host_port
 from vllm_cluster.core import request
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.errors import HostError, PreflightFailed
+from vllm_cluster.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -39,6 +41,39 @@ class BenchRequest:
     repeat: int
     seconds: float
     prompts: str = ""
+
+
+@dataclass(frozen=True)
+class ContextLimit:
+    """How many tokens a prompt and its answer may have together; None where the server does not report it."""
+
+    model: str
+    tokens: int | None
+
+    def ensure_fit(self, wanted: BenchRequest) -> None:
+        """Refuse random prompts that cannot fit; those of a file have a length that only the server knows.
+
+        Raises:
+            UsageError: the server would refuse each request.
+        """
+        longest = max((point.input + point.output for point in wanted.points), default=0)
+        if self.tokens and not wanted.prompts and longest > self.tokens:
+            point = next(one for one in wanted.points if one.input + one.output == longest)
+            text = f"{point.input} tokens in and {point.output} out are {longest}; {self.fact}"
+            raise UsageError(text, hint=f"use a smaller --input or --output\n{self._longer(longest)}")
+
+    @property
+    def fact(self) -> str:
+        """The limit, for people."""
+        return f"{self.model} takes {self.tokens} tokens, prompt and answer together (--max-model-len)"
+
+    def _longer(self, tokens: int) -> str:
+        return f"vcluster serve {shlex.quote(self.model)} -- --max-model-len {tokens}"
+
+    def explain(self, reasons: Sequence[object]) -> str:
+        """What is known of a refusal for which vLLM's program has no more than the status."""
+        refused = any("Bad Request" in str(reason) for reason in reasons)
+        return f"\n{self.fact}: is a prompt with its answer longer?" if refused and self.tokens else ""
 
 
 def bench(
@@ -66,22 +101,18 @@ def bench(
         program = python("image", "bench", seconds=seconds)
         emit(Event("phase", f"starting vllm bench serve on {head.name}"))
         with start(head, program, InNode(node_name(inventory.cluster)), runtime.after(START_SECONDS)) as running:
-            running.send({"key": key, "prompts": wanted.prompts})
-            document["versions"]["vllm"] = running.next(runtime.after(IMPORT_SECONDS)).get("vllm", "")
+            api = f"http://{host_port(address_of(serve), serve.port)}"
+            running.send({"key": key, "prompts": wanted.prompts, "api": api})
+            begun = running.next(runtime.after(IMPORT_SECONDS))
+            document["versions"]["vllm"] = begun.get("vllm", "")
+            limit = ContextLimit(serve.model, begun.get("context"))
+            limit.ensure_fit(wanted)
             measured = [BenchPoint(point) for point in wanted.points]
             for repetition, index in order(len(measured), wanted.repeat):
                 at = measured[index]
                 emit(Event("phase", f"{_load(at.point)}, run {repetition + 1} of {wanted.repeat}"))
-                words = argv(
-                    at.point,
-                    model=serve.model,
-                    name=serve.name,
-                    host=serve.host,
-                    port=serve.port,
-                    seed=seed + repetition * len(measured) + index,
-                    dataset=bool(wanted.prompts),
-                )
-                found = _run(running, words, runtime.after(wanted.seconds), head.name)
+                words = _words(at.point, serve, wanted, seed + repetition * len(measured) + index)
+                found = _run(running, words, runtime.after(wanted.seconds), head.name, limit)
                 _ensure_same(inventory, head, serve)
                 at.runs.append(BenchRun(repetition, figures(found)))
                 document["points"] = [asdict(point) for point in measured if point.runs]
@@ -91,11 +122,25 @@ def bench(
         return document
 
 
+def _words(point: Point, serve: ServeStatus, wanted: BenchRequest, seed: int) -> list[str]:
+    return argv(
+        point,
+        model=serve.model,
+        name=serve.name,
+        host=serve.host,
+        port=serve.port,
+        seed=seed,
+        dataset=bool(wanted.prompts),
+    )
+
+
 def _load(point: Point) -> str:
     return f"{point.concurrency} at once, {point.input} in, {point.output} out, {count(point.prompts, 'request')}"
 
 
-def _run(running: RunningProgram, words: Sequence[str], deadline: Any, host: str) -> Mapping[str, Any]:
+def _run(
+    running: RunningProgram, words: Sequence[str], deadline: Any, host: str, limit: ContextLimit
+) -> Mapping[str, Any]:
     running.send({"argv": list(words)})
     found = running.next(deadline)
     if "result" not in found:
@@ -104,7 +149,8 @@ def _run(running: RunningProgram, words: Sequence[str], deadline: Any, host: str
         raise HostError(host, text, hint="vcluster status")
     result: Mapping[str, Any] = found["result"]
     if result.get("failed") or not result.get("completed"):
-        why = "".join(f"\n{redact(str(reason))}" for reason in found.get("reasons") or ())
+        reasons = found.get("reasons") or ()
+        why = "".join(f"\n{redact(str(reason))}" for reason in reasons) + limit.explain(reasons)
         text = f"bench: {result.get('failed', 0)} of {result.get('num_prompts', 0)} requests failed{why}"
         raise HostError(host, text, hint="vcluster logs --vllm --errors\nvcluster explain")
     return result

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from vllm_cluster.core.bench import Point
 
-RESULTS, REPORT = "results.json", "report.html"
+RESULTS, REPORT, PICTURE = "results.json", "report.html", "report.svg"
 MAX_PROMPTS = 32 << 20
 
 Folders = Annotated[
@@ -160,16 +160,17 @@ def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
 
     from vllm_cluster.cli.render.bench import bench_lines
     from vllm_cluster.cli.render.text import plain
-    from vllm_cluster.core.bench_page import page
+    from vllm_cluster.core.bench_page import page, picture
 
-    with naming(report := folder / REPORT):
-        report.write_text(page(document), encoding="utf-8")
+    for name, content in ((REPORT, page(document)), (PICTURE, picture(document))):
+        with naming(folder / name):
+            (folder / name).write_text(content, encoding="utf-8")
     session.finish()
     if session.as_json:
         print(json.dumps(document))
         return
     print(*bench_lines(document), sep="\n")
-    print(plain(f"Wrote {folder / RESULTS} and {report}; times are in ms"))
+    print(plain(f"Wrote {RESULTS}, {REPORT} and {PICTURE} to {folder}; times are in ms"))
 
 
 def _compare(session: Session, folders: list[Path]) -> None:

@@ -12,6 +12,7 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 # So that a level is held for a while: this many requests for each that is open, and no fewer than the second.
 ROUNDS, MIN_PROMPTS = 4, 8
 MAX_WARMUPS = 16
+_RATES = {"request_throughput": "requests/s", "output_throughput": "tokens/s"}
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,12 @@ def argv(point: Point, *, model: str, name: str, host: str, port: int, seed: int
     words += ["--num-warmups", str(min(point.concurrency, MAX_WARMUPS)), "--seed", str(seed)]
     words += ["--temperature", "0", "--ignore-eos", "--disable-tqdm"]
     return [*words, "--percentile-metrics", ",".join(METRICS), "--metric-percentiles", "50,90,95,99"]
+
+
+def figure_name(figure: str) -> str:
+    """What a figure is called in every table: ttft p50 (ms), tokens/s (of the answers)."""
+    kind, _, metric = figure.removesuffix("_ms").partition("_")
+    return _RATES.get(figure) or f"{'e2e' if metric == 'e2el' else metric} {kind}"
 
 
 def figures(result: Mapping[str, Any]) -> dict[str, float]:

@@ -8,7 +8,10 @@ from html import escape
 from statistics import mean
 from typing import Any
 
+from vllm_cluster.core.bench import PERCENTILES, figure_name
+
 WIDTH, HEIGHT, EDGE = 640, 320, 56
+TOKENS = figure_name("output_throughput")
 COLORS = ("#2563eb", "#16a34a", "#d97706", "#dc2626")
 _STYLE = (
     "body{font:15px system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#111;background:#fff}"
@@ -21,21 +24,13 @@ Curve = tuple[str, Sequence[tuple[float, float]]]
 def page(document: Mapping[str, Any]) -> str:
     """The report."""
     points = document["points"]
-    rates = [(_at(one), _mean(one, "output_throughput")) for one in points]
     parts = [
         f"<h1>{escape(str(document['name']))}</h1>",
         f"<p>{escape(_summary(document))}</p>",
         "<h2>Throughput</h2>",
-        _chart([("output tokens/s", rates)], "requests open at once", "tokens/s"),
+        _svg(_rates(points)),
         "<h2>Throughput against latency</h2>",
-        _chart(
-            [
-                (label, [(_mean(one, f"{name}_e2el_ms") / 1000, _mean(one, "output_throughput")) for one in points])
-                for name, label in (("p50", "half of the requests"), ("p99", "99 % of the requests"))
-            ],
-            "seconds for a whole answer",
-            "output tokens/s",
-        ),
+        _svg(_rates_by_latency(points)),
         *(_times(points, metric, title) for metric, title in _TITLES.items()),
         "<h2>Runs</h2>",
         _runs(points),
@@ -48,6 +43,31 @@ def page(document: Mapping[str, Any]) -> str:
     return head + "\n".join(parts) + "</html>\n"
 
 
+def picture(document: Mapping[str, Any]) -> str:
+    """The curves of the report as one SVG file, one below the other."""
+    points, top = document["points"], 40
+    below = f'<g transform="translate(0,{top})">{_rates(points)}</g>'
+    below += f'<g transform="translate(0,{top + HEIGHT})">{_rates_by_latency(points)}</g>'
+    # A line each, as both together are wider than the picture.
+    versions = f"{_versions(document)}, {str(document['began'])[:10]}"
+    heading = _label(EDGE, 18, str(document["name"]), "start", "#111") + _label(EDGE, 36, versions, "start")
+    paper = '<rect width="100%" height="100%" fill="#fff"/>'
+    return _svg(paper + heading + below, top + 2 * HEIGHT) + "\n"
+
+
+def _rates(points: Sequence[Mapping[str, Any]]) -> str:
+    rates = [(_at(one), _mean(one, "output_throughput")) for one in points]
+    return _chart([(TOKENS, rates)], "requests open at once", TOKENS)
+
+
+def _rates_by_latency(points: Sequence[Mapping[str, Any]]) -> str:
+    curves = [
+        (figure_name(figure), [(_mean(one, figure) / 1000, _mean(one, "output_throughput")) for one in points])
+        for figure in ("p50_e2el_ms", "p99_e2el_ms")
+    ]
+    return _chart(curves, "seconds for a whole answer", TOKENS)
+
+
 _TITLES = {
     "ttft": "Time to first token (TTFT), ms",
     "tpot": "Time per output token (TPOT), ms",
@@ -57,16 +77,18 @@ _TITLES = {
 
 
 def _summary(document: Mapping[str, Any]) -> str:
-    versions = document["versions"]
-    hosts = len(document["hosts"])
-    parts = f"{hosts} host{'s' * (hosts != 1)}, vLLM {versions['vllm']}, vcluster {versions['vcluster']}"
-    return f"{parts}, image {document['image']}, began {document['began']}"
+    return f"{_versions(document)}, image {document['image']}, began {document['began']}"
+
+
+def _versions(document: Mapping[str, Any]) -> str:
+    versions, hosts = document["versions"], len(document["hosts"])
+    return f"{hosts} host{'s' * (hosts != 1)}, vLLM {versions['vllm']}, vcluster {versions['vcluster']}"
 
 
 def _times(points: Sequence[Mapping[str, Any]], metric: str, title: str) -> str:
-    names = ("mean", "p50", "p90", "p95", "p99")
-    rows = [[str(_at(one)), *(_shown(_mean(one, f"{name}_{metric}_ms")) for name in names)] for one in points]
-    return f"<h2>{title}</h2>" + _table(["at once", *names], rows)
+    names = [f"{name}_{metric}_ms" for name in ("mean", *PERCENTILES)]
+    rows = [[str(_at(one)), *(_shown(_mean(one, name)) for name in names)] for one in points]
+    return f"<h2>{title}</h2>" + _table(["at once", *map(figure_name, names)], rows)
 
 
 def _runs(points: Sequence[Mapping[str, Any]]) -> str:
@@ -83,7 +105,7 @@ def _runs(points: Sequence[Mapping[str, Any]]) -> str:
         for point in [one["point"]]
         for run in one["runs"]
     ]
-    return _table(["load", "run", "requests", "seconds", "requests/s", "output tokens/s"], rows)
+    return _table(["load", "run", "requests", "seconds", figure_name("request_throughput"), TOKENS], rows)
 
 
 def _hosts(hosts: Sequence[Mapping[str, Any]]) -> str:
@@ -130,9 +152,17 @@ def _chart(curves: Sequence[Curve], across: str, up: str) -> str:
         parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
         parts += [f'<circle cx="{right(x):.1f}" cy="{down(y):.1f}" r="3" fill="{color}"/>' for x, y in places]
         height = EDGE + 16 * COLORS.index(color)
-        parts.append(_label(WIDTH - EDGE, height, name, "end", color))
+        if len(curves) > 1:
+            parts.append(_label(WIDTH - EDGE, height, name, "end", color))
     label = escape(f"{up} over {across}", quote=True)
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    return f'<g role="img" aria-label="{label}">{"".join(parts)}</g>'
+
+
+def _svg(content: str, height: int = HEIGHT) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="system-ui, sans-serif">'
+        f"{content}</svg>"
+    )
 
 
 def _label(x: float, y: float, text: str, anchor: str, color: str = "#444") -> str:

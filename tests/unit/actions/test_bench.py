@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,7 @@ from vllm_cluster.actions import bench as action
 from vllm_cluster.actions.bench import BenchRequest, read_document
 from vllm_cluster.core.bench import Point
 from vllm_cluster.core.node_status import ServeStatus
-from vllm_cluster.errors import HostError, PreflightFailed
+from vllm_cluster.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.remote.image import bench as remote
 from vllm_cluster.run.connection import Fleet
 
@@ -38,12 +40,13 @@ class Head:
     kept: list[str] = field(default_factory=list)
     name: str = "gpu1"
     runtime: Any = None
+    context: int | None = None
 
     def send(self, row: Mapping[str, Any]) -> None:
         self.sent.append(row)
 
     def next(self, _deadline: object) -> Mapping[str, Any]:
-        return {"vllm": "0.32.0"} if len(self.sent) == 1 else self.answers.pop(0)
+        return {"vllm": "0.32.0", "context": self.context} if len(self.sent) == 1 else self.answers.pop(0)
 
     def stderr_tail(self) -> str:
         return "one\nValueError: no tokenizer\n"
@@ -104,6 +107,49 @@ def test_each_load_is_run_in_turns_with_other_prompts(monkeypatch: pytest.Monkey
     assert "the key" not in json.dumps(calls)
     assert "hf_abcdefghijklmnopqrst" not in json.dumps(found)
     assert read_document(head.kept[-1], "x") == found
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head([GOOD] * 4, [], context=200)
+    with pytest.raises(UsageError) as refused:
+        run(head, monkeypatch)
+    limit = "org/model takes 200 tokens, prompt and answer together (--max-model-len)"
+    assert refused.value.message == f"128 tokens in and 128 out are 256; {limit}"
+    assert (refused.value.hint or "").splitlines()[1] == "vcluster serve org/model -- --max-model-len 256"
+    assert len(head.sent) == 1
+
+
+def test_a_refused_prompt_of_a_file_comes_with_the_context_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's program keeps the status of the reply alone."""
+    failed = {"result": {"failed": 8, "completed": 0, "num_prompts": 8}, "reasons": ["8× Bad Request"]}
+    head = Head([failed], [], context=200)
+    wanted = BenchRequest("guides", [Point(1, 128, 128, 8)], 1, 60.0, prompts='{"prompt": "a"}')
+    with at(head, monkeypatch), pytest.raises(HostError) as error:
+        action.bench(INVENTORY, wanted, lambda _: None, lambda _: None)
+    assert "8× Bad Request\norg/model takes 200 tokens, prompt and answer together" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"), [({"data": [{"id": "m", "max_model_len": 4096}]}, 4096), ({"data": [{"id": "m"}]}, None)]
+)
+def test_the_context_is_that_of_the_servers_list(reply: dict[str, Any], found: int | None) -> None:
+    asked: list[str | None] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(reply).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        api = f"http://127.0.0.1:{server.server_address[1]}"
+        assert remote.context(api, "the key") == found
+    assert asked == ["Bearer the key"]
+    assert remote.context(api, "the key") is None  # no server listens any more
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_folder_without_a_result_is_a_wrong_call(tmp_path: Path) -> None:
 def test_two_folders_are_compared(tmp_path: Path) -> None:
     one, other = result(tmp_path / "a", 100.0), result(tmp_path / "b", 200.0)
     shown = CliRunner().invoke(app, ["bench", "--compare", str(one), str(other)]).output.splitlines()
-    assert shown[1].split() == ["16", "output", "throughput", "102", "203", "+100.0", "%", "better"]
+    assert shown[1].split() == ["16", "tokens/s", "102", "203", "+100.0", "%", "better"]
     assert shown[2].endswith("no difference")
     document = json.loads(CliRunner().invoke(app, ["bench", "--json", "--compare", str(one), str(other)]).output)
     assert [row["different"] for row in document["rows"]] == [True, False]

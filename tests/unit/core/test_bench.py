@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.support.depth import cases
-from vllm_cluster.core.bench import PRESETS, Point, argv, figures, order, points
+from vllm_cluster.cli.render.bench import bench_lines, compared_lines
+from vllm_cluster.core.bench import PRESETS, Point, argv, figure_name, figures, order, points
 from vllm_cluster.core.bench_compare import COMPARED, compare, two_sided, welch
-from vllm_cluster.core.bench_page import page
+from vllm_cluster.core.bench_page import page, picture
 
 MEANS = {"output_throughput": 1000.0, "p50_ttft_ms": 50.0, "p50_tpot_ms": 10.0, "p99_e2el_ms": 2000.0}
 
@@ -129,3 +130,24 @@ def test_the_page_needs_no_other_file(levels: tuple[int, ...]) -> None:
     assert not tags & {"b", "script", "link", "img"}
     for svg in made.split("<svg")[1:]:
         ET.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
+
+
+def test_the_picture_is_an_svg_that_stands_alone() -> None:
+    drawn = ET.fromstring(picture({**DOCUMENT, "name": "a <b>"}))
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = {text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"tokens/s", "e2e p50", "e2e p99", "requests open at once", "seconds for a whole answer"} <= texts
+    assert {"a <b>", "1 host, vLLM 0.32.0, vcluster 0.1.0, 2026-01-01"} <= texts
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 3
+
+
+def test_a_figure_has_one_name_wherever_it_is_shown() -> None:
+    table, *_ = bench_lines(DOCUMENT)
+    rows = compare(measured(random.Random(1), 3), measured(random.Random(2), 3))
+    names = {figure_name(row.figure) for row in rows}
+    assert names == {"tokens/s", "ttft p50", "tpot p50", "e2e p99"}
+    compared = "\n".join(compared_lines(rows))
+    for name in names:
+        assert name.upper() in table
+        assert f"  {name}  " in compared
+        assert f"<th>{name}</th>" in page(DOCUMENT)

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_cluster.cli.render.table import columns, table
 from vllm_cluster.cli.render.text import plain
+from vllm_cluster.core.bench import figure_name
 
 if TYPE_CHECKING:
     from vllm_cluster.core.bench_compare import ComparedFigure
 
 BAR = 24
-# The title of a column, its figure, and how soon it is left out on a narrow terminal.
+# The figures, and how soon each is left out on a narrow terminal.
 _COLUMNS = {
-    "requests/s": ("request_throughput", 5),
-    "tokens/s": ("output_throughput", 0),
-    "ttft p50": ("p50_ttft_ms", 1),
-    "ttft p99": ("p99_ttft_ms", 3),
-    "tpot p50": ("p50_tpot_ms", 1),
-    "tpot p99": ("p99_tpot_ms", 4),
-    "itl p99": ("p99_itl_ms", 6),
-    "e2e p50": ("p50_e2el_ms", 2),
-    "e2e p99": ("p99_e2el_ms", 3),
+    "request_throughput": 5,
+    "output_throughput": 0,
+    "p50_ttft_ms": 1,
+    "p99_ttft_ms": 3,
+    "p50_tpot_ms": 1,
+    "p99_tpot_ms": 4,
+    "p99_itl_ms": 6,
+    "p50_e2el_ms": 2,
+    "p99_e2el_ms": 3,
 }
 
 
@@ -36,9 +37,10 @@ def bench_lines(document: Mapping[str, Any]) -> Iterable[str]:
         point = one["point"]
         row = {"at once": str(point["concurrency"]), "in/out": f"{point['input']}/{point['output']}"}
         row |= {"runs": str(len(one["runs"]))}
-        row |= {title: _shown(_mean(one, figure)) for title, (figure, _) in _COLUMNS.items()}
+        row |= {figure_name(figure): _shown(_mean(one, figure)) for figure in _COLUMNS}
         rows.append({**row, "": "█" * max(1, round(_mean(one, "output_throughput") / top * BAR))})
-    ranks = {"at once": 0, "in/out": 4, "runs": 6, **{title: rank for title, (_, rank) in _COLUMNS.items()}, "": 7}
+    figures = {figure_name(figure): rank for figure, rank in _COLUMNS.items()}
+    ranks = {"at once": 0, "in/out": 4, "runs": 6, **figures, "": 7}
     return map(plain, table(ranks, rows, columns()))
 
 
@@ -47,7 +49,7 @@ def compared_lines(rows: Sequence[ComparedFigure]) -> Iterable[str]:
     cells = [
         {
             "at once": str(row.concurrency),
-            "figure": row.figure.removesuffix("_ms").replace("_", " "),
+            "figure": figure_name(row.figure),
             "before": _shown(row.before),
             "after": _shown(row.after),
             "change": f"{row.change_percent:+.1f} %",

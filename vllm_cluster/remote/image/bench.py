@@ -1,7 +1,8 @@
 """Runs `vllm bench serve` as often as it is asked: one JSON line in with its arguments, one out with its result.
 
-The first line has the key and, where a file of prompts is used, its content. In this process, so that it ends with it;
-vLLM is imported once. Arguments: none. Needs vLLM.
+The first line has the key, where the API is and, where a file of prompts is used, its content. The reply to it has
+vLLM's version and the context of the model. In this process, so that it ends with it; vLLM is imported once.
+Arguments: none. Needs vLLM.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +24,7 @@ from pathlib import Path
 DROPPED = {"latencies", "queue_times", "input_lens", "output_lens", "start_times"}
 DROPPED |= {"ttfts", "itls", "generated_texts", "errors"}
 REASONS, MAX_REASON = 3, 300
+CONTEXT_SECONDS = 10.0
 
 
 def bench(argv: list[str], folder: Path) -> dict[str, object]:
@@ -80,6 +83,16 @@ def read_without_pandas() -> None:
                 module.pd = _PromptFile  # type: ignore[attr-defined]
 
 
+def context(api: str, key: str) -> int | None:
+    """How many tokens a prompt and its answer may have, by the list of its models; None where that lacks it."""
+    asked = urllib.request.Request(f"{api}/v1/models", headers={"Authorization": f"Bearer {key}"})  # noqa: S310 - http
+    try:
+        with urllib.request.urlopen(asked, timeout=CONTEXT_SECONDS) as reply:  # noqa: S310 - as above
+            return int(json.load(reply)["data"][0]["max_model_len"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def reasons(errors: list[str]) -> list[str]:
     """The most frequent errors of requests, each with its number; of a traceback its last line."""
     lines = [error.strip().splitlines()[-1][:MAX_REASON] for error in errors if error and error.strip()]
@@ -98,7 +111,8 @@ def main() -> None:
         if first.get("prompts"):
             (folder / "prompts.jsonl").write_text(first["prompts"])
             read_without_pandas()
-        out.write(json.dumps({"vllm": importlib.import_module("vllm").__version__}) + "\n")
+        version = importlib.import_module("vllm").__version__
+        out.write(json.dumps({"vllm": version, "context": context(first["api"], first["key"])}) + "\n")
         while line := sys.stdin.readline():
             out.write(json.dumps(bench(json.loads(line)["argv"], folder)) + "\n")
 
