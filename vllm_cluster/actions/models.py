@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from vllm_cluster.actions.assess import reached
+from vllm_cluster.actions.assess import each_usable, reached
+from vllm_cluster.core.pull import container_name
 from vllm_cluster.errors import CommandFailed, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.models import CachedModel, parse_models
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.weights import status
 from vllm_cluster.text import count
@@ -50,14 +51,20 @@ def models(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -> Ca
         there = [name for name in fleet.names if name not in failures]
         emit(Event("phase", f"reading the model caches of {count(len(there), 'host')}"))
         found, more = fleet.each(lambda connection: _read(inventory, connection), there)
-        # Where Docker does not answer nothing is known to be pulled; the cache was read all the same.
-        pulls, _ = fleet.each(lambda connection: status(connection, inventory.cluster), list(found))
-        running = {
-            name: RunningPull(one.model, one.commit, one.phase, one.bytes, one.total)
-            for name, one in pulls.items()
-            if one.model and not one.over
-        }
-        return CachedModels(found, {**failures, **more}, running)
+        return CachedModels(found, {**failures, **more}, running_pulls(inventory, fleet, list(found)))
+
+
+def running_pulls(inventory: Inventory, fleet: Fleet, hosts: Sequence[str]) -> dict[str, RunningPull]:
+    """What is being pulled; where Docker does not answer that is not known, and the cache was read all the same."""
+    facts, _ = each_usable(inventory, fleet, hosts)
+    name = container_name(inventory.cluster)
+    there = [host for host, seen in facts.items() if any(one.name == name for one in seen.containers)]
+    found, _ = fleet.each(lambda connection: status(connection, inventory.cluster), there)
+    return {
+        host: RunningPull(one.model, one.commit, one.phase, one.bytes, one.total)
+        for host, one in found.items()
+        if one.model and not one.over
+    }
 
 
 def _read(inventory: Inventory, connection: HostConnection) -> tuple[CachedModel, ...]:
