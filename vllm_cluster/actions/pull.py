@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from vllm_cluster.actions.assess import require_name
 from vllm_cluster.actions.fit import hub_token
@@ -12,12 +12,21 @@ from vllm_cluster.actions.pull_folder import Feeding
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
 from vllm_cluster.actions.pull_known import find_model
-from vllm_cluster.actions.pull_plan import WantedModel, ensure_ports, ensure_room, plan_for, summary, what
+from vllm_cluster.actions.pull_plan import (
+    WantedModel,
+    ensure_ports,
+    ensure_room,
+    plan_for,
+    summary,
+    warn_of_stale,
+    what,
+)
 from vllm_cluster.core.identity import cluster_id
-from vllm_cluster.core.pull import HERE, REPOSITORY, HubModel, PullPlan, has_weights
+from vllm_cluster.core.pull import HERE, REPOSITORY, HubModel, PullPlan, has_weights, outside
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.laptop import expanded
 from vllm_cluster.run import weights
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -91,6 +100,7 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
     """
     emit = hosts.emit
     plan = plan_for(hosts, model, reference, via)
+    warn_of_stale(hosts, plan)
     if not plan.chain:
         emit(
             Event(
@@ -113,9 +123,8 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
 
 def _ensure_repository(model: str) -> None:
     if not REPOSITORY.fullmatch(model):
-        raise UsageError(
-            f"{model or 'the model'}: must be ORG/NAME or ORG/NAME@REVISION", hint="vcluster pull ORG/NAME"
-        )
+        hint = f"vcluster pull {shlex.quote(f'./{model}')}" if expanded(model).is_dir() else "vcluster pull ORG/NAME"
+        raise UsageError(f"{model or 'the model'}: must be ORG/NAME or ORG/NAME@REVISION", hint=hint)
 
 
 def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.PullStatus]) -> bool:
@@ -168,7 +177,7 @@ def _start(hosts: PullHosts, plan: PullPlan) -> bool:
 def _reads(inventory: Inventory, plan: PullPlan) -> str:
     """The folder outside of the cache from which the source copies."""
     origin = plan.model.origin if plan.downloads and plan.model.origin.startswith("/") else ""
-    return "" if Path(inventory.model_cache) in (Path(origin), *Path(origin).parents) else origin
+    return outside(inventory.model_cache, origin) if origin else ""
 
 
 def _finish(

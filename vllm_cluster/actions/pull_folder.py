@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
+import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm_cluster.actions.fit import hub_token
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.cached_model import cache_place
+from vllm_cluster.core.cached_model import cache_place, fitting_name
 from vllm_cluster.core.pull import HERE, HubFile, HubModel, choose, unfit_path
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.hub.download import HubDownload
 from vllm_cluster.laptop import expanded
-from vllm_cluster.run.local_folder import Give, feed, from_folder, listed
+from vllm_cluster.run.local_folder import Give, feed, from_folder, links_out, listed
 from vllm_cluster.run.model_cache import ask
 from vllm_cluster.text import size
 
@@ -45,10 +46,23 @@ def wanted_folder(source: str, name: str, via: str, *, detach: bool) -> WantedMo
         raise UsageError("--detach: this machine sends the files", hint=f"vcluster pull {source}")
     if there and via not in ("", there["host"]):
         raise UsageError(f"--via: the files are on {there['host']}", hint=f"vcluster pull {source}")
+    if there and folder == Path("/"):
+        raise UsageError(f"{source}: must be the folder of one model", hint=f"vcluster pull {there['host']}:/FOLDER")
     model = f"./{name.removeprefix('./') or folder.name}"
-    if cache_place(model).kind != "folder":
-        raise UsageError(f"--as: {model} is a folder of the cache itself")
+    _ensure_name(source, model)
     return WantedModel(model, "", there["host"] if there else via, detach, folder, sent_from_here=not there)
+
+
+def _ensure_name(source: str, model: str) -> None:
+    """Refuse a name that no folder of the cache may have, with one that it may."""
+    hint = f"vcluster pull {shlex.quote(source)} --as {fitting_name(model)}"
+    try:
+        kind = cache_place(model).kind
+    except UsageError:
+        text = f"{model} cannot be the name of a folder below model_cache: use letters, digits and . _ + -"
+        raise UsageError(text, hint=hint) from None
+    if kind != "folder":
+        raise UsageError(f"{model} is a folder of the cache itself", hint=hint)
 
 
 def find_folder(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
@@ -62,23 +76,40 @@ def find_folder(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
         return _on_host(hosts, wanted, str(wanted.source), via)
     show = _Shown(hosts, None)
     hosts.emit(Event("phase", f"hashing {wanted.source}"))
-    return HubModel(wanted.model, "", "", listed(wanted.source, show.add), origin=HERE)
+    files = listed(wanted.source, show.add)
+    _note_links(hosts, str(wanted.source), links_out(wanted.source, files))
+    return HubModel(wanted.model, "", "", files, origin=HERE)
+
+
+def _note_links(hosts: PullHosts, folder: str, links: Sequence[tuple[str, str]]) -> None:
+    """Name files that are links to elsewhere: their content is copied."""
+    if links:
+        (path, target), more = links[0], f" and {len(links) - 1} more" if len(links) > 1 else ""
+        text = f"{folder}: {path} is a link to {target}{more}, outside of the folder: the content is copied"
+        hosts.emit(Event("note", text, data={"code": "link-outside"}))
 
 
 def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubModel:
     connection = hosts.fleet.connections[via]
+    if Path(path) == Path(hosts.inventory.model_cache):
+        text = f"{via}: pull: {path} is the model cache itself, not one model"
+        raise PreflightFailed(text, hint=f"vcluster pull {shlex.quote(path).join((f'{via}:', '/FOLDER'))}")
     test = connection.transport.run(["test", "-d", path], connection.runtime.after(ASK_SECONDS))
     if test.returncode:
         # Docker would create it.
         raise PreflightFailed(
-            f"{via}: pull: no such folder, or none that {connection.ssh or 'this user'} can see: {path}"
+            f"{via}: pull: no such folder, or none that {connection.ssh or 'this user'} can see: {path}",
+            hint=f"on {via}: ls -ld {shlex.quote(path)} {shlex.quote(str(Path(path).parent))}",
         )
     hosts.emit(Event("phase", f"hashing {path}", via))
     files: list[HubFile] = []
+    outside: list[tuple[str, str]] = []
 
     def see(row: Mapping[str, Any]) -> None:
         if "file" in row:
             files.append(HubFile(**row["file"]))
+        elif "link" in row:
+            outside.append((str(row["link"]), str(row["to"])))
         else:
             data = {"bytes": row["bytes"], "total": row["total"]}
             hosts.emit(Event("progress", f"hashing {size(row['bytes'])} of {size(row['total'])}", via, data))
@@ -88,8 +119,9 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         ask(connection, hosts.inventory, hosts.facts[via], asked, see)
 
     question("list", [])
+    _note_links(hosts, path, outside)
     if not any(file.path == "config.json" for file in files):
-        raise PreflightFailed(f"{via}: pull: {path} has no config.json: not a model")
+        _refuse_no_model(via, path, files)
     if (wrong := unfit_path(files)) is not None:
         raise PreflightFailed(f"{via}: pull: {path}: a file's name cannot be on every host: {wrong[:80]!a}")
     chosen, files = list(choose(files)[0]), []
@@ -110,6 +142,13 @@ def _from_hub(hosts: PullHosts, model: HubModel) -> Give:
     clock, token = hosts.fleet.runtime.clock, hub_token(hosts.inventory)
     hub = HubDownload(model.name, model.commit, model.endpoint, token, report=report, clock=clock)
     return lambda file, begin, put: hub.send(file.path, file.size, file.blob, begin, put)
+
+
+def _refuse_no_model(via: str, path: str, files: Sequence[HubFile]) -> NoReturn:
+    below = sorted(file.path.rpartition("/")[0] for file in files if file.path.endswith("/config.json"))
+    inside = below[0] if below else "FOLDER"
+    text = f"{via}: pull: {path} has no config.json: not a model"
+    raise PreflightFailed(text, hint=f"vcluster pull {shlex.quote(f'{via}:{path}/{inside}')}")
 
 
 class _Shown:

@@ -14,6 +14,7 @@ from vllm_cluster.actions.pull_plan import WantedModel, ask_about
 from vllm_cluster.core.pull import HubFile, HubModel, place_of
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
+from vllm_cluster.laptop import expanded
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import ask
 from vllm_cluster.text import by_hosts
@@ -87,6 +88,8 @@ def _with_near(error: VclusterError, wanted: WantedModel, listed: Iterable[_Mani
     """The error, with the name that was probably meant, where a host has such a model."""
     names = sorted({name for one in listed for name in one.names} - {wanted.model})
     near = next(iter(difflib.get_close_matches(wanted.model, names, n=1, cutoff=0.6)), None)
+    if expanded(wanted.model).is_dir():
+        near = f"./{wanted.model}"
     if near:
         error.message += f"; did you mean {near}?"
         error.args = (error.message,)

@@ -146,6 +146,18 @@ def ensure_room(plan: PullPlan) -> None:
         raise PreflightFailed(text, hint="vcluster models")
 
 
+def warn_of_stale(hosts: PullHosts, plan: PullPlan) -> None:
+    """Name weights of an earlier folder of this name, which stay: vLLM may read them too."""
+    found = by_hosts((tuple(one.stale), name) for name, one in plan.held.items() if one.stale and not one.shares)
+    for paths, names in found.items():
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        text = (
+            f"{plan.model.name} keeps {paths[0]}{more}, which is not among the files that are pulled: vLLM may read it"
+        )
+        fix = f"vcluster models rm {plan.model.name}, then vcluster pull FOLDER --as {plan.model.name[2:]}"
+        hosts.emit(Event("warning", f"{text}; {fix}", names, {"code": "stale-weights", "paths": list(paths)}))
+
+
 def ensure_ports(hosts: PullHosts, plan: PullPlan) -> None:
     """Refuse a port of the transfer that another program has.
 

@@ -30,6 +30,12 @@ class CachePlace:
         return any(named.search(word) for word in words)
 
 
+def fitting_name(name: str) -> str:
+    """A name that a folder of the cache may have, near to this one."""
+    words = re.sub(r"[^\w.+-]+", "-", name.removeprefix("./"), flags=re.ASCII).strip("-.+")
+    return f"{words or 'my'}-model" if words in ("", *_HUB_FOLDERS) else words
+
+
 def cache_place(model: str) -> CachePlace:
     """Where a repository ORG/NAME of the hub or a folder ./NAME is.
 

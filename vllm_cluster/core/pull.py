@@ -74,6 +74,8 @@ class Held:
     digest: str = ""
     named: bool = True
     changed: str = ""
+    # Weights of an earlier folder of this name.
+    stale: Sequence[str] = ()
     # The host whose cache this one is too.
     shares: str = ""
 
@@ -128,6 +130,11 @@ def place_of(model: str) -> dict[str, str]:
     if model.startswith("./"):
         return {"folder": model.removeprefix("./"), "kind": "folder"}
     return {"folder": folder(model), "kind": "hub"}
+
+
+def outside(cache: str, folder: str) -> str:
+    """A folder of a host that a container with the cache must get too; empty where it is in the cache."""
+    return "" if f"{folder}/".startswith(f"{cache.rstrip('/')}/") else folder
 
 
 def container_name(cluster: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +21,8 @@ READY_SECONDS = 50_000.0
 # Until it has put a file in its place: a flush of a large one to a slow disk.
 PLACE_SECONDS = 600.0
 PIECE = 1 << 20
+# Where the hub's cache and a folder of models have a model.
+_DEEPER = ("*/config.json", "snapshots/*/config.json")
 _FEED = f"import sys; sys.path.insert(0, {FOLDER!r}); from vllm_cluster.remote.pull.feed import main; main()"
 
 
@@ -30,7 +33,9 @@ def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
         UsageError: it is not a model, or cannot be read.
     """
     if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} has no config.json: not a model")
+        found = next((path.parent for form in _DEEPER for path in sorted(folder.glob(form))), None)
+        hint = f"vcluster pull {shlex.quote(str(found or folder / 'FOLDER'))}"
+        raise UsageError(f"{folder} has no config.json: not a model", hint=hint)
     try:
         files = [HubFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in _files(folder)]
         if (wrong := unfit_path(files)) is not None:
@@ -41,6 +46,13 @@ def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
 
 
+def links_out(folder: Path, files: Sequence[HubFile]) -> list[tuple[str, str]]:
+    """The files that are links to outside of the folder, or behind such a link, each with where it leads."""
+    root = folder.resolve()
+    found = ((file.path, (folder / file.path).resolve()) for file in files)
+    return [(path, str(target)) for path, target in found if root not in target.parents]
+
+
 def _files(folder: Path) -> list[Path]:
     found = []
     for place, names, files in os.walk(folder):
@@ -48,7 +60,8 @@ def _files(folder: Path) -> list[Path]:
         paths = (Path(place) / name for name in files if not name.startswith("."))
         for path in paths:
             if path.is_symlink() and not path.exists():
-                raise UsageError(f"{path} is a link to {path.readlink()}, which is not there")
+                hint = f"rm {shlex.quote(str(path))}, or put the file there"
+                raise UsageError(f"{path} is a link to {path.readlink()}, which is not there", hint=hint)
             if path.is_file():
                 found.append(path)
     return found

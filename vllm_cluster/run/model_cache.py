@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_cluster.core.identity import node_of, without_lease
 from vllm_cluster.core.images import find_image
-from vllm_cluster.core.pull import container_spec
+from vllm_cluster.core.pull import container_spec, outside
 from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import CommandFailed, HostError
 from vllm_cluster.facts.host_facts import HostFacts
@@ -50,7 +50,8 @@ def running(
         HostError: it cannot be started.
     """
     program = python("image", "model_cache", seconds=MAX_SECONDS)
-    where = place(inventory, facts, str(asked.get("root", "")))
+    root = str(asked.get("root", ""))
+    where = place(inventory, facts, outside(inventory.model_cache, root) if root else "")
     with start(connection, program, where, connection.runtime.after(START_SECONDS)) as there:
         there.send({"cache": inventory.model_cache, **asked})
         yield there

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from vllm_cluster.actions.pull_folder import is_folder, wanted_folder
-from vllm_cluster.core.pull import HubModel, place_of
-from vllm_cluster.errors import UsageError
+from tests.support import world
+from vllm_cluster.actions import pull_folder
+from vllm_cluster.actions.pull_folder import find_folder, is_folder, wanted_folder
+from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.core.pull import HubModel, outside, place_of
+from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.events import Event
+from vllm_cluster.run.local_folder import links_out, listed
+from vllm_cluster.run.runtime import SYSTEM
 
 
 @pytest.mark.parametrize("source", ["./a", "../a", "/a", "~/a", ".", "gpu1:/data/a"])
@@ -38,8 +47,9 @@ def test_a_folder_of_a_host_is_read_there() -> None:
     ("source", "name", "via", "detach", "text"),
     [
         ("./nothing-there", "", "", False, "no such folder here"),
-        (".", "..", "", False, "must be ORG/NAME, or ./NAME"),
-        (".", "hub/x", "", False, "must be ORG/NAME, or ./NAME"),
+        (".", "..", "", False, "cannot be the name of a folder below model_cache"),
+        (".", "hub/x", "", False, "cannot be the name of a folder below model_cache"),
+        ("gpu1:/", "x", "", False, "must be the folder of one model"),
         (".", "x", "", True, "this machine sends the files"),
         ("gpu1:/data/x", "", "gpu2", False, "the files are on gpu1"),
     ],
@@ -49,7 +59,95 @@ def test_what_cannot_be_is_refused(source: str, name: str, via: str, detach: boo
         wanted_folder(source, name, via, detach=detach)
 
 
+@pytest.mark.parametrize(
+    ("name", "fitting"),
+    [("my model", "my-model"), ("hub", "hub-model"), ("..", "my-model"), ("größe 1", "gr-e-1"), ("a/b c", "a-b-c")],
+)
+def test_a_name_that_cannot_be_comes_with_one_that_can(tmp_path: Path, name: str, fitting: str) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    with pytest.raises(UsageError) as refused:
+        wanted_folder(str(folder), name, "", detach=False)
+    *words, last = shlex.split(str(refused.value.hint))
+    assert words == ["vcluster", "pull", str(folder), "--as"] and last == fitting
+    assert wanted_folder(str(folder), last, "", detach=False).model == f"./{fitting}"
+
+
+def test_a_folder_that_is_no_model_names_one_below_it(tmp_path: Path) -> None:
+    inside = tmp_path / "snapshots" / "abc"
+    inside.mkdir(parents=True)
+    with pytest.raises(UsageError) as empty:
+        listed(tmp_path, lambda _: None)
+    assert empty.value.hint == f"vcluster pull {tmp_path}/FOLDER"
+    (inside / "config.json").write_text("{}")
+    with pytest.raises(UsageError) as below:
+        listed(tmp_path, lambda _: None)
+    assert below.value.hint == f"vcluster pull {inside}"
+
+
+def test_links_that_lead_out_of_the_folder_are_found(tmp_path: Path) -> None:
+    blobs, folder = tmp_path / "blobs", tmp_path / "model"
+    blobs.mkdir()
+    folder.mkdir()
+    (blobs / "b").write_text("{}")
+    (folder / "config.json").symlink_to("../blobs/b")
+    (folder / "own.json").write_text("{}")
+    (folder / "alias.json").symlink_to("own.json")
+    assert links_out(folder, listed(folder, lambda _: None)) == [("config.json", str(blobs / "b"))]
+
+
+def fake_hosts(events: list[Event], returncode: int) -> PullHosts:
+    """One host whose folders are so, in a cluster with its cache in /models."""
+    transport = SimpleNamespace(run=lambda *_: SimpleNamespace(returncode=returncode))
+    connection = SimpleNamespace(name="gpu1", ssh="ssh gpu1", transport=transport, runtime=SYSTEM)
+    fleet: Any = SimpleNamespace(connections={"gpu1": connection}, runtime=SYSTEM)
+    return PullHosts(world.inventory(1, model_cache="/models"), fleet, world.hosts(1), events.append)
+
+
+def on_host(
+    monkeypatch: pytest.MonkeyPatch, path: str, rows: list[dict[str, Any]], returncode: int = 0
+) -> tuple[HubModel, list[Event]]:
+    """What is found in a folder of a host whose program prints these rows."""
+    events: list[Event] = []
+
+    def ask(_connection: object, _inventory: object, _facts: object, asked: Any, see: Any) -> None:
+        for row in rows if asked["do"] == "list" else []:
+            see(row)
+
+    monkeypatch.setattr(pull_folder, "ask", ask)
+    hosts = fake_hosts(events, returncode)
+    return find_folder(hosts, wanted_folder(f"gpu1:{path}", "x", "", detach=False), "gpu1"), events
+
+
+def test_a_folder_of_a_host_that_cannot_be_comes_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PreflightFailed, match="no such folder") as nowhere:
+        on_host(monkeypatch, "/data/nope", [], returncode=1)
+    assert nowhere.value.hint == "on gpu1: ls -ld /data/nope /data"
+    with pytest.raises(PreflightFailed, match="/models is the model cache itself") as cache:
+        on_host(monkeypatch, "/models", [])
+    assert cache.value.hint == "vcluster pull gpu1:/models/FOLDER"
+    row = {"file": {"path": "inner/config.json", "size": 2, "blob": ""}}
+    with pytest.raises(PreflightFailed, match=r"/data/x has no config\.json") as above:
+        on_host(monkeypatch, "/data/x", [row])
+    assert above.value.hint == "vcluster pull gpu1:/data/x/inner"
+
+
+def test_a_link_out_of_a_folder_of_a_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = {"file": {"path": "config.json", "size": 2, "blob": ""}}
+    _, events = on_host(monkeypatch, "/data/x", [{"link": "config.json", "to": "/models/blobs/b"}, file])
+    assert "config.json is a link to /models/blobs/b, outside of the folder" in [e for e in events if e.data][-1].text
+
+
 def test_a_name_of_the_cache_and_one_of_the_hub_have_places_of_their_own() -> None:
     assert place_of("./mine") == {"folder": "mine", "kind": "folder"}
     assert place_of("org/name") == {"folder": "hub/models--org--name", "kind": "hub"}
     assert HubModel("./mine", "", "", ()).size == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "more"),
+    [("/models", ""), ("/models/mine", ""), ("/data", "/data"), ("/models2", "/models2"), ("/", "/")],
+)
+def test_what_is_in_the_cache_is_mounted_once(folder: str, more: str) -> None:
+    """Docker refuses two mounts on one path."""
+    assert outside("/models", folder) == more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,3 +88,12 @@ def test_the_name_that_was_probably_meant_is_in_the_remedy(found: Any, hub: Vclu
 def test_where_no_host_has_it_the_hubs_answer_is_the_error(found: Any) -> None:
     with pytest.raises(Unreachable, match=r"refused$"):
         found(Unreachable("gpu1", "pull: cannot reach http://hub: refused"), {"gpu1": ("", ("lab/model", "x/y"))})
+
+
+def test_a_folder_here_of_that_name_is_named(found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    missing = PreflightFailed("gpu1: pull: http://hub has no my-model, or it is private (without a token)")
+    with pytest.raises(PreflightFailed, match=r"did you mean \./my-model\?") as refused:
+        found(missing, {}, WantedModel("my-model"))
+    assert refused.value.instead["my-model"] == "./my-model"

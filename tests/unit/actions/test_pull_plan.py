@@ -9,10 +9,11 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import ensure_ports
+from vllm_cluster.actions.pull_plan import ensure_ports, warn_of_stale
 from vllm_cluster.core.pull import Held, HubFile, HubModel, make
 from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.events import Event
 
 INVENTORY = world.inventory(3, ports={"pull": 7000})
 MODEL = HubModel("lab/model", "c" * 40, "http://hub", (HubFile("model.safetensors", 10**9, "a" * 64),))
@@ -52,3 +53,18 @@ def test_every_host_of_the_transfer_uses_the_pinned_port() -> None:
     held = dict.fromkeys(INVENTORY.hosts, Held())
     document = make(INVENTORY, MODEL, "main", held, "gpu1").document("id", "key", "gpu1")
     assert {host["port"] for host in document["hosts"]} == {7000}
+
+
+def test_weights_of_an_earlier_folder_are_named_with_the_hosts_that_have_them() -> None:
+    events: list[Event] = []
+    fleet: Any = None
+    model = replace(MODEL, name="./mine", commit="", endpoint="", origin="laptop")
+    held = {
+        "gpu1": Held(stale=["a.safetensors", "b.bin"]),
+        "gpu2": Held(),
+        "gpu3": Held(stale=["a.safetensors", "b.bin"]),
+    }
+    warn_of_stale(PullHosts(INVENTORY, fleet, {}, events.append), make(INVENTORY, model, "", held, "gpu1"))
+    (event,) = events
+    assert event.host == "gpu1, gpu3" and event.text.startswith("./mine keeps a.safetensors and 1 more, which is not")
+    assert "vcluster models rm ./mine, then vcluster pull FOLDER --as mine" in event.text

@@ -212,3 +212,27 @@ def test_a_folder_that_is_no_model_stays(tmp_path: Path) -> None:
     (tmp_path / "mine" / "config.json").touch()
     (row,) = ask_program("model_cache", {"do": "remove", **question})
     assert "error" not in row and list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_an_earlier_folder_of_a_name_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    (folder / ".vcluster").mkdir(parents=True)
+    for name in ("config.json", "b.safetensors", "a.safetensors", ".vcluster/x.bin"):
+        (folder / name).write_text("{}")
+    files = [{"path": name, "size": 2, "blob": "a" * 64} for name in ("config.json", "a.safetensors")]
+    question = {"do": "look", "cache": str(tmp_path), "folder": "mine", "files": files}
+    assert ask_program("model_cache", {**question, "kind": "folder"})[0]["stale"] == ["b.safetensors"]
+    assert ask_program("model_cache", {**question, "kind": "hub"})[0]["stale"] == []
+
+
+def test_a_link_out_of_a_folder_is_named_and_one_to_nothing_ends_it(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (tmp_path / "blob").write_text("{}")
+    (folder / "config.json").symlink_to("../blob")
+    question = {"do": "list", "cache": str(tmp_path), "folder": "", "kind": "folder", "root": str(folder)}
+    assert of_kind(ask_program("model_cache", question), "to") == [str(tmp_path / "blob")]
+    (folder / "b.safetensors").symlink_to("/nothing/there")
+    assert (
+        "is a link to /nothing/there, which is not in this folder" in ask_program("model_cache", question)[-1]["error"]
+    )

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 PIECE = 8 << 20
 MANIFESTS = ".vcluster"
 MAX_NAMES = 200
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 def print_row(row: dict[str, Any]) -> None:
@@ -64,8 +65,7 @@ class ModelFolder:
 
     def partial(self, row: dict[str, Any]) -> Path:
         """Return where a pull writes it before it is whole."""
-        blob = self.blob(row)
-        return blob.with_name(f".{blob.name}.vcluster-partial")
+        return self.blob(row).with_name(f".{self.blob(row).name}.vcluster-partial")
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest; empty where there is none that can be read."""
@@ -78,10 +78,8 @@ class ModelFolder:
     def changed(self) -> tuple[dict[str, Any], str]:
         """Return the manifest, and the first file that is not as it was; names, sizes and times are compared."""
         manifest = self.manifest()
-        for path, size, _, when in manifest.get("files", ()):
-            if stat_of(self.place(path)) != (size, when):
-                return manifest, path
-        return manifest, ""
+        rows = manifest.get("files", ())
+        return manifest, next((path for path, size, _, when in rows if stat_of(self.place(path)) != (size, when)), "")
 
 
 def look(model: ModelFolder) -> dict[str, Any]:
@@ -89,14 +87,9 @@ def look(model: ModelFolder) -> dict[str, Any]:
     manifest, changed = model.changed()
     whole, there = 0, 0
     for row in model.files:
-        if stat_of(model.place(row["path"]))[0] == row["size"] or stat_of(model.blob(row))[0] == row["size"]:
-            whole += 1
-            there += row["size"]
-        else:
-            there += max(0, min(stat_of(model.partial(row))[0], row["size"]))
-    folder = model.cache
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+        whole += (complete := row["size"] in (stat_of(model.place(row["path"]))[0], stat_of(model.blob(row))[0]))
+        there += row["size"] if complete else max(0, min(stat_of(model.partial(row))[0], row["size"]))
+    folder = next(one for one in (model.cache, *model.cache.parents) if one.exists())
     return {
         "whole": whole,
         "bytes": there,
@@ -106,12 +99,27 @@ def look(model: ModelFolder) -> dict[str, Any]:
         "changed": changed,
         "named": model.named,
         "commit": model.commit,
+        "stale": stale(model),
         "files": len(manifest.get("files", ())),
         "size": sum(size for _, size, *_ in manifest.get("files", ())),
     }
 
 
-def seek(model: ModelFolder, mark: str) -> None:
+def visible(root: Path) -> Iterator[Path]:
+    """The files below a folder, but for hidden ones."""
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if not name.startswith(".")]
+        yield from (Path(folder) / name for name in files if not name.startswith("."))
+
+
+def stale(model: ModelFolder) -> list[str]:
+    """Weights in a folder that are not among those asked for: of an earlier model of this name."""
+    wanted = {row["path"] for row in model.files}
+    paths = (str(path.relative_to(model.root)) for path in visible(model.root) if path.name.endswith(WEIGHTS))
+    return [] if model.hub else sorted(path for path in paths if path not in wanted)[:MAX_NAMES]
+
+
+def seek(model: ModelFolder, mark: str) -> dict[str, Any]:
     """Leave a mark, and look for those of others: hosts that see each other's share this cache."""
     path = model.cache / f".vcluster-mark-{mark}"
     with suppress(OSError):  # a host that may only read its cache sees the marks of those that write
@@ -125,7 +133,7 @@ def seek(model: ModelFolder, mark: str) -> None:
     finally:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-    print_row({"end": True})
+    return {}
 
 
 def content(path: Path, found: Any, done: list[int]) -> str:
@@ -145,22 +153,23 @@ def each(rows: Sequence[Any], work: Callable[[Any], None], done: list[int], tota
             print_row({"bytes": sum(done), "total": total})
             time.sleep(1)
         for future in futures:
-            if error := future.exception():
-                raise error
+            future.result()
 
 
-def files_of(root: Path) -> None:
+def files_of(root: Path) -> dict[str, Any]:
     """Print the files of a folder with their sizes, but for hidden ones."""
-    for folder, names, files in os.walk(root):
-        names[:] = [name for name in names if not name.startswith(".")]
-        for path in (Path(folder) / name for name in files if not name.startswith(".")):
-            if path.is_symlink() and not path.exists():
-                raise OSError(2, f"is a link to {path.readlink()}, which is not there", str(path))
-            if path.is_file():
-                print_row({"file": {"path": str(path.relative_to(root)), "size": path.stat().st_size, "blob": ""}})
+    for path in visible(root):
+        if path.is_symlink() and not path.exists():
+            raise OSError(2, f"is a link to {path.readlink()}, which is not in this folder", str(path))
+        if path.is_file():
+            name = str(path.relative_to(root))
+            if root.resolve() not in path.resolve().parents:
+                print_row({"link": name, "to": str(path.resolve())})
+            print_row({"file": {"path": name, "size": path.stat().st_size, "blob": ""}})
+    return {}
 
 
-def hash_files(root: Path, rows: list[dict[str, Any]]) -> None:
+def hash_files(root: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Print these files of a folder with their hashes."""
     done: list[int] = []
 
@@ -170,15 +179,15 @@ def hash_files(root: Path, rows: list[dict[str, Any]]) -> None:
     each(rows, work, done, sum(row["size"] for row in rows))
     for row in rows:
         print_row({"file": row})
+    return {}
 
 
-def verify(model: ModelFolder) -> None:
+def verify(model: ModelFolder) -> dict[str, Any]:
     """Hash every file of the manifest, and name what is damaged."""
     manifest = model.manifest()
     rows = manifest.get("files", ())
     if not rows:
-        print_row({"end": True, "manifest": False})
-        return
+        return {"manifest": False}
     done: list[int] = []
     damaged: list[dict[str, Any]] = []
 
@@ -200,9 +209,7 @@ def verify(model: ModelFolder) -> None:
         print_row({"damaged": row})
     for path, size, blob, _ in rows:
         print_row({"file": {"path": path, "size": size, "blob": blob}})
-    print_row(
-        {"end": True, "manifest": True, "commit": manifest["commit"], "digest": manifest["digest"], "bytes": sum(done)}
-    )
+    return {"manifest": True, "commit": manifest["commit"], "digest": manifest["digest"], "bytes": sum(done)}
 
 
 def listed(model: ModelFolder) -> dict[str, Any]:
@@ -211,16 +218,21 @@ def listed(model: ModelFolder) -> dict[str, Any]:
     for path, size, blob, _ in () if changed else found.get("files", ()):
         print_row({"file": {"path": path, "size": size, "blob": blob}})
     folders = sorted(path.name for path in (model.cache / "hub").glob("models--*"))[:MAX_NAMES]
-    names = [name.removeprefix("models--").replace("--", "/", 1) for name in folders]
-    digest = "" if changed else found.get("digest", "")
-    return {"commit": model.commit, "digest": digest, "changed": changed, "names": names}
+    names = [name[len("models--") :].replace("--", "/", 1) for name in folders]
+    return {
+        "commit": model.commit,
+        "digest": "" if changed else found.get("digest", ""),
+        "changed": changed,
+        "names": names,
+    }
 
 
-def drop(model: ModelFolder) -> None:
+def drop(model: ModelFolder) -> dict[str, Any]:
     """Take away what is damaged: nothing then reads it, and a pull brings it."""
     for row in model.files:
         model.place(row["path"]).unlink(missing_ok=True)
         model.blob(row).unlink(missing_ok=True)
+    return {}
 
 
 def held(root: Path) -> int:
@@ -259,35 +271,27 @@ def remove(model: ModelFolder) -> int:
     return size
 
 
+def answer(model: ModelFolder, do: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Do what is asked for, and return the last row."""
+    if do in ("list", "hash"):
+        return files_of(Path(asked["root"])) if do == "list" else hash_files(Path(asked["root"]), model.files)
+    if do == "seek":
+        return seek(model, asked["mark"])
+    simple = {"look": look, "manifest": listed, "verify": verify, "drop": drop}
+    if do in simple:
+        return simple[do](model)
+    ensure_own(model)
+    if do == "remove":
+        return {"size": remove(model)}
+    return {"there": model.root.is_dir() or aside(model).is_dir(), "size": held(model.root) + held(aside(model))}
+
+
 def main() -> None:
-    """Do what the first message asks for."""
+    """Answer the first message."""
     asked = json.loads(sys.stdin.readline())
-    model, do = ModelFolder(asked), asked["do"]
+    model = ModelFolder(asked)
     try:
-        if do == "look":
-            print_row({"end": True, **look(model)})
-        elif do == "seek":
-            seek(model, asked["mark"])
-        elif do == "list":
-            files_of(Path(asked["root"]))
-            print_row({"end": True})
-        elif do == "hash":
-            hash_files(Path(asked["root"]), model.files)
-            print_row({"end": True})
-        elif do == "manifest":
-            print_row({"end": True, **listed(model)})
-        elif do == "verify":
-            verify(model)
-        elif do == "drop":
-            drop(model)
-            print_row({"end": True})
-        elif do == "size":
-            ensure_own(model)
-            there = model.root.is_dir() or aside(model).is_dir()
-            print_row({"end": True, "there": there, "size": held(model.root) + held(aside(model))})
-        elif do == "remove":
-            ensure_own(model)
-            print_row({"end": True, "size": remove(model)})
+        print_row({"end": True, **answer(model, asked["do"], asked)})
     except OSError as error:
         print_row({"end": True, "error": f"{error.strerror or error}: {error.filename or model.root}"})
 
