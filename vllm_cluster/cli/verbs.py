@@ -239,7 +239,7 @@ VERBS = {
         _RUN,
         "metrics:metrics",
         "Write Prometheus targets, alert rules, a Grafana dashboard.",
-        "vLLM's own metrics. The API's key is in a file for its owner alone: after key --rotate run it again.",
+        "vLLM's own metrics. The API's key is in a file for its owner alone; key --rotate on this machine renews it.",
         ("vcluster metrics", "vcluster metrics --output /etc/prometheus/lab --target 10.0.0.11:8000"),
         {3: "the cluster is not up", **READ},
     ),
