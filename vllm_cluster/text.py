@@ -180,6 +180,11 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def host_port(address: str, port: int) -> str:
+    """An address and a port as one word; IPv6 in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def printable(text: str) -> str:
     """The text with its unprintable characters as escapes: nothing in it can steer a terminal."""
     if text.isprintable():

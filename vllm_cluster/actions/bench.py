@@ -12,7 +12,6 @@ from typing import Any
 from vllm_cluster import __version__
 from vllm_cluster.actions.ask import ready
 from vllm_cluster.actions.tunnel import address_of, reach_head, read_key
-from vllm_cluster.backends.ray import host_port
 from vllm_cluster.core import request
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
 from vllm_cluster.core.node_status import ServeStatus
@@ -26,7 +25,7 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.program import InNode, RunningProgram, python, start
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.text import count, redact
+from vllm_cluster.text import count, host_port, redact
 
 START_SECONDS, IMPORT_SECONDS = 30.0, 300.0
 LINE_BYTES = 1 << 20

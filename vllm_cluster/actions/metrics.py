@@ -12,7 +12,6 @@ from pathlib import Path
 
 from vllm_cluster.actions.endpoint import state
 from vllm_cluster.actions.tunnel import reach_head, read_key
-from vllm_cluster.backends.ray import host_port
 from vllm_cluster.debug_log import inventory_key
 from vllm_cluster.errors import UsageError
 from vllm_cluster.events import Emit, Event
@@ -21,6 +20,7 @@ from vllm_cluster.laptop import meaning
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import host_port
 
 TARGETS, KEY = "targets.json", "api-key"
 FOLDERS = "metrics.json"

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Literal
 
 from vllm_cluster.inventory.model import Ports
+from vllm_cluster.text import host_port
 
 # vLLM moves its tensors itself; Ray's default would take 30 % of the memory.
 OBJECT_STORE_BYTES = 200_000_000
-
-
-def host_port(address: str, port: int) -> str:
-    """An address and a port as one word; IPv6 in brackets."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+# Where it listens, as keys of the inventory's `ports`: on every node, on the head alone, and on the head's loopback.
+NODE_PORTS = ("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc", "runtime_env_agent")
+HEAD_PORTS = ("gcs", "client_server")
+LOOPBACK_PORTS = ("dashboard",)
+# The range of its workers, whose processes come and go.
+WORKER_PORTS = ("worker_min", "worker_max")
 
 
 def start_argv(

@@ -8,23 +8,14 @@ from functools import cache
 from ipaddress import ip_address
 from typing import Any
 
+from vllm_cluster.backends import ray
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.text import plural
 
 EPHEMERAL = "ephemeral"
-# What nodes connect to on every node, and on the head alone. Of the workers' range both ends stand for all.
-_EVERYWHERE = (
-    "node_manager",
-    "object_manager",
-    "dashboard_agent",
-    "dashboard_agent_grpc",
-    "runtime_env_agent",
-    "pull",
-    "worker_min",
-    "worker_max",
-)
-_ON_THE_HEAD = ("gcs", "client_server")
+# What nodes connect to on every node; the first and the last port of the workers' range represent all of it.
+_EVERYWHERE = (*ray.NODE_PORTS, "pull", *ray.WORKER_PORTS)
 
 # How a port failed: the finding's code and message.
 _FAILED = {
@@ -66,7 +57,7 @@ class LinkResult:
 
 def ports_of(inventory: Inventory, host: str) -> dict[int, str]:
     """The pinned ports that other hosts reach on this one, with their names."""
-    keys = _EVERYWHERE + (_ON_THE_HEAD if host == inventory.head_name else ())
+    keys = _EVERYWHERE + (ray.HEAD_PORTS if host == inventory.head_name else ())
     return {getattr(inventory.ports, key): f"{getattr(inventory.ports, key)} ({_shown(key)})" for key in keys}
 
 

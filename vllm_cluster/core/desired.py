@@ -13,6 +13,7 @@ from vllm_cluster.core import adapters, gpus
 from vllm_cluster.core.spec import ContainerSpec, Mount, Role, secrets_volume, state_volume
 from vllm_cluster.facts.host_facts import Hca, HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
+from vllm_cluster.text import host_port
 
 CODE_FOLDER = "/opt/vcluster"
 STATE_FOLDER = "/var/lib/vcluster"
@@ -75,7 +76,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
     secrets = {name: value for name, value in inputs.secrets.items() if role == "head" or name != "api-key"}
     ports = hcas(host, facts)
     argv = ray.start_argv(role, address=host.address, head_address=head_address, gpus=count, ports=inventory.ports)
-    waits_for = [] if role == "head" else ["--head", ray.host_port(head_address, inventory.ports.gcs)]
+    waits_for = [] if role == "head" else ["--head", host_port(head_address, inventory.ports.gcs)]
     spec_secrets = tuple(sorted(secrets.items()))
     return ContainerSpec(
         **_as_given(inventory),

@@ -51,6 +51,14 @@ class ImageContents:
         """Whether that Ray has the dashboard packages that nodes need."""
         return self.ray_is_new and not self.lacking
 
+    @property
+    def ray_problem(self) -> str:
+        """Why nodes cannot use its Ray as it is; only where they cannot."""
+        version = self.version("ray")
+        if version and self.ray_is_new:
+            return f"Ray {version} without {', '.join(self.lacking[:3])}, which its dashboard needs"
+        return f"Ray {version}, too old for token authentication" if version else "no Ray"
+
     def ray_to_add(self, wanted: str) -> str:
         """The version to add: its own where only something beside it is missing."""
         return (self.version("ray") or wanted) if self.ray_is_new else wanted

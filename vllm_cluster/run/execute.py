@@ -182,7 +182,8 @@ class PlanExecution:
             engine.tag(base, NODE_IMAGE_REPOSITORY, node_image_tag(base, operation.ray))
             return
         ray = inside.ray_to_add(operation.ray)
-        self.emit(Event("note", f"{operation.image} has {_has(inside)}: adding ray[default]=={ray}", connection.name))
+        text = f"{operation.image} has {inside.ray_problem}: adding ray[default]=={ray}"
+        self.emit(Event("note", text, connection.name))
         self.emit(Event("progress", f"downloading ray[default]=={ray}", connection.name))
         context = self._context(inside, ray)
         arguments = {"BASE": base, "RAY": ray}
@@ -276,11 +277,3 @@ class PlanExecution:
             if there and there["Config"]["Labels"].get(SPEC) == spec.document:
                 return str(there["Id"])
             raise
-
-
-def _has(inside: ImageContents) -> str:
-    """What is wrong with the Ray of an image."""
-    version = inside.version("ray")
-    if version and inside.ray_is_new:
-        return f"Ray {version} without {', '.join(inside.lacking[:3])}, which its dashboard needs"
-    return f"Ray {version}, too old for token authentication" if version else "no Ray"

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_cluster.backends.ray import host_port
 from vllm_cluster.checks.allreduce import Trial, binary
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.program import RunningProgram
+from vllm_cluster.text import host_port
 
 # After the first rank has failed the others get this long to say what they saw.
 PEER_ERROR_SECONDS = 2.0

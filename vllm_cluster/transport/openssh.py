@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, HostError, NoSession, ShellUnusable, TimedOut, UsageError
+from vllm_cluster.text import host_port
 from vllm_cluster.transport import command_line, connect_errors, process, shell
 from vllm_cluster.transport.base import Forward, Result, Stream, Target
 from vllm_cluster.transport.forward import listener
@@ -152,8 +153,7 @@ class _MuxForward:
         # ssh cannot choose a free port itself here; the one found is asked for at once.
         with listener(local_port) as sock:
             self.local_port: int = sock.getsockname()[1]
-        where = f"[{remote_host}]" if ":" in remote_host else remote_host
-        self._what = f"127.0.0.1:{self.local_port}:{where}:{remote_port}"
+        self._what = f"127.0.0.1:{self.local_port}:{host_port(remote_host, remote_port)}"
         self._control("forward")
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from tests.support import world
 from vllm_cluster.checks.network import endpoint
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.facts.host_facts import DockerFacts, Hca, HostFacts, Nic
+from vllm_cluster.inventory.model import Ports
 
 NO_NIC = (Nic("lo", ("127.0.0.1/8",), 65536, "UNKNOWN"),)
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
@@ -61,6 +62,14 @@ def test_the_ports_of_a_running_node_are_its_own() -> None:
     _, facts = world.converged(world.inventory())
     facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 6380, 8265}))
     assert preflight(world.inventory(), facts) == ()
+
+
+@pytest.mark.parametrize("key", sorted({*Ports.model_fields} - {"worker_min", "worker_max"}))
+def test_no_port_of_the_head_may_be_in_use(key: str) -> None:
+    """A key that is added to `ports` is looked at too."""
+    port = getattr(world.inventory().ports, key)
+    (found,) = preflight(world.inventory(), world.hosts(gpu1={"listening": frozenset({port})}))
+    assert (found.code, found.host, found.text) == ("port", "gpu1", f"port {port} is already in use (ports.{key})")
 
 
 def test_the_port_of_a_pull_is_looked_at_while_none_runs() -> None:
