@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
+# A shell that forbids bytecode has every process of a test compile all that it imports: 5 s for each that collects.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
 .PHONY: demo test test-fast test-pythons promises faults lint fmt bench gpu docs messages schemas release clean clean-all
@@ -20,10 +22,11 @@ test: $(VENV)/ready
 	$(BIN)/python -m tests.run
 
 # What needs neither Docker nor sshd and takes no time, in under a minute on two cores: the pure core and the units, and
-# of the simulation the two that meet most of it. The rest of it is in `make test`.
+# of the simulation the two that meet most of it. The rest of it is in `make test`. Tests wait for programs that they
+# start, so there are more processes than cores.
 COURSES := tests/sim/test_everywhere.py tests/sim/test_machine.py
 test-fast: $(VENV)/ready
-	VCLUSTER_DEPTH=fast $(BIN)/pytest -n 2 --dist worksteal -m "not (deep or alone or slow)" tests/unit tests/property $(COURSES)
+	VCLUSTER_DEPTH=fast $(BIN)/pytest -n 4 --dist worksteal -m "not (deep or alone or slow)" tests/unit tests/property $(COURSES)
 
 # The unit lane on each Python of pyproject.toml that this machine has; with ARGS="3.12" on some. Names what it lacks.
 test-pythons: $(VENV)/ready

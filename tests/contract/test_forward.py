@@ -38,7 +38,7 @@ class Server(socketserver.ThreadingTCPServer):
 @pytest.fixture(scope="module")
 def echo_port() -> Iterator[int]:
     with Server(("127.0.0.1", 0), Echo) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
 
@@ -159,7 +159,7 @@ def test_an_end_that_goes_away_and_comes_back_is_told(
         events.append(event)
         if "yet" in event.text:
             shown.append(Server(("127.0.0.1", port), Echo))
-            threading.Thread(target=shown[0].serve_forever, daemon=True).start()
+            threading.Thread(target=shown[0].serve_forever, args=(0.02,), daemon=True).start()
         elif "again" in event.text:
             shown[0].shutdown()
             shown[0].server_close()

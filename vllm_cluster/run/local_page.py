@@ -39,7 +39,9 @@ class LocalPage:
         self._server.daemon_threads = True
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}/{secret}/"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="page", daemon=True)
+        # How often it looks whether it is to end, which Ctrl-C waits for.
+        poll = {"poll_interval": 0.05}
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs=poll, name="page", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> LocalPage:

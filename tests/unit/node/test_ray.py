@@ -57,6 +57,7 @@ def test_ray_comes_back_and_so_does_what_is_served(world: World) -> None:
     assert world.ray("up", restarts=1).ray.restarts == 1
 
 
+@pytest.mark.slow
 def test_ray_that_does_not_start_is_tried_later_and_later(world: World) -> None:
     (world.fake / "ray.refuses").touch()
     world.start()
@@ -82,6 +83,7 @@ def test_a_raylet_that_ended_unnoticed_is_noticed(world: World) -> None:
     assert len(starts(world)) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_waits_for_the_head_and_follows_a_new_one(world: World) -> None:
     world.start("worker", "--address=head")
     waiting = world.ray("waiting")
@@ -116,6 +118,7 @@ def head(world: World) -> Iterator[None]:
 
 
 @pytest.mark.promise("P37")
+@pytest.mark.slow
 def test_a_worker_knows_that_the_head_does_not_answer(world: World) -> None:
     """Its way was cut after it had joined: Ray itself takes a minute to notice."""
     with socket.create_server((HEAD, world.gcs), backlog=1) as server, contextlib.ExitStack() as held:

@@ -102,6 +102,7 @@ def test_a_file_that_changes_while_it_is_copied_is_named(folder: Path, tmp_path:
     assert one.status()["error"] == f"{SHARD} changes while it is copied"
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_sent_arrives_everywhere(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_folder_that_is_sent_arrives_everywhere(
         assert made["a"].status()["unfed"] is False
 
 
+@pytest.mark.slow
 def test_what_was_sent_before_the_laptop_was_killed_is_not_sent_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,13 +69,14 @@ def test_the_container_is_the_nodes_own_with_nothing_that_stays() -> None:
         assert (body["OpenStdin"], body["StdinOnce"]) == (True, True)
 
 
-@pytest.mark.parametrize("how", ["hangs", "fails"])
+@pytest.mark.parametrize("how", [pytest.param("hangs", marks=pytest.mark.slow), "fails"])
 @pytest.mark.parametrize("bad", ["gpu1", "gpu3"])
 def test_a_host_that_works_with_nobody_is_named(how: str, bad: str) -> None:
     report, _ = run(Ranks(lambda hosts, _: how if bad in hosts and len(hosts) > 1 else "works"), 4)
     assert [(found.code, found.host) for found in report.findings] == [("collective-host", bad)]
 
 
+@pytest.mark.slow
 def test_a_host_whose_own_ranks_hang_is_named_and_what_helps_is_said() -> None:
     def fate(hosts: frozenset[str], environment: Mapping[str, str]) -> str:
         return "hangs" if "gpu2" in hosts and "NCCL_P2P_DISABLE" not in environment else "works"
@@ -91,6 +92,7 @@ def test_a_host_whose_own_ranks_hang_is_named_and_what_helps_is_said() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_link_is_named_by_both_its_ends() -> None:
     bad = {"gpu1", "gpu2"}
     report, _ = run(Ranks(lambda hosts, _: "hangs" if hosts == bad or len(hosts) > 2 else "works"), 4)
@@ -121,6 +123,7 @@ def test_what_fails_only_once_blames_no_link() -> None:
     assert "failed: unhandled system error" in found.text
 
 
+@pytest.mark.slow
 def test_all_together_fail_and_no_pair_does() -> None:
     report, _ = run(Ranks(lambda hosts, _: "hangs" if len(hosts) > 2 else "works"), 3)
     (found,) = report.findings
@@ -128,6 +131,7 @@ def test_all_together_fail_and_no_pair_does() -> None:
     assert "3 tried in pairs work" in found.text
 
 
+@pytest.mark.slow
 def test_thirty_two_hosts_are_bisected_in_a_few_rounds() -> None:
     began = time.monotonic()
     ranks = Ranks(lambda hosts, _: "hangs" if "gpu17" in hosts and len(hosts) > 1 else "works")

@@ -175,6 +175,7 @@ def test_a_lock_on_a_file_that_was_just_removed_excludes_others(
     one.release()
 
 
+@pytest.mark.slow
 def test_three_who_wait_never_fail(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everyone who waits gets its turn, however often the lease changes hands."""
     monkeypatch.setattr(lease, "RETRY", 0.02)

@@ -71,8 +71,11 @@ def seen(mtu: int, icmp: str) -> Any:
 
 @pytest.mark.parametrize(
     ("mtu", "icmp", "block", "passes"),
-    [(1500, "told", "ok", 1500), (1400, "told", "ok", 1400), (1400, "lost", "hangs", 1400)],
-    ids=["no narrow link", "a router that is heard", "a black hole"],
+    [
+        pytest.param(1500, "told", "ok", 1500, id="no narrow link"),
+        pytest.param(1400, "told", "ok", 1400, id="a router that is heard", marks=pytest.mark.slow),
+        pytest.param(1400, "lost", "hangs", 1400, id="a black hole", marks=pytest.mark.slow),
+    ],
 )
 def test_a_narrow_link_behind_a_router(mtu: int, icmp: str, block: str, passes: int) -> None:
     """Seen from the wide side: the router would fragment what lets it, so nothing of ours may let it."""
