@@ -22,7 +22,7 @@ from vllm_cluster.explain.catalogue import CHECKED, FAILURES
 EXIT_CODES = {
     0: "done",
     1: "failed, or the answer to a question was no: then nothing was changed",
-    2: "usage or inventory; a question without a terminal and without `--yes`",
+    2: "wrong usage or inventory; a question without a terminal and without `--yes`",
     3: "refused before anything was changed; `fit`: the model does not fit",
     4: "a host, or the hub, is unreachable; a connection that breaks later is 1",
     10: "`plan --exit-code`: there is something to do",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 LEASE = {
-    2: "usage or inventory; or a question without a terminal and without --yes",
+    2: "wrong usage or inventory, or a question without a terminal and without --yes",
     3: "an error was found before anything was changed",
     4: "a host is unreachable",
     75: "another run holds the lease",
 }
-READ = {2: "usage or inventory", 4: "a host is unreachable"}
+READ = {2: "wrong usage or inventory", 4: "a host is unreachable"}
 ASK = {
     1: "the answer broke off",
-    2: "usage, inventory or a request that the server refuses",
+    2: "wrong usage or inventory, or a request that the server refuses",
     3: "no model is ready",
     4: "a host is unreachable",
 }

@@ -32,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard outpu
 Wait = Annotated[
     float,
     typer.Option(
-        "--wait", metavar="DURATION", min=0, max=1e9, help="Wait so long while another run changes these hosts."
+        "--wait", metavar="DURATION", min=0, max=1e9, help="Wait up to this long while another run changes these hosts."
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping or removing anything.")]

@@ -39,7 +39,7 @@ Hosts = Annotated[
     typer.Option(
         "--hosts",
         metavar="HOST,HOST",
-        help="Only the GPUs of these hosts; those of the others stay idle. Default: all hosts.",
+        help="Use only the GPUs of these hosts. Default: all hosts.",
         show_default=False,
         autocompletion=complete_host_list,
     ),
@@ -52,7 +52,7 @@ Rollback = Annotated[
     bool,
     typer.Option(
         "--rollback/--no-rollback",
-        help="If it cannot be served, serve again what was ready before (the default).",
+        help="If the model does not become ready, serve the earlier one again (the default).",
         show_default=False,
     ),
 ]
@@ -60,7 +60,7 @@ Pull = Annotated[
     bool | None,
     typer.Option(
         "--pull/--no-pull",
-        help="Pull the model first to hosts that lack it; default: ask. With --yes it is pulled.",
+        help="Pull the model to hosts that lack it before serving. Default: ask; with --yes, pull.",
         show_default=False,
     ),
 ]

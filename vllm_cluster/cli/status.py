@@ -28,9 +28,7 @@ def status(
     inventory: InventoryPath = None,
     as_json: Json = False,
     ray: Annotated[bool, typer.Option("--ray", help="Print what ray status prints on the head.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it again and again with its load, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the view, with loads, until Ctrl-C.")] = False,
     interval: Interval = INTERVAL_SECONDS,
     count: Number = None,
 ) -> None:

@@ -21,10 +21,10 @@ def up(
     forget: Annotated[
         list[str] | None,
         typer.Option(
-            "--forget", metavar="HOST", help="A host that left the inventory and is gone for good. Repeatable."
+            "--forget", metavar="HOST", help="Forget HOST, which left the inventory and is gone for good. Repeatable."
         ),
     ] = None,
-    pull: Annotated[bool, typer.Option("--pull", help="Take what the image's tag means in its registry now.")] = False,
+    pull: Annotated[bool, typer.Option("--pull", help="Resolve the image's tag in its registry again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as vcluster plan does.")] = False,
 ) -> None:
     """Bring every host to the state of the inventory."""

@@ -65,11 +65,12 @@ VERBS = {
         _RUN,
         "status:status",
         "Show hosts, GPUs and the served model.",
-        "Problems are one line each; -v shows their whole text. --watch is vcluster top.",
+        "Problems are one line each; -v shows their whole text. --watch does the same as vcluster top.",
         ("vcluster status", "vcluster status --json", "vcluster status --watch"),
         {
-            0: "the cluster is as in the inventory, and the model that is to be served is ready",
-            **{1: "it is not", 2: "usage or inventory", 4: "not all hosts are reachable over SSH"},
+            0: "the cluster is as in the inventory, and the requested model is ready",
+            1: "the cluster differs from the inventory, or the requested model is not ready",
+            **READ,
         },
     ),
     "top": Verb(
@@ -79,15 +80,15 @@ VERBS = {
         "The same as vcluster status --watch: use, power and temperature of GPUs, tokens a second, requests, KV cache, "
         "TTFT, TPOT. A lost host is a row with its reason. Without a terminal it prints a line each time.",
         ("vcluster top", "vcluster top --json --count 2", "vcluster top --interval 10 > load.txt"),
-        {0: "after --count views; Ctrl-C ends with 130", 2: "usage or inventory"},
+        {0: "after --count views; Ctrl-C ends with 130", 2: "wrong usage or inventory"},
     ),
     "serve": Verb(
         _RUN,
         "serve:serve",
         "Serve a model on the GPUs of the cluster.",
-        "A cluster serves one model: another one replaces it, once what can be known of it has been checked. Returns "
-        "when the model has generated a token. If it cannot, what was ready before is served again. "
-        "Flags of vLLM follow --.",
+        "A cluster serves one model: another one replaces it, after its config, flags and memory have been checked. "
+        "Returns when the model has generated a token. If it never does, the model that was ready before is served "
+        "again. Flags after -- go to vLLM.",
         (
             "vcluster serve meta-llama/Llama-3.1-8B-Instruct",
             "vcluster serve meta-llama/Llama-3.1-70B-Instruct --tp 8 --pp 2 -- --max-model-len 8192",
@@ -105,8 +106,8 @@ VERBS = {
     "rollback": Verb(
         _RUN,
         "rollback:rollback",
-        "Serve again what was ready before.",
-        "The last request that was ready before the one that is served or loaded now.",
+        "Serve the model again that was ready before.",
+        "Repeats the last request that was ready before the current one, with its flags.",
         ("vcluster rollback", "vcluster rollback --yes"),
         {0: "the model is ready", 1: "failed, or the answer was no", **LEASE},
     ),
@@ -116,7 +117,7 @@ VERBS = {
         "Wait until the model is ready, or the GPUs are there.",
         "For scripts. Shows on standard error what it waits for.",
         ("vcluster wait --timeout 30m", "vcluster wait --gpus"),
-        {0: "it is so", 1: "it never will be: the model failed, or none is requested", **READ, 124: "not in time"},
+        {0: "ready", 1: "it cannot become ready: the model failed, or none is requested", **READ, 124: "timed out"},
     ),
     "history": Verb(
         _RUN,
@@ -130,7 +131,7 @@ VERBS = {
         _USE,
         "complete:complete",
         "Continue a text with the served model.",
-        "Opens the way to the API by itself, and uses the cluster's key. The answer alone is on standard output.",
+        "Forwards the API by itself, and uses the cluster's key. The answer alone is on standard output.",
         (
             'vcluster complete "The capital of France is" --max-tokens 8 --temperature 0',
             "vcluster complete - --logprobs 5 < prompt.txt",
@@ -164,7 +165,7 @@ VERBS = {
         {
             0: "every request is answered",
             1: "some requests have no answer, or the server did not come back",
-            2: "usage or inventory, or OUT holds answers to another input",
+            2: "wrong usage or inventory, or OUT holds answers to another input",
             3: "no model is ready, or another one than that of OUT",
             4: "a host is unreachable",
             75: "another run writes OUT",
@@ -196,7 +197,7 @@ VERBS = {
             "vcluster endpoint --python > ask.py",
             "vcluster endpoint --end",
         ),
-        {3: "no model is ready, or there is no way to it from here", **READ},
+        {3: "no model is ready, or this machine cannot reach it", **READ},
     ),
     "tunnel": Verb(
         _USE,
@@ -233,7 +234,7 @@ VERBS = {
         "Show the cluster as a page in the browser until Ctrl-C.",
         "What vcluster top shows, and the last half hour of it. On loopback alone; it changes nothing.",
         ("vcluster dashboard", "vcluster dashboard --port 8501"),
-        {2: "usage or inventory"},
+        {2: "wrong usage or inventory"},
     ),
     "metrics": Verb(
         _RUN,
@@ -269,7 +270,7 @@ VERBS = {
         "Runs the ssh of this machine with the inventory's settings. Its exit code is that of ssh: 255 where ssh could "
         "not connect.",
         ("vcluster ssh gpu1", "vcluster ssh gpu1 -- nvidia-smi"),
-        {2: "usage or inventory"},
+        {2: "wrong usage or inventory"},
     ),
     "explain": Verb(
         _LOOK,

@@ -36,7 +36,7 @@ PULL = Verb(
     "pull:pull",
     "Bring a model to every host: download once, then spread.",
     "One host downloads, the others receive from host to host meanwhile; every file is hashed. It continues without "
-    "this machine: Ctrl-C leaves it running, and the same command looks on. After any end the same command continues.",
+    "this machine: Ctrl-C leaves it running, and the same command follows it again, or continues after any end.",
     (
         "vcluster pull meta-llama/Llama-3.1-8B-Instruct",
         "vcluster pull meta-llama/Llama-3.1-8B-Instruct@main --via gpu2 --detach",
@@ -47,7 +47,7 @@ PULL = Verb(
     {
         0: "every host has the model",
         1: "some hosts do not have it",
-        2: "usage or inventory",
+        2: "wrong usage or inventory",
         3: "the model cannot be had, or a disk has no room; nothing was changed",
         4: "a host or the hub is unreachable",
         75: "another model is being pulled",
