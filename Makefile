@@ -14,7 +14,7 @@ demo: $(VENV)/ready
 	@scripts/demo.sh
 
 # Every check, in lanes beside each other: lint, types, unit, property, simulated and contract tests; end-to-end tests
-# and a share of the attacks on real hosts; then many hosts. It says what it leaves for `make promises`, since that
+# and a share of the attacks on real hosts; then many hosts. It names what it leaves for `make promises`, since that
 # takes longer than a change should wait, and ends with the slowest: the whole should stay under 30 minutes.
 test: $(VENV)/ready
 	@scripts/setup-docker.sh

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make sure that a Docker engine answers on this machine: install it where that may be done, start it where it stands still.
+# Make sure that a Docker engine answers on this machine: install it where that may be done, start it where it does not run.
 # Quick and silent where all is there. Also installs mmdebstrap, but only where no image can be pulled.
 set -eu
 

@@ -25,7 +25,7 @@ from vllm_cluster import __version__
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("vllm_cluster", "vcluster_sandbox")
-# What runs elsewhere is no import of any module: it is missed only on a host.
+# No module imports what runs elsewhere: it is missed only on a host.
 IN_THE_WHEEL = ("py.typed", "_docker/Dockerfile", "_docker/cpu/Dockerfile", "_docker/host/Dockerfile")
 IN_THE_SDIST = ("CHANGELOG.md", "LICENSE", "Makefile", "README.md", "docker/Dockerfile", "tests/conftest.py")
 BUILD_SECONDS, INSTALL_SECONDS, CALL_SECONDS, DEMO_SECONDS = 300, 600, 120, 1500

@@ -38,7 +38,7 @@ def rights(engine: DockerClient, image: str) -> dict[str, Any]:
         **common,
         "CapAdd": list(_CAPABILITIES),
         "SecurityOpt": ["seccomp=unconfined", "apparmor=unconfined"],
-        # What the client's systempaths=unconfined stands for: /proc/sys is to be written.
+        # What the client's systempaths=unconfined means: /proc/sys is to be written.
         "MaskedPaths": [],
         "ReadonlyPaths": [],
         "DeviceCgroupRules": ["a *:* rwm"],

@@ -15,12 +15,12 @@ from vllm_cluster.errors import VclusterError
 from vllm_cluster.images.recipes import recipe
 from vllm_cluster.laptop import home
 
-# The Python and the glibc of the image (Debian 12), whatever this machine runs.
+# The Python and the glibc of the image (Debian 12), not those of this machine.
 _PYTHON = "3.11"
 _GLIBC_MINOR = 36
 _MIN_MINOR = 5
 _DOWNLOAD_S = 3600
-# What pip says of a file that takes a while: "Downloading transformers-5.19.0-py3-none-any.whl (12.6 MB)".
+# What pip prints of a file that takes a while: "Downloading transformers-5.19.0-py3-none-any.whl (12.6 MB)".
 _LARGE = re.compile(r"Downloading (?P<name>[^-]+)-\S+ \((?P<megabytes>\d{2,}\.\d) MB\)")
 
 
@@ -42,7 +42,7 @@ def ensure_wheels(report: Report) -> Path:
     target = cache_folder() / "wheels" / recipe_key(requirements.read_text(encoding="utf-8"))
     if target.is_dir():
         return target
-    # pip takes what is there already, so a download that was cut short goes on where it was.
+    # pip keeps what the folder has, so a download that was cut short continues where it was.
     partial = target.with_suffix(".part")
     partial.mkdir(parents=True, exist_ok=True)
     report("downloading the CPU engine's wheels (480 MB)")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# The clock that goes on while the machine is suspended. time.monotonic() stops then, on Linux and on macOS: whoever
+# The clock that continues while the machine is suspended. time.monotonic() stops then, on Linux and on macOS: whoever
 # measured with it would take a lease for his own that its host gave away during the sleep.
 if sys.platform == "linux":
     BOOT_CLOCK = time.CLOCK_BOOTTIME

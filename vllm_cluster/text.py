@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 T = TypeVar("T")
 
 REDACTED = "[redacted]"
-# A shorter value occurs in too much that is no secret.
+# A shorter value occurs in too much that is not secret.
 MIN_SECRET = 6
 
 # A token begins after anything but a letter or digit, and also right after %3D of a URL or \n of JSON.
@@ -86,7 +86,7 @@ _NAMED = (
         rf"""((?<![\w-])(?:-u|--user|--proxy-user)[\s=]["']?[^\s:"']{{1,100}}+:){_NOT}[^\s"']{{1,400}}+""",
     ),
 )
-# What is a secret whatever is written before it.
+# What is a secret after any text.
 _BARE = (
     (("private key",), _PEM, REDACTED),
     (("_", "-", "akia", "asia", "aiza", "ya29", "hvs.", "eyj"), _TOKENS, REDACTED),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.modules import MODULES, nodes, room
+from tests.support.modules import MODULES, PACKAGE, nodes, room
 from tests.support.paths import ROOT
 
 # Hosts, files and programs do none of these, and people are named by what they do.
@@ -97,6 +99,18 @@ def texts(tree: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """The comments of a file of Python, or of a shell script."""
+    if path.suffix == ".py":
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+    else:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if line.lstrip().startswith("#"):
+                yield number, line
+
+
 def prose(page: str) -> Iterator[tuple[int, str]]:
     """The lines of a page that are no code."""
     code = False
@@ -118,6 +132,8 @@ def over() -> dict[str, list[str]]:
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     places = [(path, room(path).split("/")[0].removesuffix(".py"), texts(nodes(path))) for path in MODULES]
     places += [(path, "docs", prose(path.read_text())) for path in pages]
+    scripts = sorted(PACKAGE.rglob("*.sh"))
+    places += [(path, room(path).split("/")[0].removesuffix(".py"), comments(path)) for path in (*MODULES, *scripts)]
     for path, where, lines in places:
         for number, text in lines:
             if word := wrong(text):

@@ -249,7 +249,7 @@ def _write(path: Path, files: Mapping[str, bytes]) -> None:
             entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
             tar.addfile(entry, io.BytesIO(data))
     try:
-        # Created anew and for its owner alone, also where somebody else made it a moment ago.
+        # A new file for its owner alone, also where another process made one a moment ago.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(content.getvalue())
     except OSError as error:

@@ -53,7 +53,7 @@ def push(
         found = _find(inventory, fleet, name, source, facts)
         # What is in the inventory under no name may be the same machine: it has the image then.
         wanted = [host for host in targets if host != found.connection.name]
-        # An id is no name to give.
+        # An id cannot be a name.
         naming = _Naming(
             inventory, facts, "" if found.image.id.removeprefix("sha256:").startswith(name) else name, emit
         )

@@ -75,7 +75,7 @@ def _ensure_loadable(text: str) -> None:
     try:
         load_text(text.encode(), path=None, cwd=None)
     except InventoryError as error:
-        # Where it stands in a file that was not written helps less than the key.
+        # Its line in a file that was not written helps less than the key.
         wrong = [re.sub(r"^<stdin>:\d+: ", "", line) for line in error.message.splitlines() if PLACEHOLDER not in line]
         if wrong:
             keys = [re.split(r"[.:]", line, maxsplit=1)[0] for line in wrong]

@@ -80,7 +80,7 @@ def stop(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runtime
 def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
     """Whether the model is on every host now, or is on its way there."""
     there = statuses(hosts)
-    # Whoever sent the files of that one does so no more: it goes on with what is there.
+    # Whoever sent the files of that one does so no more: it continues with what is there.
     left = wanted.sent_from_here and any(one.unfed and one.model == wanted.model for one in there.values())
     if any(not one.over for one in there.values()) and not left:
         return _look_on(hosts, wanted, there)

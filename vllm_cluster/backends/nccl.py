@@ -42,7 +42,7 @@ def transport(lines: Iterable[str]) -> NcclTransport:
             adapters |= dict.fromkeys(_ADAPTER.findall(line))
         if socket := _SOCKET.search(line):
             interfaces[socket[1]] = None
-        # NCCL says it of every Ethernet interface too, where nobody would expect it.
+        # NCCL prints it of every Ethernet interface too, where it means nothing.
         if (disabled := _DISABLED.search(line)) and "NET/Socket" not in line:
             indirect[disabled[1]] = None
         if "NCCL WARN" in line:

@@ -75,7 +75,7 @@ def environment(*, head_address: str, ports: Ports, token_path: str) -> dict[str
         # The agents' metrics server listens on every address and asks for no token.
         "RAY_enable_metrics_collection": "0",
         # Two metrics servers of the head that listen on every address and ask for no token; they have no switch, but
-        # Ray goes on without them when their port cannot be had.
+        # Ray continues without them when their port cannot be had.
         "AUTOSCALER_METRIC_PORT": "-1",
         "DASHBOARD_METRIC_PORT": "-1",
     }

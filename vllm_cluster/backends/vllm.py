@@ -97,7 +97,7 @@ def serve_argv(
         "serve",
         model,
         *extra,
-        # Ours come last: the last of two equal flags wins, and the last middleware is asked first.
+        # vcluster's come last: the last of two equal flags wins, and the last middleware is asked first.
         f"--served-model-name={name}",
         f"--tensor-parallel-size={tp}",
         f"--pipeline-parallel-size={pp}",
@@ -172,7 +172,7 @@ def _agrees(flag: str, following: Sequence[str]) -> bool:
     return name == "--distributed-executor-backend" and (value or "".join(following)) == "ray"
 
 
-# What vLLM's parser is asked for: where these are not ours, or not its own defaults, something else would be served.
+# What vLLM's parser is asked for: where these are neither set here nor its own defaults, other words are served.
 SIZES = ("--tensor-parallel-size=", "--pipeline-parallel-size=")
 ASKED = (
     *("model_tag", "served_model_name", "tensor_parallel_size", "pipeline_parallel_size", "host", "port"),
@@ -206,7 +206,7 @@ def _reserved_option(flag: str) -> str | None:
     """The option set by vcluster that vLLM's parser would take this word for."""
     name = flag.partition("=")[0].replace("_", "-")
     if name.startswith("--"):
-        # Any beginning of an option stands for it, and none of vLLM's own options begins one of ours.
+        # Any beginning of an option means that option, and none of vLLM's own options begins one of vcluster's.
         return next((option for option in _RESERVED if option.startswith(name)), None)
     # Of a short option of one letter, the rest of the word is the value.
     name = name[:2] if name[:2] in _SHORT else name

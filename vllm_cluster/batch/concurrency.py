@@ -95,7 +95,7 @@ class Concurrency:
 
     def _change(self, in_flight: int) -> None:
         running = max(one.running for one in self._samples[1:])
-        # What all samples have: requests that came together wait for one step of the server, and are no queue.
+        # What all samples have: requests that came together wait for one step of the server, which is not a queue.
         waiting = min(one.waiting for one in self._samples[1:])
         grown = self.level if self._rest else max(self.level + 1, round(self.level * self._growth))
         if waiting >= 1:

@@ -56,7 +56,7 @@ class Work:
         self.output, self.errors = _open(files.output, stack), _open(files.errors, stack)
         self._answered, self.models = self.output.read(options.copies)
         total = self._source.count(self._answered, files.output)
-        for _ in self.errors.rows():  # what is no file of errors is not cleared
+        for _ in self.errors.rows():  # only a file of errors is cleared
             pass
         self.meter = Meter(total, self._answered.count, monotonic())
 

@@ -19,9 +19,9 @@ MIN_DOCKER = "20.10"
 MIN_IMAGE_SPACE, GOOD_IMAGE_SPACE = 10e9, 40e9
 # With less a container cannot even be made; with little, logs and a Ray layer fill it soon.
 MIN_FREE_SPACE, GOOD_FREE_SPACE = 64e6, 2e9
-# What the fact script says where Docker refuses the user and answers to `sudo -n docker`.
+# What the fact script prints where Docker refuses the user and answers to `sudo -n docker`.
 SUDO = "sudo docker answers"
-# What the fact script says where Docker has not answered it in time: it runs, and hangs.
+# What the fact script prints where Docker has not answered it in time: it runs, and hangs.
 FROZEN = "no answer within"
 # Before 1.18 a `systemctl daemon-reload` took the GPUs out of running containers.
 SAFE_TOOLKIT = (1, 18)

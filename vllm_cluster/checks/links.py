@@ -124,7 +124,7 @@ def link_findings(ways: Iterable[LinkResult], places: Mapping[str, HostAddress])
     for pair, each in known.items():
         for kind in dict.fromkeys(each.bad.values()):
             names = frozenset(name for name, word in each.bad.items() if word == kind)
-            # The empty set stands for every port: head and workers differ in theirs.
+            # The empty set means every port: head and workers differ in theirs.
             closed.setdefault((kind, frozenset() if names == each.tried else names), set()).add(pair)
         small = each.mtu is not None and each.passes is not None and each.passes < each.mtu
         if each.block == "hangs" or (small and each.block == "ok"):
@@ -172,7 +172,7 @@ def _closed(
     back = known.get((target, source))
     if len(group.pairs) == 1 and back and not back.bad:
         text += f"; {target} → {source}: all answer"
-    # A host that reaches nobody is where to look; else the one that does not answer.
+    # A host that reaches no other is where to look; else the one that does not answer.
     host = source if len(group.pairs) > 1 and {one for one, _ in group.pairs} == {source} else target
     if code == "link-foreign":
         fix = f"on {source}: ip neigh show {places[target].address}; remove NAT and proxies from this path"

@@ -203,7 +203,7 @@ def two_stage_interrupt() -> None:
         raise KeyboardInterrupt
 
     def dropped(unraisable: UnraisableHookArgs) -> None:
-        # What is raised in a finalizer or in a weak reference's callback Python only prints and then goes on, past
+        # What is raised in a finalizer or in a weak reference's callback Python only prints and then continues, past
         # Ctrl-C too: one of 45 was lost so while a pool's threads ended.
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)

@@ -101,7 +101,7 @@ class Parsed(TyperCommand):
         if takes_flags and len(near) < len(set(given.names)):
             raise words.misplaced(self.name or "", given, what)
         meant = f" (did you mean {', '.join(dict.fromkeys(near.values()))}?)" if near else ""
-        # A command that would be refused again is no remedy.
+        # A command that would be refused again does not help.
         whole = len(near) == len(set(given.names))
         call = [words.corrected([*path.split(), *args], near)] if whole else []
         raise UsageError(f"{what}{meant}", hint="\n".join([*call, f"{path} --help"]))

@@ -122,7 +122,7 @@ class Session:
             self._renderer = None
             try:
                 # A host may have written what it names.
-                # What was typed before the question is no answer to it: a stray `y` would stop a model.
+                # What was typed before the question does not answer it: a stray `y` would stop a model.
                 termios.tcflush(sys.stdin, termios.TCIFLUSH)
                 sys.stderr.write(f"{printable(question)} [y/N] ")
                 sys.stderr.flush()

@@ -171,7 +171,7 @@ def _mounts(inventory: Inventory, secrets: Mapping[str, str]) -> tuple[Mount, ..
     return (
         Mount(state_volume(inventory.cluster), STATE_FOLDER),
         Mount(secrets_volume(inventory.cluster, secrets), SECRETS_FOLDER, read_only=True),
-        # The same path inside and outside, so that a path in a command means one thing.
+        # The same path inside and outside, so that a path in a command has one meaning.
         Mount(inventory.model_cache, inventory.model_cache),
         *(Mount(volume.source, volume.target, volume.read_only) for volume in inventory.volumes),
     )

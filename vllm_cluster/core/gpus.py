@@ -14,7 +14,7 @@ KIND = "nvidia.com/gpu"
 RUNTIME = "nvidia"
 # Since this version CDI is on unless it is switched off, and containers with CDI devices are started with the engine.
 CDI_MATURE = (28, 2)
-# vLLM takes 92 % of a GPU's memory unless told otherwise; what others hold must fit into the rest.
+# vLLM takes 92 % of a GPU's memory unless a flag sets another share; what others hold must fit into the rest.
 OTHERS_SHARE = 0.08
 
 

@@ -102,7 +102,7 @@ def _is_of(repository: str, cluster: str, image: Image) -> bool:
     """Whether an image has names of that repository, and no others but those that vcluster gives."""
     earlier = earlier_image_name(cluster, image.id)
     given = [name for name in _names(image) if not _ENGINE.fullmatch(name)]
-    # One that brings its own Ray has an engine image's name, too: it says nothing about whose it is.
+    # One that brings its own Ray has an engine image's name, too: it does not show whose it is.
     names = [name for name in given or image.digests if name != earlier]
     same = all(repository_and_tag(canonical(name))[0] == repository for name in names)
     return same and bool(names or earlier in given)

@@ -13,9 +13,9 @@ from vllm_cluster.explain.progress import TROUBLE
 
 VERSION = 1
 RayState = Literal["waiting", "starting", "up", "down", "unknown"]
-# NaN and Infinity are numbers to Python's JSON, and to nobody else's.
+# NaN and Infinity are numbers to Python's JSON alone.
 Number = Annotated[float, AllowInfNan(False)]
-# Those of a start are in their order; "unknown" is ours: the node program has not said anything for too long.
+# Those of a start are in their order; "unknown" is set here: the node program has written nothing for too long.
 Phase = Literal[
     "waiting",
     "starting",

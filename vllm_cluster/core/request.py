@@ -29,7 +29,7 @@ _UNNAMED = ("nodes", "generation", "by_default", "rollback", "ranks", "loading")
 _TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
 _NAME = "--served-model-name="
 _LOOPBACK = "127.0.0.1"
-# Options of ours, as people give them.
+# Options of vcluster, as people give them.
 _SHOWN = {_NAME: "--name", _TP: "--tp", _PP: "--pp", _HOST: "address", "--port=": "ports.api"}
 
 

@@ -104,7 +104,7 @@ class ContainerSpec:
     secrets: tuple[tuple[str, str], ...] = ()
     cluster_id: str = ""
     user: str = ""
-    # What the inventory says, and does not leave to what is found; no part of the container.
+    # What the inventory sets, and does not leave to what is found; no part of the container.
     intent: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -154,7 +154,7 @@ class Reply:
                 connection.broken = True
             match error:
                 case Unreachable():
-                    # This client is made over a connection that stood: what was asked before may have happened.
+                    # This client is made over a connection that worked: what was asked before may have happened.
                     raise ConnectionLost(self._host, f"{what}: {error.detail}", hint=error.hint) from error
                 case TimeoutError():
                     text = f"{what}: Docker did not answer within {self._seconds:.0f} s"

@@ -49,7 +49,7 @@ class DockerApi:
         spoken = min(tuple(int(part) for part in api_version.split(".")), MAX_API)
         self._calls = Calls(transport.host, ".".join(map(str, spoken)), open_stream, guard, clock)
         self.volumes, self.streams = Volumes(self._calls), Streams(self._calls)
-        # Whose the files are that are written: root's, unless the containers run as somebody else.
+        # Whose the files are that are written: root's, unless the containers run as another user.
         self.owner = (0, 0)
 
     @property
@@ -221,6 +221,6 @@ class DockerApi:
                 return None
             if not isinstance(found, str):
                 return found
-            # Docker sends a link as itself, whatever it points to.
+            # Docker sends a link as itself, not what it points to.
             place = archive.target(place, found)
         return None

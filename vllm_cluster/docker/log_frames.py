@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 HEADER = 8
 # "2026-11-22T13:41:26.844609364Z": Docker writes all nine digits, so that times can be compared as text.
 STAMP = 30
-# Docker cuts a line into frames of 16 kB; one of another size is no log.
+# Docker cuts a line into frames of 16 kB; one of another size is not from a log.
 MAX_FRAME = 1 << 20
 # What is kept of a line.
 MAX_LINE = 64 << 10

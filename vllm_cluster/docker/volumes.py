@@ -50,9 +50,9 @@ class Volumes:
     def _created(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
         what = f"create volume {name}"
         body = {"Name": name, "Labels": dict(labels)}
-        # Docker answers with the one that is there, whatever labels were asked for.
+        # Docker answers with the one that is there, even if other labels were asked for.
         has = self._calls.ask(Call(what, "POST", "/volumes/create", json=body), _labels)
-        # A Docker that was restarted forgets to tell the labels here, and knows them all the same.
+        # A Docker that was restarted leaves out the labels here, and knows them all the same.
         return has or self._calls.ask(Call(what, "GET", path("volumes", name)), _labels)
 
     def remove(self, name: str) -> None:

@@ -23,7 +23,7 @@ class SignKind(IntEnum):
     CONSEQUENCE = 4
     # It works, but not as it should.
     NOTE = 5
-    # Looks like a failure and is none, where work goes on after it.
+    # Looks like a failure and is none, where work continues after it.
     HARMLESS = 6
 
 

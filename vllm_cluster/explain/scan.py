@@ -146,7 +146,7 @@ class _State:
     def __init__(self, source: LogSource) -> None:
         self._source = source
         self._time: float | None = None
-        self._open: list[SignMatch] = []  # look-alikes that wait for work to go on
+        self._open: list[SignMatch] = []  # look-alikes that wait for work to continue
 
     def take(self, seen: LogScan, number: int, raw: bytes, below: bytes) -> None:
         """Look at one line that may matter."""

@@ -15,7 +15,7 @@ from vllm_cluster.facts.values import items, mapping, number, parse_json, split_
 
 # What the system, Ray and vLLM's own processes need of memory that GPU and processor share: this, or a tenth.
 MIN_RESERVE = 8 << 30
-# How nvidia-smi says that a GPU has no memory of its own.
+# How nvidia-smi reports that a GPU has no memory of its own.
 _NO_MEMORY = ("N/A", "Not Supported")
 _ROW = re.compile(r"[0-9]+,")
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})+")
@@ -68,7 +68,7 @@ def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
 
 
 def _nics(text: str, speeds: Mapping[str, int]) -> tuple[Nic, ...]:
-    # Not JSON is an `ip` without -j (busybox): preflight then says that no interface is known.
+    # Not JSON is an `ip` without -j (busybox): preflight then reports that no interface is known.
     return tuple(
         Nic(
             name=row["ifname"],

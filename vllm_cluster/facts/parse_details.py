@@ -9,7 +9,7 @@ from vllm_cluster.facts.details import Details, FileSystem
 from vllm_cluster.facts.nvidia_smi import parse_nvlinks, parse_smi
 from vllm_cluster.facts.values import number, split_fields
 
-# These end in commands that somebody may paste.
+# These end in commands that a person may paste.
 _MODEL = re.compile(r"\w[\w.-]*")
 
 

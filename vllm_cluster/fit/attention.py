@@ -9,7 +9,7 @@ from vllm_cluster.fit.config_values import optional
 
 Kind = Literal["full", "window", "state", "none"]
 
-# "One in so many layers attends to everything", where the config does not say how many.
+# "One in so many layers attends to everything", where the config does not have the number.
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 
 

@@ -13,7 +13,7 @@ BLOCK = 16
 # What vLLM schedules at once by default on large GPUs; window layers keep that much beside their window.
 BATCHED = 8192
 
-# Those whose KV cache is known to be read right here; any other is read as ordinary attention, and that is said.
+# Those whose KV cache is known to be read right here; any other is read as ordinary attention, with a note.
 _KNOWN = """ llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_moe gemma
  gemma2 gemma3 gemma3_text gemma4 gemma4_text phi phi3 phimoe deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 kimi_linear
  glm4 glm4_moe glm_moe_dsa gpt_oss gpt2 gpt_neox gpt_bigcode opt falcon mpt bloom cohere cohere2 granite granitemoe

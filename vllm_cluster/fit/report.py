@@ -9,7 +9,7 @@ from vllm_cluster.backends import vllm
 from vllm_cluster.fit.layouts import GpuPool, Layout, Model, Workload, evaluate
 from vllm_cluster.fit.weights import WeightBytes, Weights
 
-# Nobody is told to buy more nodes, or more GPUs in one, than this.
+# The report proposes no more nodes, or more GPUs in one, than this.
 MAX_NODES, MAX_GPUS_PER_NODE = 64, 8
 
 

@@ -14,7 +14,7 @@ from vllm_cluster.fit.model_config import ModelConfig, model_config
 from vllm_cluster.fit.report import smallest
 from vllm_cluster.fit.weights import spread, weigh
 
-# With one of these, what we reckon from the stored config and weights is not what vLLM will load.
+# With one of these, what is computed from the stored config and weights is not what vLLM will load.
 _OTHERWISE = frozenset(
     {
         "config",

@@ -45,7 +45,7 @@ def find(cwd: Path) -> Path:
         if folder != start and folder == _home():
             break
         if _seen(folder / DEFAULT_NAME):
-            # As the user stands, not as links resolve: messages name this path.
+            # As the user typed it, with links unresolved: messages name this path.
             return cwd / DEFAULT_NAME if folder == start else folder / DEFAULT_NAME
         if folder == root:
             break

@@ -27,7 +27,7 @@ MAX_HOSTS = 256
 
 
 class _Section(BaseModel):
-    # hide_input_in_errors: pydantic's own text would quote a token that stands in the wrong place.
+    # hide_input_in_errors: pydantic's own text would quote a token that was written in the wrong place.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     @classmethod
@@ -87,8 +87,8 @@ class HostSsh(_Section):
 class Host(_Section):
     """One machine of the cluster."""
 
-    name: SkipJsonSchema[str] = Field("", exclude=True)  # the key that it stands under
-    line: SkipJsonSchema[int | None] = Field(None, exclude=True)  # where it stands, for later errors about it
+    name: SkipJsonSchema[str] = Field("", exclude=True)  # the key that holds it
+    line: SkipJsonSchema[int | None] = Field(None, exclude=True)  # its file and line, for later errors about it
     ssh: HostSsh = Field(
         HostSsh(),
         description="How to reach it: [user@]host[:port], an ssh_config alias, `local`, or a mapping. "
@@ -289,7 +289,7 @@ class Inventory(_Section):
 
 
 Section = type[_Section]
-# Where each kind of mapping stands; `*` is any host's name.
+# Where each kind of mapping is; `*` is any host's name.
 SECTIONS: dict[tuple[str, ...], Section] = {
     (): Inventory,
     ("ssh",): SshSettings,

@@ -23,7 +23,7 @@ _SET_BY_VCLUSTER = (
 )
 # Where every container has its program, its state and its secrets, and the logs of Ray, which the node program clears.
 RESERVED_FOLDERS = ("/opt/vcluster", "/var/lib/vcluster", "/run/secrets/vcluster", "/tmp/ray")  # noqa: S108 (in the container)
-# What vcluster sets besides, to values that are no concern of an inventory.
+# What vcluster also sets, to values that an inventory need not know.
 _SET_ANYWAY = frozenset(
     (
         *("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT", "PATH", "PYTHONPATH"),

@@ -60,7 +60,7 @@ def _from_environment(ref: SecretRef, environ: Mapping[str, str]) -> str:
 def _from_file(ref: SecretRef, base: Path) -> bytes:
     try:
         path = base / Path(ref.value).expanduser()
-        # Opening a named pipe would wait for a writer for ever.
+        # Opening a named pipe would wait for a writer without end.
         if path.exists() and not path.is_file():
             raise _refused(ref, "is not a plain file")
         with path.open("rb") as stream:

@@ -12,7 +12,7 @@ from vllm_cluster.inventory.problems import Loc, key_of
 from vllm_cluster.inventory.sources.yaml_file import Document
 from vllm_cluster.inventory.words import nearest, shown
 
-# Keys that people bring from elsewhere, and what this file says instead.
+# Keys that people bring from elsewhere, and the keys of this file for them.
 _INSTEAD = {
     ("heads",): "a cluster has one head: `head: NAME`",
     ("hosts", "*", "head"): "the head is named once, at the top of the file: `head: NAME`",

@@ -56,7 +56,7 @@ class AllReduceReport:
     world: int = 0
     seconds: float = 0.0
     torch: str = ""
-    # What the slowest host's link should give, in GB/s; None where nobody knows, or no link is in it.
+    # What the slowest host's link should give, in GB/s; None where it is unknown, or no link is in it.
     expected: float | None = None
     # The errors of the ranks and what NCCL logged, where they failed.
     words: tuple[str, ...] = ()

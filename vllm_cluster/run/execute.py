@@ -272,7 +272,7 @@ class PlanExecution:
         try:
             return engine.create(spec.name, body)
         except CommandFailed as error:
-            # Docker refuses a second container of one name. Ours from a create whose answer was lost will do.
+            # Docker refuses a second container of one name. The wanted one, of a lost answer, will do.
             there = engine.container_info(spec.name) if error.returncode == 409 else None
             if there and there["Config"]["Labels"].get(SPEC) == spec.document:
                 return str(there["Id"])

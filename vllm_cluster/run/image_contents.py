@@ -21,7 +21,7 @@ from vllm_cluster.run.program import python, run
 from vllm_cluster.text import count
 
 SECONDS = 90.0
-# Longer than any caller waits for the answer: a driver that hangs must not keep the container for ever.
+# Longer than any caller waits for the answer: a driver that hangs must not keep the container without end.
 LIFE_SECONDS = 150.0
 
 

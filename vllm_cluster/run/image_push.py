@@ -166,7 +166,7 @@ class ImageSource:
             with self._lock:
                 self._receiving[receiver.name] = running
             try:
-                with suppress(HostError):  # where it has ended already, its end says why
+                with suppress(HostError):  # where it has ended already, its end has the reason
                     running.send(line)
                 finished = running.finish(runtime.after(PUSH_SECONDS))
             except HostError:

@@ -256,7 +256,7 @@ def _beat_answer(stream: Stream) -> bytes:
     try:
         return stream.recv(MAX_ANSWER)
     except TimeoutError:
-        # Where this process stood still, its wait is over before what arrived meanwhile has been read.
+        # Where this process was stopped, its wait is over before what arrived meanwhile has been read.
         stream.settimeout(AWAKE_SECONDS)
         return stream.recv(MAX_ANSWER)
 
@@ -266,7 +266,7 @@ def _breaking(hold: _Hold) -> Iterator[None]:
     """Note what breaks a hold."""
     try:
         yield
-    except BrokenPipeError:  # the script has ended, and the connection stands
+    except BrokenPipeError:  # the script has ended, and the connection has not
         hold.broken = hold.broken or GIVEN_UP
     except (OSError, HostError, EOFError) as error:
         hold.broken = hold.broken or str(error) or type(error).__name__

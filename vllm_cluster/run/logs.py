@@ -81,7 +81,7 @@ def collect(connection: HostConnection, cluster: str) -> list[Log]:
     logs += inside
     # Without times a line could be of any attempt.
     printed = connection.engine.logs(node.name, tail=TAIL, times=True).splitlines(keepends=True)
-    # vLLM's own lines stand in serve.log too.
+    # vLLM's own lines are in serve.log too.
     twice = any(log.name == "serve.log" for log in inside)
     lines = [line for line in printed if not (twice and " [vllm] " in line[:50])]
     logs.append(Log(connection.name, "docker.log", ((1, "".join(lines).encode()),)))

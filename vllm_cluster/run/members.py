@@ -155,7 +155,7 @@ def record_members(connection: HostConnection, operation: RecordMembers, emit: E
     """Write what the head shall remember, and the request where it follows the change."""
     node, record = node_name(operation.record.cluster), operation.record
     if not operation.seen:
-        # No head stood where this could be read before: members of then may be left somewhere.
+        # No head was there before whose record could be read: members of then may be left somewhere.
         old, _ = Record.read(connection.engine.read_file(node, f"{STATE_FOLDER}/{RECORD_FILE}"))
         kept = old.missing_from(record) if old and old.id == record.id else ()
         for member in kept:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from vllm_cluster.core.desired import CODE_FOLDER
 from vllm_cluster.run import node_program
 
-# Ray's executor fills gaps in a worker's environment from the head's. These are each node's own or nobody's.
+# Ray's executor fills gaps in a worker's environment from the head's. These are each node's own, or are not passed on.
 PER_NODE_VARIABLES = (
     "GLOO_SOCKET_IFNAME",
     "HF_TOKEN_PATH",

@@ -39,18 +39,18 @@ def observe(
         return facts
     engine = connection.open_engine(facts.engine.api_version)
     engine.owner = user_numbers(inventory.user or "")
-    # All of them: one that has the name that ours would get is in its way, whatever its labels.
+    # All of them: one with the name of the wanted container is in its way, with any labels.
     images = engine.images()
     # Without its labels a copy belongs to others.
     every = [replace(c, labels={}) if is_copy(c, images) else c for c in engine.containers(None)]
     facts = replace(facts, containers=tuple(container for container in every if CLUSTER in container.labels))
-    # What a cluster left says whose it was; where a node is, the node says it, if its version knew ids.
+    # What a cluster left names whose it was; where a node is, the node names it, if its version knew ids.
     node = node_of(inventory.cluster, facts)
     known = node is not None and ID in node.labels and not volumes
     left = {} if known else engine.volumes.labelled(f"{CLUSTER}={inventory.cluster}")
     taken = [c for c in every if c.name == node_name(inventory.cluster) and c != node]
     others = [c for c in every if deep and CLUSTER not in c.labels and c not in taken]
-    # Whatever others wrote into their labels is theirs.
+    # What others wrote into their labels is theirs.
     strangers = tuple(replace(container, labels={}) for container in (*taken, *others))
     facts = replace(facts, volumes=left, images=images, record=_record(engine, node), strangers=strangers)
     if facts.details is None:

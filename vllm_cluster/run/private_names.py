@@ -14,7 +14,7 @@ from vllm_cluster.run.connection import endpoints
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport.ssh_config import SshEndpoint
 
-# What everybody has says nothing of anyone; a report without them is harder to read.
+# What everybody has identifies no one; a report without them is harder to read.
 _PUBLIC = frozenset(("root", "ubuntu", "localhost", "local", "none", "nc", "ssh", "head", "main", "ray", "nvidia"))
 _PUBLIC |= {"vllm", "vllm-openai", "vllm/vllm-openai", "docker.io", "ghcr.io", "nvcr.io", "quay.io"}
 _TAG = re.compile(r"v?\d[\w.+-]*|latest|stable|nightly[\w.-]*")

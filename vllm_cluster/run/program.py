@@ -20,7 +20,7 @@ from vllm_cluster.transport.base import Stream
 MAX_LINE = 64 << 10
 # What a program may print in all: 256 hosts with every port of every other closed take less than a tenth of it.
 MAX_BYTES = 4 << 20
-# What is kept of the lines that are no messages.
+# What is kept of the lines that are not messages.
 MAX_PRINTED = 64 << 10
 PIECE = 64 << 10
 SEND_SECONDS = 10.0

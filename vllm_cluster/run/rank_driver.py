@@ -17,9 +17,9 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.text import host_port
 
-# After the first rank has failed the others get this long to say what they saw.
+# After the first rank has failed the others get this long to report what they saw.
 PEER_ERROR_SECONDS = 2.0
-# A killed rank is told of, with its log, unless its host is gone.
+# A killed rank is reported, with its log, unless its host is gone.
 END_SECONDS = 4.0
 TICK = 0.1
 MAX_SILENCE_SECONDS = 600.0

@@ -68,7 +68,7 @@ def read_kept(inventory: Inventory, facts: Mapping[str, HostFacts], fleet: Fleet
         if wanted:
             images = [image.id for image in facts[holder.host].images]
             read = _read(fleet.connections[holder.host].engine, inventory.cluster, holder, wanted, images)
-            # A file that was cut off while it was written is not what its name says.
+            # A file that was cut off while it was written does not hold what its name promises.
             for name, text in read.items():
                 identify = partial(fleet.runtime.secret_id, inventory.cluster, name)
                 if is_whole(text, wanted[name], identify):

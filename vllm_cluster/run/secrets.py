@@ -19,7 +19,7 @@ from vllm_cluster.laptop import here
 if TYPE_CHECKING:
     from vllm_cluster.run.runtime import Runtime
 
-# Made by vcluster where nobody gives them, and kept for as long as the head's container is there.
+# Made by vcluster where the inventory has none, and kept for as long as the head's container is there.
 GENERATED = ("ray-token", "api-key")
 KEY_BYTES = 32
 

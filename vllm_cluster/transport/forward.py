@@ -103,7 +103,7 @@ class LoopbackForward:
         near = SocketPipe(sock)
         try:
             far = self._dial()
-        except Exception as error:  # whatever the carrier raises, the one sign to the caller is a closed connection
+        except Exception as error:  # after any error of the carrier, the one sign to the caller is a closed connection
             logging.getLogger(__name__).debug("%s: %s", self._host, error)
             near.close()
             self._slots.release()
@@ -141,6 +141,6 @@ def _pump(source: Pipe, sink: Pipe) -> None:
             sink.sendall(data)
         sink.shutdown_write()
     except (OSError, HostError):
-        # One direction broke: without closing both, the other would wait for ever.
+        # One direction broke: without closing both, the other would wait without end.
         source.close()
         sink.close()

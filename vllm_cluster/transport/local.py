@@ -39,7 +39,7 @@ class LocalTransport(CountingTransport):
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Start a command and talk to it."""
-        # Through a shell, so that a command that does not exist says so on standard error as it does remotely.
+        # Through a shell, so that a command that does not exist is reported on standard error as it does remotely.
         line = command_line.posix_line(argv)
         self._count()
         stream = process.ProcessStream(["sh", "-c", line], lambda code: None, lambda: self._streams.discard(stream))

@@ -27,7 +27,7 @@ MAX_HOPS = 8
 _BAD_HOST = re.compile(r"""^-|[\s\0-\x1f\x7f'"`$\\;&<>|(){}]|^$""")
 _BAD_USER = re.compile(r"""^-|[\s\0-\x1f\x7f'"`;&<>|(){}]|\\$|^$""")
 _TOKEN = re.compile(r"%(.)")
-# What keeps a session from running a command with our input; `ssh -G` says whether this ssh knows them (8.7).
+# What keeps a session from running a command with its input; `ssh -G` shows whether this ssh knows them (8.7).
 _SESSION = ("SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no")
 
 
@@ -146,7 +146,7 @@ def _resolve(target: Target, ask: Callable[[Target], Words], seen: tuple[str, ..
     hops = _hops(_one(words, "proxyjump"))
     if not hops:
         return resolved
-    # As in ssh: the last hop is reached through those before it; the first by what ssh_config says about it.
+    # As in ssh: the last hop is reached through those before it; the first by what ssh_config has for it.
     hop = Target(
         name=target.name,
         destination=hops[-1],

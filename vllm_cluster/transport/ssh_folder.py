@@ -29,7 +29,7 @@ class SshFolder:
         remove_leftovers()
         for parent in _parents():
             with contextlib.suppress(OSError):
-                # Under another name until it is locked, or somebody's clean-up could take it for a leftover.
+                # Under another name until it is locked, or another process's clean-up could take it for a leftover.
                 new = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}", dir=parent))
                 self.path = new.with_name(new.name.removeprefix("new-"))
                 if len(os.fsencode(self.path)) + 2 <= MAX_SOCKET_PATH:

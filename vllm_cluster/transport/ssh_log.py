@@ -23,7 +23,7 @@ _NO_COMMON = re.compile(r"(no matching .+)|(Bad remote protocol version.*)|(bann
 _PROXY = re.compile(r"(stdio forwarding failed|open failed: .+|administratively prohibited.*)")
 
 
-# What ssh says of connections that are well, and what it counts at their end: it explains nothing.
+# What ssh prints of connections that are well, and what it counts at their end: it explains nothing.
 _STATISTICS = re.compile(r"Authenticated to |Transferred: |Bytes per second: |Connection to \S+ closed\.$")
 _NO_SESSION = re.compile(r"^channel \d+: open failed: ", re.M)
 _LET_IN = re.compile(r"^Authenticated to |debug1: Entering interactive session", re.M)

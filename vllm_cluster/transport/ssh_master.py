@@ -37,7 +37,7 @@ _OPTIONS = (
     "ServerAliveCountMax=3",
     "ServerAliveInterval=5",
 )
-# Without the proxy, a client whose master refuses it would connect by itself, past every option of ours.
+# Without the proxy, a client whose master refuses it would connect by itself, past every option that vcluster sets.
 _CLIENT = ("BatchMode=yes", "LogLevel=ERROR", "ProxyCommand=false", "RequestTTY=no")
 # Lives as long as its input, which ends with this program however that dies; so no master is ever left behind.
 _STAY = ("sh", "-c", "exec cat > /dev/null")
@@ -67,7 +67,7 @@ class SshMaster:
         self._folder = SshFolder()
         self.socket = self._folder.path / "m"
         self._log = self._folder.path / "log"
-        # -N is a word about the session itself, and stands beside no other.
+        # -N is a word about the session itself, and cannot be combined.
         session = () if jump else resolved.session
         options = [*ssh_options(replace(target, jump=None)), *_options(resolved, through, session)]
         self._target = target
@@ -76,7 +76,7 @@ class SshMaster:
         self._alone: list[bytes | str] = ["ssh", *options]
         ssh = [*self._alone, "-M", "-S", str(self.socket)]
         try:
-            # A file, not a pipe: nobody reads it while the connection lives.
+            # A file, not a pipe: no one reads it while the connection lives.
             with self._log.open("wb") as log:
                 if jump:
                     self._process = _started([*ssh, "-N", "--", target.destination], log, piped=False)

@@ -29,7 +29,7 @@ def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = 
             print(json.dumps({"v": 1, "t": round(time.time(), 3), "event": "error", **error.as_json()}), flush=True)
             return
     red, bold, end = ("\x1b[31m", "\x1b[1m", "\x1b[0m") if wants_color(color, stdout=False) else ("", "", "")
-    # What a person decided is no error.
+    # A person's decision is not an error.
     mark = "" if isinstance(error, Aborted | Interrupted) else f"{red}error:{end} "
     print(f"{mark}{plain(error.message)}", file=sys.stderr)
     for line in (error.hint or "").splitlines():

@@ -16,7 +16,7 @@ from vllm_cluster.events import Event
 
 # More rows than this do not fit a terminal: then only hosts that failed have one.
 ROWS = 16
-# A phase of a start that goes on has a line as often as this.
+# A phase of a start that continues has a line as often as this.
 STILL_SECONDS = 10.0
 
 
@@ -38,7 +38,7 @@ def json_lines(event: Event) -> None:
     row: dict[str, Any] = {"v": 1, "t": round(time.time(), 3), "event": event.kind, "text": event.text}
     if event.host:
         row["host"] = event.host
-    # One write a line: threads of several hosts tell events at the same time.
+    # One write a line: threads of several hosts emit events at the same time.
     sys.stdout.write(json.dumps({**row, **data}, default=str) + "\n")
     sys.stdout.flush()
 

@@ -15,7 +15,7 @@ from vllm_cluster.inventory.words import plain, shown
 
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_TAG + kind for kind in ("int", "float", "bool", "null")}
-# Aliases can make a small file stand for a huge one.
+# Aliases can make a small file expand to a huge one.
 _MAX_NODES = 100_000
 _SYNTAX = {
     "found character '\\t' that cannot start any token": "a tab; YAML is indented with spaces",
@@ -150,7 +150,7 @@ class _YamlWalker:
                 # The place keeps its first line, so the second value is not looked at.
                 self.document.problems.append(Problem(line, (*loc, key.value), twice))
             else:
-                # An empty value begins, for the parser, where the next thing does.
+                # An empty value begins, for the parser, where the next token does.
                 here = isinstance(value, ScalarNode) and value.value != ""
                 self.document.lines[(*loc, key.value)] = value.start_mark.line + 1 if here else line
                 own[key.value] = self.read(value, (*loc, key.value))
@@ -167,7 +167,7 @@ class _YamlWalker:
             value = self.read(part, loc)
             merged, self.document.lines = self.document.lines, kept
             for place, line in merged.items():
-                kept.setdefault(place, line)  # what stands here itself keeps its own line
+                kept.setdefault(place, line)  # what is written here keeps its own line
             if isinstance(value, dict):
                 found = {**value, **found}
         return found

@@ -26,4 +26,4 @@ if __name__ == "__main__":
     threading.Thread(target=watch, args=(float(sys.argv[1]),), daemon=True).start()
     name, source = sys.argv[2:4]
     sys.argv[:] = [name, *sys.argv[4:]]
-    exec(compile(source, name, "exec", dont_inherit=True))  # noqa: S102 - it is ours
+    exec(compile(source, name, "exec", dont_inherit=True))  # noqa: S102 - it is vcluster's own

@@ -1,5 +1,5 @@
 # The longer look, appended to facts.sh, whose functions and arguments it has: what takes more than some milliseconds.
-# Each section is bounded in time and in size, and empty where the host does not say.
+# Each section is bounded in time and in size, and empty where the host has no answer.
 section smi
 # The list of clocks is two thirds of it, and nothing asks for them.
 if [ -n "$smi" ]; then
@@ -41,7 +41,7 @@ grep -hsE '^ *RemoveIPC *=' /etc/systemd/logind.conf /etc/systemd/logind.conf.d/
 section linger
 [ -e "/var/lib/systemd/linger/$(id -un)" ] && echo yes
 section resolves
-# Known to be nothing is another thing than not known: 124 is a name server that does not answer.
+# "None" and "unknown" differ: 124 is a name server that does not answer.
 if command -v getent >/dev/null 2>&1; then
   names=$(limit 4 getent ahosts "$(uname -n)" 2>/dev/null)
   [ $? = 124 ] || printf 'asked\n%s\n' "$names" | awk '{ print $1 }' | uniq | head -n 16

@@ -72,7 +72,7 @@ done
 section rdma
 for node in /dev/infiniband/*; do [ -e "$node" ] && printf '%s\n' "$node"; done
 section gpus
-# What is no row says why there are fewer: a driver that does not answer, a GPU that is lost.
+# A line that is not a row is the reason for fewer: a driver that does not answer, a GPU that is lost.
 smi='' answer=''
 if command -v nvidia-smi >/dev/null 2>&1; then
   wanted=index,uuid,name,memory.total,memory.used,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total,pci.bus_id
@@ -105,7 +105,7 @@ for spec in /etc/cdi/*.yaml /etc/cdi/*.json /var/run/cdi/*.yaml /var/run/cdi/*.j
 done
 section cdistale
 # What the files for NVIDIA's GPUs hand out and the host no longer has, as after an upgrade of the driver.
-# Files that the system makes anew at each start outrank those that somebody made.
+# Files that the system writes at each start outrank those that a person made.
 specs=/etc/cdi/nvidia
 ls /var/run/cdi/nvidia* >/dev/null 2>&1 && specs=/var/run/cdi/nvidia
 for spec in "$specs"*.yaml "$specs"*.json; do
@@ -121,7 +121,7 @@ section docker
 limit 10 docker version --format '{{json .Server}}' 2>/dev/null
 case $? in 124) frozen=y ;; *) frozen= ;; esac
 section dockercdi
-# A file proves nothing: the engine says whether it reads any, newer ones (28.2) also what they found there. A client
+# A file proves nothing: the engine reports whether it reads any, newer ones (28.2) also what they found there. A client
 # that does not know a field prints what comes before it.
 [ -z "$smi" ] || [ "$frozen" ] || limit 20 docker info --format '{{json .CDISpecDirs}}{{"\n"}}{{json .DiscoveredDevices}}' 2>/dev/null | head -c 100000
 section dockerinfo

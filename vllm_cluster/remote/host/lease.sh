@@ -10,7 +10,7 @@ trap '' PIPE
 refuse() { echo "vcluster-lease refused $1; fix: $2"; exit 69; }
 command -v flock >/dev/null 2>&1 || refuse "flock is missing" "install util-linux"
 
-# Those who may use Docker share the lease, and nobody else can hold or read it: the folder has the socket's group.
+# Those who may use Docker share the lease, and no others can hold or read it: the folder has the socket's group.
 # With a Docker of one's own (rootless), or none at a socket, it is one's own.
 me=$(id -u)
 socket=${DOCKER_HOST:-unix:///var/run/docker.sock}
@@ -66,14 +66,14 @@ while :; do
     1) echo "vcluster-lease busy $(head -n 1 "$folder/holder" 2>/dev/null | cut -c 1-300)"; exit 75 ;;
     *) refuse "$folder/lock cannot be locked" "look at: df $folder" ;;
     esac
-    # A lock on a file that was removed meanwhile would exclude nobody.
+    # A lock on a file that was removed meanwhile would exclude no one.
     [ "$(stat -Lc %i /proc/self/fd/9)" = "$(stat -c %i "$folder/lock" 2>/dev/null)" ] && break
 done
 over=lost
 give_up() {
     # In this order: a stream registers itself first and looks for the token after, so one of both sees the other.
     rm -f "$folder/token"
-    # Who has said `end` sends nothing more; of whoever fell silent nothing may arrive any more.
+    # Who has sent `end` sends nothing more; of whoever fell silent nothing may arrive any more.
     if [ "$over" = end ]; then rm -f "$folder"/stream.*; else kill_streams; fi
     # Nothing is left behind; the folder stays where another user made it.
     rm -f "$folder/holder" "$folder/lock"

@@ -20,7 +20,7 @@ from typing import Any
 
 # No wait here is longer; bounded.py ends the program.
 LIFE_SECONDS = 180.0
-# The kernel asks again after 1 and 3 s: one lost packet is no closed port.
+# The kernel asks again after 1 and 3 s: one lost packet is not a closed port.
 CONNECT_SECONDS = 4.0
 ANSWER_SECONDS = 6.0
 BLOCK_SECONDS = 4.0
@@ -37,7 +37,7 @@ MTU_DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socke
 MTU = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.IPPROTO_IPV6, 24)}
 PROBE = 3
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
-ASYNC_TIMEOUT = asyncio.TimeoutError  # before Python 3.11 it is no OSError
+ASYNC_TIMEOUT = asyncio.TimeoutError  # before Python 3.11 it is not an OSError
 
 
 def send(row: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ MAX_ERROR = 600
 MAX_LINES = 64
 MAX_LINE = 300
 MAX_LOG = 4 << 20
-# Lines of NCCL's log that say which way the bytes go, or why not.
+# Lines of NCCL's log that name which way the bytes go, or why not.
 TRANSPORT_LINES = re.compile(r" via |NET/|GPU Direct|GDR|Using network|Bootstrap|NVLS|NCCL WARN|NCCL version")
 
 Send = Callable[..., None]

@@ -128,7 +128,7 @@ def header(name: str, size: int) -> bytes:
     """The header of a member."""
     entry = tarfile.TarInfo(name)
     entry.size = size
-    # A layer may have more than the 8 GB that the old form can say.
+    # A layer may have more than the 8 GB that the old form can hold.
     return entry.tobuf(tarfile.GNU_FORMAT)
 
 

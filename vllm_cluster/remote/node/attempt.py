@@ -18,7 +18,7 @@ from vllm_cluster.remote.node.process import Child
 from vllm_cluster.remote.node.serve_request import ServeRequest
 from vllm_cluster.remote.node.timing import Timing
 
-# The first such line is the likeliest root cause; the excepted ones only say that something else has failed.
+# The first such line is the likeliest root cause; the excepted ones only report that something else has failed.
 _CAUSE = re.compile(r"(?:^|[\s.\]])(?:[A-Z]\w*(?:Error|Exception)|error): \S|died unexpectedly")
 _CONSEQUENCE = re.compile(r"EngineDeadError|See root cause above|See stack trace|WARNING")
 _MORE_OF_IT = re.compile(r"\s+(?!File )\S")
@@ -71,7 +71,7 @@ class Attempt:
         folder = download_folder(wanted.model, wanted.argv, variables)
         self._downloads = folder is not None and variables.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false")
         self._movement = Movement(lambda: vllm_processes(self.child.alive), folder, pace)
-        # One log holds all attempts: who reads it must know where the last one begins, also if vLLM says nothing of it.
+        # One log holds all attempts: a reader must know where the last one begins, also if vLLM prints nothing of it.
         self._mark(STARTS)
         self.child = Child("vllm", wanted.argv, variables, self._see)
         threading.Thread(target=self._watch, daemon=True).start()

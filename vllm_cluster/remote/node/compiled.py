@@ -19,6 +19,6 @@ def keep_compiled(state: Path, current: str) -> None:
         os.utime(folder / current)  # when it was used last
         used = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
-        return  # vLLM then compiles without, and says so
+        return  # vLLM then compiles without, and logs it
     for old in used[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)

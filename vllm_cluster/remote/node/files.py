@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_cluster.remote.node.process import log_line
 
-# A full disk is told about once in a while, and not at each try: the container's log is on a disk, too.
+# A full disk is reported once in a while, and not at each try: the container's log is on a disk, too.
 REPORT_SECONDS = 60.0
 _reported: dict[Path, float] = {}
 

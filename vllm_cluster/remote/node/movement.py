@@ -12,7 +12,7 @@ from vllm_cluster.remote.node.process import descendants
 from vllm_cluster.remote.node.timing import Timing
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Less than this says nothing: daemons read and write a little all the time.
+# Less than this proves nothing: daemons read and write a little all the time.
 MIN_BYTES = 1 << 20
 MIN_CPU = 0.2
 # Endless loops word their warnings alike but for the numbers; a log has at most this many wordings.

@@ -131,7 +131,7 @@ class Supervisor:
             self._due = now + self._pace.ray_backoff
             return
         if folder := option(self._command, "--temp-dir"):
-            # Each start leaves a session's logs; the last one is kept, to tell what happened.
+            # Each start leaves a session's logs; the last one is kept, to show what happened.
             for old in sorted(Path(folder).glob("session_2*"))[:-1]:
                 shutil.rmtree(old, ignore_errors=True)
         self._ray_state, self._running = "starting", False
@@ -279,7 +279,7 @@ def main(argv: Sequence[str]) -> int:
 def supervise(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int:
     """Be the node until a signal stops it."""
     logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
-    # Orphans of Ray and vLLM become our children: else nobody could find them.
+    # Orphans of Ray and vLLM become children of this process: else none could find them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if gone := missing_secrets():
         log_line("node", f"secret files are not there: {', '.join(gone)}; run vcluster up")

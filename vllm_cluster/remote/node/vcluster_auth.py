@@ -16,7 +16,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Answers that tell nothing but that the server lives. Exactly these: a path that only looks like one is not open.
+# Answers that reveal only that the server lives. Exactly these: a path that only looks like one is not open.
 OPEN = frozenset((method, path) for method in ("GET", "HEAD") for path in ("/health", "/ping"))
 KEY_FILE = "VCLUSTER_API_KEY_FILE"
 

@@ -118,7 +118,7 @@ class Download:
 def _get(plan: HostPlan, file: PulledFile, token: str | None, stream: Any, begin: int) -> None:
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK
     url = hf_hub_url(plan.model, file.path, revision=plan.commit, endpoint=plan.endpoint)
-    # Its expected size is for its own messages, and makes it refuse files above 50 GB; ours is in the plan.
+    # Its expected size is for its own messages, and makes it refuse files above 50 GB; the real one is in the plan.
     get: Callable[..., None] = http_get
     get(url, stream, resume_size=begin, headers=build_hf_headers(token=token or False))
     if stream.tell() < file.size:

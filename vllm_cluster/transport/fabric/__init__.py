@@ -139,7 +139,7 @@ class FabricTransport(SshTransport):
         except BROKEN as error:
             raise link.lost(doing) from error
         if result is None:
-            # Closing sends a packet, and on a stuck connection that waits; nobody has to wait for it here.
+            # Closing sends a packet, and on a stuck connection that waits; no caller has to wait for it here.
             threading.Thread(target=_close_quietly, args=(channel,), daemon=True).start()
             # Where sshd has answered, the login shell was started.
             if started >= shell.LATE_SECONDS and channel.event_ready and mark not in out:

@@ -63,7 +63,7 @@ class Credentials:
                 self._agent.close()
 
     def _try_none(self, transport: paramiko.Transport) -> bool:
-        # ssh asks so too: some servers (Tailscale's) have let the user in already, the others tell what they take.
+        # ssh asks so too: some servers (Tailscale's) have let the user in already, the others name what they take.
         try:
             transport.auth_none(self._resolved.user)
         except paramiko.BadAuthenticationType as refusal:
@@ -127,7 +127,7 @@ class Credentials:
         try:
             return paramiko.PKey.from_path(path)
         except (paramiko.PasswordRequiredException, TypeError):
-            # cryptography says TypeError when a key is encrypted and no passphrase was given.
+            # cryptography raises TypeError when a key is encrypted and no passphrase was given.
             self._skipped.append(f"{path} (has a passphrase: ssh-add it)")
         except (OSError, ValueError, paramiko.SSHException, UnknownKeyType) as error:
             self._skipped.append(f"{path} ({str(error) or type(error).__name__})")

@@ -58,7 +58,7 @@ def parsed_words(target: Target) -> dict[str, list[str]]:
     except KeyError:
         # The operating system knows no name for this user, and paramiko needs one for %u.
         raise UsageError(f"{target.name}: user {user_here()} has no name", hint="export USER=NAME") from None
-    # Its values are strings, but lists for the few keys that may stand several times.
+    # Its values are strings, but lists for the few keys that may occur several times.
     values: dict[str, Any] = dict(found)
     words = {key: list(value) if isinstance(value, list) else [value] for key, value in values.items()}
     if target.identity:

@@ -150,7 +150,7 @@ class KeepaliveTransport(paramiko.Transport):
         sender: _ChannelSender | None = getattr(data, "sender", None)
         if sender and sender.is_late(data.asbytes()[:1]):
             return
-        # paramiko asks for the login anew with each key; servers made with Go or asyncssh hang up at the second time.
+        # paramiko asks for the login again with each key; servers made with Go or asyncssh hang up at the second time.
         if data.asbytes().startswith(cMSG_SERVICE_REQUEST):
             if self._login_begun:
                 accepted = paramiko.Message()
