@@ -21,6 +21,7 @@ from tests.support.hosts import Sandbox
 from tests.support.models import checkpoints, configs
 from tests.support.models.hub import hub
 from tests.support.paths import ROOT, VCLUSTER
+from tests.support.pulled import tiny_model, write_files
 from tests.support.pulls import hub_for, model_files, repository
 from tests.support.terminal import Terminal
 
@@ -32,6 +33,7 @@ PAGES = {
     **{str(path.relative_to(ROOT / "docs")): path for path in sorted((ROOT / "docs").rglob("*.md"))},
 }
 # What the sandbox serves in the place of a model that fills sixteen GPUs.
+FOLDERS = "From a folder"
 LARGE, TINY = "meta-llama/Llama-3.1-405B-Instruct", "sandbox/tiny-llama"
 # What stops a model that is served there.
 # Where a page stops first, nothing is served any more when it takes the cluster down.
@@ -41,9 +43,15 @@ ASKS = {
 }
 
 
-def commands(page: str) -> list[str]:
-    """The lines of a page's ``sh`` blocks."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL)
+def commands(page: str, *, section: str = "", without: str = "") -> list[str]:
+    """The lines of a page's ``sh`` blocks, or of one section's, or of all but one's."""
+    text = PAGES[page].read_text()
+    if title := section or without:
+        before, _, rest = text.partition(f"\n### {title}\n")
+        inside, mark, after = rest.partition("\n## ")
+        assert inside and mark, f"{page} has no section {title}"
+        text = inside if section else before + mark + after
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
 
 
@@ -201,10 +209,28 @@ def test_the_models_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On hosts that have the same, with a hub on this machine."""
     with hub_for(sandbox, {"sandbox/large": repository(model_files(1 << 20))}) as made:
         environment = {**sandbox.environment, "HF_ENDPOINT": made.url}
-        said = {command: shell(command, tmp_path, environment) for command in commands("models.md")}
+        said = {command: shell(command, tmp_path, environment) for command in commands("models.md", without=FOLDERS)}
     assert "sandbox/large" not in shell("vcluster models", tmp_path, environment)
     for model in (TINY, "sandbox/large"):
         assert re.search(rf"^{model} .* all 2 .* complete$", said["vcluster models"], re.MULTILINE)
+
+
+@pytest.mark.deep
+@pytest.mark.cluster("up")
+def test_the_models_page_on_folders(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The folders are copies of the sandbox's model; it is served from where the page brought it."""
+    write_files(tmp_path / "my-model", tiny_model(sandbox))
+    copied = "mkdir -p /data && cp -rL /models/hub/models--sandbox--tiny-llama/snapshots/* /data/my-model"
+    sandbox.on("gpu1", "sh", "-c", copied, root=True)
+    environment = {**sandbox.environment}
+    try:
+        for command in commands("models.md", section=FOLDERS):
+            shell(command, tmp_path, environment)
+        assert serving(sandbox) == "ready"
+    finally:
+        shell("vcluster stop --yes", tmp_path, environment)
+        sandbox.on("gpu1", "rm", "-rf", "/data/my-model", root=True)
+        shell("vcluster models rm ./my-model --yes", tmp_path, environment)
 
 
 @pytest.mark.cluster("up")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import signal
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +23,8 @@ from tests.support.pulled import (
     folder_contents,
     has,
     hash_of,
+    tiny_model,
+    write_files,
 )
 from tests.support.pulls import forget, hub_for, repository, weights
 from tests.support.waiting import until
@@ -137,21 +136,10 @@ def test_ctrl_c_leaves_it_running_and_another_person_looks_on(sandbox: Sandbox, 
     assert held
 
 
-def tiny_model(sandbox: Sandbox) -> dict[str, bytes]:
-    """The files of the model that the sandbox has."""
-    tiny = "/models/hub/models--sandbox--tiny-llama/snapshots"
-    archive = sandbox.on("gpu1", "sh", "-c", f"tar -C {tiny}/* -chf - . | base64 -w0", root=True)
-    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as there:
-        members = [(one.name.removeprefix("./"), there.extractfile(one)) for one in there if one.isfile()]
-        return {name: stream.read() for name, stream in members if stream}
-
-
 @pytest.mark.deep
 def test_a_folder_of_this_machine_and_one_of_a_host_are_spread_and_served(sandbox: Sandbox, tmp_path: Path) -> None:
     folder, files = tmp_path / "mine", {**tiny_model(sandbox), "model.extra": weights(24 << 20)}
-    folder.mkdir()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    write_files(folder, files)
     right = {name: hash_of(content) for name, content in files.items()}
     try:
         # The laptop is killed in the middle: what arrived is not sent again, and the others had it while it arrived.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
 
 from tests.support.hosts import Sandbox
 from tests.support.models.repositories import PullHub
@@ -59,3 +64,19 @@ def has(sandbox: Sandbox, host: str, size: int) -> bool:
     """Whether a host has so many bytes."""
     there = status(sandbox, host).get("bytes", 0)
     return isinstance(there, int) and there >= size
+
+
+def tiny_model(sandbox: Sandbox) -> dict[str, bytes]:
+    """The files of the model that the sandbox has."""
+    tiny = "/models/hub/models--sandbox--tiny-llama/snapshots"
+    archive = sandbox.on("gpu1", "sh", "-c", f"tar -C {tiny}/* -chf - . | base64 -w0", root=True)
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as there:
+        members = [(one.name.removeprefix("./"), there.extractfile(one)) for one in there if one.isfile()]
+        return {name: stream.read() for name, stream in members if stream}
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """A folder with these files."""
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)

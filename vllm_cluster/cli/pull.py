@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -73,7 +75,8 @@ def pull(
         if model and is_folder(model) and not (verify or stop):
             wanted = wanted_folder(model, name or "", host, detach=detach)
         elif name:
-            raise UsageError("--as: only a folder gets a name", hint="vcluster pull ./FOLDER --as NAME")
+            folder = shlex.quote(f"./{model}") if model and Path(model).is_dir() else "./FOLDER"
+            raise UsageError("--as: only a folder gets a name", hint=f"vcluster pull {folder} --as NAME")
         loaded = session.load()
         if stop:
             action.stop(loaded, session.emit, asked)

@@ -55,7 +55,7 @@ def test_a_frozen_host_keeps_no_other_from_being_shown(monkeypatch: pytest.Monke
 
     def answer(name: str) -> PullStatus:
         # It answers again once a person has seen that the other one is done, and that this one is silent.
-        assert name == "gpu1" or named.wait(60)
+        assert name == "gpu1" or named.wait(30)
         return DONE
 
     def emit(event: Event) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support import world
@@ -29,3 +31,13 @@ def test_what_this_machine_sends_is_not_left_alone(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit, match="2"):
         app(["pull", "org/name", "--via", "local", "--detach"], standalone_mode=False)
     assert "fix: vcluster pull org/name --via local" in capsys.readouterr().err
+
+
+def test_a_name_for_a_folder_that_is_written_as_a_repository_comes_with_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        app(["pull", "my model", "--as", "mine"], standalone_mode=False)
+    assert "fix: vcluster pull './my model' --as NAME" in capsys.readouterr().err

@@ -1,0 +1,49 @@
+"""No node starts while a host would make its own from another image than the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.sim import lab, make
+from tests.support.sim.lab import Outcome
+from tests.support.sim.world import Picture, World
+from vllm_cluster.actions.assess import facts_of, reached
+from vllm_cluster.core.plan import Plan, SameImage
+from vllm_cluster.errors import HostError
+from vllm_cluster.events import Emit
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.barrier import hold
+from vllm_cluster.run.runtime import Runtime
+
+INVENTORY = make.inventory(2)
+
+
+def held(world: World, plan: Plan) -> Outcome:
+    """Hold the plan's barrier on images."""
+    (barrier,) = {one for stage in plan.stages for one in stage.barriers if isinstance(one, SameImage)}
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        with reached(inventory, emit, runtime=runtime) as (fleet, _):
+            facts_of(inventory, fleet)
+            hold(barrier, plan, fleet, emit)
+
+    return lab.run(world, INVENTORY, verb)
+
+
+@pytest.mark.parametrize("number", [1, 7, None], ids=["the same", "another", "none"])
+def test_a_host_whose_image_changes_behind_the_plan_is_named(number: int | None) -> None:
+    world = make.world((2, 2))
+    with lab.inside(world):
+        plan: Plan = lab.run(world, INVENTORY, lab.do_plan).value
+        other = make.base_image(number or 1)
+        images = {other.id: Picture(other.id, [make.IMAGE], dict(other.have))}
+        world.machines["gpu2"].images = images if number else {}
+        outcome = held(world, plan)
+    if number == 1:
+        assert outcome.error is None, outcome.story()
+        return
+    assert isinstance(outcome.error, HostError) and outcome.error.host == "gpu2"
+    there = other.id[:19] if number else "gone"
+    assert f"{make.IMAGE} is {there} here and {make.base_image().id[:19]} on the other hosts" in str(outcome.error)
