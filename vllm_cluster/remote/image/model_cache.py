@@ -152,8 +152,8 @@ def each(rows: Sequence[Any], work: Callable[[Any], None], done: list[int], tota
         while not all(future.done() for future in futures):
             print_row({"bytes": sum(done), "total": total})
             time.sleep(1)
-        for future in futures:
-            future.result()
+        for error in filter(None, [future.exception() for future in futures]):
+            raise error
 
 
 def files_of(root: Path) -> dict[str, Any]:
