@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 
 _MODULES = (
@@ -27,7 +29,8 @@ _MODULES = (
 )
 
 
-def program() -> dict[str, bytes]:
+@cache
+def program() -> Mapping[str, bytes]:
     """The files of the node program, by their path below its folder; `node.py` is what to run.
 
     The package's folders are there without its `__init__` code, which is for laptops.
