@@ -355,7 +355,7 @@ def test_a_member_that_is_gone_for_good_is_forgotten() -> None:
     [
         ("gpu1", "gpu1 is in the inventory"),
         ("gpu3", ""),
-        ("gpu33", "gpu33 is not a former host, did you mean gpu3?"),
+        ("gpuu3", "gpuu3 is not a former host, did you mean gpu3?"),
         ("x", "x is not a former host; former hosts: gpu3"),
     ],
 )
@@ -372,7 +372,7 @@ def test_only_a_member_that_left_can_be_forgotten(host: str, why: str) -> None:
             assert code(outcome) == 2
             assert str(outcome.error) == f"--forget {host}: {why}"
             assert isinstance(outcome.error, VclusterError)
-            assert outcome.error.instead == ({"gpu33": "gpu3"} if host == "gpu33" else {})
+            assert outcome.error.instead == ({"gpuu3": "gpu3"} if host == "gpuu3" else {})
             assert outcome.script.changing == []
 
 
