@@ -15,7 +15,7 @@ from vllm_cluster.cli import question
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.chat import _talk
 from vllm_cluster.cli.sampling import PARAMETERS
-from vllm_cluster.cli.session import Session
+from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.errors import UsageError
 
 
@@ -168,6 +168,8 @@ def test_ctrl_c_ends_no_conversation(
 
     at_once: dict[str, Any] = {"at the prompt": KeyboardInterrupt, "after the line": Line("Hi")}
     monkeypatch.setattr("builtins.input", Mock(side_effect=[at_once.get(moment, moment), "Bye", EOFError]))
+    # A test before this one may have been a call with -q, in this process.
+    monkeypatch.setattr(SETTINGS, "verbosity", 0)
     handler = signal.getsignal(signal.SIGINT)
     try:
         _talk(Session(None, as_json=False), "m", ask, ())
