@@ -20,7 +20,7 @@ from vllm_cluster.hub.download import HubDownload
 from vllm_cluster.laptop import expanded
 from vllm_cluster.run.local_folder import Give, feed, from_folder, links_out, listed
 from vllm_cluster.run.model_cache import ask
-from vllm_cluster.text import size
+from vllm_cluster.text import count, size
 
 ASK_SECONDS = 30.0
 SHOW_SECONDS = 1.0
@@ -104,12 +104,15 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
     hosts.emit(Event("phase", f"hashing {path}", via))
     files: list[HubFile] = []
     outside: list[tuple[str, str]] = []
+    lost: list[tuple[str, str]] = []
 
     def see(row: Mapping[str, Any]) -> None:
         if "file" in row:
             files.append(HubFile(**row["file"]))
         elif "link" in row:
             outside.append((str(row["link"]), str(row["to"])))
+        elif "lost" in row:
+            lost.append((str(row["lost"]), str(row["to"])))
         else:
             data = {"bytes": row["bytes"], "total": row["total"]}
             hosts.emit(Event("progress", f"hashing {size(row['bytes'])} of {size(row['total'])}", via, data))
@@ -119,6 +122,8 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         ask(connection, hosts.inventory, hosts.facts[via], asked, see)
 
     question("list", [])
+    if lost:
+        _refuse_links(via, path, lost)
     _note_links(hosts, path, outside)
     if not any(file.path == "config.json" for file in files):
         _refuse_no_model(via, path, files)
@@ -142,6 +147,15 @@ def _from_hub(hosts: PullHosts, model: HubModel) -> Give:
     clock, token = hosts.fleet.runtime.clock, hub_token(hosts.inventory)
     hub = HubDownload(model.name, model.commit, model.endpoint, token, report=report, clock=clock)
     return lambda file, begin, put: hub.send(file.path, file.size, file.blob, begin, put)
+
+
+def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoReturn:
+    """The container that copies has the folder and the cache: elsewhere it would read files of its own."""
+    (name, target), more = lost[0], f" ({count(len(lost), 'such link')})" if len(lost) > 1 else ""
+    text = f"{via}: pull: {path}/{name} is a link to {target}, which the pull cannot read there{more}"
+    copy = f"{path.rstrip('/')}-copy"
+    whole = f"on {via}: cp -rL {shlex.quote(path)} {shlex.quote(copy)}"
+    raise PreflightFailed(text, hint=f"{whole}\nvcluster pull {shlex.quote(f'{via}:{copy}')}")
 
 
 def _refuse_no_model(via: str, path: str, files: Sequence[HubFile]) -> NoReturn:

@@ -132,6 +132,13 @@ def test_a_folder_of_a_host_that_cannot_be_comes_with_what_to_do(monkeypatch: py
     assert above.value.hint == "vcluster pull gpu1:/data/x/inner"
 
 
+def test_a_link_that_the_pull_cannot_read_there_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = {"file": {"path": "config.json", "size": 2, "blob": ""}}
+    with pytest.raises(PreflightFailed, match=r"/data/x y/a.json is a link to /etc/passwd, which") as refused:
+        on_host(monkeypatch, "/data/x y", [file, {"lost": "a.json", "to": "/etc/passwd"}])
+    assert refused.value.hint == "on gpu1: cp -rL '/data/x y' '/data/x y-copy'\nvcluster pull 'gpu1:/data/x y-copy'"
+
+
 def test_a_link_out_of_a_folder_of_a_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     file = {"file": {"path": "config.json", "size": 2, "blob": ""}}
     _, events = on_host(monkeypatch, "/data/x", [{"link": "config.json", "to": "/models/blobs/b"}, file])

@@ -228,14 +228,17 @@ def test_weights_of_an_earlier_folder_of_a_name_are_found(tmp_path: Path) -> Non
     assert ask_program("model_cache", {**question, "kind": "hub"})[0]["stale"] == []
 
 
-def test_a_link_out_of_a_folder_is_named_and_one_to_nothing_ends_it(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
+def test_a_link_into_the_cache_is_followed_and_any_other_is_not(tmp_path: Path) -> None:
+    """Outside of both the program would read the files of its own container."""
+    folder, cache = tmp_path / "mine", tmp_path / "cache"
     folder.mkdir()
-    (tmp_path / "blob").write_text("{}")
-    (folder / "config.json").symlink_to("../blob")
-    question = {"do": "list", "cache": str(tmp_path), "folder": "", "kind": "folder", "root": str(folder)}
-    assert of_kind(ask_program("model_cache", question), "to") == [str(tmp_path / "blob")]
+    cache.mkdir()
+    (cache / "blob").write_text("{}")
+    (folder / "config.json").symlink_to("../cache/blob")
+    question = {"do": "list", "cache": str(cache), "folder": "", "kind": "folder", "root": str(folder)}
+    assert of_kind(ask_program("model_cache", question), "to") == [str(cache / "blob")]
+    (folder / "a.json").symlink_to("/etc/passwd")
     (folder / "b.safetensors").symlink_to("/nothing/there")
-    assert (
-        "is a link to /nothing/there, which is not in this folder" in ask_program("model_cache", question)[-1]["error"]
-    )
+    rows = ask_program("model_cache", question)
+    assert sorted(of_kind(rows, "lost")) == ["a.json", "b.safetensors"]
+    assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]

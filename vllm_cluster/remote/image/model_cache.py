@@ -156,25 +156,25 @@ def each(rows: Sequence[Any], work: Callable[[Any], None], done: list[int], tota
             raise error
 
 
-def files_of(root: Path) -> dict[str, Any]:
-    """Print the files of a folder with their sizes, but for hidden ones."""
+def files_of(root: Path, cache: Path) -> dict[str, Any]:
+    """Print the files of a folder with their sizes, but for hidden ones; elsewhere are the container's own files."""
     for path in visible(root):
-        if path.is_symlink() and not path.exists():
-            raise OSError(2, f"is a link to {path.readlink()}, which is not in this folder", str(path))
-        if path.is_file():
-            name = str(path.relative_to(root))
-            if root.resolve() not in path.resolve().parents:
-                print_row({"link": name, "to": str(path.resolve())})
+        name, target = str(path.relative_to(root)), path.resolve()
+        if not path.exists() or not {root.resolve(), cache.resolve()} & {*target.parents}:
+            print_row({"lost": name, "to": str(path.readlink())})
+        elif path.is_file():
+            if root.resolve() not in target.parents:
+                print_row({"link": name, "to": str(target)})
             print_row({"file": {"path": name, "size": path.stat().st_size, "blob": ""}})
     return {}
 
 
-def hash_files(root: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def hash_files(root: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Print these files of a folder with their hashes."""
     done: list[int] = []
 
     def work(row: dict[str, Any]) -> None:
-        row["blob"] = content(root / row["path"], hashlib.sha256(), done)
+        row["blob"] = content(Path(root, row["path"]), hashlib.sha256(), done)
 
     each(rows, work, done, sum(row["size"] for row in rows))
     for row in rows:
@@ -274,7 +274,7 @@ def remove(model: ModelFolder) -> int:
 def answer(model: ModelFolder, do: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Do what is asked for, and return the last row."""
     if do in ("list", "hash"):
-        return files_of(Path(asked["root"])) if do == "list" else hash_files(Path(asked["root"]), model.files)
+        return files_of(Path(asked["root"]), model.cache) if do == "list" else hash_files(asked["root"], model.files)
     if do == "seek":
         return seek(model, asked["mark"])
     simple = {"look": look, "manifest": listed, "verify": verify, "drop": drop}
