@@ -201,7 +201,8 @@ def _finish(
         feeding = Feeding(hosts, plan.model, wanted.source, plan.chain[0])
     try:
         check = feeding.check if feeding else lambda: None
-        ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit, check)
+        takes_over = plan is None and wanted.sent_from_here
+        ended = follow(hosts.fleet, hosts.inventory.cluster, names, hosts.emit, check, takes_over=takes_over)
     except VclusterError:
         remove(hosts, names)
         raise
@@ -211,6 +212,9 @@ def _finish(
             raise Interrupted(text, again=()) from None
         text = f"Interrupted. The pull of {wanted.name} continues on the hosts; run the same command to look on."
         raise Interrupted(text, hint="vcluster pull --stop", again=()) from None
+    if ended.unfed:
+        hosts.emit(Event("note", f"no machine sends the files of {wanted.name} any more: this one does"))
+        return False
     if any(one.phase == "gone" for one in ended.hosts.values()) and not ended.failed:
         _taken_away(hosts, wanted)
         return True

@@ -24,16 +24,19 @@ LOST_SECONDS = 60.0
 SILENT_SECONDS = 5.0
 # Until a container that was made has its plan; where its maker died in between, it never has one.
 START_SECONDS = 60.0
+# Without anybody who sends the files for as long, whoever has them too takes over.
+UNFED_SECONDS = 3.0
 _ARRIVING = ("downloading", "copying", "receiving")
 
 
 @dataclass(frozen=True)
 class PullEnd:
-    """How it ended on each host; `lost` do not answer."""
+    """How it ended on each host; `lost` do not answer. `unfed`: it goes on, and nobody sends its files."""
 
     hosts: Mapping[str, PullStatus]
     lost: tuple[str, ...]
     seconds: float
+    unfed: bool = False
 
     @property
     def failed(self) -> bool:
@@ -82,10 +85,20 @@ class _Seen:
 
 
 def follow(
-    fleet: Fleet, cluster: str, names: Sequence[str], emit: Emit, check: Callable[[], None] = lambda: None
+    fleet: Fleet,
+    cluster: str,
+    names: Sequence[str],
+    emit: Emit,
+    check: Callable[[], None] = lambda: None,
+    *,
+    takes_over: bool = False,
 ) -> PullEnd:
-    """Show how far each host is, until all have ended; where the source fails, all have. `check` may end it."""
+    """Show how far each host is, until all have ended; where the source fails, all have. `check` may end it.
+
+    Who `takes_over` looks on only while somebody sends the files.
+    """
     runtime, began = fleet.runtime, fleet.runtime.clock.monotonic()
+    fed = began
 
     def ask(name: str) -> _StatusCall:
         return _StatusCall(fleet.connections[name], cluster)
@@ -103,9 +116,11 @@ def follow(
             else:
                 _miss(one, now, "")
         _show(seen, emit)
-        if _over(seen):
-            ended = {name: _ended(one) for name, one in seen.items()}
-            return PullEnd(ended, tuple(name for name, one in seen.items() if one.lost), now - began)
+        fed = fed if any(one.status.unfed for one in seen.values()) else now
+        unfed = takes_over and now - fed > UNFED_SECONDS
+        if unfed or _over(seen):
+            ended = {name: one.status if unfed else _ended(one) for name, one in seen.items()}
+            return PullEnd(ended, tuple(name for name, one in seen.items() if one.lost), now - began, unfed)
 
 
 def _pause(runtime: Runtime) -> None:

@@ -37,7 +37,7 @@ def look_on(monkeypatch: pytest.MonkeyPatch, revision: str, held: Held, ended: M
     begun: list[object] = []
     plan = make(INVENTORY, MODEL, "main", dict.fromkeys(INVENTORY.hosts, held), "gpu1")
     monkeypatch.setattr(action, "statuses", lambda _: {"gpu1": RUNS, "gpu2": RUNS})
-    monkeypatch.setattr(action, "follow", lambda *_: PullEnd(ended, (), 1.0))
+    monkeypatch.setattr(action, "follow", lambda *_, **__: PullEnd(ended, (), 1.0))
     monkeypatch.setattr(action, "remove", lambda *_: None)
     monkeypatch.setattr(action, "find_model", lambda *_: MODEL)
     monkeypatch.setattr(action, "plan_for", lambda *_: plan)
@@ -47,6 +47,24 @@ def look_on(monkeypatch: pytest.MonkeyPatch, revision: str, held: Held, ended: M
     finally:
         assert not begun
     return events
+
+
+def test_what_nobody_sends_any_more_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one who sent it has left a moment ago: its host does not know yet when it is asked first."""
+    fleet: Any = SimpleNamespace()
+    events: list[Event] = []
+    hosts = PullHosts(INVENTORY, fleet, {}, events.append)
+    fed, begun = replace(RUNS, model="./mine", unfed=False), list[str]()
+    states = [fed, replace(fed, unfed=True)]
+    model = HubModel("./mine", "", "", FILES, origin="laptop")
+    monkeypatch.setattr(action, "statuses", lambda _: {"gpu1": states.pop(0)})
+    monkeypatch.setattr(action, "follow", lambda *_, takes_over: PullEnd({}, (), 3.0, unfed=takes_over))
+    monkeypatch.setattr(action, "remove", lambda *_: begun.append("remove"))
+    monkeypatch.setattr(action, "find_model", lambda *_: model)
+    monkeypatch.setattr(action, "bring", lambda *_: begun.append("bring") or True)
+    action.bring_everywhere(hosts, WantedModel("./mine", source=Path("mine"), sent_from_here=True))
+    assert begun == ["remove", "bring"]
+    assert events[-1].text == "no machine sends the files of ./mine any more: this one does"
 
 
 GONE = dict.fromkeys(INVENTORY.hosts, PullStatus("gone"))
@@ -80,7 +98,7 @@ def test_a_folder_is_compared_with_what_another_person_has_brought(
     held = Held() if left else Held(whole=1, bytes=MODEL.size, digest="d")
     plan = make(INVENTORY, MODEL, "", dict.fromkeys(INVENTORY.hosts, held), "gpu1")
     monkeypatch.setattr(action, "statuses", lambda _: next(looks))
-    monkeypatch.setattr(action, "follow", lambda *_: PullEnd(ended, (), 1.0))
+    monkeypatch.setattr(action, "follow", lambda *_, **__: PullEnd(ended, (), 1.0))
     monkeypatch.setattr(action, "remove", lambda *_: None)
     monkeypatch.setattr(action, "find_model", lambda *_: MODEL)
     monkeypatch.setattr(action, "plan_for", lambda *_: plan)

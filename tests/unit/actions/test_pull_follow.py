@@ -40,13 +40,15 @@ def at_once(work: Callable[[], None], _name: str) -> Background:
     return threading.Thread()
 
 
-def followed(monkeypatch: pytest.MonkeyPatch, answer: Any, emit: Any, runtime: Runtime = SYSTEM) -> PullEnd:
+def followed(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, emit: Any, runtime: Runtime = SYSTEM, *, takes_over: bool = False
+) -> PullEnd:
     """Follow two hosts that answer so."""
     monkeypatch.setattr(pull_follow, "status", lambda connection, _cluster: answer(connection.name))
     monkeypatch.setattr(pull_follow, "POLL_SECONDS", 0.01 if runtime is SYSTEM else 1.0)
     connections = {name: SimpleNamespace(name=name, runtime=runtime) for name in HOSTS}
     fleet: Any = SimpleNamespace(connections=connections, runtime=runtime)
-    return follow(fleet, "lab", HOSTS, emit)
+    return follow(fleet, "lab", HOSTS, emit, takes_over=takes_over)
 
 
 def test_a_frozen_host_keeps_no_other_from_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +94,19 @@ def test_what_a_container_without_a_plan_waits_for_is_named(monkeypatch: pytest.
     waits = "gpu2: starting (waiting for its plan: the command that made its container may have ended, 30 s left)"
     assert texts.index("gpu2: starting") < texts.index(waits)
     assert ended.hosts["gpu2"].error == "its program was never started"
+
+
+@pytest.mark.parametrize("takes_over", [True, False])
+def test_who_has_the_files_too_takes_over_once_nobody_sends_them(
+    monkeypatch: pytest.MonkeyPatch, takes_over: bool
+) -> None:
+    runtime, looks = Runtime(Clock(), background=at_once), iter(range(40))
+
+    def answer(_name: str) -> PullStatus:
+        # Nobody sends for a moment only, then for good; without anybody who takes over it ends in the end.
+        unfed = next(looks) not in (2, 3)
+        return PullStatus("downloading", total=10, unfed=unfed) if runtime.clock.monotonic() < 9 else DONE
+
+    end = followed(monkeypatch, answer, lambda _: None, runtime, takes_over=takes_over)
+    assert end.unfed == takes_over
+    assert end.seconds < 9 if takes_over else end.hosts["gpu1"] == DONE
