@@ -102,6 +102,12 @@ def test_what_no_host_has_is_no_failure(world: World) -> None:
     assert outcome.events[-1].text == "org/nowhere is not on gpu1, gpu2. Nothing was changed."
 
 
+def test_a_name_that_only_a_folder_has_is_asked_about(world: World) -> None:
+    outcome, asked = rm(world, "mine")
+    assert (outcome.error, asked) == (None, [])
+    assert outcome.events[-1].text == "mine is not on gpu1, gpu2. Nothing was changed. Did you mean ./mine?"
+
+
 @pytest.mark.parametrize(("answer", "error"), [(False, Aborted), (None, UsageError)])
 def test_without_a_yes_nothing_is_removed(world: World, answer: bool | None, error: type[Exception]) -> None:
     before = left(world)

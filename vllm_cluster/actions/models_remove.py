@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from vllm_cluster.actions.assess import require_name
 from vllm_cluster.actions.consent import Confirm, served_by
@@ -11,7 +12,7 @@ from vllm_cluster.core.cached_model import CachePlace, cache_place
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.node_status import UnreadableStatus
 from vllm_cluster.core.spec import ROLE
-from vllm_cluster.errors import Aborted, Locked, PreflightFailed, UsageError
+from vllm_cluster.errors import Aborted, Locked, PreflightFailed, UsageError, VclusterError
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
@@ -54,6 +55,7 @@ def remove(
                 freed = _remove(there, place, found)
         gone = f"Removed {model} from {', '.join(found)}: {size(freed)}."
         text = gone if found else f"{model} is not on {', '.join(names)}. Nothing was changed."
+        text += "" if found else _folder_meant(there, model, names)
         emit(Event("result", text, data={"model": model, "hosts": list(found), "removed_bytes": freed}))
         return freed
 
@@ -108,6 +110,14 @@ def _sizes(hosts: PullHosts, place: CachePlace, names: Sequence[str]) -> dict[st
     """
     found = hosts.fleet.all(lambda connection: hosts.ask(connection, _question(place, "size")), names)
     return {name: int(row["size"]) for name, row in found.items() if row["there"]}
+
+
+def _folder_meant(hosts: PullHosts, model: str, names: Sequence[str]) -> str:
+    """The question whether the folder of that name was meant, where there is one."""
+    with suppress(VclusterError):
+        if "/" not in model and _sizes(hosts, cache_place(f"./{model}"), names):
+            return f" Did you mean ./{model}?"
+    return ""
 
 
 def _ask(place: CachePlace, found: Mapping[str, int], confirm: Confirm) -> None:

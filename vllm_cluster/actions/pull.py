@@ -134,7 +134,7 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
     same = one is None or bool(wanted.source) or revision in (one.reference, one.commit)
     if one and (one.model != wanted.model or not same):
         # Where a folder comes from, only its sender knows.
-        hint = f"vcluster pull {one.name}" if REPOSITORY.fullmatch(one.model) else None
+        hint = f"vcluster pull {one.name}" if REPOSITORY.fullmatch(one.model) else "vcluster models"
         raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=hint)
     if wanted.detach:
         hosts.emit(

@@ -43,9 +43,10 @@ def wanted_folder(source: str, name: str, via: str, *, detach: bool) -> WantedMo
     if not there and not folder.is_dir():
         raise UsageError(f"{source}: no such folder here", hint="vcluster pull ORG/NAME\nvcluster pull HOST:/FOLDER")
     if not there and detach:
-        raise UsageError("--detach: this machine sends the files", hint=f"vcluster pull {source}")
+        named = f" --as {shlex.quote(name)}" if name else ""
+        raise UsageError("--detach: this machine sends the files", hint=f"vcluster pull {shlex.quote(source)}{named}")
     if there and via not in ("", there["host"]):
-        raise UsageError(f"--via: the files are on {there['host']}", hint=f"vcluster pull {source}")
+        raise UsageError(f"--via: the files are on {there['host']}", hint=f"vcluster pull {shlex.quote(source)}")
     if there and folder == Path("/"):
         raise UsageError(f"{source}: must be the folder of one model", hint=f"vcluster pull {there['host']}:/FOLDER")
     model = f"./{name.removeprefix('./') or folder.name}"

@@ -140,7 +140,8 @@ def ensure_room(plan: PullPlan) -> None:
     for name, missing in plan.missing.items():
         free = plan.held[name].free
         if missing and missing + SPARE > free:
-            lines.append((f"pull: {size(missing)} are needed and {size(free)} are free in {plan.cache}", name))
+            needed = f"{size(missing)} are needed, beside {size(SPARE)} for logs"
+            lines.append((f"pull: {needed}, and {size(free)} are free in {plan.cache}", name))
     if lines:
         text = "\n".join(f"{hosts}: {what}" for what, hosts in by_hosts(lines).items())
         raise PreflightFailed(text, hint="vcluster models")

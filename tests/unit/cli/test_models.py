@@ -59,7 +59,7 @@ def test_what_is_being_pulled_is_a_row_with_how_much_is_there(capsys: pytest.Cap
     assert "org/new 0e9e39f249a1 3.1 GB gpu1 being pulled: 3.1 GB of 16.1 GB" in lines
     assert "org/new 0e9e39f249a1 2.0 GB gpu2 being pulled: 2.0 GB of 16.1 GB" in lines
     assert "org/new 0e9e39f249a1 16.1 GB gpu3 2 h ago complete" in lines
-    assert "org/whole is not complete on gpu2, gpu3" in lines and len(lines) == 6
+    assert "org/whole is not on gpu2, gpu3" in lines and len(lines) == 6
     document = json.dumps(models_document(found))
     validate(["models"], document)
     assert json.loads(document)["pulls"]["gpu2"]["pulled_bytes"] == 2_000_000_000

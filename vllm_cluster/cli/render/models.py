@@ -72,7 +72,11 @@ def _row(found: CachedModels, state: str, held: dict[str, CachedModel]) -> dict[
 def _lacking(found: CachedModels) -> Iterator[str]:
     """Models that are complete on some hosts alone: there every rank downloads before it loads."""
     complete = {host: {model.name for model in models if not model.problem} for host, models in found.hosts.items()}
+    there = {host: {model.name for model in models} for host, models in found.hosts.items()}
     arriving = {host: one.model for host, one in found.pulls.items()}
     for name in sorted(set().union(*complete.values())):
-        if lacking := [host for host, names in complete.items() if name not in names and arriving.get(host) != name]:
-            yield plain(f"{name} is not complete on {', '.join(lacking)}")
+        lacking = [host for host, names in complete.items() if name not in names and arriving.get(host) != name]
+        if none := [host for host in lacking if name not in there[host]]:
+            yield plain(f"{name} is not on {', '.join(none)}")
+        if part := [host for host in lacking if name in there[host]]:
+            yield plain(f"{name} is not complete on {', '.join(part)}")
