@@ -69,6 +69,16 @@ def test_a_name_that_is_nowhere(files: dict[str, Any], text: str) -> None:
     assert text in found
 
 
+def test_a_folder_that_lacks_a_shard_is_repaired_by_what_brought_it() -> None:
+    lacking = Files("folder", config=configs.LLAMA_8B, lacking=("model-00003-of-00004.safetensors",))
+    folder = replace(asked(), model="/models/llama8b")
+    (found,) = said(folder, {"gpu1": lacking, "gpu2": HERE})
+    assert "its index names model-00003-of-00004.safetensors, which does not exist | " in found
+    assert found.endswith(
+        "| vcluster pull ./llama8b --verify\nor, where vcluster pull has not brought it: copy it again"
+    )
+
+
 def test_a_name_that_is_right_is_not_advised() -> None:
     lacking = Files("nowhere", "its revision x is not in the model cache", near=(NAME, f"{NAME}-Instruct"))
     (found,) = said(asked(), {"gpu1": lacking, "gpu2": HERE})
