@@ -162,8 +162,9 @@ def test_what_no_host_has_is_named(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 2, MB)
     (pull.root / "h0" / files[0].path).unlink()
     plan = plan_of(2, files)
+    # A host that received too would wait for this file beyond the test.
+    pull.stack.callback(spread.serve(replace(plan, me="h1"), FolderStore(pull.root / "h1")).close)
     source = pull.host(plan, "h0")
-    pull.host(plan, "h1")
     with pytest.raises(SpreadError, match=f"{files[0].path}: no host has it undamaged"):
         Receiver(source.plan, source.store).gather()
 
