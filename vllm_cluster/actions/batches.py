@@ -13,14 +13,14 @@ from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.errors import ConnectionLost, HostError, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.head_job import HeadJob
+from vllm_cluster.run.head_job import HeadJob, begin
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.program import python
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 # A folder beside those of the batches, which is never made.
 _NONE = "none"
-LOOK_SECONDS = 20.0
+# Of a head that may be stuck.
+LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,12 @@ def batches_of(job: HeadJob) -> list[BatchOnHead]:
 
 
 def batches_on(node: NodeHandle) -> list[BatchOnHead]:
-    """The batches of a node that runs; none where they cannot be read."""
-    program = python("image", "batch_job", f"{STATE_FOLDER}/batch/{_NONE}", seconds=LOOK_SECONDS)
+    """The batches of a node that runs; none where they cannot be read within seconds."""
+    deadline = node.connection.runtime.after(LOOK_SECONDS)
     try:
-        return _read(node.run(program, LOOK_SECONDS + 5, {"do": "batches"}).messages[-1])
+        with begin(node, f"{STATE_FOLDER}/batch/{_NONE}", deadline, LOOK_SECONDS) as running:
+            running.send({"do": "batches"})
+            return _read(running.next(deadline))
     except ConnectionLost:
         raise
     except (HostError, LookupError, TypeError):

@@ -24,14 +24,14 @@ LOST_SECONDS = 60.0
 SILENT_SECONDS = 5.0
 # Until a container that was made has its plan; where its maker died in between, it never has one.
 START_SECONDS = 60.0
-# Without anybody who sends the files for as long, whoever has them too takes over.
+# Without a machine that sends the files for as long, one that has them too takes over.
 UNFED_SECONDS = 3.0
 _ARRIVING = ("downloading", "copying", "receiving")
 
 
 @dataclass(frozen=True)
 class PullEnd:
-    """How it ended on each host; `lost` do not answer. `unfed`: it goes on, and nobody sends its files."""
+    """How it ended on each host; `lost` do not answer. `unfed`: it continues, and no machine sends its files."""
 
     hosts: Mapping[str, PullStatus]
     lost: tuple[str, ...]
@@ -95,7 +95,7 @@ def follow(
 ) -> PullEnd:
     """Show how far each host is, until all have ended; where the source fails, all have. `check` may end it.
 
-    Who `takes_over` looks on only while somebody sends the files.
+    Who `takes_over` looks on only while a machine sends the files.
     """
     runtime, began = fleet.runtime, fleet.runtime.clock.monotonic()
     fed = began

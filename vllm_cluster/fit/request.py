@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from vllm_cluster.backends import vllm
@@ -136,7 +135,8 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
                 yield RequestProblem(host, text, fix)
         elif found.where == "folder" and found.lacking:
             text = f"{asked.model} is incomplete: its index names {found.lacking[0]}, which does not exist"
-            repair = f"vcluster pull ./{PurePosixPath(asked.model).name} --verify"
+            name = asked.model.rpartition("/")[2]
+            repair = f"vcluster pull ./{name} --verify"
             yield RequestProblem(host, text, f"{repair}\nor, where vcluster pull has not brought it: copy it again")
 
 

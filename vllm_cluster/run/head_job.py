@@ -19,6 +19,7 @@ from vllm_cluster.errors import HostError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.open_node import open_node
 from vllm_cluster.run.program import InNode, RunningProgram, python, start
 from vllm_cluster.run.runtime import Runtime
@@ -32,6 +33,17 @@ LIFE_SECONDS = 1e6
 TRIES = 5
 # A piece is sent within the deadline of one message also at 1 Mbit/s.
 PIECE, LINE = 512 << 10, 4 << 20
+
+
+def begin(node: NodeHandle, folder: str, deadline: Deadline, seconds: float = LIFE_SECONDS) -> RunningProgram:
+    """Start the program that looks after the batch in a folder; it answers until its input or its seconds end.
+
+    Raises:
+        HostError: it cannot be started by then.
+    """
+    program = python("image", "batch_job", folder, seconds=seconds)
+    program = replace(program, max_line=LINE, max_bytes=math.inf)
+    return start(node.connection, program, InNode(node.name), deadline)
 
 
 class HeadJob:
@@ -90,9 +102,7 @@ class HeadJob:
     def _open(self) -> RunningProgram:
         fleet = self._stack.enter_context(Fleet(self._inventory, self._runtime))
         node = open_node(self._inventory, fleet.connections[self.host])
-        program = python("image", "batch_job", self.folder, seconds=LIFE_SECONDS)
-        program = replace(program, max_line=LINE, max_bytes=math.inf)
-        begun = start(node.connection, program, InNode(node.name), self._runtime.after(START_SECONDS))
+        begun = begin(node, self.folder, self._runtime.after(START_SECONDS))
         self._running = self._stack.enter_context(begun)
         return self._running
 

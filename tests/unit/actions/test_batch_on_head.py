@@ -6,10 +6,13 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from tests.support.json_schemas import validate
 from tests.support.sim import make
 from tests.support.waiting import until
 from vllm_cluster.actions import batch_on_head as action
+from vllm_cluster.actions import batches as batches_module
 from vllm_cluster.actions.batch_on_head import HeadBatch
 from vllm_cluster.actions.batches import BatchOnHead, batches
 from vllm_cluster.batch.engine import Options
@@ -29,7 +33,8 @@ from vllm_cluster.events import Event
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run import head_job
 from vllm_cluster.run.head_job import HeadJob
-from vllm_cluster.run.program import RunningProgram, python
+from vllm_cluster.run.program import RemoteProgram, RunningProgram, python
+from vllm_cluster.run.runtime import SYSTEM
 from vllm_cluster.transport.base import Target
 from vllm_cluster.transport.local import LocalTransport
 
@@ -294,3 +299,18 @@ def test_ctrl_c_leaves_it_running(head: Head) -> None:
         until(lambda: head.answered() == 30, 60)
         action.batch_on_head(wanted, head.events.append)
     assert (texts(wanted), head.checked) == (ALL, 1)
+
+
+def test_a_look_at_the_batches_ends_with_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program waits for more questions: `down` would wait for its end."""
+
+    def here(_connection: object, program: RemoteProgram, _place: object, deadline: Deadline) -> RunningProgram:
+        stream = LocalTransport(Target("gpu1", "local")).open_stream(program.argv, deadline)
+        return RunningProgram("gpu1", program, stream)
+
+    monkeypatch.setattr(head_job, "start", here)
+    monkeypatch.setattr(batches_module, "LOOK_SECONDS", 60.0)
+    node: Any = SimpleNamespace(connection=SimpleNamespace(runtime=SYSTEM), name="vcluster-lab")
+    began = time.monotonic()
+    assert batches_module.batches_on(node) == []
+    assert time.monotonic() - began < 30

@@ -61,7 +61,12 @@ def test_what_nobody_sends_any_more_is_taken_over(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(action, "follow", lambda *_, takes_over: PullEnd({}, (), 3.0, unfed=takes_over))
     monkeypatch.setattr(action, "remove", lambda *_: begun.append("remove"))
     monkeypatch.setattr(action, "find_model", lambda *_: model)
-    monkeypatch.setattr(action, "bring", lambda *_: begun.append("bring") or True)
+
+    def bring(*_: object) -> bool:
+        begun.append("bring")
+        return True
+
+    monkeypatch.setattr(action, "bring", bring)
     action.bring_everywhere(hosts, WantedModel("./mine", source=Path("mine"), sent_from_here=True))
     assert begun == ["remove", "bring"]
     assert events[-1].text == "no machine sends the files of ./mine any more: this one does"
