@@ -102,9 +102,13 @@ class Host:
         return b"\n@@dockerinfo\n" + HOSTILE.encode() * 1000
 
     async def _container(self, process: asyncssh.SSHServerProcess[bytes], name: str) -> None:
-        """What a temporary container prints, by its name."""
+        """What a program in a container prints, by the container's name or its own last word."""
         if "-links-" in name:
             await self._probe(process)
+        elif "/batch/" in name:
+            await process.stdin.readline()
+            process.stdout.write(b'{"batches": []}\n')
+            await process.stdin.read()
         else:
             process.stdout.write(json.dumps(WELL).encode() + b"\n")
 
@@ -136,7 +140,7 @@ class Host:
             process.stdout.write(b"vcluster-lease held /tmp/vcluster\n")
             while (await process.stdin.readline()) not in (b"end\n", b""):
                 process.stdout.write(b".\n")
-        elif "--attach" in words:
+        elif {"--attach", "batch_job"} & {*words}:
             await self._container(process, words[-1])
         else:
             await process.stdin.read()
