@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.sim import make
 from vllm_cluster.actions import ask
 from vllm_cluster.actions.ask import ModelApi, ModelRequest
@@ -31,21 +32,6 @@ READY = ServeStatus(
     *("g1", "org/model", "llama", "127.0.0.1", 8000, "ready", "", None, 0.0, 1, (2.0, 2.0), None, None, 1.0, 1.0)
 )
 EVENT = {"choices": [{"text": "Hel"}]}
-
-
-class Clock:
-    """Passes when it is waited on."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float, /) -> None:
-        self.now += seconds
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.sim import make
 from vllm_cluster.actions import batch as action
 from vllm_cluster.actions import head_api
@@ -47,11 +48,11 @@ class World:
     states: list[ServeStatus | VclusterError | None]
     probes: list[int | OSError] = field(default_factory=lambda: [200])
     name: str = "gpu1"
-    now: float = 0.0
+    clock: Clock = field(default_factory=Clock)
     fleets: int = 0
     events: list[Event] = field(default_factory=list)
 
-    # A fleet, a connection, its transport, a forward, its runtime and its clock.
+    # A fleet, a connection, its transport, a forward, and its runtime.
     def __enter__(self) -> World:
         self.fleets += 1
         return self
@@ -71,23 +72,10 @@ class World:
     def require_alive(self) -> None: ...
 
     def after(self, seconds: float) -> Deadline:
-        return Deadline.after(seconds, self)
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float, /) -> None:
-        self.now += seconds
+        return Deadline.after(seconds, self.clock)
 
     @property
     def transport(self) -> World:
-        return self
-
-    @property
-    def clock(self) -> World:
         return self
 
     def state(self) -> Any:

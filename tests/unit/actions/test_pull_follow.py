@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import Clock
 from vllm_cluster.actions import pull_follow
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.events import Event
@@ -17,21 +18,6 @@ from vllm_cluster.run.weights import PullStatus
 
 HOSTS = ("gpu1", "gpu2")
 DONE = PullStatus("done", total=10, bytes=10, digest="d")
-
-
-class Clock:
-    """Time passes while one sleeps."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float, /) -> None:
-        self.now += seconds
 
 
 def at_once(work: Callable[[], None], _name: str) -> Background:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.sim import make
 from vllm_cluster.actions.wait import MISSING_SECONDS, _Head
 from vllm_cluster.clock import Deadline
@@ -17,11 +18,12 @@ INVENTORY = make.inventory(1)
 
 
 class Machine:
-    """A connection, its runtime, its clock and the node there."""
+    """A connection, its runtime and the node there."""
 
-    name, now = "gpu1", 0.0
+    name = "gpu1"
 
     def __init__(self, address: str) -> None:
+        self.clock = Clock()
         self.record = Record("lab", "id", (Member("gpu1", address, "m1", 2, 0.0, "gpu1"),))
 
     @property
@@ -29,16 +31,7 @@ class Machine:
         return self
 
     def after(self, seconds: float) -> Deadline:
-        return Deadline.after(seconds, self)
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float, /) -> None:
-        self.now += seconds
+        return Deadline.after(seconds, self.clock)
 
     def read(self, _file: str) -> bytes:
         return self.record.document.encode()
@@ -54,7 +47,7 @@ def test_a_head_with_another_address_is_given_the_time_of_an_up_and_no_more() ->
     machine: Any = Machine("10.9.9.9")
     head = _Head(INVENTORY, machine)
     assert "gpu1 not in Ray" in gpus(head, machine)
-    machine.sleep(MISSING_SECONDS)
+    machine.clock.sleep(MISSING_SECONDS)
     address = INVENTORY.hosts["gpu1"].address
     with pytest.raises(HostError, match=f"gpu1: wait: the cluster runs without the head's address {address}"):
         gpus(head, machine)

@@ -80,6 +80,13 @@ def whole(part: Part) -> bool:
     )
 
 
+def partial(part: Part, name: str) -> Path:
+    """Where the host has a file before it is whole."""
+    path = Path(part.plan.cache) / part.plan.folder / "blobs" / f".{blob(FILES[name])}.vcluster-partial"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def test_the_files_are_downloaded_here_once_and_laid_out_there_as_the_hub_does(
     hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,9 +101,7 @@ def test_what_the_host_has_is_not_downloaded_again(
     hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with host(hub, tmp_path) as part:
-        partial = Path(part.plan.cache) / part.plan.folder / "blobs" / f".{blob(FILES[SHARD])}.vcluster-partial"
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(FILES[SHARD][: 2 << 20])
+        partial(part, SHARD).write_bytes(FILES[SHARD][: 2 << 20])
         send(monkeypatch, part, hub)
         assert whole(part) and hub.sent == SIZE - (2 << 20)
 
@@ -114,9 +119,7 @@ def test_what_an_earlier_run_left_wrong_comes_again(
     hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with host(hub, tmp_path) as part:
-        partial = Path(part.plan.cache) / part.plan.folder / "blobs" / f".{blob(FILES[SHARD])}.vcluster-partial"
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(bytes(2 << 20))
+        partial(part, SHARD).write_bytes(bytes(2 << 20))
         send(monkeypatch, part, hub)
         assert whole(part)
 

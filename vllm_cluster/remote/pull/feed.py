@@ -18,7 +18,8 @@ from typing import IO, Any, cast
 from vllm_cluster.remote.pull.main import FOLDER, PLAN, STATUS
 from vllm_cluster.remote.pull.origin import FED
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
-from vllm_cluster.remote.pull.store import Store, new_hash
+from vllm_cluster.remote.pull.spread_parts import new_hash
+from vllm_cluster.remote.pull.store import Store
 
 PIECE = 1 << 20
 INPUT = cast(io.BufferedReader, sys.stdin.buffer)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, SpreadStore
+from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, SpreadStore, new_hash
 from vllm_cluster.remote.pull.spread_wire import FileBody
 
 if TYPE_CHECKING:
@@ -51,19 +50,13 @@ class Arriving:
             # Another revision brought the content, verified: only its place is missing.
             self.bytes = self.file.size
             return
-        new = self._new()
+        new = new_hash(self.file)
         if self.bytes:
             try:
                 self._hash_file(new)
             except OSError as exc:
                 raise SpreadError(f"{self.file.path}: cannot read: {exc.strerror}") from exc
         self._hash = new
-
-    def _new(self) -> _Hash:
-        if len(self.file.blob) == 64:
-            return hashlib.sha256()
-        # git's id of a blob, which the hub has for small files.
-        return hashlib.sha1(b"blob %d\0" % self.file.size, usedforsecurity=False)
 
     def _hash_file(self, digest: _Hash) -> None:
         with self._path.open("r+b", buffering=0) as there:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 
 class SpreadHost(Protocol):
@@ -81,3 +85,10 @@ class SpreadError(Exception):
 def host_of(plan: SpreadPlan, name: str) -> SpreadHost:
     """Return the host of that name."""
     return next(host for host in plan.hosts if host.name == name)
+
+
+def new_hash(file: SpreadFile) -> _Hash:
+    """Return the beginning of a file's hash: sha256, or git's id of a blob, which the hub has for small files."""
+    if len(file.blob) == 64:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)

@@ -9,10 +9,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from vllm_cluster.remote.pull.plan import HostPlan, PullError, write_whole
-from vllm_cluster.remote.pull.spread_parts import SpreadFile
+from vllm_cluster.remote.pull.spread_parts import SpreadFile, new_hash
 
 MANIFESTS = ".vcluster"
 PIECE = 8 << 20
@@ -160,13 +160,6 @@ def _sync_folder(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-def new_hash(file: SpreadFile) -> Any:
-    """Return the beginning of a file's hash: sha256, or git's id of a blob, which the hub has for small files."""
-    if len(file.blob) == 64:
-        return hashlib.sha256()
-    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
 
 
 def content_hash(path: Path, file: SpreadFile) -> str:
