@@ -1,4 +1,4 @@
-"""Runs `remote/image/model_cache.py` beside a host's cache: in its node, else in a temporary container."""
+"""Runs `model_cache.py` or `remove_model.py` beside a host's cache: in its node, else in a temporary container."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ START_SECONDS = 60.0
 LINE_SECONDS = 120.0
 # 10 TB at 200 MB/s.
 MAX_SECONDS = 50_000.0
+_OF_REMOVAL = ("size", "remove")
 
 
 def place(inventory: Inventory, facts: HostFacts, reads: str = "") -> Place:
@@ -49,7 +50,8 @@ def running(
     Raises:
         HostError: it cannot be started.
     """
-    program = python("image", "model_cache", seconds=MAX_SECONDS)
+    name = "remove_model" if asked["do"] in _OF_REMOVAL else "model_cache"
+    program = python("image", name, seconds=MAX_SECONDS)
     root = str(asked.get("root", ""))
     where = place(inventory, facts, outside(inventory.model_cache, root) if root else "")
     with start(connection, program, where, connection.runtime.after(START_SECONDS)) as there:

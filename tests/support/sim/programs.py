@@ -9,7 +9,7 @@ from tests.support.sim import shell
 from tests.support.sim.world import Machine, World
 
 # Those that wait for a message before they do anything.
-READERS = ("append_line", "batch_job", "check", "model_cache", "send_image")
+READERS = ("append_line", "batch_job", "check", "remove_model", "send_image")
 
 
 def called(command: Sequence[str]) -> str:
@@ -92,7 +92,7 @@ class Program:
                 rows = [{"appended": True}]
             case "batch_job":
                 rows = [{"batches": world.batches}]
-            case "model_cache":
+            case "remove_model":
                 rows = [self._cache(json.loads(self._input))]
             case "send_image":
                 rows = [{"port": 49152, "layers": [1]}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def plan(hub: PullHub, tmp_path: Path) -> HostPlan:
 def ask(plan: HostPlan, do: str, **more: Any) -> list[dict[str, Any]]:
     """What the program answers about the model."""
     question = {"do": do, "cache": plan.cache, "folder": plan.folder, "kind": "hub", **more}
-    return ask_program("model_cache", question)
+    return ask_program("remove_model" if do in ("size", "remove") else "model_cache", question)
 
 
 def of_kind(rows: list[dict[str, Any]], kind: str) -> list[Any]:
@@ -210,10 +211,10 @@ def test_what_a_symlink_leads_to_stays(plan: HostPlan, tmp_path: Path) -> None:
 def test_a_folder_that_is_no_model_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     question = {"cache": str(tmp_path), "folder": "mine", "kind": "folder"}
-    (row,) = ask_program("model_cache", {"do": "remove", **question})
+    (row,) = ask_program("remove_model", {"do": "remove", **question})
     assert "it has no config.json" in row["error"] and (tmp_path / "mine").is_dir()
     (tmp_path / "mine" / "config.json").touch()
-    (row,) = ask_program("model_cache", {"do": "remove", **question})
+    (row,) = ask_program("remove_model", {"do": "remove", **question})
     assert "error" not in row and list(tmp_path.iterdir()) == []
 
 
@@ -226,6 +227,32 @@ def test_weights_of_an_earlier_folder_of_a_name_are_found(tmp_path: Path) -> Non
     question = {"do": "look", "cache": str(tmp_path), "folder": "mine", "files": files}
     assert ask_program("model_cache", {**question, "kind": "folder"})[0]["stale"] == ["b.safetensors"]
     assert ask_program("model_cache", {**question, "kind": "hub"})[0]["stale"] == []
+
+
+def test_a_folder_that_was_trained_again_is_not_there_already(tmp_path: Path) -> None:
+    """Its weights have the sizes that they had before."""
+    folder = tmp_path / "mine"
+    (folder / ".vcluster").mkdir(parents=True)
+    rows, files = [], []
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes(b"old")
+        blob = hashlib.sha256(b"old").hexdigest()
+        rows.append([name, 3, blob, (folder / name).stat().st_mtime_ns])
+        files.append({"path": name, "size": 3, "blob": blob})
+    manifest = {"v": 1, "commit": "", "digest": "d", "files": rows}
+    (folder / ".vcluster" / "manifest.json").write_text(json.dumps(manifest))
+    question = {"do": "look", "cache": str(tmp_path), "folder": "mine", "kind": "folder"}
+
+    def look() -> tuple[int, int, str]:
+        (row,) = ask_program("model_cache", {**question, "files": files})
+        return row["whole"], row["bytes"], row["digest"]
+
+    assert look() == (2, 6, "d")
+    files[1]["blob"] = hashlib.sha256(b"new").hexdigest()
+    assert look() == (1, 3, "")
+    # A file that the folder has no longer: all that is wanted is there, and the manifest is of another folder.
+    del files[1]
+    assert look() == (1, 3, "")
 
 
 def test_a_link_into_the_cache_is_followed_and_any_other_is_not(tmp_path: Path) -> None:

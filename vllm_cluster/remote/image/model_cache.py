@@ -1,4 +1,4 @@
-"""Looks at a model in a host's cache, hashes it, or removes it, as the user of the containers. Standard library alone.
+"""Looks at a model in a host's cache, or hashes it, as the user of the containers. Standard library alone.
 
 The first message has `do` and what it needs; paths are below the cache. Prints JSON lines, the last one with `end`.
 """
@@ -85,9 +85,14 @@ class ModelFolder:
 def look(model: ModelFolder) -> dict[str, Any]:
     """What is here of the files that are asked for, in bytes, and room on the disk."""
     manifest, changed = model.changed()
+    known = {path: blob for path, _, blob, _ in manifest.get("files", ())}
+    same = not model.files or model.hub or known == {row["path"]: row["blob"] for row in model.files}
     whole, there = 0, 0
     for row in model.files:
-        whole += (complete := row["size"] in (stat_of(model.place(row["path"]))[0], stat_of(model.blob(row))[0]))
+        sizes = (stat_of(model.place(row["path"]))[0], stat_of(model.blob(row))[0])
+        # A folder whose weights were trained again has files of the same sizes.
+        complete = row["size"] in sizes and known.get(row["path"], row["blob"]) == row["blob"]
+        whole += complete
         there += row["size"] if complete else max(0, min(stat_of(model.partial(row))[0], row["size"]))
     folder = next(one for one in (model.cache, *model.cache.parents) if one.exists())
     return {
@@ -95,7 +100,7 @@ def look(model: ModelFolder) -> dict[str, Any]:
         "bytes": there,
         "free": shutil.disk_usage(folder).free,
         "writable": os.access(folder, os.W_OK | os.X_OK),
-        "digest": "" if changed else manifest.get("digest", ""),
+        "digest": manifest.get("digest", "") if same and not changed else "",
         "changed": changed,
         "named": model.named,
         "commit": model.commit,
@@ -235,42 +240,6 @@ def drop(model: ModelFolder) -> dict[str, Any]:
     return {}
 
 
-def held(root: Path) -> int:
-    """The bytes that a folder takes on the disk."""
-    total = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            with suppress(OSError):
-                total += (Path(folder) / name).lstat().st_blocks * 512
-    return total
-
-
-def aside(model: ModelFolder) -> Path:
-    """Where a model is while it is removed; what an interrupted removal left is there too."""
-    return model.root.with_name(f".{model.root.name}.vcluster-removed")
-
-
-def ensure_own(model: ModelFolder) -> None:
-    """Refuse what is outside the cache behind a symlink, and a folder without the config of a model."""
-    place = model.cache.resolve() / model.root.relative_to(model.cache)
-    if model.root.resolve() != place:
-        raise OSError(f"nothing was removed: a symlink leads to {model.root.resolve()}")
-    if not model.hub and model.root.is_dir() and not (model.root / "config.json").is_file():
-        raise OSError("nothing was removed: no model, it has no config.json")
-
-
-def remove(model: ModelFolder) -> int:
-    """Remove a model, and return the bytes that it took."""
-    size = held(model.root) + held(aside(model))
-    with suppress(FileNotFoundError):
-        shutil.rmtree(aside(model))
-    if model.root.is_dir():
-        # First out of the way as one: nothing finds half of a model.
-        model.root.rename(aside(model))
-        shutil.rmtree(aside(model))
-    return size
-
-
 def answer(model: ModelFolder, do: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Do what is asked for, and return the last row."""
     if do in ("list", "hash"):
@@ -278,12 +247,7 @@ def answer(model: ModelFolder, do: str, asked: dict[str, Any]) -> dict[str, Any]
     if do == "seek":
         return seek(model, asked["mark"])
     simple = {"look": look, "manifest": listed, "verify": verify, "drop": drop}
-    if do in simple:
-        return simple[do](model)
-    ensure_own(model)
-    if do == "remove":
-        return {"size": remove(model)}
-    return {"there": model.root.is_dir() or aside(model).is_dir(), "size": held(model.root) + held(aside(model))}
+    return simple[do](model)
 
 
 def main() -> None:

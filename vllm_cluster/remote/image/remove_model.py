@@ -1,0 +1,74 @@
+"""Removes a model from a host's cache, or has its size, as the user of the containers. Standard library alone.
+
+The message has `do`, and the `folder` below the `cache`. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def held(root: Path) -> int:
+    """The bytes that a folder takes on the disk."""
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(folder) / name).lstat().st_blocks * 512
+    return total
+
+
+def aside(root: Path) -> Path:
+    """Where a model is while it is removed; what an interrupted removal left is there too."""
+    return root.with_name(f".{root.name}.vcluster-removed")
+
+
+def ensure_own(root: Path, cache: Path, kind: str) -> None:
+    """Refuse what is outside the cache behind a symlink, and a folder without the config of a model."""
+    if root.resolve() != cache.resolve() / root.relative_to(cache):
+        raise OSError(f"nothing was removed: a symlink leads to {root.resolve()}")
+    if kind != "hub" and root.is_dir() and not (root / "config.json").is_file():
+        raise OSError("nothing was removed: no model, it has no config.json")
+
+
+def remove(root: Path) -> int:
+    """Remove a model, and return the bytes that it took."""
+    size = held(root) + held(aside(root))
+    with suppress(FileNotFoundError):
+        shutil.rmtree(aside(root))
+    if root.is_dir():
+        # First out of the way as one: nothing finds half of a model.
+        root.rename(aside(root))
+        shutil.rmtree(aside(root))
+    return size
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Do what is asked for, and return the row."""
+    cache = Path(asked["cache"])
+    root = cache / str(asked["folder"])
+    ensure_own(root, cache, asked["kind"])
+    if asked["do"] == "remove":
+        return {"size": remove(root)}
+    return {"there": root.is_dir() or aside(root).is_dir(), "size": held(root) + held(aside(root))}
+
+
+def main() -> None:
+    """Answer the message."""
+    asked = json.loads(sys.stdin.readline())
+    try:
+        row = answer(asked)
+    except OSError as error:
+        row = {"error": f"{error.strerror or error}: {error.filename or Path(asked['cache'], asked['folder'])}"}
+    sys.stdout.write(json.dumps({"end": True, **row}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
