@@ -25,7 +25,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostPlan]:
         made = plan_of(hub, tmp_path)
         store = Store(made)
         for file in made.files:
-            store.partial(file).write_bytes(FILES[file.path])
+            store.writable(file).write_bytes(FILES[file.path])
             store.finish(file)
         store.conclude()
         yield made

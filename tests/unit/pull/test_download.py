@@ -52,7 +52,7 @@ def test_a_download_that_is_cut_in_the_middle_continues_there(hub: PullHub, tmp_
 def test_what_a_killed_download_left_is_not_downloaded_again(hub: PullHub, tmp_path: Path) -> None:
     plan = plan_of(hub, tmp_path)
     large = max(plan.files, key=lambda file: file.size)
-    Store(plan).partial(large).write_bytes(FILES[large.path][: 2 << 20])
+    Store(plan).writable(large).write_bytes(FILES[large.path][: 2 << 20])
     fetch(plan)
     assert contents(plan) == FILES
     assert hub.sent == sum(map(len, FILES.values())) - (2 << 20)

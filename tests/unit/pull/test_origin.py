@@ -16,7 +16,9 @@ from tests.support.ports import free_port
 from tests.support.pulls import Part, Sending, model_files
 from tests.support.waiting import until
 from vllm_cluster.errors import HostError, UsageError
+from vllm_cluster.remote.pull import origin
 from vllm_cluster.remote.pull.plan import HERE, ChainHost, HostPlan, PulledFile
+from vllm_cluster.remote.pull.store import Store
 from vllm_cluster.run import local_folder
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.runtime import SYSTEM
@@ -40,26 +42,34 @@ def listed(folder: Path) -> tuple[PulledFile, ...]:
     return tuple(PulledFile(**vars(file)) for file in local_folder.listed(folder, lambda _: None))
 
 
+def plan_at(folder: Path, cache: Path, source: str = "") -> HostPlan:
+    """The plan of the one host that has the files from the folder, or from there."""
+    return HostPlan(
+        id="1",
+        key="5a" * 32,
+        model="./mine",
+        commit="",
+        reference="",
+        endpoint="",
+        cache=str(cache),
+        folder="mine",
+        kind="folder",
+        me="a",
+        hosts=(ChainHost("a", "127.0.0.1", 0),),
+        files=listed(folder),
+        origin=source or str(folder),
+    )
+
+
 @contextmanager
-def parts(folder: Path, tmp_path: Path, origin: str) -> Iterator[dict[str, Part]]:
+def parts(folder: Path, tmp_path: Path, source: str) -> Iterator[dict[str, Part]]:
     """Two hosts; the first one has the files from there."""
     port = free_port()
     hosts = tuple(ChainHost(name, f"127.0.0.{number}", port) for number, name in enumerate("ab", 11))
-    none = {"commit": "", "reference": "", "endpoint": "", "folder": "mine", "kind": "folder"}
     with ExitStack() as ends:
         made = {}
         for name in "ab":
-            plan = HostPlan(
-                id="1",
-                key="5a" * 32,
-                model="./mine",
-                cache=str(tmp_path / name / "cache"),
-                me=name,
-                hosts=hosts,
-                files=listed(folder),
-                origin=origin,
-                **none,
-            )
+            plan = replace(plan_at(folder, tmp_path / name / "cache", source), me=name, hosts=hosts)
             made[name] = Part(tmp_path / name / "own", plan)
             ends.callback(made[name].end)
         yield made
@@ -100,6 +110,27 @@ def test_a_file_that_changes_while_it_is_copied_is_named(folder: Path, tmp_path:
     one = Part(tmp_path / "one", plan)
     assert one.process.wait(60) == 0
     assert one.status()["error"] == f"{SHARD} changes while it is copied"
+
+
+def test_what_was_copied_before_a_file_failed_is_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So small that no copy ends before the one that fails.
+    monkeypatch.setattr(origin, "PIECE", 1)
+    for number in range(5):
+        (folder / f"{number}.safetensors").write_bytes(FILES[SHARD])
+    files = tuple(file for file in listed(folder) if file.path not in FILES)
+    (folder / files[1].path).unlink()
+    plan = replace(plan_at(folder, tmp_path / "cache"), files=files)
+    store = Store(plan)
+    copied = {file: store.writable(file) for file in files[:1] + files[2:]}
+    for partial in copied.values():
+        partial.write_bytes(FILES[SHARD][:1000])
+    with pytest.raises(FileNotFoundError):
+        origin.Copy(plan, store).run()
+    for file, partial in copied.items():
+        assert 1000 <= store.have(file) < file.size
+        assert FILES[SHARD].startswith(partial.read_bytes())
 
 
 @pytest.mark.slow

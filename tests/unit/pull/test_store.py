@@ -25,16 +25,23 @@ def plan(tmp_path: Path) -> Iterator[HostPlan]:
 def bring(store: Store, plan: HostPlan) -> None:
     """Put every file in its place."""
     for file in plan.files:
-        store.partial(file).write_bytes(FILES[file.path])
+        store.writable(file).write_bytes(FILES[file.path])
         store.finish(file)
 
 
 def test_no_name_that_vllm_reads_is_made_before_the_file_is_whole(plan: HostPlan) -> None:
     store, file = Store(plan), max(plan.files, key=lambda one: one.size)
-    store.partial(file).write_bytes(FILES[file.path][:1000])
+    store.writable(file).write_bytes(FILES[file.path][:1000])
     assert (store.have(file), store.complete(file)) == (1000, False)
     assert not snapshot(plan).exists()
     assert not list((store.root / "blobs").glob("[!.]*"))
+
+
+def test_to_look_at_a_cache_writes_nothing_there(plan: HostPlan) -> None:
+    """The program looks every second: a disk that takes nothing must not end that."""
+    store = Store(plan)
+    assert [store.have(file) for file in plan.files] == [0] * len(FILES)
+    assert not store.root.exists()
 
 
 def test_what_no_manifest_vouches_for_is_hashed_and_dropped_where_it_is_wrong(plan: HostPlan) -> None:
@@ -84,7 +91,7 @@ def test_a_link_that_led_nowhere_is_replaced(plan: HostPlan) -> None:
     place.parent.mkdir(parents=True)
     place.symlink_to("../../blobs/missing")
     assert not store.complete(file)
-    store.partial(file).write_bytes(FILES[file.path])
+    store.writable(file).write_bytes(FILES[file.path])
     store.finish(file)
     assert place.read_bytes() == FILES[file.path]
 

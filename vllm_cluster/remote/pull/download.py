@@ -75,7 +75,7 @@ class Download:
         raise PullError(f"{file.path}: {self._plan.endpoint} sends another content than it lists")
 
     def _fetch(self, file: PulledFile) -> None:
-        pause, partial = FIRST_PAUSE, self._store.partial(file)
+        pause, partial = FIRST_PAUSE, self._store.writable(file)
         while not self._stop.is_set():
             before = max(0, self._store.have(file))
             try:

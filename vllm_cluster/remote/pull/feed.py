@@ -40,7 +40,7 @@ def phase() -> str:
 
 def take(store: Store, file: PulledFile, size: int) -> bool:
     """Append so many bytes to what is here of a file, and put it in its place; whether it is right."""
-    partial, found = store.partial(file), new_hash(file)
+    partial, found = store.writable(file), new_hash(file)
     with partial.open("ab+", buffering=0) as target:
         target.seek(0)
         while data := target.read(PIECE):

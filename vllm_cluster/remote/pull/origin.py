@@ -37,17 +37,23 @@ class Copy:
         """
         left = {file.path: file for file in self._plan.files if not self._store.complete(file)}
         with ThreadPoolExecutor(STREAMS) as pool:
-            for future in as_completed([pool.submit(self._one, file) for file in left.values()]):
-                if error := future.exception():
-                    self._stop.set()
-                    raise error
+            try:
+                for future in as_completed([pool.submit(self._one, file) for file in left.values()]):
+                    if error := future.exception():
+                        raise error
+            except BaseException:
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def _one(self, file: PulledFile) -> None:
-        partial = self._store.partial(file)
-        with (Path(self._plan.origin) / file.path).open("rb") as source, partial.open("ab", buffering=0) as target:
+        partial = self._store.writable(file)
+        with (Path(self._plan.origin) / file.path).open("rb") as source, partial.open("ab") as target:
             source.seek(target.tell())
             while (data := source.read(PIECE)) and not self._stop.is_set():
                 target.write(data)
+        if self._stop.is_set():
+            return
         if partial.stat().st_size != file.size or content_hash(partial, file) != file.blob:
             partial.unlink()
             raise PullError(f"{file.path} changes while it is copied")

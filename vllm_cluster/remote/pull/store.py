@@ -64,8 +64,13 @@ class Store:
     def partial(self, file: SpreadFile) -> Path:
         """Return where a receiver writes; files of the same content share it. The hub and vLLM read no such name."""
         path = self._blob(file)
-        path.parent.mkdir(parents=True, exist_ok=True)
         return path.with_name(f".{path.name}.vcluster-partial")
+
+    def writable(self, file: SpreadFile) -> Path:
+        """Return the same, with the folders above it made."""
+        path = self.partial(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def finish(self, file: SpreadFile) -> None:
         """Put the verified partial, or the blob that another file has brought, in its place."""
