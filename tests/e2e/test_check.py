@@ -59,16 +59,16 @@ def test_hosts_on_which_all_is_well(cluster: Sandbox) -> None:
     ("script", "undo", "code", "error"),
     [
         (LOOPBACK, "cat /root/hosts >/etc/hosts; rm /root/hosts", "hostname-loopback", False),
-        (f"docker create --name node-1234 {IMAGE}", "docker rm node-1234", "stale-container", False),
-        (f"docker create --name ray-head {IMAGE}", "docker rm ray-head", "stale-container", False),
-        (f"docker create --name vllm_node {IMAGE}", "docker rm vllm_node", "stale-container", False),
+        (f"docker create --name node-1234 {IMAGE}", "docker rm node-1234", "leftover-container", False),
+        (f"docker create --name ray-head {IMAGE}", "docker rm ray-head", "leftover-container", False),
+        (f"docker create --name vllm_node {IMAGE}", "docker rm vllm_node", "leftover-container", False),
         (f"docker create --name vcluster-sandbox {IMAGE}", "docker rm vcluster-sandbox", "name-taken", True),
-        (FAST, "rm /usr/local/bin/date", "clock", False),
+        (FAST, "rm /usr/local/bin/date", "clock-skew", False),
         (FULL, "rm /usr/local/bin/df", "disk-full", True),
         ("ip link set eth0 mtu 1400", "ip link set eth0 mtu 1500", "mtu-differs", False),
         ("mv /run/docker.sock /run/away.sock", "mv /run/away.sock /run/docker.sock", "docker-stopped", True),
         ("chmod 700 $(readlink -f /usr/sbin/ip)", "chmod 755 $(readlink -f /usr/sbin/ip)", "ip-missing", True),
-        ("echo 1 >/etc/vcluster/slots", "echo 2 >/etc/vcluster/slots", "gpus-fewer", True),
+        ("echo 1 >/etc/vcluster/slots", "echo 2 >/etc/vcluster/slots", "gpus-missing", True),
         ("touch /models/hub/x.incomplete", "rm /models/hub/x.incomplete", "cache-incomplete", False),
         ("mv /models/hub /models/away", "mv /models/away /models/hub", "model-absent", False),
     ],
@@ -89,7 +89,7 @@ def test_an_interface_with_another_name(cluster: Sandbox) -> None:
     )
     assert codes(check(cluster, inventory)) == set()
     with broken(cluster, "gpu2", RENAME.format("eth0", "enp9"), RENAME.format("enp9", "eth0")):
-        assert codes(check(cluster, inventory)) == {("interface", "gpu2")}
+        assert codes(check(cluster, inventory)) == {("interface-not-found", "gpu2")}
         assert codes(check(cluster)) == set()
 
 
@@ -98,7 +98,7 @@ def test_too_little_room_for_the_image(cluster: Sandbox) -> None:
     """Below another file system Docker finds its images no more, so one must be pulled into what is free."""
     with small_disk(cluster, "", "3g"):
         report = check(cluster)
-    assert codes(report, errors=True) == {("room", "gpu2")}
+    assert codes(report, errors=True) == {("image-space", "gpu2")}
 
 
 @pytest.mark.cluster("empty")
@@ -106,7 +106,7 @@ def test_too_little_room_for_the_image(cluster: Sandbox) -> None:
     ("old", "new", "found"),
     [
         ("shm_size: 2g", "shm_size: 64m", {("shm-small", host) for host in HOSTS}),
-        ("gpu2: {", "gpu2: {gpus: 8, ", {("gpus-fewer", "gpu2")}),
+        ("gpu2: {", "gpu2: {gpus: 8, ", {("gpus-missing", "gpu2")}),
         ("vllm-cpu:0.32.0", "vllm-cpu:9.9.9", {("image-absent", host) for host in HOSTS}),
     ],
 )
@@ -180,7 +180,7 @@ esac
                 put = ["docker", "cp", str(tmp_path / name), f"{cluster.container(host)}:{folder}/{name}"]
                 subprocess.run(put, check=True, capture_output=True, timeout=60)
         report = check(cluster, inventory)
-        assert codes(report, errors=True) == {("gpu-runtime", host) for host in HOSTS}
+        assert codes(report, errors=True) == {("gpu-runtime-missing", host) for host in HOSTS}
         # What comes after the document makes it no document, and then nothing is concluded from it.
         assert {(one["host"], one["what"]) for one in report["unseen"]} >= {
             (host, "the GPUs' health") for host in HOSTS
@@ -200,7 +200,7 @@ def test_people_read_the_same(cluster: Sandbox) -> None:
     inventory = cluster.rewrite(Path("other.yaml"), replace=[("gpu2: {", "gpu2: {gpus: 8, ")])
     run = cluster.vcluster("check", inventory=inventory)
     assert run.code == 3
-    assert "error gpus-fewer  gpu2: 2 logical GPUs found, inventory expects 8" in run.out
+    assert "error gpus-missing  gpu2: 2 logical GPUs found, inventory expects 8" in run.out
     assert "\n  fix: set hosts.gpu2.gpus to 2" in run.out
     assert "2 hosts checked in" in run.out.splitlines()[-1]
     assert "error" not in run.err

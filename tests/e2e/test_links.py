@@ -40,7 +40,7 @@ def found(sandbox: Sandbox, *options: str) -> tuple[Any, list[Any]]:
     assert run.code == (0 if report["ok"] else 3), run.err
     assert time.monotonic() - began < (90 if options else 10)
     assert left(sandbox) == ""
-    return report, [one for one in report["findings"] if one["code"].startswith(("link-", "collective-"))]
+    return report, [one for one in report["findings"] if one["code"].startswith(("link-", "allreduce-"))]
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[str]:
@@ -112,7 +112,7 @@ def test_a_kernel_that_sends_from_another_address_is_a_warning(cluster: Sandbox)
         (one,) = found(cluster)[1]
     finally:
         cluster.on("gpu2", "sh", "-c", f"ip route del {gpu1} && ip addr del {other}/16 dev eth0", root=True)
-    assert (one["code"], one["host"], one["error"]) == ("link-source", "gpu2", False)
+    assert (one["code"], one["host"], one["error"]) == ("link-source-address", "gpu2", False)
     assert f"gpu1 sees source address {other}" in one["text"]
 
 
@@ -143,7 +143,7 @@ def test_a_link_that_turns_into_a_black_hole_is_named(cluster: Sandbox, moment: 
         told = process.stdout.read()
     assert time.monotonic() - began < 90
     assert process.returncode == 3
-    assert re.search(r"^error collective-link  gpu\d: gpu1 ↔ gpu2: .*each alone works", told, re.MULTILINE), told
+    assert re.search(r"^error allreduce-link  gpu\d: gpu1 ↔ gpu2: .*each alone works", told, re.MULTILINE), told
     assert left(cluster) == ""
 
 

@@ -69,12 +69,12 @@ def test_a_container_gets_its_gpus_as_the_engine_says(
         assert ways(facts.engine)[:1] == ((way,) if way else ())
         codes = {finding.code: finding.error for finding in preflight(world.inventory(1), {"gpu1": facts})}
         if not way:
-            assert codes["gpu-runtime"]
+            assert codes["gpu-runtime-missing"]
             _, code, said = start(engine, facts, GpuRequest(("nvidia.com/gpu=all",), "cdi"))
             assert (code, 'could not select device driver "cdi"' in said) == (1, True), said
             measured.figure = "refused by up, and by Docker"
             return
-        assert "gpu-runtime" not in codes
+        assert "gpu-runtime-missing" not in codes
         name, code, said = start(engine, facts)
         assert code == 0, said
         engine.restart(config)

@@ -160,7 +160,7 @@ def test_a_clock_an_hour_off(sandbox: Sandbox) -> None:
         attack("P9", "the head's clock is an hour ahead") as measured,
     ):
         said = sandbox.vcluster("up", "--json").ok()
-        warned = [event for event in said.events() if event.get("code") == "clock"]
+        warned = [event for event in said.events() if event.get("code") == "clock-skew"]
         assert [event["event"] for event in warned] == ["warning"], warned
         assert re.search(r"(3600|3599) s", warned[0]["text"]), warned
         with something_to_do(sandbox, 1.5):

@@ -81,7 +81,7 @@ def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatc
     # What runs on the hosts beside Docker is not played here.
     monkeypatch.setattr(check, "run_link_test", between)
     monkeypatch.setattr(check, "observe", lambda inventory, link, deep: observe(inventory, link))
-    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [Finding("clock", "gpu2", "it is late", "set it")])
+    monkeypatch.setattr(check, "look_inside", lambda *_, **__: [Finding("clock-skew", "gpu2", "it is late", "set it")])
     world.machines[dead].reachable = False
 
     def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> check.CheckReport:
@@ -91,7 +91,7 @@ def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatc
     assert outcome.error is None, outcome.story()
     report = outcome.value
     codes = [(one.code, one.host) for one in report.findings if one.error]
-    assert codes == [("unreachable", dead), ("clock", "gpu2")]
+    assert codes == [("unreachable", dead), ("clock-skew", "gpu2")]
     others = [name for name in ("gpu1", "gpu2", "gpu3") if name != dead]
     assert (report.unreachable, list(report.hosts), seen) == (True, others, [others])
 
@@ -110,4 +110,4 @@ def test_check_finds_the_port_of_the_api_taken_while_nothing_is_served(
         return check.check(inventory, emit, runtime=runtime)
 
     report = lab.run(world, INVENTORY, verb).value
-    assert [(one.code, one.host) for one in report.findings] == [("port", "gpu1")]
+    assert [(one.code, one.host) for one in report.findings] == [("port-in-use", "gpu1")]

@@ -242,7 +242,7 @@ def test_a_clock_an_hour_off() -> None:
             oracle.converged(world, inventory)
             assert two_at_once(world, make.inventory(3, environment={"A": "1"})) == (0, 75)
         codes = {event.data.get("code") for event in outcome.events if event.kind == "warning"}
-        assert codes == ({"clock"} if abs(skew) > 30 else set())
+        assert codes == ({"clock-skew"} if abs(skew) > 30 else set())
     record("P9", "sim: the head's clock an hour off, both ways", "warned; up in order; the lease excludes", True)
 
 

@@ -171,19 +171,19 @@ def locate_fault(whole: Trial, alone: Mapping[str, Trial], pairs: Pairs) -> list
         if not {one, other} & set(guilty):
             fix = f"vcluster check tests ports and MTU; then check the network between {one} and {other}"
             alike = "; each alone works" if {one, other} <= alone.keys() else ""
-            found.append(Finding("collective-link", other, f"{one} ↔ {other}: {trial.why()}{alike}", fix))
+            found.append(Finding("allreduce-link", other, f"{one} ↔ {other}: {trial.why()}{alike}", fix))
     if not found:
         counts = ((len(alone), "alone"), (len(pairs), "in pairs"))
         work = [f"{count} tried {how}" for count, how in counts if count]
         text = f"all ranks together fail: {whole.why()}; {' and '.join(work)} work" if work else whole.why()
         host = whole.ranks[whole.died[0]] if whole.died else whole.hosts[0]
-        found.append(Finding("collective-together", host, text, f"try again; then, in the inventory, {_TRY}"))
+        found.append(Finding("allreduce-together", host, text, f"try again; then, in the inventory, {_TRY}"))
     return found
 
 
 def _host(host: str, text: str) -> Finding:
     fix = f"take {host} out of the inventory, or try there: {_TRY}; ACS off, one driver on all hosts"
-    return Finding("collective-host", host, text, fix)
+    return Finding("allreduce-host", host, text, fix)
 
 
 def slow(rows: Sequence[AllReduceTime], expected: float | None) -> bool:
@@ -212,7 +212,7 @@ def slow_link_finding(whole: Trial, expected: float, pairs: Pairs) -> Finding:
         text += f"; {slowest[0]} ↔ {slowest[1]} {speed[slowest]:.2f}, pairs usually {median(speed.values()):.2f}"
         host = slowest[1]
     fix = "check the transport that NCCL chose, the interface's speed (ethtool) and ACTIVE HCAs (ibstat)"
-    return Finding("collective-slow", host, text, fix, error=False)
+    return Finding("allreduce-slow", host, text, fix, error=False)
 
 
 def transport_findings(head: str, chosen: NcclTransport, active: Mapping[str, Sequence[str]]) -> list[Finding]:
@@ -222,9 +222,9 @@ def transport_findings(head: str, chosen: NcclTransport, active: Mapping[str, Se
         devices = ", ".join(next(iter(active.values())))
         text = f"NCCL uses TCP (NET/Socket) although HCAs are ACTIVE ({devices})"
         fix = 'environment: {NCCL_NET: "IB"} makes it fail with the reason; see hcas in docs/inventory.md'
-        found.append(Finding("collective-socket", head, text, fix, error=False))
+        found.append(Finding("allreduce-socket", head, text, fix, error=False))
     if chosen.indirect:
         text = f"GPU Direct RDMA is disabled for {', '.join(chosen.indirect)}: bytes go through the host's memory"
         fix = "on every host: sudo modprobe nvidia_peermem; else turn ACS off, iommu=pt on the kernel's command line"
-        found.append(Finding("collective-gdr", head, text, fix, error=False))
+        found.append(Finding("allreduce-gdr", head, text, fix, error=False))
     return found

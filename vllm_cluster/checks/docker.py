@@ -62,7 +62,7 @@ def foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Fi
         node = identity.node_of(inventory.cluster, entry)
         if node and _newer(node.labels.get(FORMAT_LABEL)):
             text = f"its container was made by a newer vcluster ({node.labels.get(VERSION)})"
-            yield Finding("newer", name, text, "upgrade vcluster on this machine")
+            yield Finding("newer-format", name, text, "upgrade vcluster on this machine")
 
 
 def _newer(label: str | None) -> bool:
@@ -87,7 +87,7 @@ def other_containers(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
             text = f"container {container.name} ({container.image}, {container.state})"
             text += " looks like a leftover of another launcher"
             fix = f"on {host.name}, if it is unused: docker rm -f {container.name}"
-            yield Finding("stale-container", host.name, text, fix, error=False)
+            yield Finding("leftover-container", host.name, text, fix, error=False)
 
 
 @each_host
@@ -99,7 +99,7 @@ def disk_space(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
         return
     if find_image(inventory.image, facts.images) is None and free < GOOD_IMAGE_SPACE:
         text = f"{inventory.image} must be pulled, and {facts.engine.root} has {free / 1e9:.1f} GB free"
-        yield Finding("room", host.name, text, fix, error=free < MIN_IMAGE_SPACE)
+        yield Finding("image-space", host.name, text, fix, error=free < MIN_IMAGE_SPACE)
     elif free < GOOD_FREE_SPACE:
         text = f"{facts.engine.root} has {free / 1e6:.0f} MB free"
         # Nothing may have to be made where the node runs.
@@ -119,7 +119,7 @@ def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
         cdi = "its CDI is off, so that the CDI file on the host is ignored" if ignored else "no CDI device"
         text = f"Docker cannot give GPUs to containers: no container runtime nvidia, no hook, {cdi}"
         fix = f"on {host.name}: install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure "
-        yield Finding("gpu-runtime", host.name, text, f"{fix}&& sudo systemctl restart docker")
+        yield Finding("gpu-runtime-missing", host.name, text, f"{fix}&& sudo systemctl restart docker")
     if known[:1] == ("cdi",) and not survives_restart(engine):
         text = f"Docker {engine.version} does not restart containers with CDI devices after a restart of its own"
         fix = f"on {host.name}: upgrade Docker to 28.2, or sudo nvidia-ctk runtime configure && sudo systemctl restart"

@@ -34,13 +34,13 @@ def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
             what = ", ".join(map(str, lacking)) or "one GPU by index and by UUID"
             there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus[:MAX_NAMED]) or "none"
             text = f"the inventory names GPU {what}, the host has {there}{reason}"
-            yield Finding("gpu-named", host.name, text, f"correct hosts.{host.name}.gpus: see nvidia-smi -L")
+            yield Finding("gpu-not-found", host.name, text, f"correct hosts.{host.name}.gpus: see nvidia-smi -L")
     elif host.gpu_number is not None and host.gpu_number > found:
         text = f"{found} {plural(found, kind)} found, inventory expects {host.gpu_number} ({source}){reason}"
-        yield Finding("gpus-fewer", host.name, text, f"set hosts.{host.name}.gpus to {found}, or repair the host")
+        yield Finding("gpus-missing", host.name, text, f"set hosts.{host.name}.gpus to {found}, or repair the host")
     elif not found:
         text = f"no {kind}s ({source}) found{reason}"
-        yield Finding("gpus-none", host.name, text, "install the NVIDIA driver, or take the host out of the inventory")
+        yield Finding("no-gpus", host.name, text, "install the NVIDIA driver, or take the host out of the inventory")
 
 
 @each_host
@@ -56,12 +56,12 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     if split := [gpu.index for gpu in wanted if gpu.mig]:
         text = f"MIG is on for GPU {_list(split)}: a process sees at most one slice"
         fix = f"on {host.name}: sudo nvidia-smi -i {_list(split)} -mig 0"
-        yield Finding("mig", host.name, text, fix, error=False)
+        yield Finding("mig-enabled", host.name, text, fix, error=False)
     if wrong := {gpu.index: gpu.ecc_errors for gpu in wanted if gpu.ecc_errors}:
         text = "uncorrected memory errors since the driver was loaded: " + ", ".join(
             f"{errors} on GPU {index}" for index, errors in list(wrong.items())[:MAX_NAMED]
         )
-        yield Finding("gpu-ecc", host.name, text, _reset(host.name, list(wrong)), error=False)
+        yield Finding("gpu-ecc-errors", host.name, text, _reset(host.name, list(wrong)), error=False)
 
 
 def _list(indices: list[int]) -> str:
@@ -102,11 +102,13 @@ def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
     for index, gpu in enumerate(details.health):
         if what := [*gpu.repair_pending, *([f"action: {gpu.recovery}"] if gpu.recovery else [])]:
             text = f"GPU {index} needs a repair: {', '.join(what)}"
-            yield Finding("gpu-repair", host.name, text, _reset(host.name, [index]), error=False)
+            yield Finding("gpu-reset-needed", host.name, text, _reset(host.name, [index]), error=False)
     if dead := [f"{links.total - links.active} of {links.total} on GPU {links.gpu}" for links in details.links
                 if 0 < links.active < links.total]:  # fmt: skip
         text = f"NVLinks are down: {', '.join(dead[:MAX_NAMED])}"
-        yield Finding("nvlink", host.name, text, f"on {host.name}: nvidia-smi nvlink -s; reset or reboot", error=False)
+        yield Finding(
+            "nvlinks-down", host.name, text, f"on {host.name}: nvidia-smi nvlink -s; reset or reboot", error=False
+        )
 
 
 def _fabric(host: str, gpus: tuple[GpuHealth, ...], manager: str) -> Iterator[Finding]:
@@ -117,9 +119,9 @@ def _fabric(host: str, gpus: tuple[GpuHealth, ...], manager: str) -> Iterator[Fi
         first = gpus[(waiting or failed)[0]]
         reason = f"{first.fabric_state}, {first.fabric_status}".strip(", ")
         text = f"GPU {_list(waiting or failed)} is not part of the NVSwitch fabric: {reason}"
-        yield Finding("fabric", host, text, fix)
+        yield Finding("nvswitch-fabric", host, text, fix)
     elif manager == "failed":
-        yield Finding("fabric", host, "nvidia-fabricmanager has failed", fix, error=False)
+        yield Finding("nvswitch-fabric", host, "nvidia-fabricmanager has failed", fix, error=False)
 
 
 def same_gpus(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:

@@ -23,10 +23,14 @@ def paths(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     for volume in inventory.volumes:
         if volume.source in facts.missing_paths:
             text = f"{volume.source}, a volume of the inventory, does not exist"
-            yield Finding("volume", host.name, text, f"on {host.name}: mkdir -p {volume.source}, or correct volumes")
+            yield Finding(
+                "volume-missing", host.name, text, f"on {host.name}: mkdir -p {volume.source}, or correct volumes"
+            )
     if inventory.model_cache in facts.missing_paths:
         text = f"model cache {inventory.model_cache} does not exist; vcluster up creates it"
-        yield Finding("model-cache", host.name, text, "correct model_cache if models are elsewhere", error=False)
+        yield Finding(
+            "model-cache-missing", host.name, text, "correct model_cache if models are elsewhere", error=False
+        )
 
 
 @each_host
@@ -83,4 +87,6 @@ def clocks(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     for name, clock in clocks.items():
         if abs(clock - middle) > CLOCK_TOLERANCE:
             text = f"its clock is {clock - middle:+.0f} s from the other hosts'"
-            yield Finding("clock", name, text, f"on {name}: chronyc makestep, or timedatectl set-ntp true", error=False)
+            yield Finding(
+                "clock-skew", name, text, f"on {name}: chronyc makestep, or timedatectl set-ntp true", error=False
+            )

@@ -29,7 +29,9 @@ def processor(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
     image = facts.details.image if facts.details else None
     if image and image.architecture and facts.engine.architecture not in ("", image.architecture):
         text = f"{inventory.image} is for {image.architecture}, the host is {facts.engine.architecture}"
-        yield Finding("processor", host.name, text, "name an image for this processor, or one that is for several")
+        yield Finding(
+            "image-architecture", host.name, text, "name an image for this processor, or one that is for several"
+        )
 
 
 @each_host

@@ -22,8 +22,8 @@ _FAILED = {
     "silent": ("link-silent", "no answer (a firewall drops it)"),
     "refused": ("link-refused", "refused (a firewall rejects it, or another machine has this address)"),
     "unreachable": ("link-unreachable", "unreachable (the network reports no route)"),
-    "mute": ("link-foreign", "connected, but no reply (proxy, NAT or another machine)"),
-    "foreign": ("link-foreign", "another program replied (proxy, NAT or another machine with this address)"),
+    "mute": ("link-intercepted", "connected, but no reply (proxy, NAT or another machine)"),
+    "foreign": ("link-intercepted", "another program replied (proxy, NAT or another machine with this address)"),
 }
 
 
@@ -174,7 +174,7 @@ def _closed(
         text += f"; {target} → {source}: all answer"
     # A host that reaches no other is where to look; else the one that does not answer.
     host = source if len(group.pairs) > 1 and {one for one, _ in group.pairs} == {source} else target
-    if code == "link-foreign":
+    if code == "link-intercepted":
         fix = f"on {source}: ip neigh show {places[target].address}; remove NAT and proxies from this path"
     elif code == "link-unreachable":
         fix = f"on {source}: ip route get {places[target].address}; then check the firewall of {target}"
@@ -224,4 +224,4 @@ def _sources(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> I
         reported.add((each.source, each.seen))
         text = f"{each.target} sees source address {each.seen}, inventory expects {planned}: another interface, or NAT"
         fix = f"on {each.source}: ip route get {places[each.target].address}; one interface a network, and no NAT"
-        yield Finding("link-source", each.source, text, fix, error=False)
+        yield Finding("link-source-address", each.source, text, fix, error=False)

@@ -26,7 +26,7 @@ def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     if carrier and carrier.kind in OVER_THE_NETWORK:
         text = f"the model cache is on {carrier.kind} ({carrier.source}): every rank reads the weights through it"
         fix = "put models on local disks: model_cache in the inventory, then vcluster pull MODEL"
-        yield Finding("cache-network", host.name, text, fix, error=False)
+        yield Finding("cache-on-network", host.name, text, fix, error=False)
     free = facts.free.get(inventory.model_cache)
     if free is not None and free < 1e9:
         text = f"the model cache {inventory.model_cache} has {free / 1e6:.0f} MB free: no model can be downloaded"
@@ -44,7 +44,7 @@ def incomplete_files(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
     if facts.details and facts.details.dangling:
         text = f"broken symlinks in the model cache: {facts.details.dangling[0]}"
         fix = "copy models with the files behind symlinks (rsync --copy-unsafe-links), or download them there"
-        yield Finding("cache-links", host.name, text, fix, error=False)
+        yield Finding("broken-symlinks", host.name, text, fix, error=False)
 
 
 def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -76,4 +76,4 @@ def one_device(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator
         if first != name and facts[first].boot_id != host.boot_id:
             text = f"the model cache is the {carrier.kind} file system {carrier.uuid}, as on {first}"
             fix = "if it is one disk, unmount it at once on all hosts but one, and share it with NFS"
-            yield Finding("one-device", name, text, fix, error=False)
+            yield Finding("shared-block-device", name, text, fix, error=False)

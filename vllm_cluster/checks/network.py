@@ -32,18 +32,18 @@ def addresses(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
     if facts.interface_of(host.address) is None:
         have = ", ".join(f"{a} ({nic.name})" for nic in facts.nics if nic.name != "lo" for a in nic.addresses)
         text = f"no interface holds the address {host.address}; it has {have or 'none that `ip -j addr` shows'}"
-        yield Finding("address", host.name, text, f"correct hosts.{host.name}.address")
+        yield Finding("address-not-found", host.name, text, f"correct hosts.{host.name}.address")
     if interface(host, facts) and _nic(host, facts) is None:
         have = ", ".join(nic.name for nic in facts.nics)
         text = f"there is no interface {interface(host, facts)}; it has {have}"
-        yield Finding("interface", host.name, text, f"correct hosts.{host.name}.interface")
+        yield Finding("interface-not-found", host.name, text, f"correct hosts.{host.name}.interface")
     for name, peer in inventory.hosts.items():
         if name != host.name and facts.routes.get(peer.address) is None:
             text = f"no route to {name} ({peer.address})"
-            yield Finding("route", host.name, text, "put both hosts' addresses on one private network")
+            yield Finding("no-route", host.name, text, "put both hosts' addresses on one private network")
         elif name != host.name and facts.routes.get(peer.address) == "lo":
             text = f"{peer.address}, the address of {name}, is its own"
-            yield Finding("address", host.name, text, f"correct hosts.{name}.address")
+            yield Finding("address-not-found", host.name, text, f"correct hosts.{name}.address")
 
 
 @each_host
@@ -56,7 +56,7 @@ def kinds(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         text = f"{nic.name} carries NCCL traffic and is a tunnel or a container bridge ({nic.kind or 'by name'})"
         others = (f"{other.addresses[0]} ({other.name})" for other in facts.nics if other.addresses and not other.inner)
         fix = f"set hosts.{host.name}.address to that of a network card; it has {', '.join(others) or 'none'}"
-        yield Finding("tunnel", host.name, text, fix, error=False)
+        yield Finding("virtual-interface", host.name, text, fix, error=False)
     if nic.state in ("DOWN", "LOWERLAYERDOWN"):
         text = f"{nic.name} carries NCCL traffic and is {nic.state}"
         fix = f"on {host.name}: cable it, or ip link set {quote(nic.name)} up"
@@ -96,7 +96,7 @@ def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> It
         if name != host.name and holder and way not in (None, "lo", holder.name):
             text = f"traffic to {name} ({peer.address}) leaves by {way}, and {host.address} is on {holder.name}"
             fix = f"on {host.name}: ip route get {peer.address}; correct addresses or routes"
-            yield Finding("route-other", host.name, text, fix, error=False)
+            yield Finding("route-differs", host.name, text, fix, error=False)
     if len(inventory.hosts) > 1 and 0 < nic.speed < SLOW_MBIT and not hcas(host, facts):
         text = f"{nic.name} runs at {nic.speed} Mbit/s, and no RDMA adapter is ACTIVE"
         fix = f"set hosts.{host.name}.address to that of a faster card, or keep TP within a host"
@@ -152,4 +152,4 @@ def _taken(inventory: Inventory, host: str, facts: HostFacts, key: str) -> Itera
         text = f"port {port} is already in use (ports.{key})"
         fix = f"on {host}: ss -ltnp 'sport = :{port}', then stop that process, or set ports.{key}"
         # Only `serve` needs the endpoint's, and on one address; only `pull` its own.
-        yield Finding("port", host, text, fix, error=key not in ("api", "pull"))
+        yield Finding("port-in-use", host, text, fix, error=key not in ("api", "pull"))

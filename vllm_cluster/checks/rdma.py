@@ -22,7 +22,7 @@ def named(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
             fix = f"correct hosts.{host.name}.hcas, or cable it"
             # A node that runs was made with it, and stays.
             error = not has_node(inventory, facts, "running")
-            yield Finding("hca", host.name, f"{device} is {state}", fix, error=error)
+            yield Finding("hca-inactive", host.name, f"{device} is {state}", fix, error=error)
 
 
 @each_host
@@ -34,7 +34,7 @@ def devices(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     if used and lacking:
         text = f"{used[0].device} is ACTIVE, but {', '.join(lacking)} does not exist"
         fix = f"on {host.name}: sudo modprobe -a rdma_ucm ib_uverbs, or set hosts.{host.name}.hcas to []"
-        yield Finding("rdma-device", host.name, text, fix)
+        yield Finding("rdma-device-missing", host.name, text, fix)
 
 
 @each_host
@@ -54,7 +54,7 @@ def unused(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
         names = "; ".join(f"{port.device} ({why})" for port, why in rest)
         text = f"NCCL does not use every ACTIVE HCA: {names}"
         fix = f"to use others, name the devices in hosts.{host.name}.hcas"
-        yield Finding("hca-left", host.name, text, fix, error=False)
+        yield Finding("hca-excluded", host.name, text, fix, error=False)
 
 
 def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def direct(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
     if details.iommu.startswith("DMA"):
         text = f"the IOMMU translates every access ({details.iommu})"
         fix = f"on {host.name}: add iommu=pt to the kernel's command line and reboot"
-        yield Finding("iommu", host.name, text, fix, error=False)
+        yield Finding("iommu-translates", host.name, text, fix, error=False)
     if details.acs:
         text = "PCI ACS sends traffic between GPU and HCA through the CPU"
         fix = f"on {host.name}: turn ACS off in the firmware, or with setpci on each bridge at boot"
@@ -96,13 +96,13 @@ def rules(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     if used and facts.engine.rootless:
         text = f"Docker runs without root and may not lift the limit of locked memory ({_limit(facts)})"
         fix = f"on {host.name}: use the system's Docker, or raise LimitMEMLOCK of the user's service"
-        yield Finding("memlock", host.name, text, fix, error=False)
+        yield Finding("memlock-limited", host.name, text, fix, error=False)
     routable = {(gid.device, gid.port) for gid in facts.gids if "v2" in gid.kind}
     for hca in used if facts.details else ():
         if hca.link_layer == "Ethernet" and (hca.device, hca.port) not in routable:
             text = f"{hca.device} port {hca.port} is Ethernet and has no RoCE v2 address"
             fix = f"on {host.name}: give {', '.join(hca.netdevs) or 'its interface'} an IP address: show_gids"
-            yield Finding("roce-address", host.name, text, fix, error=False)
+            yield Finding("roce-address-missing", host.name, text, fix, error=False)
 
 
 def _limit(facts: HostFacts) -> str:

@@ -61,7 +61,7 @@ _ON_DEMAND: Sequence[Check] = (
 
 
 # What another cluster on a host causes.
-_FOLLOWS = ("port", "gpu-busy", "shm-large")
+_FOLLOWS = ("port-in-use", "gpu-busy", "shm-large")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _ordered(inventory: Inventory, findings: Iterable[Finding]) -> tuple[Finding
     every = list(findings)
     taken = {finding.host for finding in every if finding.code == "other-cluster"}
     kept = [finding for finding in every if finding.host not in taken or finding.code not in _FOLLOWS]
-    if any((finding.code, finding.host) == ("address", inventory.head_name) for finding in every):
+    if any((finding.code, finding.host) == ("address-not-found", inventory.head_name) for finding in every):
         kept = [finding for finding in kept if finding.code != "other-cluster"]
     return tuple(sorted(kept, key=lambda finding: not finding.error))
 

@@ -132,15 +132,15 @@ def judged(
         seen = "no GPU" if not reach.gpus else f"{reach.gpus} of {gpus} GPUs"
         text = f"a container of {image} sees {seen}{': ' * bool(reach.problem)}{reach.problem}"
         fix = f"on {host}: nvidia-smi, then docker run --rm --gpus all --entrypoint nvidia-smi {image}"
-        yield Finding("container-gpus", host, text, fix)
+        yield Finding("container-gpus-missing", host, text, fix)
     elif gpus and reach.cuda and _release(inside.cuda)[:1] > _release(reach.cuda)[:1]:
         text = f"the driver in the container knows CUDA {reach.cuda}, torch was built for {inside.cuda}"
         fix = f"on {host}: upgrade the driver, or name an image for CUDA {reach.cuda}"
-        yield Finding("container-cuda", host, text, fix)
+        yield Finding("container-cuda-old", host, text, fix)
     if reach.unwritable:
         text = f"a container cannot write to {cache}: {reach.unwritable}"
         fix = f"set user: to the owner of {cache}, as `stat -c %u:%g {cache}` on {host} shows it"
-        yield Finding("cache-write", host, text, fix, error=not offline)
+        yield Finding("cache-not-writable", host, text, fix, error=not offline)
 
 
 def _release(text: str) -> tuple[int, ...]:

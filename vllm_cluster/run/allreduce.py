@@ -117,7 +117,7 @@ def _image(spec: ContainerSpec, facts: HostFacts) -> str:
 
 def _unseen(host: str, error: VclusterError) -> Finding:
     text = f"all-reduce test skipped: {getattr(error, 'detail', error.message)}"
-    return Finding("collective-unseen", host, text, error.hint or "correct this, then:\nvcluster check --deep")
+    return Finding("allreduce-skipped", host, text, error.hint or "correct this, then:\nvcluster check --deep")
 
 
 def _tried(

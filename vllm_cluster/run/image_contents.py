@@ -46,7 +46,7 @@ def look_inside(
             text = f"no container can be started: {error.detail}"
             return [
                 Finding(
-                    "container",
+                    "container-failed",
                     connection.name,
                     text,
                     f"on {connection.name}: docker run --rm {inventory.image} --help",
@@ -54,7 +54,9 @@ def look_inside(
             ]
 
     answers, failures = fleet.each(look, ready)
-    lost = [Finding("container", name, error.message, "vcluster check again") for name, error in failures.items()]
+    lost = [
+        Finding("container-failed", name, error.message, "vcluster check again") for name, error in failures.items()
+    ]
     return [*(finding for found in answers.values() for finding in found), *lost]
 
 

@@ -148,7 +148,7 @@ def test_a_host_that_works_with_nobody_is_named(count: int, data: st.DataObject)
     bad = data.draw(st.sampled_from(hosts))
     pairs = tried(hosts, bad_host=bad)
     found = locate_fault(trial(*hosts, ok=False), {host: trial(host) for host in hosts}, pairs)
-    assert [(each.code, each.host) for each in found] == [("collective-host", bad)]
+    assert [(each.code, each.host) for each in found] == [("allreduce-host", bad)]
     assert len(pairs) <= count // 2 * 3  # a few rounds, not all
 
 
@@ -158,19 +158,19 @@ def test_a_link_between_two_hosts_that_else_work_is_named(count: int, data: st.D
     hosts = [f"gpu{n}" for n in range(count)]
     bad = frozenset(data.draw(st.sampled_from(list(combinations(hosts, 2)))))
     found = locate_fault(trial(*hosts, ok=False), {}, tried(hosts, bad_link=bad))
-    assert [each.code for each in found] == ["collective-link"]
+    assert [each.code for each in found] == ["allreduce-link"]
     assert all(host in found[0].text for host in bad)
 
 
 def test_a_host_whose_own_ranks_fail_is_named_before_any_pair() -> None:
     found = locate_fault(trial("gpu1", "gpu2", ok=False), {"gpu1": trial("gpu1"), "gpu2": trial("gpu2", ok=False)}, {})
-    assert [(each.code, each.host) for each in found] == [("collective-host", "gpu2")]
+    assert [(each.code, each.host) for each in found] == [("allreduce-host", "gpu2")]
 
 
 def test_where_every_pair_works_nobody_is_blamed() -> None:
     hosts = ["gpu1", "gpu2", "gpu3"]
     (found,) = locate_fault(trial(*hosts, ok=False), {}, {pair: trial(*pair) for pair in combinations(hosts, 2)})
-    assert found.code == "collective-together"
+    assert found.code == "allreduce-together"
     assert "3 tried in pairs work" in found.text
     assert "NCCL_P2P_DISABLE" in found.fix
 
@@ -184,19 +184,19 @@ def test_a_slow_link_is_named_among_the_pairs() -> None:
     hosts = ["gpu1", "gpu2", "gpu3", "gpu4"]
     pairs = {pair: trial(*pair, bus=1.0 if pair == ("gpu1", "gpu3") else 40.0) for pair in combinations(hosts, 2)}
     found = slow_link_finding(trial(*hosts, bus=1.0), 50.0, pairs)
-    assert (found.code, found.error) == ("collective-slow", False)
+    assert (found.code, found.error) == ("allreduce-slow", False)
     assert "gpu1 ↔ gpu3" in found.text
 
 
 def test_tcp_beside_active_adapters_is_told() -> None:
     chosen = NcclTransport(("P2P/CUMEM", "NET/Socket"))
     assert [f.code for f in transport_findings("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": ["mlx5_0"]})] == [
-        "collective-socket"
+        "allreduce-socket"
     ]
     assert transport_findings("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": []}) == []
 
 
 def test_adapters_without_gpu_direct_are_told() -> None:
     (found,) = transport_findings("gpu1", NcclTransport(("NET/IB",), indirect=("mlx5_0",)), {"gpu1": ["mlx5_0"]})
-    assert found.code == "collective-gdr"
+    assert found.code == "allreduce-gdr"
     assert "mlx5_0" in found.text

@@ -59,8 +59,8 @@ def test_a_port_that_is_closed_one_way_is_told_with_its_direction() -> None:
         ("silent", "link-silent"),
         ("refused", "link-refused"),
         ("unreachable", "link-unreachable"),
-        ("mute", "link-foreign"),
-        ("foreign", "link-foreign"),
+        ("mute", "link-intercepted"),
+        ("foreign", "link-intercepted"),
     ],
 )
 def test_each_way_to_fail_has_its_code(word: str, code: str) -> None:
@@ -106,7 +106,7 @@ def test_a_network_without_udp_says_nothing_of_its_mtu() -> None:
 def test_another_source_address_is_told_once_for_all_who_see_it() -> None:
     broken = {("gpu3", other): {"seen": "10.0.9.9"} for other in ("gpu1", "gpu2")}
     (found,) = link_findings(seen(3, broken), PLACES)
-    assert (found.code, found.host, found.error) == ("link-source", "gpu3", False)
+    assert (found.code, found.host, found.error) == ("link-source-address", "gpu3", False)
     assert "10.0.9.9, inventory expects 10.0.0.3" in found.text
 
 

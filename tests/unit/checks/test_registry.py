@@ -27,18 +27,18 @@ def test_good_hosts_have_no_findings() -> None:
 @pytest.mark.parametrize(
     ("words", "facts", "code", "error"),
     [
-        ({"entries": {"gpu2": {"gpus": 8}}}, {}, "gpus-fewer", True),
-        ({}, {"gpus": ()}, "gpus-none", True),
-        ({}, {"nics": NO_NIC}, "address", True),
-        ({"entries": {"gpu2": {"interface": "bond0"}}}, {}, "interface", True),
-        ({}, {"routes": ROUTES}, "route", True),
-        ({}, {"routes": {"10.0.0.1": "lo", "10.0.0.2": "lo"}}, "address", True),
-        ({"entries": {"gpu2": {"hcas": ["mlx5_1"]}}}, {"hcas": (DOWN,)}, "hca", True),
-        ({}, {"listening": frozenset({6380})}, "port", True),
-        ({"volumes": ["/srv/x:/x"]}, {"missing_paths": frozenset({"/srv/x"})}, "volume", True),
-        ({}, {"missing_paths": frozenset({"/models"})}, "model-cache", False),
-        ({}, {"images": (), "free": {"/var/lib/docker": 3 << 30}}, "room", True),
-        ({}, {"images": (), "free": {"/var/lib/docker": 30 << 30}}, "room", False),
+        ({"entries": {"gpu2": {"gpus": 8}}}, {}, "gpus-missing", True),
+        ({}, {"gpus": ()}, "no-gpus", True),
+        ({}, {"nics": NO_NIC}, "address-not-found", True),
+        ({"entries": {"gpu2": {"interface": "bond0"}}}, {}, "interface-not-found", True),
+        ({}, {"routes": ROUTES}, "no-route", True),
+        ({}, {"routes": {"10.0.0.1": "lo", "10.0.0.2": "lo"}}, "address-not-found", True),
+        ({"entries": {"gpu2": {"hcas": ["mlx5_1"]}}}, {"hcas": (DOWN,)}, "hca-inactive", True),
+        ({}, {"listening": frozenset({6380})}, "port-in-use", True),
+        ({"volumes": ["/srv/x:/x"]}, {"missing_paths": frozenset({"/srv/x"})}, "volume-missing", True),
+        ({}, {"missing_paths": frozenset({"/models"})}, "model-cache-missing", False),
+        ({}, {"images": (), "free": {"/var/lib/docker": 3 << 30}}, "image-space", True),
+        ({}, {"images": (), "free": {"/var/lib/docker": 30 << 30}}, "image-space", False),
         ({}, {"machine_id": "machine-1"}, "same-machine", True),
         ({}, {"images": (replace(world.BASE, id="sha256:" + "00" * 32),)}, "image-differs", False),
     ],
@@ -55,7 +55,7 @@ def test_containers_that_are_not_ours_to_change_stop_everything(labels: dict[str
     stranger = replace(world.running(specs[1]), name=f"vcluster-{labels['io.vcluster.cluster']}", labels=labels)
     # Its ports and GPUs are taken by that cluster: remedies for these would stop it.
     facts["gpu2"] = replace(facts["gpu2"], containers=(stranger,), listening=frozenset({6379, 6380}))
-    assert [f.code for f in preflight(world.inventory(), facts)] in (["other-cluster"], ["newer"])
+    assert [f.code for f in preflight(world.inventory(), facts)] in (["other-cluster"], ["newer-format"])
 
 
 def test_the_ports_of_a_running_node_are_its_own() -> None:
@@ -69,14 +69,18 @@ def test_no_port_of_the_head_may_be_in_use(key: str) -> None:
     """A key that is added to `ports` is looked at too."""
     port = getattr(world.inventory().ports, key)
     (found,) = preflight(world.inventory(), world.hosts(gpu1={"listening": frozenset({port})}))
-    assert (found.code, found.host, found.text) == ("port", "gpu1", f"port {port} is already in use (ports.{key})")
+    assert (found.code, found.host, found.text) == (
+        "port-in-use",
+        "gpu1",
+        f"port {port} is already in use (ports.{key})",
+    )
 
 
 def test_the_port_of_a_pull_is_looked_at_while_none_runs() -> None:
     specs, facts = world.converged(world.inventory(ports={"pull": 7000}))
     facts["gpu2"] = replace(facts["gpu2"], listening=frozenset({6384, 7000}))
     (found,) = preflight(world.inventory(ports={"pull": 7000}), facts)
-    assert (found.code, found.host, found.error) == ("port", "gpu2", False)
+    assert (found.code, found.host, found.error) == ("port-in-use", "gpu2", False)
     assert found.text == "port 7000 is already in use (ports.pull)"
     pulling = replace(world.running(specs[1]), name="vcluster-lab-pull")
     facts["gpu2"] = replace(facts["gpu2"], containers=(*facts["gpu2"].containers, pulling))
@@ -89,7 +93,7 @@ def test_the_port_of_the_endpoint_is_looked_at_while_nodes_run_and_serve_nothing
     facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 8000}))
     (found,) = endpoint(world.inventory(), facts)
     assert (found.code, found.host, found.error, found.text) == (
-        "port",
+        "port-in-use",
         "gpu1",
         False,
         "port 8000 is already in use (ports.api)",
@@ -102,19 +106,19 @@ def test_the_port_of_the_endpoint_is_looked_at_while_nodes_run_and_serve_nothing
 def test_a_clock_that_is_off_is_measured_from_the_median(count: int) -> None:
     last = f"gpu{count}"
     found = preflight(world.inventory(count), world.hosts(count, **{last: {"clock": 1_700_003_600.0}}))
-    assert [(f.code, f.host, f.error) for f in found] == [("clock", last, False)]
+    assert [(f.code, f.host, f.error) for f in found] == [("clock-skew", last, False)]
     assert "+3600 s" in found[0].text
 
 
 def test_a_clock_that_is_slow_makes_no_other_a_finding() -> None:
     found = preflight(world.inventory(3), world.hosts(3, gpu2={"clock": 1_699_996_400.0}))
-    assert [(f.code, f.host) for f in found] == [("clock", "gpu2")]
+    assert [(f.code, f.host) for f in found] == [("clock-skew", "gpu2")]
 
 
 def test_a_host_that_was_asked_later_is_no_later() -> None:
     facts = world.hosts(gpu2={"clock": 1_700_000_060.0, "asked": 60.0})
     assert preflight(world.inventory(), facts) == ()
-    assert [f.code for f in preflight(world.inventory(), world.hosts(gpu2={"asked": 60.0}))] == ["clock"]
+    assert [f.code for f in preflight(world.inventory(), world.hosts(gpu2={"asked": 60.0}))] == ["clock-skew"]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from vllm_cluster.run import allreduce
 
 REPORT = CheckReport(
     (
-        Finding("port", "gpu1", "port 6379 is taken", "end it"),
-        Finding("clock", "gpu1", "it is late", "set it", error=False),
-        Finding("clock", "gpu2", "it is late", "set it", error=False),
+        Finding("port-in-use", "gpu1", "port 6379 is taken", "end it"),
+        Finding("clock-skew", "gpu1", "it is late", "set it", error=False),
+        Finding("clock-skew", "gpu2", "it is late", "set it", error=False),
     ),
     (NotChecked("gpu1", "Xid errors", "forbidden"), NotChecked("gpu2", "Xid errors", "forbidden")),
     ("gpu1", "gpu2"),
@@ -27,10 +27,10 @@ REPORT = CheckReport(
 def test_what_is_true_of_several_hosts_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     show_report(REPORT, color="never")
     assert capsys.readouterr().out.splitlines() == [
-        "error port  gpu1: port 6379 is taken",
+        "error port-in-use  gpu1: port 6379 is taken",
         "  why: Ray, or the endpoint, could not listen.",
         "  fix: end it",
-        "warning clock  gpu1, gpu2: it is late",
+        "warning clock-skew  gpu1, gpu2: it is late",
         "  why: Tokens and TLS fail, and log lines of several hosts cannot be ordered.",
         "  fix: set it",
         "",
@@ -45,9 +45,9 @@ def test_programs_get_every_host_and_the_reasons() -> None:
     assert document["collective"] is None
     assert document["ok"] is False
     assert [(row["code"], row["host"], row["failures"]) for row in document["findings"]] == [
-        ("port", "gpu1", ["peer-unanswered", "dashboard-open", "port-taken"]),
-        ("clock", "gpu1", ["clock-wrong"]),
-        ("clock", "gpu2", ["clock-wrong"]),
+        ("port-in-use", "gpu1", ["peer-unanswered", "dashboard-open", "port-taken"]),
+        ("clock-skew", "gpu1", ["clock-wrong"]),
+        ("clock-skew", "gpu2", ["clock-wrong"]),
     ]
 
 

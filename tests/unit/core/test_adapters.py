@@ -61,12 +61,12 @@ def test_the_kind_breaks_a_tie_of_rates() -> None:
 
 def test_what_is_left_out_is_named_with_why() -> None:
     found = {one.code: one for one in check_all(world.inventory(1), {"gpu1": FULL})}
-    assert found["hca-left"].text.endswith(
+    assert found["hca-excluded"].text.endswith(
         "mlx5_6 (25 Gb/s, slower); mlx5_4 (farther from the GPUs); mlx5_5 (200 Gb/s, slower)"
     )
-    assert not found["hca-left"].error
+    assert not found["hca-excluded"].error
     named = world.inventory(1, entries={"gpu1": {"hcas": ["mlx5_0"]}})
-    assert "hca-left" not in {one.code for one in check_all(named, {"gpu1": FULL})}
+    assert "hca-excluded" not in {one.code for one in check_all(named, {"gpu1": FULL})}
 
 
 def _gid(n: int, index: int, *, kind: str = "RoCE v2", address: str = "0000:0000:0000:0000:0000:ffff:0a00:0001") -> Gid:

@@ -67,4 +67,4 @@ def test_busy_ones_are_taken_with_a_word_only() -> None:
 @pytest.mark.parametrize("gpus", [[0, 9], ["GPU-99999999"], [3, "GPU-00000003"]])
 def test_a_named_gpu_that_is_not_there_is_an_error(gpus: list[int | str]) -> None:
     (found,) = preflight(world.inventory(1, entries={"gpu1": {"gpus": gpus}}), {"gpu1": host()})
-    assert (found.code, found.error) == ("gpu-named", True)
+    assert (found.code, found.error) == ("gpu-not-found", True)

@@ -61,7 +61,7 @@ def test_the_engine_decides_and_not_a_file(name: str, spec: bool, toolkit: str, 
     facts = {"gpu1": replace(world.host(1), engine=one)}
     words = world.inventory(1)
     errors = [finding.code for finding in preflight(words, facts) if finding.error]
-    assert (ways(one)[:1], errors) == (((way,), []) if way else ((), ["gpu-runtime"]))
+    assert (ways(one)[:1], errors) == (((way,), []) if way else ((), ["gpu-runtime-missing"]))
     if way:
         (head,) = desired(words, facts, world.INPUTS)
         assert head.gpus is not None
@@ -101,4 +101,4 @@ def test_a_file_that_the_engine_ignores_is_named() -> None:
     assert (found.code, found.error) == ("cdi-off", False)
     alone = {"gpu1": replace(world.host(1), engine=engine("26.1.5+dfsg1", True, "none"))}
     (error,) = preflight(world.inventory(1), alone)
-    assert (error.code, "ignored" in error.text) == ("gpu-runtime", True)
+    assert (error.code, "ignored" in error.text) == ("gpu-runtime-missing", True)

@@ -21,11 +21,11 @@ SEES = Reach(2, "", "13.1")
         ({"python": "3.9.18"}, {}, "image-unfit", "has Python 3.9.18; the node program needs 3.10"),
         ({"have": (("ray", "2.56.1"),)}, {}, "image-unfit", "has no vLLM in it"),
         ({"unknown": ("middleware",)}, {}, "image-unfit", "does not know --middleware"),
-        ({}, {"gpus": None, "problem": "libcuda.so.1: not there"}, "container-gpus", "sees no GPU: libcuda.so.1: not"),
-        ({}, {"gpus": 0, "problem": "cuInit: 802, system not yet"}, "container-gpus", "sees no GPU: cuInit: 802"),
-        ({}, {"gpus": 1}, "container-gpus", "sees 1 of 2 GPUs"),
-        ({}, {"cuda": "12.8"}, "container-cuda", "knows CUDA 12.8, torch was built for 13.0"),
-        ({}, {"unwritable": "Permission denied (as user 0:0)"}, "cache-write", "write to /models: Permission denied"),
+        ({}, {"gpus": None, "problem": "libcuda.so.1: not there"}, "container-gpus-missing", "no GPU: libcuda.so.1"),
+        ({}, {"gpus": 0, "problem": "cuInit: 802, system not yet"}, "container-gpus-missing", "no GPU: cuInit: 802"),
+        ({}, {"gpus": 1}, "container-gpus-missing", "sees 1 of 2 GPUs"),
+        ({}, {"cuda": "12.8"}, "container-cuda-old", "knows CUDA 12.8, torch was built for 13.0"),
+        ({}, {"unwritable": "Permission denied (as user 0:0)"}, "cache-not-writable", "to /models: Permission denied"),
     ],
 )  # fmt: skip
 def test_each_thing_is_an_error_with_its_words(

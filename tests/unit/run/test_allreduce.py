@@ -73,7 +73,7 @@ def test_the_container_is_the_nodes_own_with_nothing_that_stays() -> None:
 @pytest.mark.parametrize("bad", ["gpu1", "gpu3"])
 def test_a_host_that_works_with_nobody_is_named(how: str, bad: str) -> None:
     report, _ = run(Ranks(lambda hosts, _: how if bad in hosts and len(hosts) > 1 else "works"), 4)
-    assert [(found.code, found.host) for found in report.findings] == [("collective-host", bad)]
+    assert [(found.code, found.host) for found in report.findings] == [("allreduce-host", bad)]
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_host_whose_own_ranks_hang_is_named_and_what_helps_is_said() -> None:
     ranks = Ranks(fate)
     report, _ = run(ranks, 3)
     (found,) = report.findings
-    assert (found.code, found.host) == ("collective-host", "gpu2")
+    assert (found.code, found.host) == ("allreduce-host", "gpu2")
     pairs = [hosts for trial in ranks.here.values() if len(hosts := set(trial.values())) == 2]
     assert pairs == [{"gpu1", "gpu3"}]
     assert found.fix.startswith(
@@ -97,20 +97,20 @@ def test_a_link_is_named_by_both_its_ends() -> None:
     bad = {"gpu1", "gpu2"}
     report, _ = run(Ranks(lambda hosts, _: "hangs" if hosts == bad or len(hosts) > 2 else "works"), 4)
     (found,) = report.findings
-    assert (found.code, found.error) == ("collective-link", True)
+    assert (found.code, found.error) == ("allreduce-link", True)
     assert found.text.startswith(("gpu1 ↔ gpu2: no rank got through 1 KiB", "gpu2 ↔ gpu1: no rank got through 1 KiB"))
 
 
 def test_a_lone_host_is_tried_too() -> None:
     assert run(Ranks(works), 1)[0].findings == ()
     report, _ = run(Ranks(lambda *_: "hangs"), 1)
-    assert [(found.code, found.host) for found in report.findings] == [("collective-host", "gpu1")]
+    assert [(found.code, found.host) for found in report.findings] == [("allreduce-host", "gpu1")]
 
 
 def test_two_hosts_of_which_each_works_alone_have_their_link_blamed() -> None:
     report, _ = run(Ranks(lambda hosts, _: "hangs" if len(hosts) > 1 else "works"), 2)
     (found,) = report.findings
-    assert found.code == "collective-link"
+    assert found.code == "allreduce-link"
     assert "each alone works" in found.text
 
 
@@ -118,7 +118,7 @@ def test_what_fails_only_once_blames_no_link() -> None:
     fates = iter(["fails"])
     report, _ = run(Ranks(lambda *_: next(fates, "works")), 2)
     (found,) = report.findings
-    assert found.code == "collective-together"
+    assert found.code == "allreduce-together"
     assert found.text.endswith("2 tried alone and 1 tried in pairs work")
     assert "failed: unhandled system error" in found.text
 
@@ -127,7 +127,7 @@ def test_what_fails_only_once_blames_no_link() -> None:
 def test_all_together_fail_and_no_pair_does() -> None:
     report, _ = run(Ranks(lambda hosts, _: "hangs" if len(hosts) > 2 else "works"), 3)
     (found,) = report.findings
-    assert found.code == "collective-together"
+    assert found.code == "allreduce-together"
     assert "3 tried in pairs work" in found.text
 
 
@@ -136,7 +136,7 @@ def test_thirty_two_hosts_are_bisected_in_a_few_rounds() -> None:
     began = time.monotonic()
     ranks = Ranks(lambda hosts, _: "hangs" if "gpu17" in hosts and len(hosts) > 1 else "works")
     report, _ = run(ranks, 32)
-    assert [(found.code, found.host) for found in report.findings] == [("collective-host", "gpu17")]
+    assert [(found.code, found.host) for found in report.findings] == [("allreduce-host", "gpu17")]
     assert time.monotonic() - began < 30
     assert len(ranks.here) < 1 + 32 + 3 * 16
 
@@ -146,7 +146,7 @@ def test_what_a_link_should_give_is_its_adapters_rate_else_its_interfaces(hcas: 
     report, _ = run(Ranks(works, bus=lambda _: expected / 2 + 1), 2, hcas=hcas)
     assert (report.expected, report.findings) == (expected, ())
     slow, _ = run(Ranks(works, bus=lambda _: expected / 2 - 1), 2, hcas=hcas)
-    assert [found.code for found in slow.findings] == ["collective-slow"]
+    assert [found.code for found in slow.findings] == ["allreduce-slow"]
 
 
 def test_the_slow_link_among_fast_ones_is_named() -> None:
@@ -155,7 +155,7 @@ def test_the_slow_link_among_fast_ones_is_named() -> None:
 
     report, _ = run(Ranks(works, bus=bus), 4)
     (found,) = report.findings
-    assert found.code == "collective-slow"
+    assert found.code == "allreduce-slow"
     assert "gpu2 ↔ gpu3" in found.text or "gpu3 ↔ gpu2" in found.text
 
 
@@ -163,15 +163,15 @@ def test_the_way_that_nccl_chose_is_read_from_its_log() -> None:
     log = ["NCCL INFO Channel : 1[1] -> 2[0] [send] via NET/Socket/0"]
     report, _ = run(Ranks(works, bus=lambda _: 40.0, log=log), 2, hcas=(HCA,))
     assert report.transport.kinds == ("NET/Socket",)
-    assert [found.code for found in report.findings] == ["collective-socket"]
+    assert [found.code for found in report.findings] == ["allreduce-socket"]
 
 
 def test_a_host_without_the_image_is_told_before_any_rank_runs() -> None:
     ranks = Ranks(works)
     report, _ = run(ranks, 2, images=())
     assert [(found.code, found.host) for found in report.findings] == [
-        ("collective-unseen", "gpu1"),
-        ("collective-unseen", "gpu2"),
+        ("allreduce-skipped", "gpu1"),
+        ("allreduce-skipped", "gpu2"),
     ]
     assert ranks.here == {}
 

@@ -70,7 +70,7 @@ def test_a_bare_host(tmp_path: Path, shell: str) -> None:
     assert (host.nics, host.hcas, host.gpus, host.memory, host.listening) == ((), (), (), 0, frozenset())
     facts = world.hosts(1) | {"gpu1": host}
     found = {finding.code: finding for finding in check_all(world.inventory(1), facts)}
-    assert set(found) == {"docker-missing", "ip-missing", "gpus-none"}
+    assert set(found) == {"docker-missing", "ip-missing", "no-gpus"}
     assert host.missing_paths == {f"{tmp_path}/models"}
     said = {one.what for one in unseen(world.inventory(1), facts)}
     assert said == {"its memory", "its hostname's addresses", "containers, images and their disk space"}
@@ -107,7 +107,7 @@ def test_a_driver_that_says_why(tmp_path: Path, script: str, count: int, said: s
     # A driver that hangs would do so again.
     assert (tmp_path / "asked").exists() is (script != "sleep 30")
     inventory = world.inventory(1, entries={"gpu1": {"gpus": 2}})
-    (found,) = [one for one in check_all(inventory, {"gpu1": host}) if one.code == "gpus-fewer"]
+    (found,) = [one for one in check_all(inventory, {"gpu1": host}) if one.code == "gpus-missing"]
     assert found.text.endswith(f"(by nvidia-smi){': ' if said else ''}{said}")
 
 

@@ -90,7 +90,7 @@ def looked(facts: dict[str, HostFacts], *, leave: tuple[str, ...] = (), **docker
 @pytest.mark.parametrize("at", ["create", "start"])
 def test_no_container_at_all_is_an_error_in_the_engines_words(at: str) -> None:
     (found,), docker = looked(world.hosts(), refuses=CGROUP, at=at)
-    assert (found.code, found.host, found.error) == ("container", "gpu2", True)
+    assert (found.code, found.host, found.error) == ("container-failed", "gpu2", True)
     assert CGROUP in found.text
     assert docker.removed == list(docker.bodies)
 
@@ -99,7 +99,7 @@ def test_no_container_at_all_is_an_error_in_the_engines_words(at: str) -> None:
 def test_a_container_without_gpus_is_an_error() -> None:
     said = json.dumps({**WELL, "gpus": None, "problem": "libcuda.so.1: cannot open shared object file"})
     (found,), _ = looked(world.hosts(), prints=said)
-    assert (found.code, found.host) == ("container-gpus", "gpu2")
+    assert (found.code, found.host) == ("container-gpus-missing", "gpu2")
     (found,), _ = looked(world.hosts(), prints="exec format error")
     assert (found.code, "does not run Python" in found.text) == ("image-unfit", True)
 
