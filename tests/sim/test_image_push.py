@@ -75,6 +75,12 @@ def test_a_host_that_is_not_involved_stops_no_push(state: str, source: str) -> N
     assert left_out == ([] if source else ["gpu3"])
 
 
+def test_a_source_that_gets_the_image_too_is_one_host() -> None:
+    outcome = sent(with_other("gpu1"), image=OTHER, source="gpu1")
+    assert outcome.value == ("gpu2", "gpu3"), outcome.story()
+    assert next(event.text for event in outcome.events) == "connecting to 3 hosts"
+
+
 @pytest.mark.parametrize(("hosts", "source"), [((), ""), (("gpu3",), ""), (("gpu2",), "gpu3")])
 def test_a_host_that_is_involved_has_to_have_a_docker(hosts: tuple[str, ...], source: str) -> None:
     world = with_other("gpu1")

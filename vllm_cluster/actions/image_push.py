@@ -43,7 +43,7 @@ def push(
     """
     name = _reference(image) if image else inventory.image
     targets = tuple(dict.fromkeys(hosts or inventory.hosts))
-    needed = [*targets, *([source] if source not in ("", LOCAL) else [])]
+    needed = list(dict.fromkeys([*targets, *([source] if source not in ("", LOCAL) else [])]))
     require_name(inventory, needed)
     with reached(inventory, emit, needed if source else None, runtime=runtime) as (fleet, unreachable):
         emit(Event("phase", f"looking for {name}"))
