@@ -70,7 +70,7 @@ def pull(
         here = via == LOCAL
         host = "" if here else via or ""
         if here and detach:
-            raise UsageError("--detach: this machine sends the files", hint=f"vcluster pull {model} --via local")
+            raise UsageError("--detach: this machine sends the files", hint=f"vcluster pull {shlex.quote(str(model))} --via local")
         wanted = WantedModel(asked, revision, host, detach, sent_from_here=here)
         if model and is_folder(model) and not (verify or stop):
             wanted = wanted_folder(model, name or "", host, detach=detach)

@@ -27,10 +27,13 @@ def test_this_machine_may_be_the_one_that_downloads(monkeypatch: pytest.MonkeyPa
     assert wanted(monkeypatch, "org/name", "--via", "gpu2") == WantedModel("org/name", via="gpu2")
 
 
-def test_what_this_machine_sends_is_not_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("model", "quoted"), [("org/name", "org/name"), ("org/my name", "'org/my name'")])
+def test_what_this_machine_sends_is_not_left_alone(
+    model: str, quoted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
-        app(["pull", "org/name", "--via", "local", "--detach"], standalone_mode=False)
-    assert "fix: vcluster pull org/name --via local" in capsys.readouterr().err
+        app(["pull", model, "--via", "local", "--detach"], standalone_mode=False)
+    assert f"fix: vcluster pull {quoted} --via local" in capsys.readouterr().err
 
 
 def test_a_name_for_a_folder_that_is_written_as_a_repository_comes_with_the_folder(
