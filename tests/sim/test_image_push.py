@@ -129,6 +129,25 @@ def test_the_remedy_for_an_image_that_is_missing_can_be_pasted(source: str, reme
     assert words[0] == ("docker" if source == "local" else "ssh")
 
 
+def test_a_host_that_is_named_as_this_machine_is_a_source_as_any_other() -> None:
+    world = make.world((2, 2))
+    named = Machine("local", "10.0.0.9", 2, "machine-9")
+    world.machines["local"] = named
+    give(world, "local", 7, OTHER)
+    hosts = {"gpu1": {"address": "10.0.0.1"}, "local": {"address": "10.0.0.9", "ssh": {"host": "local.lab"}}}
+
+    def push_from(source: str) -> Outcome:
+        def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+            return push(inventory, emit, image=OTHER, source=source, runtime=runtime)
+
+        return lab.run(world, make.inventory_of(hosts=hosts), verb)
+
+    with lab.inside(world):
+        refused, found = push_from("local"), push_from("")
+    assert "--from local: names this machine, and the host at local.lab" in str(refused.error)
+    assert found.value == ("gpu1",), found.story()
+
+
 def test_a_host_that_is_named_twice_is_one() -> None:
     outcome = sent(with_other("gpu1"), image=OTHER, hosts=["gpu2", "gpu2"])
     assert outcome.value == ("gpu2",)

@@ -16,7 +16,7 @@ from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.settled import settled
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.errors import HostError, InventoryError, PreflightFailed, VclusterError, combine
+from vllm_cluster.errors import HostError, InventoryError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -29,6 +29,8 @@ from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import Reading, Secrets, collect_secrets, collect_with_values
 from vllm_cluster.text import by_hosts, count
 
+# This machine, where a host is named.
+LOCAL = "local"
 # Of the id that a new cluster gets.
 ID_BYTES = 8
 
@@ -213,6 +215,23 @@ def ensure_no_errors(findings: list[Finding]) -> None:
         # A command to paste stays one: what it names its host in is not prefixed with it.
         fixes = dict.fromkeys(one.fix if one.host in one.fix else f"{one.host}: {one.fix}" for one in merged(findings))
         raise PreflightFailed("\n".join(lines), hint="\n".join(fixes))
+
+
+def is_other_local(inventory: Inventory) -> bool:
+    """Whether a host is named as this machine is, and is not this machine."""
+    host = inventory.hosts.get(LOCAL)
+    return host is not None and host.destination != LOCAL
+
+
+def require_one_local(inventory: Inventory, option: str) -> None:
+    """Refuse an option's `local` where it names this machine and another one.
+
+    Raises:
+        UsageError: it does.
+    """
+    if is_other_local(inventory):
+        text = f"{option} local: names this machine, and the host at {inventory.hosts[LOCAL].destination}"
+        raise UsageError(text, hint="rename hosts.local in the inventory, then vcluster up")
 
 
 def require_name(inventory: Inventory, names: list[str]) -> None:

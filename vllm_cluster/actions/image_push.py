@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_cluster.actions.assess import each_usable, reached, require_name
+from vllm_cluster.actions.assess import (
+    LOCAL,
+    each_usable,
+    is_other_local,
+    reached,
+    require_name,
+    require_one_local,
+)
 from vllm_cluster.core.identity import without_lease
 from vllm_cluster.core.image_use import loses_its_name
 from vllm_cluster.core.images import Content, earlier_image_name, repository_and_tag
@@ -19,7 +26,6 @@ from vllm_cluster.run.image_push import LOOPBACK, ImageSource, Stored, held, nam
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
 
-LOCAL = "local"
 LOOK_SECONDS = 30.0
 # Docker unpacks an archive before it makes layers of it.
 COPIES = 2
@@ -44,6 +50,8 @@ def push(
     name = _reference(image) if image else inventory.image
     targets = tuple(dict.fromkeys(hosts or inventory.hosts))
     needed = list(dict.fromkeys([*targets, *([source] if source not in ("", LOCAL) else [])]))
+    if source == LOCAL:
+        require_one_local(inventory, "--from")
     require_name(inventory, needed)
     with reached(inventory, emit, needed if source else None, runtime=runtime) as (fleet, unreachable):
         emit(Event("phase", f"looking for {name}"))
@@ -127,12 +135,15 @@ class _Naming:
 def _find(inventory: Inventory, fleet: Fleet, name: str, source: str, facts: Mapping[str, HostFacts]) -> Stored:
     """The source that was named; else the first host that has it, the head before the others, else this machine."""
     names = sorted(facts, key=lambda host: host != inventory.head_name)
-    for host in [source] if source else names:
-        if host != LOCAL and (image := held(fleet.connections[host], name)):
-            return Stored(fleet.connections[host], image, inventory.hosts[host].address)
-    if source in ("", LOCAL) and (found := _local(inventory, fleet, name)):
+    if source != LOCAL:
+        for host in [source] if source else names:
+            if image := held(fleet.connections[host], name):
+                return Stored(fleet.connections[host], image, inventory.hosts[host].address)
+    asks_here = source in ("", LOCAL) and not is_other_local(inventory)
+    if asks_here and (found := _local(inventory, fleet, name)):
         return found
-    where = {"": "neither a host nor this machine has it", LOCAL: "this machine does not have it"}
+    nowhere = "neither a host nor this machine has it" if asks_here else "no host has it"
+    where = {"": nowhere, LOCAL: "this machine does not have it"}
     # A command for where it is to be pulled: this machine has no way to itself.
     way = "" if source == LOCAL else fleet.connections[source or names[0]].ssh
     hint = f"{way} docker pull {name}".strip()

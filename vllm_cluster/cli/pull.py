@@ -13,8 +13,6 @@ from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
 
-LOCAL = "local"
-
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -63,6 +61,7 @@ def pull(
 
     def action(session: Session) -> None:
         from vllm_cluster.actions import pull as action
+        from vllm_cluster.actions.assess import LOCAL, require_one_local
         from vllm_cluster.actions.pull_folder import is_folder, wanted_folder
         from vllm_cluster.actions.pull_plan import WantedModel
 
@@ -70,7 +69,9 @@ def pull(
         here = via == LOCAL
         host = "" if here else via or ""
         if here and detach:
-            raise UsageError("--detach: this machine sends the files", hint=f"vcluster pull {shlex.quote(str(model))} --via local")
+            raise UsageError(
+                "--detach: this machine sends the files", hint=f"vcluster pull {shlex.quote(str(model))} --via local"
+            )
         wanted = WantedModel(asked, revision, host, detach, sent_from_here=here)
         if model and is_folder(model) and not (verify or stop):
             wanted = wanted_folder(model, name or "", host, detach=detach)
@@ -78,6 +79,8 @@ def pull(
             folder = shlex.quote(f"./{model}") if model and Path(model).is_dir() else "./FOLDER"
             raise UsageError("--as: only a folder gets a name", hint=f"vcluster pull {folder} --as NAME")
         loaded = session.load()
+        if here:
+            require_one_local(loaded, "--via")
         if stop:
             action.stop(loaded, session.emit, asked)
         elif verify:

@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import world
+from tests.support.sim import make
 from vllm_cluster.actions import pull as action
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.session import Session
+from vllm_cluster.inventory.model import Inventory
+
+INVENTORY = make.inventory(2)
 
 
-def wanted(monkeypatch: pytest.MonkeyPatch, *words: str) -> WantedModel:
+def wanted(monkeypatch: pytest.MonkeyPatch, *words: str, inventory: Inventory = INVENTORY) -> WantedModel:
     """What the action is given."""
     given: list[WantedModel] = []
-    monkeypatch.setattr(Session, "load", lambda _: world.inventory(2))
+    monkeypatch.setattr(Session, "load", lambda _: inventory)
     monkeypatch.setattr(action, "pull", lambda _inventory, _emit, one: given.append(one))
     app(["pull", *words], standalone_mode=False)
     return given[0]
@@ -27,10 +30,23 @@ def test_this_machine_may_be_the_one_that_downloads(monkeypatch: pytest.MonkeyPa
     assert wanted(monkeypatch, "org/name", "--via", "gpu2") == WantedModel("org/name", via="gpu2")
 
 
-@pytest.mark.parametrize(("model", "quoted"), [("org/name", "org/name"), ("org/my name", "'org/my name'")])
-def test_what_this_machine_sends_is_not_left_alone(
-    model: str, quoted: str, capsys: pytest.CaptureFixture[str]
+def test_a_host_that_is_named_as_this_machine_is_refused_where_it_could_be_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    hosts = {"gpu1": {"address": "10.0.0.1"}, "local": {"address": "10.0.0.2", "ssh": {"host": "node9"}}}
+    other = make.inventory_of(hosts=hosts)
+    with pytest.raises(SystemExit, match="2"):
+        wanted(monkeypatch, "org/name", "--via", "local", inventory=other)
+    shown = capsys.readouterr().err
+    assert "--via local: names this machine, and the host at node9\n" in shown
+    assert "fix: rename hosts.local in the inventory, then vcluster up" in shown
+    assert wanted(monkeypatch, "org/name", "--via", "gpu1", inventory=other).via == "gpu1"
+    this = make.inventory_of(hosts={**hosts, "local": {"address": "10.0.0.2"}})
+    assert wanted(monkeypatch, "org/name", "--via", "local", inventory=this).sent_from_here
+
+
+@pytest.mark.parametrize(("model", "quoted"), [("org/name", "org/name"), ("org/my name", "'org/my name'")])
+def test_what_this_machine_sends_is_not_left_alone(model: str, quoted: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         app(["pull", model, "--via", "local", "--detach"], standalone_mode=False)
     assert f"fix: vcluster pull {quoted} --via local" in capsys.readouterr().err
