@@ -58,7 +58,8 @@ def status(
             print(json.dumps(status_document(found, session.paste), default=str))
         else:
             show_status(found, color=SETTINGS.color, verbosity=SETTINGS.verbosity, paste=session.paste)
-        if found.head and found.head.serve:
+        # One that was asked for and never came up may be a misspelt name.
+        if found.head and found.head.serve and found.head.serve.phase == "ready":
             remember_model(loaded.path, found.head.serve.model)
         raise SystemExit(EXIT_UNREACHABLE if found.unreachable else 0 if found.ready else EXIT_NOT_READY)
 

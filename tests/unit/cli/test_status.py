@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from tests.support.tree import full
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.checks.docker import engine_problem
 from vllm_cluster.cli import status
+from vllm_cluster.cli.completion import complete_models
 from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status, status_document
@@ -178,6 +181,8 @@ def test_the_exit_code_says_whether_it_is_as_it_should_be(
             status.status()
     out = capsys.readouterr().out
     assert end.value.code == code, out
+    words: Any = SimpleNamespace(params={})
+    assert complete_models(words, [], "") == (["org/model"] if case in ("ready", "cut") else [])
     # The inventory's hosts are the whole; the head knows what they have, and only the head.
     whole = {0: "lab is up: 4/4 GPUs", 1: r"lab is (not )?up: \d/4 GPUs", 4: r"lab is not up: [\d]/4 GPUs"}[code]
     assert re.search(r"lab is not up: \?/\? GPUs" if case == "head cut" else whole, out), out
