@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import subprocess
@@ -328,6 +329,21 @@ def test_an_answer_with_another_key_is_refused(pull: Pull) -> None:
         )
         with pytest.raises(BadPeerError, match="not signed"):
             peer.have()
+    peer.close()
+
+
+def test_a_connection_that_was_idle_for_long_is_opened_again(pull: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread comes back to it after the flush of a large file: the host is there, and nothing is wrong."""
+    monkeypatch.setattr(spread_serve._Handler, "timeout", 0.1)
+    plan = plan_of(2, random_files(pull.root / "h0", 1, MB))
+    pull.host(plan, "h0")
+    peer = Peer(replace(plan, me="h1"), plan.hosts[0])
+    for _ in range(2):
+        assert peer.have() == [MB + 1]
+        until(lambda: select.select([peer._socket], [], [], 0)[0])
+    peer.interrupt()
+    with pytest.raises(ConnectionError):
+        peer.have()
     peer.close()
 
 

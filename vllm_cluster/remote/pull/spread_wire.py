@@ -60,6 +60,7 @@ class Peer:
         self._key, self._me, self._files = plan.key, plan.me, len(plan.files)
         self._connection = HTTPConnection(host.address, host.port, timeout=CONNECT_SECONDS)
         self._socket: Any = None
+        self._interrupted = False
 
     def have(self) -> list[int]:
         """Return the bytes that the host has of each file, the size plus one where it is verified."""
@@ -86,6 +87,7 @@ class Peer:
 
     def interrupt(self) -> None:
         """End what another thread does with the connection; that thread closes it."""
+        self._interrupted = True
         with suppress(OSError, AttributeError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -108,6 +110,17 @@ class Peer:
         return value
 
     def _send(self, method: str, path: str, body: bytes, span: str) -> tuple[HTTPResponse, str]:
+        kept = self._connection.sock is not None
+        try:
+            return self._send_once(method, path, body, span)
+        except ConnectionError:
+            # The host closes one that has been idle for a while, as behind the flush of a large file.
+            if not kept or self._interrupted:
+                raise
+            self.close()
+            return self._send_once(method, path, body, span)
+
+    def _send_once(self, method: str, path: str, body: bytes, span: str) -> tuple[HTTPResponse, str]:
         nonce = secrets.token_hex(16)
         proof = sign(self._key, "ask", method, path, span, self._me, nonce, body)
         headers = {"Authorization": f"vcluster {self._me} {nonce} {proof}"} | ({"Range": span} if span else {})
