@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +22,8 @@ from vllm_cluster.actions.pull_plan import (
     warn_of_stale,
     what,
 )
-from vllm_cluster.core.identity import cluster_id
-from vllm_cluster.core.pull import HERE, REPOSITORY, HubModel, PullPlan, has_weights, outside
+from vllm_cluster.core.identity import Owner, cluster_id
+from vllm_cluster.core.pull import HERE, MAKER, PULLED, REPOSITORY, HubModel, PullPlan, has_weights, outside
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -73,7 +74,7 @@ def stop(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runtime
             text = f"No pull of {wanted} runs"
             raise Locked(f"{text}: {model} is being pulled to {', '.join(there)}", hint=f"vcluster pull {model} --stop")
         remove(hosts, there)
-        text = f"Stopped the pull of {model}. What arrived is kept." if there else "No pull runs."
+        text = f"Stopped the pull of {model or 'a model'}. What arrived is kept." if there else "No pull runs."
         emit(Event("result", text, data={"model": model, "changed": bool(there)}))
 
 
@@ -82,6 +83,7 @@ def _bring_once(hosts: PullHosts, wanted: WantedModel) -> bool:
     there = statuses(hosts)
     # Whoever sent the files of that one does so no more: it continues with what is there.
     left = wanted.sent_from_here and any(one.unfed and one.model == wanted.model for one in there.values())
+    left |= any(one.abandoned for one in there.values())
     if any(not one.over for one in there.values()) and not left:
         return _look_on(hosts, wanted, there)
     remove(hosts, there)
@@ -148,30 +150,36 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
 
 def _start(hosts: PullHosts, plan: PullPlan) -> bool:
     """Create the containers and start them; False where another pull has one."""
-    cluster, fleet = hosts.inventory.cluster, hosts.fleet
-    made: list[str] = []
+    fleet, asked = hosts.fleet, list[str]()
     identity, key = fleet.runtime.token(ID_BYTES), fleet.runtime.token(KEY_BYTES)
-    token, owner = hub_token(hosts.inventory), cluster_id(hosts.inventory, hosts.facts)
+    token, labels = hub_token(hosts.inventory), _labels(hosts, plan)
     try:
         # One after another in one order: of two people who begin at once, one is refused at the first host.
         for name in sorted(plan.chain):
             reads = _reads(hosts.inventory, plan) if name == plan.chain[0] else ""
-            if not weights.create(fleet.connections[name], hosts.inventory, hosts.facts[name], owner, reads):
-                remove(hosts, made)
+            asked.append(name)
+            if not weights.create(fleet.connections[name], hosts.inventory, hosts.facts[name], labels, reads):
+                remove(hosts, asked, labels[MAKER])
                 return False
-            made.append(name)
 
         def begin(connection: HostConnection) -> None:
             document = plan.document(identity, key, connection.name)
             asks_hub = connection.name == plan.chain[0] and document["endpoint"]
-            weights.begin(connection, cluster, document, token if asks_hub else None)
+            weights.begin(connection, hosts.inventory.cluster, document, token if asks_hub else None)
 
         fleet.all(begin, plan.chain)
     except BaseException:
+        # Also where the answer to the last one did not arrive.
         with suppress(VclusterError):
-            remove(hosts, made)
+            remove(hosts, asked, labels[MAKER])
         raise
     return True
+
+
+def _labels(hosts: PullHosts, plan: PullPlan) -> dict[str, str]:
+    inventory = hosts.inventory
+    owner = Owner(inventory.cluster, cluster_id(inventory, hosts.facts), inventory.hosts[inventory.head_name].address)
+    return {**owner.labels, PULLED: json.dumps(plan.pulled), MAKER: weights.maker()}
 
 
 def _reads(inventory: Inventory, plan: PullPlan) -> str:

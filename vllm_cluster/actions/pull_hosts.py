@@ -80,9 +80,10 @@ def statuses(hosts: PullHosts) -> dict[str, weights.PullStatus]:
     return {name: one for name, one in found.items() if one.phase != "gone"}
 
 
-def remove(hosts: PullHosts, names: Sequence[str] | Mapping[str, object]) -> None:
+def remove(hosts: PullHosts, names: Sequence[str] | Mapping[str, object], made_by: str = "") -> None:
+    """Remove the pull's containers of these hosts, or only those that were `made_by` a process."""
     if names:
-        hosts.fleet.all(lambda connection: weights.remove(connection, hosts.inventory.cluster), list(names))
+        hosts.fleet.all(lambda connection: weights.remove(connection, hosts.inventory.cluster, made_by), list(names))
 
 
 def refuse_running(hosts: PullHosts) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_cluster.core.spec import ContainerSpec, Mount, node_name
+from vllm_cluster.core.spec import LABEL, ContainerSpec, Mount, node_name
 from vllm_cluster.inventory.model import Host, Inventory
 
 FOLDER = "/opt/vcluster-pull"
 # Files of the program beside it, where any user of a container may write.
 PLAN, TOKEN, STATUS = "/tmp/vcluster-plan.json", "/tmp/vcluster-token", "/tmp/vcluster-status.json"  # noqa: S108
+# Labels of its container: what is pulled, until its status has it, and the process that made it.
+PULLED, MAKER = LABEL + "pull", LABEL + "pull-made-by"
 # Where files come from that this machine sends, in place of a folder of the host.
 HERE = "laptop"
 # Left free on a disk: logs and the cache's own small files.
@@ -101,15 +103,18 @@ class PullPlan:
         """Return the bytes that each host of the chain gets."""
         return {name: self.model.size - self.held[name].bytes for name in self.chain}
 
+    @property
+    def pulled(self) -> dict[str, str]:
+        """What is pulled, as the status of each host has it too."""
+        return {"model": self.model.name, "commit": self.model.commit, "reference": self.reference}
+
     def document(self, identity: str, key: str, me: str) -> dict[str, Any]:
         """The plan as the program on a host reads it."""
         hosts = [{"name": name, "address": self.addresses[name], "port": self.port} for name in self.chain]
         return {
             "id": identity,
             "key": key,
-            "model": self.model.name,
-            "commit": self.model.commit,
-            "reference": self.reference,
+            **self.pulled,
             "endpoint": self.model.endpoint if self.downloads and not self.model.origin else "",
             "origin": self.model.origin if self.downloads else "",
             "cache": self.cache,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import find_image
-from vllm_cluster.core.pull import FOLDER, PLAN, STATUS, TOKEN, container_name, container_spec
+from vllm_cluster.core.pull import FOLDER, MAKER, PLAN, PULLED, STATUS, TOKEN, container_name, container_spec
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.errors import CommandFailed, HostError
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.detached import start_time
 
 CONFLICT = 409
 # A program that ends so often right after its start will not run.
@@ -38,6 +41,8 @@ class PullStatus:
     upstream: str = ""
     # Its files come from a machine that sends none now.
     unfed: bool = False
+    # Its container was made, and whoever made it has ended before it was started.
+    abandoned: bool = False
     error: str = ""
     digest: str = ""
 
@@ -65,10 +70,23 @@ def program() -> dict[str, bytes]:
     }
 
 
+def maker() -> str:
+    """This process, as no other is."""
+    return json.dumps([whoami(), os.getpid(), start_time(os.getpid())])
+
+
+def _has_ended(made_by: str) -> bool:
+    """Whether a process of this user on this machine has ended; of another machine's it is not known."""
+    with suppress(ValueError, TypeError):
+        who, number, started = json.loads(made_by)
+        return bool(who == whoami() and start_time(int(number)) != started)
+    return False
+
+
 def create(
-    connection: HostConnection, inventory: Inventory, facts: HostFacts, identity: str | None, reads: str = ""
+    connection: HostConnection, inventory: Inventory, facts: HostFacts, labels: Mapping[str, str], reads: str = ""
 ) -> bool:
-    """Create the host's container, of the cluster of this id, with a folder that it `reads`; False where one is there.
+    """Create the host's container with these labels and a folder that it `reads`; False where one is there.
 
     Raises:
         HostError: the image is not there, or Docker refuses.
@@ -77,8 +95,7 @@ def create(
     if image is None:
         raise HostError(connection.name, f"pull: {inventory.image} is not there", hint="vcluster up")
     body = node_body(container_spec(inventory, inventory.hosts[connection.name], reads), image.id, "")
-    head = inventory.hosts[inventory.head_name].address
-    body["Image"], body["Labels"] = image.id, Owner(inventory.cluster, identity, head).labels
+    body["Image"], body["Labels"] = image.id, dict(labels)
     # It comes back where it was killed, and not once it has ended by itself.
     body["HostConfig"]["RestartPolicy"] = {"Name": "on-failure", "MaximumRetryCount": RESTARTS}
     try:
@@ -122,7 +139,13 @@ def status(connection: HostConnection, cluster: str) -> PullStatus:
         words = connection.engine.logs(name, tail=5).strip().split("\n")[-1][-300:]
         why = "killed for lack of memory" if state.get("OOMKilled") else words or f"exit code {state['ExitCode']}"
         return PullStatus("failed", error=f"its program ended: {why}")
+    labels = found["Config"]["Labels"]
+    row = {**_row(labels.get(PULLED, "").encode()), **row}
     known = {name: row[name] for name in PullStatus.__dataclass_fields__ if name in row}
+    if state["Status"] == "created" and _has_ended(labels.get(MAKER, "")):
+        return PullStatus(
+            **{**known, "phase": "failed", "abandoned": True, "error": "the command that began it has ended"}
+        )
     # Created, and its plan is being written; or it is coming back.
     return PullStatus(**{"phase": "starting", **known})
 
@@ -135,13 +158,15 @@ def _row(raw: bytes | None) -> dict[str, Any]:
     return row if isinstance(row, dict) and row.get("v", 1) == 1 else {}
 
 
-def remove(connection: HostConnection, cluster: str) -> None:
-    """Remove the host's container, and with it the plan and the key; no error where it is gone.
+def remove(connection: HostConnection, cluster: str, made_by: str = "") -> None:
+    """Remove the host's container, or only one that was `made_by` a process; no error where it is gone.
 
     Raises:
         HostError: Docker refuses.
     """
     name = container_name(cluster)
     found = connection.engine.container_info(name)
-    if found is not None and found["Config"]["Labels"].get(CLUSTER) == cluster:
+    labels = found["Config"]["Labels"] if found else {}
+    # The plan and the key go with it.
+    if found and labels.get(CLUSTER) == cluster and made_by in ("", labels.get(MAKER)):
         connection.engine.remove(str(found["Id"]), grace=5)
