@@ -108,6 +108,10 @@ def _refusal(host: str, question: Mapping[str, Any], last: Mapping[str, Any]) ->
         "revision": (f"{model} has no revision {revision}", f"open {page}/branches/main"),
         "name": (f"{model}: {last['words']}", "check the name: ORG/NAME"),
         "answer": (f"{endpoint} answers {code} for {model}", "try again later, or set HF_ENDPOINT"),
+        "format": (
+            f"{endpoint} does not answer as a hub: {last['words']}",
+            "set HF_ENDPOINT to the address of a hub, in environment of the inventory or here",
+        ),
         "unreachable": (
             f"cannot reach {endpoint}: {last['words']}",
             "set HF_ENDPOINT to a mirror, or check the network of this machine"
@@ -116,6 +120,7 @@ def _refusal(host: str, question: Mapping[str, Any], last: Mapping[str, Any]) ->
         ),
     }
     text, hint = texts[last["problem"]]
-    if last["problem"] == "unreachable":
+    # A login page of a network keeps the hub away, as a cut does: what the hosts have is as good then.
+    if last["problem"] in ("unreachable", "format"):
         return Unreachable(host, f"pull: {text}", hint=hint)
     return PreflightFailed(f"{host}: pull: {text}", hint=hint)

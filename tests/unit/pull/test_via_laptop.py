@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -200,6 +202,38 @@ def test_this_machine_asks_for_the_commit_the_sizes_and_the_access(hub: PullHub)
         ask(hub.url, "lab/other")
     with pytest.raises(Unreachable, match="this machine: pull: cannot reach"):
         ask("http://127.0.0.1:1")
+
+
+HTML = b"<html>\n <title>Log in</title>" + bytes(b"x" * 200)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "shown"),
+    [
+        ("text/html; charset=utf-8", HTML, f"200 text/html: <html> <title>Log in</title>{'x' * 52}…"),
+        ("application/json", b'{"status": "up"}', '200 application/json: {"status": "up"}'),
+        ("application/json", b"[1]", "200 application/json: [1]"),
+        ("application/json", b'{"id": "lab/model"}', '200 application/json: {"id": "lab/model"}'),
+    ],
+)
+def test_a_server_that_is_not_a_hub_comes_with_what_it_answers(kind: str, body: bytes, shown: str) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(Unreachable) as refused:
+            ask(endpoint)
+        server.shutdown()
+    assert refused.value.message == f"this machine: pull: {endpoint} does not answer as a hub: {shown}"
+    assert "set HF_ENDPOINT to the address of a hub" in str(refused.value.hint)
 
 
 def test_a_machine_without_the_library_gets_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
