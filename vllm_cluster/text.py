@@ -10,7 +10,7 @@ import base64
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TypeVar
 from urllib.parse import quote, quote_plus
@@ -157,6 +157,15 @@ def plural(number: int, noun: str) -> str:
     if noun.endswith(("ch", "sh", "s", "x")):
         return f"{noun}es"
     return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+
+
+def and_more(names: Sequence[str]) -> str:
+    """The first of several names, and how many there are beside it.
+
+    >>> and_more(["a", "b", "c"]), and_more(["a"])
+    ('a and 2 more', 'a')
+    """
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def by_hosts(texts: Iterable[tuple[T, str]]) -> dict[T, str]:

@@ -17,7 +17,7 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.hub_files import THIS_MACHINE, ask_hub, ask_hub_here
 from vllm_cluster.run.model_cache import LINE_SECONDS, place, running
 from vllm_cluster.run.program import RunningProgram
-from vllm_cluster.text import by_hosts, count, size
+from vllm_cluster.text import and_more, by_hosts, count, size
 
 ID_BYTES = 8
 
@@ -151,9 +151,8 @@ def warn_of_stale(hosts: PullHosts, plan: PullPlan) -> None:
     """Name weights of an earlier folder of this name, which stay: vLLM may read them too."""
     found = by_hosts((tuple(one.stale), name) for name, one in plan.held.items() if one.stale and not one.shares)
     for paths, names in found.items():
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         text = (
-            f"{plan.model.name} keeps {paths[0]}{more}, which is not among the files that are pulled: vLLM may read it"
+            f"{plan.model.name} keeps {and_more(paths)}, which is not among the files that are pulled: vLLM may read it"
         )
         fix = f"vcluster models rm {plan.model.name}, then vcluster pull FOLDER --as {plan.model.name[2:]}"
         hosts.emit(Event("warning", f"{text}; {fix}", names, {"code": "stale-weights", "paths": list(paths)}))
@@ -213,5 +212,8 @@ def summary(plan: PullPlan) -> str:
     lines += [f"{name}: shares the cache of {one.shares}" for name, one in plan.held.items() if one.shares]
     if plan.skipped:
         skipped = sum(file.size for file in plan.skipped)
-        lines.append(f"not pulled: {count(len(plan.skipped), 'file')} that vLLM does not read, {size(skipped)}")
+        names = and_more([file.path for file in plan.skipped])
+        lines.append(
+            f"not pulled: {count(len(plan.skipped), 'file')} that vLLM does not read, {size(skipped)}: {names}"
+        )
     return "\n".join(["Plan:", *(f"  {line}" for line in lines)])

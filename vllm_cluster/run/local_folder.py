@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ _FEED = f"import sys; sys.path.insert(0, {FOLDER!r}); from vllm_cluster.remote.p
 
 
 def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
-    """The files that vLLM reads, each with its sha256; `count` gets the bytes that were hashed.
+    """The files of a folder, those that vLLM reads with their sha256; `count` gets the bytes that were hashed.
 
     Raises:
         UsageError: it is not a model, or cannot be read.
@@ -37,11 +37,14 @@ def listed(folder: Path, count: Callable[[int], None]) -> tuple[HubFile, ...]:
         hint = f"vcluster pull {shlex.quote(str(found or folder / 'FOLDER'))}"
         raise UsageError(f"{folder} has no config.json: not a model", hint=hint)
     try:
-        files = [HubFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in _files(folder)]
+        paths = [path for path, why in _visible(folder) if not why]
+        files = [HubFile(str(path.relative_to(folder)), path.stat().st_size, "") for path in paths]
         if (wrong := unfit_path(files)) is not None:
             raise UsageError(f"{folder}: a file's name cannot be on every host: {wrong[:80]!a}")
+        read, others = choose(files)
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            return tuple(pool.map(lambda file: replace(file, blob=_hash(folder / file.path, count)), choose(files)[0]))
+            hashed = pool.map(lambda file: replace(file, blob=_hash(folder / file.path, count)), read)
+            return (*hashed, *others)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from None
 
@@ -53,18 +56,22 @@ def links_out(folder: Path, files: Sequence[HubFile]) -> list[tuple[str, str]]:
     return [(path, str(target)) for path, target in found if root not in target.parents]
 
 
-def _files(folder: Path) -> list[Path]:
-    found = []
+def left_out(folder: Path) -> list[tuple[str, str]]:
+    """What is neither a file nor a folder, by its path, with what it is."""
+    return [(str(path.relative_to(folder)), why) for path, why in _visible(folder) if why]
+
+
+def _visible(folder: Path) -> Iterator[tuple[Path, str]]:
+    """What is below a folder, but for hidden ones; with what it is where it is not a file."""
     for place, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
+        yield from ((Path(place) / name, "link to a folder") for name in names if (Path(place) / name).is_symlink())
         paths = (Path(place) / name for name in files if not name.startswith("."))
         for path in paths:
             if path.is_symlink() and not path.exists():
                 hint = f"rm {shlex.quote(str(path))}, or put the file there"
                 raise UsageError(f"{path} is a link to {path.readlink()}, which is not there", hint=hint)
-            if path.is_file():
-                found.append(path)
-    return found
+            yield path, "" if path.is_file() else "not a regular file"
 
 
 def _hash(path: Path, count: Callable[[int], None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ from tests.support import world
 from vllm_cluster.actions import pull_folder
 from vllm_cluster.actions.pull_folder import find_folder, is_folder, wanted_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.core.pull import HubModel, outside, place_of
+from vllm_cluster.actions.pull_plan import summary
+from vllm_cluster.core.pull import Held, HubModel, make, outside, place_of
 from vllm_cluster.errors import PreflightFailed, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.run.local_folder import links_out, listed
@@ -96,6 +98,28 @@ def test_links_that_lead_out_of_the_folder_are_found(tmp_path: Path) -> None:
     assert links_out(folder, listed(folder, lambda _: None)) == [("config.json", str(blobs / "b"))]
 
 
+def test_what_of_a_folder_here_is_not_pulled_is_named(tmp_path: Path) -> None:
+    folder, events = tmp_path / "mine", list[Event]()
+    (folder / "real").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "old.bin"):
+        (folder / name).write_text("{}")
+    for name in ("more", "real/again"):
+        (folder / name).symlink_to(folder / "real")
+    os.mkfifo(folder / "pipe")
+    hosts = fake_hosts(events, 0)
+    found = find_folder(hosts, wanted_folder(str(folder), "", "", detach=False), "gpu1")
+    (event,) = [event for event in events if event.data]
+    assert event.text == f"{folder}: not pulled: more and 1 more (link to a folder), pipe (not a regular file)"
+    plan = make(hosts.inventory, found, "", {"gpu1": Held(free=1)}, "gpu1")
+    assert [file.path for file in plan.model.files] == ["config.json", "model.safetensors"]
+    assert all(file.blob for file in plan.model.files)
+    last = summary(plan).splitlines()[-1]
+    assert last in [f"  not pulled: 2 files that vLLM does not read, 0.0 MB: {one} and 1 more" for one in OLD]
+
+
+OLD = ("pytorch_model.bin", "old.bin")
+
+
 def fake_hosts(events: list[Event], returncode: int) -> PullHosts:
     """One host whose folders are so, in a cluster with its cache in /models."""
     transport = SimpleNamespace(run=lambda *_: SimpleNamespace(returncode=returncode))
@@ -143,6 +167,15 @@ def test_a_link_out_of_a_folder_of_a_host_is_named(monkeypatch: pytest.MonkeyPat
     file = {"file": {"path": "config.json", "size": 2, "blob": ""}}
     _, events = on_host(monkeypatch, "/data/x", [{"link": "config.json", "to": "/models/blobs/b"}, file])
     assert "config.json is a link to /models/blobs/b, outside of the folder" in [e for e in events if e.data][-1].text
+
+
+def test_what_of_a_folder_of_a_host_is_not_pulled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("config.json", "model.safetensors", "old.bin")
+    rows: list[dict[str, Any]] = [{"file": {"path": name, "size": 2, "blob": ""}} for name in names]
+    rows += [{"left": "more", "why": "link to a folder"}, {"link": "old.bin", "to": "/models/blobs/b"}]
+    found, events = on_host(monkeypatch, "/data/x", rows)
+    assert [event.text for event in events if event.data] == ["/data/x: not pulled: more (link to a folder)"]
+    assert [file.path for file in found.files] == ["old.bin"]
 
 
 def test_a_name_of_the_cache_and_one_of_the_hub_have_places_of_their_own() -> None:

@@ -38,8 +38,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def listed(folder: Path) -> tuple[PulledFile, ...]:
-    """Its files."""
-    return tuple(PulledFile(**vars(file)) for file in local_folder.listed(folder, lambda _: None))
+    """Its files that vLLM reads."""
+    return tuple(PulledFile(**vars(file)) for file in local_folder.listed(folder, lambda _: None) if file.blob)
 
 
 def plan_at(folder: Path, cache: Path, source: str = "") -> HostPlan:

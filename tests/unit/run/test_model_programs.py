@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -269,3 +270,16 @@ def test_a_link_into_the_cache_is_followed_and_any_other_is_not(tmp_path: Path) 
     rows = ask_program("model_cache", question)
     assert sorted(of_kind(rows, "lost")) == ["a.json", "b.safetensors"]
     assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]
+
+
+def test_what_of_a_folder_is_neither_a_file_nor_a_folder_is_listed_with_what_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    for name in ("real", ".hidden"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "again").symlink_to(folder)
+    (folder / "config.json").write_text("{}")
+    os.mkfifo(folder / "pipe")
+    question = {"do": "list", "cache": str(tmp_path), "folder": "", "kind": "folder", "root": str(folder)}
+    rows = ask_program("model_cache", question)
+    found = [(row["left"], row["why"]) for row in rows if "left" in row]
+    assert found == [("real/again", "link to a folder"), ("pipe", "not a regular file")]

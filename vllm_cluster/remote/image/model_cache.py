@@ -117,6 +117,13 @@ def visible(root: Path) -> Iterator[Path]:
         yield from (Path(folder) / name for name in files if not name.startswith("."))
 
 
+def linked_folders(root: Path) -> Iterator[Path]:
+    """The links to folders below a folder, which are not followed."""
+    for folder, names, _ in os.walk(root):
+        names[:] = [name for name in names if not name.startswith(".")]
+        yield from (Path(folder) / name for name in names if (Path(folder) / name).is_symlink())
+
+
 def stale(model: ModelFolder) -> list[str]:
     """Weights in a folder that are not among those asked for: of an earlier model of this name."""
     wanted = {row["path"] for row in model.files}
@@ -163,6 +170,8 @@ def each(rows: Sequence[Any], work: Callable[[Any], None], done: list[int], tota
 
 def files_of(root: Path, cache: Path) -> dict[str, Any]:
     """Print the files of a folder with their sizes, but for hidden ones; elsewhere are the container's own files."""
+    for path in linked_folders(root):
+        print_row({"left": str(path.relative_to(root)), "why": "link to a folder"})
     for path in visible(root):
         name, target = str(path.relative_to(root)), path.resolve()
         if not path.exists() or not {root.resolve(), cache.resolve()} & {*target.parents}:
@@ -171,6 +180,8 @@ def files_of(root: Path, cache: Path) -> dict[str, Any]:
             if root.resolve() not in target.parents:
                 print_row({"link": name, "to": str(target)})
             print_row({"file": {"path": name, "size": path.stat().st_size, "blob": ""}})
+        else:
+            print_row({"left": name, "why": "not a regular file"})
     return {}
 
 
