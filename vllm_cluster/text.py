@@ -177,7 +177,9 @@ def by_hosts(texts: Iterable[tuple[T, str]]) -> dict[T, str]:
 
 
 def size(number: float) -> str:
-    """Bytes for people: 16.1 GB, 0.3 MB."""
+    """Bytes for people: 16.1 GB, 0.3 MB, 1.2 kB."""
+    if 0 < number < 5e4:  # as MB it would be shown as nothing
+        return f"{number / 1e3:.1f} kB"
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 

@@ -206,8 +206,12 @@ def summary(plan: PullPlan) -> str:
             lines.append(f"{name}: has all, and sends it{proves}")
         elif place_ == 0:
             lines.append(f"{name}: {_brings(plan, missing)}{room}")
-        else:
+        elif missing:
             lines.append(f"{name}: receives {size(missing)} from the others{room}")
+        elif plan.held[name].digest:
+            lines.append(f"{name}: has all, and notes that {plan.reference} is this revision")
+        else:
+            lines.append(f"{name}: has all by size: hashes it, and receives what is damaged from the others")
     lines += [f"{name}: has all" for name in plan.idle]
     lines += [f"{name}: shares the cache of {one.shares}" for name, one in plan.held.items() if one.shares]
     if plan.skipped:

@@ -114,7 +114,7 @@ def test_what_of_a_folder_here_is_not_pulled_is_named(tmp_path: Path) -> None:
     assert [file.path for file in plan.model.files] == ["config.json", "model.safetensors"]
     assert all(file.blob for file in plan.model.files)
     last = summary(plan).splitlines()[-1]
-    assert last in [f"  not pulled: 2 files that vLLM does not read, 0.0 MB: {one} and 1 more" for one in OLD]
+    assert last in [f"  not pulled: 2 files that vLLM does not read, 0.0 kB: {one} and 1 more" for one in OLD]
 
 
 OLD = ("pytorch_model.bin", "old.bin")

@@ -48,7 +48,7 @@ def test_a_frozen_host_keeps_no_other_from_being_shown(monkeypatch: pytest.Monke
 
     def emit(event: Event) -> None:
         texts.append(f"{event.host}: {event.text}")
-        if "gpu1: has all 0.0 MB" in texts and any("gpu2: starting (it has not answered for" in one for one in texts):
+        if "gpu1: has all 0.0 kB" in texts and any("gpu2: starting (it has not answered for" in one for one in texts):
             named.set()
 
     ended = followed(monkeypatch, answer, emit)

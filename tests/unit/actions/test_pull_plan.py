@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.actions.pull_hosts import PullHosts
-from vllm_cluster.actions.pull_plan import ensure_ports, warn_of_stale
+from vllm_cluster.actions.pull_plan import ensure_ports, summary, warn_of_stale
 from vllm_cluster.core.pull import Held, HubFile, HubModel, make
 from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.errors import PreflightFailed
@@ -53,6 +53,23 @@ def test_every_host_of_the_transfer_uses_the_pinned_port() -> None:
     held = dict.fromkeys(INVENTORY.hosts, Held())
     document = make(INVENTORY, MODEL, "main", held, "gpu1").document("id", "key", "gpu1")
     assert {host["port"] for host in document["hosts"]} == {7000}
+
+
+def test_a_host_that_lacks_no_byte_comes_with_what_is_done_there() -> None:
+    """Sizes agree with what is damaged too: its content is known once it is hashed."""
+    unproved, moved = Held(whole=1, bytes=MODEL.size), replace(WHOLE, named=False)
+    plan = make(INVENTORY, MODEL, "main", {"gpu1": WHOLE, "gpu2": unproved, "gpu3": moved}, "gpu1")
+    assert summary(plan).splitlines()[2:] == [
+        "  gpu1: has all, and sends it",
+        "  gpu2: has all by size: hashes it, and receives what is damaged from the others",
+        "  gpu3: has all, and notes that main is this revision",
+    ]
+
+
+def test_a_repair_of_a_small_file_is_not_nothing() -> None:
+    held = {"gpu1": WHOLE, "gpu2": Held(bytes=MODEL.size - 612), "gpu3": WHOLE}
+    lines = summary(make(INVENTORY, MODEL, "", held, "gpu1")).splitlines()
+    assert lines[3] == "  gpu2: receives 0.6 kB from the others (0.0 MB free)"
 
 
 def test_weights_of_an_earlier_folder_are_named_with_the_hosts_that_have_them() -> None:
