@@ -185,7 +185,8 @@ def _show(seen: Mapping[str, _Seen], emit: Emit) -> None:
             emit(Event("failed", now.error, name, data))
         elif now.phase != "gone":
             emit(Event("progress", _words(now, rate), name, data))
-    total = sum(one.status.total for one in seen.values())
+    # Every host gets the same: one that has not begun, or has ended, counts from the first moment to the last.
+    total = len(seen) * max(one.status.total for one in seen.values())
     there = sum(one.status.bytes for one in seen.values())
     rate = sum(one.rate() for one in seen.values())
     if total:

@@ -82,6 +82,23 @@ def test_what_a_container_without_a_plan_waits_for_is_named(monkeypatch: pytest.
     assert ended.hosts["gpu2"].error == "its program was never started"
 
 
+def test_the_total_of_all_hosts_is_the_same_from_the_first_moment_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host begins later than another, and one whose program ended has no total any more."""
+    runtime, totals = Runtime(Clock(), background=at_once), set[object]()
+    late = [PullStatus("starting"), PullStatus("receiving", total=10, bytes=5), PullStatus("failed", error="killed")]
+
+    def answer(name: str) -> PullStatus:
+        second = int(runtime.clock.monotonic())
+        return PullStatus("serving", total=10, bytes=10) if name == "gpu1" else late[min(second, 2)]
+
+    def emit(event: Event) -> None:
+        if event.host is None and event.kind == "progress":
+            totals.add(event.data["total"])
+
+    assert followed(monkeypatch, answer, emit, runtime).failed
+    assert totals == {20}
+
+
 @pytest.mark.parametrize("takes_over", [True, False])
 def test_who_has_the_files_too_takes_over_once_nobody_sends_them(
     monkeypatch: pytest.MonkeyPatch, takes_over: bool
