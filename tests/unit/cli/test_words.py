@@ -129,6 +129,8 @@ def test_all_unknown_options_are_named(tmp_path: Path) -> None:
     [
         ("restart", "vcluster serve MODEL"),
         ("tail", "vcluster logs"),
+        ("download", "vcluster pull MODEL"),
+        ("completion", "vcluster --install-completion"),
         ("ps", "vcluster status"),
         ("kill", "vcluster stop"),
         ("rm", "vcluster stop"),
