@@ -9,7 +9,6 @@ from pathlib import Path
 
 from vllm_cluster.errors import InventoryError, UsageError
 from vllm_cluster.inventory.find import INIT
-from vllm_cluster.inventory.grammar import PLACEHOLDER
 from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.template import HostSeed, render
 from vllm_cluster.laptop import meaning, naming
@@ -23,12 +22,11 @@ _OPTIONS = {"hosts": "--host NAME=ADDRESS", "cluster": "--cluster", "image": "--
 
 @dataclass(frozen=True)
 class Written:
-    """An inventory: its text, where it was written, and its hosts whose address is still to be filled in."""
+    """An inventory: its text, where it was written, and how many hosts it has."""
 
     text: str
     output: Path | None
     hosts: int
-    unknown: tuple[str, ...]
 
 
 def write(
@@ -61,7 +59,7 @@ def write(
         except OSError as error:
             found = meaning(error)
             raise UsageError(found.message, hint=found.hint) if found else error from None
-    return Written(text, output, len(seeds), tuple(seed.name for seed in seeds if seed.address is None))
+    return Written(text, output, len(seeds))
 
 
 def cluster_name(folder: Path) -> str | None:
@@ -71,16 +69,15 @@ def cluster_name(folder: Path) -> str | None:
 
 
 def _ensure_loadable(text: str) -> None:
-    """Write no inventory that cannot be read; addresses that are not known yet may be missing."""
+    """Write no inventory that cannot be read."""
     try:
         load_text(text.encode(), path=None, cwd=None)
     except InventoryError as error:
         # Its line in a file that was not written helps less than the key.
-        wrong = [re.sub(r"^<stdin>:\d+: ", "", line) for line in error.message.splitlines() if PLACEHOLDER not in line]
-        if wrong:
-            keys = [re.split(r"[.:]", line, maxsplit=1)[0] for line in wrong]
-            options = dict.fromkeys(_OPTIONS[key] for key in keys if key in _OPTIONS)
-            raise UsageError("\n".join(wrong), hint=f"correct {', '.join(options) or 'the options'}") from None
+        wrong = [re.sub(r"^<stdin>:\d+: ", "", line) for line in error.message.splitlines()]
+        keys = [re.split(r"[.:]", line, maxsplit=1)[0] for line in wrong]
+        options = dict.fromkeys(_OPTIONS[key] for key in keys if key in _OPTIONS)
+        raise UsageError("\n".join(wrong), hint=f"correct {', '.join(options) or 'the options'}") from None
 
 
 def _seeds(given: Sequence[str], matching: Iterable[str]) -> list[HostSeed]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# vLLM runs 256 or 1024 at once on GPUs unless told otherwise, so that 128 are no more than it wants. To double from 32
+# vLLM runs 256 or 1024 at once on GPUs by default, so 128 are not too many. To double from 32
 # cost three seconds of a batch of sixteen on two H200 hosts.
 START, CEILING = 128, 1024
 # Samples at one level before it is judged: few at first, and twice as many after each doubt, as then the rate is noise.

@@ -63,8 +63,7 @@ def init(
             print(written.text, end="")
             return
         option = "" if str(output) == "inventory.yaml" else f" -i {shlex.quote(str(output))}"
-        todo = f"write the address of {', '.join(written.unknown)} into it, then " if written.unknown else ""
-        print(f"Wrote {output} ({count(written.hosts, 'host')}). Next: {todo}vcluster check{option}", file=sys.stderr)
+        print(f"Wrote {output} ({count(written.hosts, 'host')}). Next: vcluster check{option}", file=sys.stderr)
 
     Session(None, as_json=False).run(action)
 

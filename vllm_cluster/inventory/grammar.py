@@ -19,8 +19,6 @@ SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? ?([kKmMgGtT]([iI]?[bB])?|[bB])?$"
 VOLUME_PATTERN = r"^/[^:]*:/[^:]*(:(ro|rw))?$"
 MAX_GPUS = 64
 USER_PATTERN = r"^[0-9]{1,9}(:[0-9]{1,9})?$"
-# What `vcluster init` writes where only the user can know.
-PLACEHOLDER = "CHANGE_ME"
 
 _LABEL = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?)"
 # Without a dot or a port the first part is a folder of Docker Hub; Docker takes one with capitals for a registry.
@@ -67,11 +65,6 @@ def host_name(text: str) -> str:
 
 def address(text: str) -> str:
     """An IP address that other hosts of the cluster can reach, in its canonical form."""
-    if text == PLACEHOLDER:
-        raise ValueError(
-            f"still {PLACEHOLDER}: write this host's IP address on the network between the hosts "
-            "(`ip -brief address` on the host lists them)"
-        )
     try:
         found = ipaddress.ip_address(text)
     except ValueError:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vllm_cluster.inventory.grammar import PLACEHOLDER
 from vllm_cluster.inventory.model import Host, Inventory, Ports, Section, SshSettings
 
 SCHEMA_FILE = "inventory.schema.json"
@@ -27,7 +26,7 @@ class HostSeed:
 
 
 def render(cluster: str, hosts: Sequence[HostSeed], image: str, model_cache: str, *, schema: str = SCHEMA_FILE) -> str:
-    """The text of an inventory; values that only the user knows are placeholders, rejected until they are replaced."""
+    """The text of an inventory."""
     known = {"version": "1", "cluster": _text(cluster), "image": _text(image), "model_cache": _text(model_cache)}
     lines = [
         f"# yaml-language-server: $schema={schema}",
@@ -63,14 +62,15 @@ def _optional(section: Section, key: str, *, example: str | None = None, indent:
 
 def _host(host: HostSeed, *, explained: bool) -> Iterator[str]:
     yield f"  {_text(host.name)}:"
-    if host.ssh is not None and host.ssh != host.name:
-        yield f"    ssh: {_text(host.ssh)}"
+    if host.ssh not in (None, host.name) or host.address is None:
+        # A host of which nothing is written would be an empty value.
+        yield f"    ssh: {_text(host.ssh or host.name)}"
     elif explained:
         yield from _optional(Host, "ssh", indent="    ")
-    if host.address is None:
-        yield f"    address: {PLACEHOLDER}  # {Host.model_fields['address'].description}"
-    else:
+    if host.address is not None:
         yield f"    address: {_text(host.address)}"
+    elif explained:
+        yield from _optional(Host, "address", indent="    ")
     if explained:
         for key in ("gpus", "interface", "hcas"):
             yield from _optional(Host, key, indent="    ")

@@ -84,7 +84,7 @@ def test_two_with_one_address_are_both_named() -> None:
     assert len(str(error.value).splitlines()) == 2
 
 
-def test_an_address_may_be_absent_but_not_empty_or_a_placeholder(tmp_path: Path) -> None:
+def test_an_address_may_be_absent_but_not_empty_or_another_word(tmp_path: Path) -> None:
     text = "version: 1\ncluster: lab\nimage: org/image:tag\nmodel_cache: /data\nhosts:\n  gpu1: {}\n  gpu2: {}\n"
     path = tmp_path / "inventory.yaml"
     path.write_text(text)

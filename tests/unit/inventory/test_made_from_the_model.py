@@ -6,7 +6,7 @@ import json
 import re
 
 from tests.support.paths import ROOT
-from tests.unit.inventory.texts import read, refusal
+from tests.unit.inventory.texts import read
 from tools.inventory import example
 from vllm_cluster.inventory.model import SECTIONS
 from vllm_cluster.inventory.schema import json_schema
@@ -65,10 +65,10 @@ def test_a_rendered_inventory_says_what_was_asked() -> None:
     assert (inventory.hosts["gpu1"].ssh.user, inventory.hosts["gpu1"].ssh.port) == ("me", 2222)
 
 
-def test_an_unknown_address_is_refused_until_it_is_written() -> None:
-    lines = refusal(render("lab", [HostSeed("gpu1")], "vllm/vllm-openai:latest", "/srv/models"))
-    assert len(lines) == 1
-    assert "hosts.gpu1.address: still CHANGE_ME: write this host's IP address" in lines[0]
+def test_an_unknown_address_is_left_to_the_facts() -> None:
+    text = render("lab", [HostSeed("gpu1"), HostSeed("gpu2", "me@gpu2.lab")], "vllm/vllm-openai:latest", "/srv/models")
+    assert [(host.destination, host.address) for host in read(text).hosts.values()] == [("gpu1", ""), ("gpu2.lab", "")]
+    assert "    # address: 10.0.0.11\n" in text
 
 
 def test_every_optional_key_works_as_it_stands_in_the_template() -> None:

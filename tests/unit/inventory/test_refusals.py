@@ -94,7 +94,6 @@ HOST = [
     ("address: '::ffff:10.0.0.7'", 'IPv4-mapped IPv6 address "::ffff:10.0.0.7": write 10.0.0.7'),
     ("address: gpu1.lab", "is not an IP address: a name goes under ssh"),
     ("address: 10.0.0.7/24", "is a network: write the address alone, 10.0.0.7"),
-    ("address: CHANGE_ME", "11: hosts.new.address: still CHANGE_ME: write this host's IP address"),
     ("address: 10.1", "11: hosts.new.address: must be text, got a number"),
     ("{address: 10.0.0.7, gpus: 0}", "hosts.new.gpus: must be at least 1"),
     ("{address: 10.0.0.7, gpus: 65}", "hosts.new.gpus: must be at most 64"),
