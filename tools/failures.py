@@ -69,6 +69,6 @@ def section(failure: KnownFailure, logs: Sequence[str]) -> list[str]:
     symptom = failure.kind == "symptom"
     names = ("What it means", "Where its cause is written") if symptom else ("Cause", "Fix")
     parts = [("Seen (symptom)" if symptom else "Seen", failure.symptom), (names[0], failure.cause)]
-    parts += [(names[1], failure.fix), ("Found by", before), ("Explained", explained)]
+    parts += [(names[1], "; ".join(failure.fix.splitlines())), ("Found by", before), ("Explained", explained)]
     number = [f'<a id="failure-{failure.number}"></a>', ""] if failure.number else []
     return [*number, f"### {failure.slug}", "", *(f"- {name}: {text}" for name, text in parts), ""]

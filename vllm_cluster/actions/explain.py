@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import shlex
 import stat
 import sys
 import time
@@ -163,8 +164,9 @@ def add_cause(
     otherwise: str = "",
     *,
     since: Mapping[str, float] | None = None,
+    model: str = "MODEL",
 ) -> VclusterError:
-    """The same error with its cause, where one is named; `otherwise` are vLLM's last words.
+    """The same error with its cause, where one is named; `otherwise` are vLLM's last words of this `model`.
 
     The error's own words are a log too, and what they name gets no second cause. The hosts' logs are read only for
     an error without a cause, and only for what was written `since` the attempt began, by each host's clock.
@@ -174,7 +176,7 @@ def add_cause(
     own = LogSource(_OWN, [(1, (error.message + otherwise).encode("utf-8", "replace"))])
     found = diagnose([scan(own)])
     if found.cause:
-        return _named(error, found.cause, last=bool(otherwise))
+        return _named(error, found.cause, model, last=bool(otherwise))
     if not (otherwise or isinstance(error, NodesNotJoined)):
         return error
     cut_off = {host for host, failure in error.failures.items() if isinstance(failure, SILENT)}
@@ -186,12 +188,12 @@ def add_cause(
     found = _of_ray(inventory.head_name, head) if head and down else diagnose([scan(one) for one in asked], since=since)
     error.message += "" if found.cause else otherwise
     if found.named:
-        return _named(error, found.named, last=bool(otherwise))
+        return _named(error, found.named, model, last=bool(otherwise))
     error.hint = _lines("vcluster bundle", error.hint) if otherwise else _lines(error.hint, "vcluster bundle")
     return error
 
 
-def _named(error: VclusterError, found: MatchedFailure, *, last: bool) -> VclusterError:
+def _named(error: VclusterError, found: MatchedFailure, model: str, *, last: bool) -> VclusterError:
     """The error with a cause and its fix, or with a symptom and the place where its cause is written.
 
     `last`: its own remedy is the command that failed, which only helps once the cause is gone.
@@ -201,7 +203,8 @@ def _named(error: VclusterError, found: MatchedFailure, *, last: bool) -> Vclust
     if failure.kind == "cause":
         error.message += f"\ncause ({failure.slug}): {failure.cause}{where}"
         # The error's own words: whoever raised it knows the host and the command, and the list does not.
-        known, listed = error.hint, _lines(failure.fix, "vcluster explain")
+        fix = re.sub(r"\bMODEL\b", lambda _: shlex.quote(model), failure.fix)
+        known, listed = error.hint, _lines(fix, "vcluster explain")
         error.hint = _lines(known, listed) if place.source == _OWN and not last else _lines(listed, known)
     else:
         error.message += f"\nsymptom ({failure.slug}), no line names its cause: {failure.cause}{where}"

@@ -189,4 +189,5 @@ def _failure(fleet: Fleet, inventory: Inventory, asked: Mapping[str, Any], found
         f"{asked['name']} cannot be served: {found.what}",
         hint=request.command(asked, fleet.addresses),
     )
-    return add_cause(error, fleet, inventory, "\n" + "\n".join(found.lines[-30:]))
+    last_words = "\n" + "\n".join(found.lines[-30:])
+    return add_cause(error, fleet, inventory, last_words, model=str(asked["model"]))

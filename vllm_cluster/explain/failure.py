@@ -48,7 +48,7 @@ class KnownFailure:
     `prevented` is what else keeps it from happening, `silent` why no log shows it.
 
     A failure of the `host` or of Ray can precede the start of vLLM that it makes fail.
-    Of a symptom, `cause` is what it means and `fix` where its cause is written.
+    Of a symptom, `cause` is what it means and `fix` where its cause is written. Each line of a `fix` is a remedy.
     """
 
     slug: str

@@ -11,6 +11,7 @@ import stat
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.support.json_schemas import validate
 from tests.support.logs import FOLDER
 from vllm_cluster.actions import explain as action
 from vllm_cluster.cli.explain import explain
-from vllm_cluster.errors import UsageError
+from vllm_cluster.errors import HostError, UsageError
 
 
 def run(*paths: Path, as_json: bool = False) -> int:
@@ -37,8 +38,18 @@ def test_a_cause_with_its_lines_its_fix_and_what_finds_it_before(capsys: pytest.
     assert said.startswith("The context does not fit beside the weights (docs/failures.md#context-too-long)\n")
     assert f"  {path}:" in said
     assert "(EngineCore pid=24) ValueError: To serve at least one request" in said
-    assert "fix:     vcluster serve MODEL -- --max-model-len N" in said
+    fixes = ("vcluster serve MODEL -- --max-model-len N", "vcluster serve MODEL -- --kv-cache-dtype fp8")
+    assert "".join(f"fix:     {fix}\n" for fix in fixes) in said
     assert "before:  vcluster fit MODEL" in said
+
+
+def test_the_remedy_of_a_model_that_cannot_be_served_has_its_name() -> None:
+    words = (FOLDER / "context-too-long.context.log").read_text().splitlines()[49]
+    error = HostError("gpu1", "org/model cannot be served: vLLM ended with exit code 1", hint="vcluster serve org/model")
+    nowhere: Any = None  # the error's own words are enough: no host is asked
+    hint = action.add_cause(error, nowhere, nowhere, f"\n{words}", model="org/model").hint or ""
+    assert "vcluster serve org/model -- --max-model-len N\n" in hint
+    assert "MODEL" not in hint
 
 
 def test_as_a_document(capsys: pytest.CaptureFixture[str]) -> None:

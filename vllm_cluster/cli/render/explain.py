@@ -135,7 +135,7 @@ def _cause(found: MatchedFailure) -> Iterable[str]:
     begun = failure.cause if failure.cause.startswith("vLLM") else failure.cause[0].upper() + failure.cause[1:]
     yield f"{begun} ({_link(failure)})"
     yield from _shown(found)
-    yield f"fix:     {failure.fix}"
+    yield from (f"fix:     {line}" for line in failure.fix.splitlines())
     if failure.found_by:
         yield f"before:  {failure.found_by} finds it before anything is loaded"
 
