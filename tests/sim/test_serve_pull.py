@@ -97,7 +97,8 @@ def texts(outcome: Outcome) -> list[str]:
 def test_it_is_pulled_with_size_and_time_while_the_old_one_answers(world: World, hub: None, brought: list[str]) -> None:
     outcome, questions = ask(world, None)
     assert outcome.error is None, outcome.story()
-    assert questions[0] == "Pull org/other to gpu1, gpu2 first (16.0 GB, about 2 min at 100 MB/s)?"
+    offer = "Pull org/other to gpu1, gpu2 first (16.0 GB, about 2 min at 100 MB/s)?"
+    assert questions[0] == f"{offer} If not, each host downloads it."
     # All questions come before the pull, which may take hours.
     assert questions[1].startswith("Stop org/model") and len(questions) == 2
     assert brought == ["org/model"] and serving(world) == "org/other"

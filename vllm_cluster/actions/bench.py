@@ -16,7 +16,7 @@ from vllm_cluster.core import request
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.core.spec import node_name
-from vllm_cluster.errors import HostError, PreflightFailed, UsageError
+from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -216,7 +216,7 @@ def read_document(raw: str, name: str) -> dict[str, Any]:
     """A document that `bench` wrote.
 
     Raises:
-        PreflightFailed: it is none, or has no run.
+        UsageError: it is none, or has no run.
     """
     try:
         found = json.loads(raw)
@@ -225,5 +225,5 @@ def read_document(raw: str, name: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         usable, points = False, []
     if not usable or not points:
-        raise PreflightFailed(f"{name} is not a result of vcluster bench", hint="vcluster bench --help")
+        raise UsageError(f"{name} is not a result of vcluster bench", hint="vcluster bench --help")
     return dict(found)

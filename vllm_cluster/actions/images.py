@@ -56,7 +56,7 @@ def _found(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -
 
 
 def prune(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:
-    """Remove the cluster's images that neither run, nor are wanted, nor are the ones before; returns how many.
+    """Remove the cluster's images that neither run, nor are wanted, nor are the previous ones; returns how many.
 
     Raises:
         Aborted, UsageError: it was not confirmed.

@@ -143,7 +143,7 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
             Event("result", f"{wanted.name} is already being pulled. Nothing was changed.", data=_result(wanted))
         )
         return True
-    hosts.emit(Event("note", f"{wanted.name} is already being pulled to {', '.join(there)}: looking on"))
+    hosts.emit(Event("note", f"{wanted.name} is already being pulled to {', '.join(there)}: following it"))
     # It may be from another folder.
     return _finish(hosts, wanted, tuple(there), None, compare=bool(wanted.source))
 
@@ -199,7 +199,7 @@ def _finish(
         hosts.emit(
             Event(
                 "result",
-                f"{wanted.name} is being pulled to {', '.join(names)}. Look on: the same command.",
+                f"{wanted.name} is being pulled to {', '.join(names)}. The same command follows it.",
                 data=_result(wanted, changed=True),
             )
         )

@@ -51,8 +51,9 @@ class PullFirst:
         time = (
             f", about {age(most / model.rate)} at {model.rate / 1e6:.0f} MB/s" if plan.downloads and model.rate else ""
         )
-        where = ", ".join(name for name, missing in plan.missing.items() if missing)
-        return bool(confirm(f"Pull {wanted.name} to {where or 'the hosts'} first ({size(most)}{time})?"))
+        where = ", ".join(name for name, missing in plan.missing.items() if missing) or "the hosts"
+        question = f"Pull {wanted.name} to {where} first ({size(most)}{time})? If not, each host downloads it."
+        return bool(confirm(question))
 
     def bring(self) -> None:
         """Bring the model to every host.

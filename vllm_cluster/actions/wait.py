@@ -51,7 +51,7 @@ def wait(inventory: Inventory, emit: Emit, seconds: float, *, gpus: bool = False
                 shown = text
             if not deadline.left():
                 raise away or WaitTimedOut(
-                    f"{inventory.cluster}: not so after {seconds:.0f} s: {text}", hint="vcluster status"
+                    f"{inventory.cluster}: timed out after {seconds:.0f} s: {text}", hint="vcluster status"
                 )
             runtime.clock.sleep(min(POLL, max(deadline.left(), 0.01)))
 

@@ -21,7 +21,7 @@ _RESERVED = {
     "--served-model-name": "use --name",
     "--tensor-parallel-size": "use --tp",
     "--pipeline-parallel-size": "use --pp",
-    "--host": "use --expose to bind the cluster address",
+    "--host": "use --expose to listen on the head's private address",
     "--port": "set ports.api in the inventory",
     "--uds": "the endpoint is a port: ports.api in the inventory",
     "--hf-token": "set hf_token in the inventory: env:NAME, file:PATH or cmd:COMMAND",

@@ -66,7 +66,11 @@ Timeout = Annotated[
     float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest wait for one answer.")
 ]
 OnHead = Annotated[
-    bool, typer.Option("--on-head", help="Answer on the head, also while this machine is off; again: show and fetch.")
+    bool,
+    typer.Option(
+        "--on-head",
+        help="Answer on the head, also while this machine is off. Run it again to fetch.",
+    ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="With --on-head: fetch what there is, and return.")]
 List = Annotated[

@@ -30,7 +30,10 @@ Context = Annotated[
     ),
 ]
 Concurrency = Annotated[
-    int, typer.Option("--concurrency", metavar="NUMBER", min=1, max=1 << 20, help="Such requests at once.")
+    int,
+    typer.Option(
+        "--concurrency", metavar="NUMBER", min=1, max=1 << 20, help="Concurrent requests of --context tokens."
+    ),
 ]
 KvCacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", metavar="TYPE", help="As for vLLM: auto, fp8, …")]
 GpuCount = Annotated[

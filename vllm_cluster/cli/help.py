@@ -64,17 +64,18 @@ def shown_name(param: Any) -> str:
 def usage_lines(
     path: str, arguments: Iterable[Any], width: int = MAX_WIDTH, words: Sequence[str] = ()
 ) -> Iterator[str]:
-    """How a verb is called; `words` in place of its arguments, where these alone do not make a call."""
-    pieces = [f"Usage: {path}", *words]
+    """How a verb is called; `words` in place of its arguments and options, where these alone do not make a call."""
+    pieces = [f"Usage: {path}"]
     last = []
-    for one in () if words else arguments:
+    for one in arguments:
         name = shown_name(one)
         if name.startswith("-- "):
             last.append(f"[{name}]")
         else:
             pieces.append((name if one.required else f"[{name}]") + "..." * (one.nargs == -1))
     # What belongs together is not broken.
-    line = " ".join(piece.replace(" ", "\xa0") for piece in (*pieces, "[OPTIONS]", *last))
+    whole = (pieces[0], *words) if words else (*pieces, "[OPTIONS]", *last)
+    line = " ".join(piece.replace(" ", "\xa0") for piece in whole)
     for piece in textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False):
         yield piece.replace("\xa0", " ")
 

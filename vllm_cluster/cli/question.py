@@ -31,7 +31,7 @@ ChatFiles = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", metavar="NAME", help="Default: the served model; else that of a LoRA.", show_default=False),
+    typer.Option("--model", metavar="NAME", help="Or a LoRA adapter. Default: the served model.", show_default=False),
 ]
 Logprobs = Annotated[
     int | None,

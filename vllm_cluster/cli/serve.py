@@ -47,7 +47,7 @@ Hosts = Annotated[
 Name = Annotated[
     str | None, typer.Option(metavar="NAME", help="The name that clients use. Default: MODEL.", show_default=False)
 ]
-Expose = Annotated[bool, typer.Option("--expose", help="Listen on the head's cluster address, not on loopback.")]
+Expose = Annotated[bool, typer.Option("--expose", help="Listen on the head's private address, not on loopback.")]
 Rollback = Annotated[
     bool,
     typer.Option(

@@ -170,7 +170,7 @@ VERBS = {
             4: "a host is unreachable",
             75: "another run writes OUT",
         },
-        usage=("IN", "-o OUT"),
+        usage=("IN", "-o OUT", "[OPTIONS]"),
     ),
     "bench": Verb(
         _USE,
@@ -184,7 +184,8 @@ VERBS = {
             "vcluster bench --concurrency 1,64 --input 1024 --output 256 --repeat 5",
             "vcluster bench --compare bench-before bench-after",
         ),
-        {1: "a run failed; those before it are kept", 3: "no model is ready, or a folder holds no result", **READ},
+        {1: "a run failed; those before it are kept", 3: "no model is ready", **READ},
+        usage=("[OPTIONS]", "[--compare A B]"),
     ),
     "endpoint": Verb(
         _USE,
@@ -223,8 +224,8 @@ VERBS = {
         _RUN,
         "down:down",
         "Remove the cluster's containers and volumes from all hosts.",
-        "Images and the model cache stay; the API key, the history and the batches on the head go. It asks first where "
-        "a model is served, or a batch is not fetched.",
+        "Keeps images and model caches. Deletes the API key, the history and the batches on the head. It asks first "
+        "where a model is served, or a batch is not fetched.",
         ("vcluster down", "vcluster down --yes"),
         {0: "nothing of the cluster is left", 1: "failed, or the answer was no", **LEASE},
     ),
@@ -262,6 +263,7 @@ VERBS = {
         ("vcluster exec gpu1 -- bash", "vcluster exec --head -- ray status", "vcluster exec --all -- df -h /dev/shm"),
         {3: "the cluster is not up", **READ},
         habits=("-it", "-ti", "-t"),
+        usage=("[OPTIONS]", "(HOST | --head | --all)", "-- COMMAND"),
     ),
     "ssh": Verb(
         _LOOK,

@@ -36,7 +36,7 @@ PULL = Verb(
     "pull:pull",
     "Bring a model to every host: download once, then spread.",
     "One host downloads, the others receive from host to host meanwhile; every file is hashed. It continues without "
-    "this machine: Ctrl-C leaves it running, and the same command follows it again, or continues after any end.",
+    "this machine: Ctrl-C leaves it running, and the same command follows it again, or resumes it.",
     (
         "vcluster pull meta-llama/Llama-3.1-8B-Instruct",
         "vcluster pull meta-llama/Llama-3.1-8B-Instruct@main --via gpu2 --detach",

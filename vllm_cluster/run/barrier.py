@@ -171,7 +171,7 @@ def _ensure_connected(host: str, node: NodeState, seconds: float) -> None:
         raise NodesNotJoined(
             host,
             f"no connection to the head for {seconds:.0f} s ({ray.error})",
-            hint="open the cluster's ports between the hosts' private addresses (docs/inventory.md, ports)",
+            hint="vcluster check",  # it names the closed ports and the command that opens them
             cut_off=[host],
         )
 

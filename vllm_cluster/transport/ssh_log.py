@@ -52,7 +52,7 @@ def explain(log: str, at: SshEndpoint, seconds: float) -> Unreachable:
         _key_rejected(log, text, at)
         or _login_refused(log, text, at)
         or _not_reached(text, at, seconds)
-        or connect_errors.not_ssh(at, _last_line(text) or "ssh ended without a word")
+        or connect_errors.not_ssh(at, _last_line(text) or "ssh exited without output")
     )
 
 

@@ -19,7 +19,7 @@ from vllm_cluster.actions import bench as action
 from vllm_cluster.actions.bench import BenchRequest, read_document
 from vllm_cluster.core.bench import Point
 from vllm_cluster.core.node_status import ServeStatus
-from vllm_cluster.errors import HostError, PreflightFailed, UsageError
+from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.remote.image import bench as remote
 from vllm_cluster.run.connection import Fleet
 
@@ -179,7 +179,7 @@ def test_worthless_figures_are_refused_and_those_before_are_kept(
 
 @pytest.mark.parametrize("raw", ["", "{}", "[1]", '{"v": 2, "points": []}', '{"v": 1, "points": [{}]}', "[" * 100_000])
 def test_what_is_no_result_is_named(raw: str) -> None:
-    with pytest.raises(PreflightFailed, match="x is not a result of vcluster bench"):
+    with pytest.raises(UsageError, match="x is not a result of vcluster bench"):
         read_document(raw, "x")
 
 

@@ -45,7 +45,9 @@ def test_a_cause_with_its_lines_its_fix_and_what_finds_it_before(capsys: pytest.
 
 def test_the_remedy_of_a_model_that_cannot_be_served_has_its_name() -> None:
     words = (FOLDER / "context-too-long.context.log").read_text().splitlines()[49]
-    error = HostError("gpu1", "org/model cannot be served: vLLM ended with exit code 1", hint="vcluster serve org/model")
+    error = HostError(
+        "gpu1", "org/model cannot be served: vLLM ended with exit code 1", hint="vcluster serve org/model"
+    )
     nowhere: Any = None  # the error's own words are enough: no host is asked
     hint = action.add_cause(error, nowhere, nowhere, f"\n{words}", model="org/model").hint or ""
     assert "vcluster serve org/model -- --max-model-len N\n" in hint
