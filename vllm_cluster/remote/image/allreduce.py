@@ -2,7 +2,7 @@
 
 Without arguments it takes orders as JSON lines until its input ends, and forks ranks for each: torch is imported once.
 By hand, one process a rank:
-    python collective.py --rank 0 --world 2 --master 10.0.0.1:29501 --device cuda --sizes 1024,268435456
+    python allreduce.py --rank 0 --world 2 --master 10.0.0.1:29501 --device cuda --sizes 1024,268435456
 """
 
 from __future__ import annotations
