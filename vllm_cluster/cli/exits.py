@@ -15,3 +15,11 @@ ASK = {
     3: "no model is ready",
     4: "a host is unreachable",
 }
+BATCH = {
+    0: "every request is answered",
+    1: "some requests have no answer, or the server did not come back",
+    2: "wrong usage or inventory, or OUT holds answers to another input",
+    3: "no model is ready, or another one than that of OUT",
+    4: "a host is unreachable",
+    75: "another run writes OUT",
+}

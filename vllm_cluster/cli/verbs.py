@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.exits import ASK, LEASE, READ
+from vllm_cluster.cli.exits import ASK, BATCH, LEASE, READ
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.verbs_models import PULL
 
@@ -162,14 +162,7 @@ VERBS = {
             "vcluster batch requests.jsonl -o answers.jsonl --on-head --detach",
             "vcluster batch --list",
         ),
-        {
-            0: "every request is answered",
-            1: "some requests have no answer, or the server did not come back",
-            2: "wrong usage or inventory, or OUT holds answers to another input",
-            3: "no model is ready, or another one than that of OUT",
-            4: "a host is unreachable",
-            75: "another run writes OUT",
-        },
+        BATCH,
         usage=("IN", "-o OUT", "[OPTIONS]"),
     ),
     "bench": Verb(
