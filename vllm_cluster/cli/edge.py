@@ -118,6 +118,18 @@ def _named_inventory(given: Sequence[str]) -> Path | None:
     return Path(path) if path else None
 
 
+def hides_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C is behind an error that vcluster did not raise.
+
+    It may come inside of Python's own locking, as while a thread starts; what leaves there is then
+    `RuntimeError: release unlocked lock`, seen once in some hundred.
+    """
+    behind = None if isinstance(error, VclusterError) else error.__context__
+    while behind is not None and not isinstance(behind, KeyboardInterrupt):
+        behind = behind.__context__
+    return behind is not None
+
+
 def judged(error: Exception) -> VclusterError:
     """The error for an exception: its own, one of this machine, or a bug."""
     if isinstance(error, VclusterError):

@@ -142,11 +142,10 @@ class Session:
         try:
             action(self)
         except KeyboardInterrupt:
-            if not self._changes:
-                raise SystemExit(Interrupted.exit_code) from None
-            done = "Nothing was changed." if self._untouched else "Completed steps are kept."
-            self._fail(Interrupted(f"Interrupted. {done}", again=()))
+            self._interrupted()
         except Exception as error:
+            if edge.hides_interrupt(error):
+                self._interrupted()
             self._fail(edge.judged(error))
         finally:
             self._close()
@@ -154,6 +153,12 @@ class Session:
                 from vllm_cluster import debug_log
 
                 debug_log.close()
+
+    def _interrupted(self) -> NoReturn:
+        if not self._changes:
+            raise SystemExit(Interrupted.exit_code) from None
+        done = "Nothing was changed." if self._untouched else "Completed steps are kept."
+        self._fail(Interrupted(f"Interrupted. {done}", again=()))
 
     def _fail(self, error: VclusterError) -> NoReturn:
         self._close()

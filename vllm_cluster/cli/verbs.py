@@ -169,9 +169,8 @@ VERBS = {
         _USE,
         "bench:bench",
         "Measure the served model with vLLM's own benchmark.",
-        "Runs vllm bench serve in the head's container, so that no tunnel is measured. Writes a folder with the "
-        "results, the versions, the flags and the hardware, and a report for a browser. --compare shows what differs "
-        "between two folders by more than noise.",
+        "Runs vllm bench serve in the head's container, and writes a folder: results, versions, flags, hardware, and "
+        "a report for a browser. --compare shows what differs between two folders by more than noise.",
         (
             "vcluster bench",
             "vcluster bench --concurrency 1,64 --input 1024 --output 256 --repeat 5",
@@ -251,8 +250,7 @@ VERBS = {
         _LOOK,
         "exec:exec_",
         "Run a command in the containers of the nodes.",
-        "Input, signals, the terminal and the exit code are those of the command. With --all each line has its "
-        "host, and the exit code is the highest.",
+        "Input, signals, terminal and exit code are those of the command; with --all the highest exit code.",
         ("vcluster exec gpu1 -- bash", "vcluster exec --head -- ray status", "vcluster exec --all -- df -h /dev/shm"),
         {3: "the cluster is not up", **READ},
         habits=("-it", "-ti", "-t"),

@@ -20,9 +20,11 @@ COURSES = {
     "at work": "ctrl_c()",
     "in a weak reference's callback": "it = It(); heard = weakref.ref(it, lambda _: ctrl_c()); del it",
     "in a finalizer": "It.__del__ = lambda _: ctrl_c(); It()",
+    # What Event.wait() leaves behind where it is interrupted while it takes its lock again.
+    "in Python's own locking": "lock = threading.Lock()\n    with lock:\n        lock.release(); ctrl_c()",
 }
 PROGRAM = """
-import signal, weakref
+import signal, threading, weakref
 from vllm_cluster.cli.session import Session
 
 class It:
