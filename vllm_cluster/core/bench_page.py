@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from statistics import mean
 from typing import Any
@@ -12,6 +12,8 @@ from vllm_cluster.core.bench import PERCENTILES, figure_name
 
 WIDTH, HEIGHT, EDGE = 640, 320, 56
 TOKENS = figure_name("output_throughput")
+# Of a label: what a wide digit takes at its size, and the room between two.
+CHARACTER, GAP = 7.5, 8
 COLORS = ("#2563eb", "#16a34a", "#d97706", "#dc2626")
 _STYLE = (
     "body{font:15px system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#111;background:#fff}"
@@ -145,17 +147,41 @@ def _chart(curves: Sequence[Curve], across: str, up: str) -> str:
     frame = f"M{EDGE},{EDGE} V{HEIGHT - EDGE} H{WIDTH - EDGE}"
     parts = [f'<path d="{frame}" fill="none" stroke="#999"/>']
     parts += [_label(EDGE - 6, down(y) + 4, _shown(y), "end") for y in (0.0, top / 2, top)]
-    parts += [_label(right(x), HEIGHT - EDGE + 18, _shown(x), "middle") for x in dict.fromkeys(xs[:6])]
+    parts += [_label(right(x), HEIGHT - EDGE + 18, _shown(x), "middle") for x in _apart(xs, right)]
     parts += [_label(WIDTH / 2, HEIGHT - 12, across, "middle"), _label(EDGE, EDGE - 12, up, "start")]
-    for color, (name, places) in zip(COLORS, curves, strict=False):
+    for color, (_, places) in zip(COLORS, curves, strict=False):
         line = " ".join(f"{right(x):.1f},{down(y):.1f}" for x, y in places)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
         parts += [f'<circle cx="{right(x):.1f}" cy="{down(y):.1f}" r="3" fill="{color}"/>' for x, y in places]
-        height = EDGE + 16 * COLORS.index(color)
-        if len(curves) > 1:
-            parts.append(_label(WIDTH - EDGE, height, name, "end", color))
+    parts += _legend([name for name, _ in curves]) if len(curves) > 1 else []
     label = escape(f"{up} over {across}", quote=True)
     return f'<g role="img" aria-label="{label}">{"".join(parts)}</g>'
+
+
+def _width(text: str) -> float:
+    return CHARACTER * len(text)
+
+
+def _apart(values: Sequence[float], right: Callable[[float], float]) -> list[float]:
+    """The values whose labels below an axis do not touch: the largest one, and from the left those that have room."""
+    *smaller, largest = sorted(set(values))
+    end = right(largest) - _width(_shown(largest)) / 2
+    found, free = [], -math.inf
+    for value in smaller:
+        half = _width(_shown(value)) / 2
+        if free < right(value) - half and right(value) + half + GAP < end:
+            found.append(value)
+            free = right(value) + half + GAP
+    return [*found, largest]
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    """The names of the curves in one line above them, where no curve is."""
+    parts, end = [], float(WIDTH - EDGE)
+    for color, name in reversed([*zip(COLORS, names, strict=False)]):
+        parts.append(_label(end, EDGE - 12, name, "end", color))
+        end -= _width(name) + 2 * GAP
+    return parts
 
 
 def _svg(content: str, height: int = HEIGHT) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -139,6 +140,46 @@ def test_the_picture_is_an_svg_that_stands_alone() -> None:
     assert {"tokens/s", "e2e p50", "e2e p99", "requests open at once", "seconds for a whole answer"} <= texts
     assert {"a <b>", "1 host, vLLM 0.32.0, vcluster 0.1.0, 2026-01-01"} <= texts
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 3
+
+
+Box = tuple[float, float, float, float]
+
+
+def boxes(part: ET.Element, down: float = 0.0) -> Iterator[tuple[str, Box]]:
+    """The texts and points of a picture, each with its left, top, right and bottom; a character takes 7 units."""
+    down += float(part.get("transform", "translate(0,0)").rstrip(")").partition(",")[2])
+    if part.tag.endswith("}text"):
+        x, y, wide = float(part.get("x", 0)), down + float(part.get("y", 0)), 7.0 * len(part.text or "")
+        left = x - {"start": 0.0, "middle": wide / 2, "end": wide}[part.get("text-anchor", "start")]
+        yield str(part.text), (left, y - 10, left + wide, y + 3)
+    if part.tag.endswith("}circle"):
+        x, y, r = (float(part.get(name, 0)) for name in ("cx", "cy", "r"))
+        yield "", (x - r, down + y - r, x + r, down + y + r)
+    for inner in part:
+        yield from boxes(inner, down)
+
+
+def touch(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+@pytest.mark.parametrize("most", [4, 128, 2048])
+@pytest.mark.parametrize("number", [1, 3, 8, 12])
+def test_no_label_of_the_picture_touches_another_or_a_point(number: int, most: int) -> None:
+    """Loads come close to each other, and so do times where they grow little."""
+    levels = sorted({max(1, round(most ** (step / max(1, number - 1)))) for step in range(number)})
+    chance = random.Random(number)
+    rows = measured(chance, 2, levels=tuple(levels))
+    for at, point in enumerate(rows):
+        for run in point["runs"]:
+            run["figures"] |= {"p50_e2el_ms": 900.0 + 20 * at, "p99_e2el_ms": 1000.0 + at * 90 * chance.random()}
+            run["figures"]["output_throughput"] *= 1 + at
+    found = list(boxes(ET.fromstring(picture({**DOCUMENT, "points": rows}))))
+    texts = [(text, box) for text, box in found if text]
+    assert [(one, other) for (one, a), (other, b) in combinations(texts, 2) if touch(a, b)] == []
+    assert [text for text, box in texts for other, point in found if not other and touch(box, point)] == []
+    assert all(box[0] >= 0 and box[2] <= 640 for _, box in texts)
+    assert {str(levels[-1]), str(levels[0])} <= {text.replace(",", "") for text, _ in texts}
 
 
 def test_a_figure_has_one_name_wherever_it_is_shown() -> None:
