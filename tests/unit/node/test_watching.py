@@ -31,10 +31,13 @@ pytestmark = pytest.mark.slow
     ],
 )
 def test_a_model_is_asked_for_what_it_is(world: World, tasks: list[str], path: str, logged: bool) -> None:
-    lines = [f"(APIServer pid=1) INFO 11-21 02:40:35 [entry.py:136] Supported tasks: {tasks}\n"]
-    world.plan({"lines": lines if logged else [], "paths": [path]})
+    lines = [f"(APIServer pid=1) INFO 11-21 02:40:35 [entry.py:136] Supported tasks: {tasks}\n"] if logged else []
+    world.plan({"lines": [*lines, "all lines are out\n"], "paths": [path], "loading": True})
     world.start()
     world.want("one")
+    # vLLM loads for long after these lines: here the API would open before the node program has read them.
+    world.until(lambda: "all lines are out" in world.log.read_text(), "the lines are read")
+    (world.fake / "loaded").touch()
     world.phase("ready")
     assert [asked["path"] for asked in world.completions][-2:] == [path, path]
     if logged and path not in ("/v1/chat/completions", "/classify"):
