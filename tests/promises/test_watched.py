@@ -103,4 +103,5 @@ def test_a_model_that_generates_nothing(sandbox: Sandbox, kind: str, flags: tupl
         rows = [event for event in served.events() if "phases" in event]
         assert rows[-1]["phase"] == "ready"
         asked = [row["detail"] for row in rows if row["phase"] == "probing"]
-        measured.figure = f"ready, asked: {asked[-1]}"
+        # Two small requests may be over between two looks.
+        measured.figure = f"ready, asked: {asked[-1]}" if asked else "ready"
