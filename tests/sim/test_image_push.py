@@ -12,9 +12,12 @@ from tests.support.sim.world import Machine, Picture, World
 from vllm_cluster.actions.image_push import push
 from vllm_cluster.actions.images import images, prune
 from vllm_cluster.core.image_use import ClusterImage
-from vllm_cluster.errors import PreflightFailed, UsageError
+from vllm_cluster.errors import HostError, PreflightFailed, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import image_push
+from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.run.runtime import Runtime
 
 pytestmark = pytest.mark.promise("P45")
@@ -127,6 +130,27 @@ def test_the_remedy_for_an_image_that_is_missing_can_be_pasted(source: str, reme
     words = str(error.hint).split()
     assert " ".join(words[-len(remedy.split()) :]) == remedy
     assert words[0] == ("docker" if source == "local" else "ssh")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'unable to start container process: exec: "python3": executable file not found in $PATH: unknown',
+        "OCI runtime error: crun: executable file `python3` not found in $PATH: No such file or directory",
+    ],
+)
+def test_an_image_without_python_is_refused_before_anything_is_sent(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(connection: HostConnection, *_: object) -> RunningProgram:
+        raise HostError(connection.name, f"its program does not run: Error response from daemon: {words}")
+
+    monkeypatch.setattr(image_push, "start", start)
+    world = with_other("gpu1")
+    outcome = sent(world, image=OTHER)
+    assert isinstance(outcome.error, PreflightFailed)
+    assert f"{OTHER} has no python3, and no node can be made from it: nothing was sent" in outcome.error.message
+    assert world.machines["gpu2"].picture(OTHER) is None
 
 
 def test_a_host_that_is_named_as_this_machine_is_a_source_as_any_other() -> None:

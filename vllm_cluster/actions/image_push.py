@@ -44,7 +44,7 @@ def push(
 
     Raises:
         UsageError: the image reference is invalid, or the inventory has no such host.
-        PreflightFailed: it is nowhere, it is for another processor, or a disk has no room; nothing was sent.
+        PreflightFailed: it is nowhere, has no Python, is for another processor, or finds no room; nothing was sent.
         HostError, FleetError: some hosts did not get it; the others did.
     """
     name = _reference(image) if image else inventory.image
@@ -138,7 +138,7 @@ def _find(inventory: Inventory, fleet: Fleet, name: str, source: str, facts: Map
     if source != LOCAL:
         for host in [source] if source else names:
             if image := held(fleet.connections[host], name):
-                return Stored(fleet.connections[host], image, inventory.hosts[host].address)
+                return Stored(fleet.connections[host], image, inventory.hosts[host].address, name)
     asks_here = source in ("", LOCAL) and not is_other_local(inventory)
     if asks_here and (found := _local(inventory, fleet, name)):
         return found
@@ -165,7 +165,7 @@ def _local(inventory: Inventory, fleet: Fleet, name: str) -> Stored | None:
     connection.open_engine(version.text.strip())
     connection.may_change = True
     image = held(connection, name)
-    return Stored(connection, image, LOOPBACK) if image else None
+    return Stored(connection, image, LOOPBACK, name) if image else None
 
 
 def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], naming: _Naming) -> list[str]:

@@ -15,7 +15,7 @@ from vllm_cluster.core.identity import Owner
 from vllm_cluster.core.images import Content, content, repository_and_tag, shared_layers
 from vllm_cluster.core.spec import Mount
 from vllm_cluster.docker.temporary import TemporaryContainer
-from vllm_cluster.errors import ConnectionLost, HostError
+from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import OnHost, RemoteProgram, RunningProgram, python, start
@@ -34,6 +34,8 @@ ROOT = "/docker"
 LOOPBACK = "127.0.0.1"
 # How the script below ends where the sender cannot be reached from this host; without bash it is 127.
 CLOSED = 97
+# As runc and crun report it.
+_NO_PYTHON = re.compile(r"exec: \"python3\": executable file not found|executable file `python3` not found")
 _LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")
 # bash reaches a port by itself: a host need have neither curl nor Python. The line is the token's, and no argument.
 RECEIVE = """set -o pipefail
@@ -60,11 +62,15 @@ def shared_with(connection: HostConnection, image: Content) -> int:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where an image is: the way there, and the address at which other hosts reach it: the loopback where none does."""
+    """Where an image is: the way there, and the address at which other hosts reach it: the loopback where none does.
+
+    `name` is the one that it was asked for by.
+    """
 
     connection: HostConnection
     image: Content
     address: str
+    name: str
 
 
 class ImageSource:
@@ -72,7 +78,7 @@ class ImageSource:
 
     def __init__(self, stored: Stored, owner: Owner, emit: Emit) -> None:
         self.connection, self.image, self.emit = stored.connection, stored.image, emit
-        self._address, self._owner = stored.address, owner
+        self._address, self._owner, self._name = stored.address, owner, stored.name
         self._token = stored.connection.runtime.token(TOKEN_BYTES)
         self._program: RunningProgram | None = None
         self._port = 0
@@ -82,6 +88,11 @@ class ImageSource:
         self._failed: dict[str, str] = {}
 
     def __enter__(self) -> ImageSource:
+        """Start the program that reads its layers.
+
+        Raises:
+            PreflightFailed: the image has no Python, which also every node runs.
+        """
         try:
             self._start()
         except (HostError, ValueError, LookupError, TypeError) as error:
@@ -89,6 +100,9 @@ class ImageSource:
                 raise
             self._end()
             why = error.detail if isinstance(error, HostError) else str(error)
+            if _NO_PYTHON.search(why):
+                text = f"{self._name} has no python3, and no node can be made from it: nothing was sent"
+                raise PreflightFailed(text, hint="name an image of vLLM") from error
             text = f"cannot read single layers ({why}): the whole image is sent, through this machine"
             self.emit(Event("warning", text, self.connection.name, {"code": "image-whole"}))
         return self

@@ -138,7 +138,7 @@ class ImageSupply:
                     raise HostError(operation.source, f"{operation.image} is gone", hint="vcluster up")
                 address = next(at for at, name in self.fleet.addresses.items() if name == operation.source)
                 owner = Owner(self.plan.cluster, self.plan.id, self.plan.head_address)
-                source = ImageSource(Stored(connection, image, address), owner, self.emit)
+                source = ImageSource(Stored(connection, image, address, operation.image), owner, self.emit)
                 self._sources[key] = self._opened.enter_context(source)
             return self._sources[key]
 
