@@ -14,7 +14,7 @@ from vllm_cluster.core.images import (
     find_image,
     repository_and_tag,
 )
-from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, VLLM_VERSION
+from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, SPEC, VLLM_VERSION
 from vllm_cluster.facts.host_facts import Container, Image
 
 State = Literal["runs", "wanted", "before", "unused"]
@@ -50,14 +50,15 @@ def cluster_images(
 
     An engine image carries the name of the cluster that it was built for: a host has one of a name, and the id goes
     with `down`. One that an earlier version built, or that is another name of its base, is known by its base. A base
-    has names of the inventory's repository alone, and an engine image was made from it, or `image push` moved its name
-    to another: any other image of that repository belongs to others.
+    has names of the inventory's repository alone, or none any more, and an engine image was made from it, or
+    `image push` moved its name to another: any other image of that repository belongs to others.
     """
     repository = repository_and_tag(canonical(reference))[0]
     wanted = find_image(reference, images)
     earlier = {image.id for image in images if earlier_image_name(cluster, image.id) in image.tags}
-    known = {image.id: image for image in images if image == wanted or _is_of(repository, cluster, image)}
     every = list(_engines(images))
+    nameless = {base for image, base, _ in every if image.labels.get(BUILT_FOR) == cluster}
+    known = {one.id: one for one in images if one == wanted or _is_of(repository, cluster, one, nameless)}
     engines = [row for row in every if _of_cluster(row[0], row[1], known, cluster)]
     # What another cluster's engine image is made from is left to that cluster.
     theirs = {base for image, base, _ in every if not _of_cluster(image, base, known, cluster)}
@@ -83,7 +84,7 @@ def cluster_images(
         ClusterImage(
             image.id,
             _names(image),
-            next(iter(image.digests), ""),
+            next(iter(_digests(image)), ""),
             image.size,
             image.created,
             state(image),
@@ -98,12 +99,26 @@ def _names(image: Image) -> tuple[str, ...]:
     return tuple(tag for tag in image.tags if not tag.startswith(_NONE))
 
 
-def _is_of(repository: str, cluster: str, image: Image) -> bool:
-    """Whether an image has names of that repository, and no others but those that vcluster gives."""
+def _digests(image: Image) -> tuple[str, ...]:
+    return tuple(digest for digest in image.digests if not digest.startswith(_NONE))
+
+
+def _given(image: Image) -> tuple[str, ...]:
+    """By what a person can name it; nothing where another image took its name."""
+    return _names(image) or _digests(image)
+
+
+def _is_of(repository: str, cluster: str, image: Image, nameless: Collection[str]) -> bool:
+    """Whether an image has names of that repository, and no others but those that vcluster gives.
+
+    One without any name is of the cluster where it is among the `nameless`.
+    """
+    if not _given(image):
+        return image.id in nameless
     earlier = earlier_image_name(cluster, image.id)
     given = [name for name in _names(image) if not _ENGINE.fullmatch(name)]
     # One that brings its own Ray has an engine image's name, too: it does not show whose it is.
-    names = [name for name in given or image.digests if name != earlier]
+    names = [name for name in given or _digests(image) if name != earlier]
     same = all(repository_and_tag(canonical(name))[0] == repository for name in names)
     return same and bool(names or earlier in given)
 
@@ -122,6 +137,9 @@ def _engines(images: Sequence[Image]) -> Iterator[tuple[Image, str, str]]:
         for tag in image.tags:
             if found := _ENGINE.fullmatch(tag):
                 yield image, image.labels.get(BASE_IMAGE) or short.get(found[1], ""), found[2]
+        # Its name went to one that was built later; a copy of a node that a person made has the labels of the node too.
+        if not _given(image) and BUILT_FOR in image.labels and SPEC not in image.labels:
+            yield image, image.labels.get(BASE_IMAGE, ""), ""
 
 
 def _of_cluster(image: Image, base: str, known: Collection[str], cluster: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed, loses_its_name
 from vllm_cluster.core.images import earlier_image_name
-from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR
+from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, SPEC
 from vllm_cluster.facts.host_facts import Container, Image
 
 REPOSITORY, OURS = "vllm/vllm-openai", "lab"
@@ -66,6 +68,26 @@ def test_what_runs_is_wanted_or_was_before_is_kept_with_its_base() -> None:
 )
 def test_an_image_of_others_is_not_listed(foreign: Image) -> None:
     assert foreign.id not in states((*ALL, foreign))
+
+
+@pytest.mark.parametrize("listed", [(), ("<none>:<none>",)], ids=["Docker 25", "Docker 24"])
+def test_an_image_whose_name_went_to_another_is_listed(listed: tuple[str, ...]) -> None:
+    """A build under the same name left them: Docker lists them as <none>, and its own prune removes them."""
+    digests = tuple(name.replace(":", "@") for name in listed)
+    bare = replace(base(B1), tags=listed, digests=digests)
+    rebuilt = replace(engine(101, B1), tags=listed, digests=digests)
+    found = states((bare, rebuilt, *ALL[1:4], *ALL[5:]))
+    assert (found[bare.id], found[rebuilt.id]) == ("unused", "unused")
+    found = states((bare, rebuilt, *ALL[1:4], *ALL[5:]), 101)
+    assert (found[bare.id], found[rebuilt.id]) == ("runs", "runs")
+
+
+def test_an_image_without_a_name_that_is_of_others_is_not_listed() -> None:
+    """Also one that is a copy of a node, which a person made of its container: it has the labels of the image."""
+    bare, theirs = replace(base(B1), tags=()), replace(engine(109, B2, owner="another-cluster"), tags=())
+    copy = replace(engine(110, B4), tags=())
+    copy = replace(copy, labels={**copy.labels, SPEC: "{}"})
+    assert not {bare.id, theirs.id, copy.id} & set(states((bare, theirs, copy, *ALL[1:4], *ALL[5:])))
 
 
 def test_a_base_is_left_where_others_need_it() -> None:

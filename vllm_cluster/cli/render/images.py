@@ -48,7 +48,7 @@ def _row(found: FoundImages, held: dict[str, ClusterImage]) -> dict[str, str]:
     names = [name for name in one.names if not (one.ray and not one.base and name.startswith("vcluster-engine:"))]
     return {
         "image": plain(", ".join(names) or one.digest or "(no name)"),
-        "id": "" if one.base else one.id.removeprefix("sha256:")[:12],
+        "id": "" if one.base and one.names else one.id.removeprefix("sha256:")[:12],
         # Of an image that brings its own it is known where `up` has looked.
         "ray": plain(", ".join(sorted({image.ray for image in held.values()} - {""}))),
         "vllm": plain(one.vllm),
