@@ -1,4 +1,4 @@
-"""A failed test that attacks a promise is a row of the table too; a run says what it leaves for `make promises`."""
+"""A failed test that attacks a promise is a row of the table too; a run names what it leaves for `make promises`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left."""
+    """Name what was left."""
     if LEFT:
         files = ", ".join(f"{count} of {name}" for name, count in sorted(LEFT.items()))
         terminalreporter.line(f"left for `make promises`, which takes longer: {files}")

@@ -28,7 +28,7 @@ def claimed() -> list[str]:
 
 
 def floors() -> dict[str, list[Path]]:
-    """Files that run on an older Python than ours, by that version, as ruff is told them; the oldest floor wins."""
+    """Files that run on an older Python than the package, by that version, as ruff gets them; the oldest floor wins."""
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["per-file-target-version"]
     found: dict[Path, str] = {}
     for pattern, target in sorted(targets.items(), key=lambda item: int(item[1][3:]), reverse=True):
@@ -37,7 +37,7 @@ def floors() -> dict[str, list[Path]]:
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version that runs; a version manager's stand-in on PATH may not."""
+    """A Python of this version that runs; a version manager's shim on PATH may not."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     places = [shutil.which(f"python{version}"), *sorted(map(str, pyenv.glob(f"{version}.*/bin/python{version}")))]
     places += sorted(
@@ -58,7 +58,7 @@ def compiled(python: str, paths: list[Path]) -> str:
 
 
 def lane(version: str, python: str) -> str:
-    """Run the unit lane; what it said last."""
+    """Run the unit lane; the last that it printed."""
     folder = ROOT / ".cache" / "pythons" / version
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     inner = str(folder / "bin" / "python")

@@ -107,7 +107,7 @@ def _options(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def exit_codes() -> str:
-    """What each exit code means, and which verbs have more to say of it."""
+    """What each exit code means, and which verbs describe it further."""
     lines = [
         "# Exit codes",
         "",

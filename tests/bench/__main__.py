@@ -85,7 +85,7 @@ def measure_start() -> tuple[float, float]:
 
 
 def main() -> int:
-    """Measure everything, say it, and write the page."""
+    """Measure everything, print it, and write the page."""
     helped, typer = measure_start()
     subprocess.run([str(VCLUSTER), "sandbox", "up", "--dir", str(SANDBOX)], check=True)
     sandbox = Sandbox(SANDBOX)

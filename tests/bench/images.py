@@ -58,7 +58,7 @@ def each(act: Callable[[str], object]) -> None:
 
 
 def push(sandbox: Sandbox, name: str) -> None:
-    """Ours."""
+    """The push of vcluster."""
     sandbox.vcluster("image", "push", name, seconds=1800).ok()
 
 

@@ -382,7 +382,7 @@ def compare(ratios: Ratios, number: int, ways: dict[str, Callable[[Hosts], Calla
         try:
             ratios.add(name, beside(f"w{number}{place}", prepare, size), ones[size])
         except Exception as error:
-            # What others' programs do must not end the measurement of ours; their row is of the other rounds.
+            # What others' programs do must not end the measurement of vcluster; their row is of the other rounds.
             print(f"{name}: failed: {error}", flush=True)
 
 

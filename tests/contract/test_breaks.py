@@ -1,4 +1,4 @@
-"""Hosts that stop, connections that break: every call ends, and says whether it may have happened."""
+"""Hosts that stop, connections that break: every call ends, with whether it may have happened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vllm_cluster.transport import Kind
 from vllm_cluster.transport.base import Target, Transport
 
 Connect = Callable[[Target, Kind], Transport]
-# 5 s until a silent host is asked, 15 s for its answer, 1 s to tell.
+# 5 s until a silent host is asked, 15 s for its answer, 1 s to notice.
 SILENCE = 21
 
 

@@ -49,7 +49,7 @@ def spec() -> Iterator[ContainerSpec]:
 
 
 def made(spec: ContainerSpec) -> Any:
-    """What Docker says of the container and its volumes, without what is new each time."""
+    """What Docker has of the container and its volumes, without what is new each time."""
     (seen,) = json.loads(docker("inspect", spec.name))
     volumes = [json.loads(docker("volume", "inspect", name))[0] for name in (spec.state_volume, spec.secrets_volume)]
     # With a terminal or not, a run would attach; a container that is started later does not.

@@ -333,7 +333,7 @@ def test_a_volume_keeps_its_first_labels(docker: Docker) -> None:
     first = docker.ask("POST", "/volumes/create", json_body={"Name": name, "Labels": docker.labels})
     assert (first.status, first.json["Name"], first.json["Labels"]) == (201, name, docker.labels)
     again = docker.ask("POST", "/volumes/create", json_body={"Name": name, "Labels": other})
-    # A Docker that was restarted since says None here.
+    # A Docker that was restarted since answers None here.
     assert (again.status, again.json["Labels"] in (docker.labels, None)) == (201, True)
     info = docker.ask("GET", f"/volumes/{name}")
     assert (info.status, info.json["Name"], info.json["Labels"]) == (200, name, docker.labels)

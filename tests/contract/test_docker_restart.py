@@ -77,7 +77,7 @@ def restarted(docker: Docker, daemon: Daemon | None) -> None:
 
 
 def remembers(docker: Docker, daemon: Daemon | None) -> None:
-    """Volumes and containers keep their labels, and ours are known as ours."""
+    """Volumes and containers keep their labels, and those of the cluster are known by them."""
     name = docker.name("volume")
     docker.client.volumes.create(name, docker.labels)
     made = docker.create("one", "exit 0")

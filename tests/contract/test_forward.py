@@ -102,7 +102,7 @@ def test_a_closed_port_of_the_host_closes_the_connection(host: Transport) -> Non
 
 
 def model(phase: str, port: int, host: str = "127.0.0.1") -> ServeStatus:
-    """What a node says of its model."""
+    """What a node reports of its model."""
     return ServeStatus("1", "m", "m", host, port, phase, "", None, 0.0, 1, (1, 1), None, None, None, None)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a host's key is the one of ssh, by every carrier, and the error says what to do."""
+"""The verdict on a host's key is the one of ssh, by every carrier, and the error has the remedy."""
 
 from __future__ import annotations
 

@@ -185,14 +185,14 @@ def uses() -> Iterator[tuple[str, str]]:
 
 
 def test_every_private_part_is_in_the_table() -> None:
-    """The test below finds the parts of a class that one of ours is based on."""
+    """The test below finds the parts of a class that one of the package is based on."""
     listed = {*PRIVATE, *(path.rpartition(".")[2] for path in PRIVATE), *OPTIONAL}
     texts = " ".join([*OF_RAY, *(name for names in OF_RAY.values() for name in names)]).replace("/", ".")
     assert [f"{where}: {name}" for name, where in uses() if name not in listed and name not in texts] == []
 
 
 def test_what_our_classes_use_of_their_bases_is_in_the_table() -> None:
-    """`self._connect` of a class that is based on paramiko's: its name may be one of ours elsewhere."""
+    """`self._connect` of a class that is based on paramiko's: its name may be one of the package's elsewhere."""
     missing = []
     for found_module in pkgutil.iter_modules(fabric.__path__, f"{fabric.__name__}."):
         module = importlib.import_module(found_module.name)

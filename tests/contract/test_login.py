@@ -1,4 +1,4 @@
-"""Reaching a host and being let in, or an error that says what to do."""
+"""Reaching a host and being let in, or an error with its remedy."""
 
 from __future__ import annotations
 

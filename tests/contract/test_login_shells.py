@@ -1,4 +1,4 @@
-"""Login shells as they are: whatever they quote, print or refuse, a command works or one error says why not."""
+"""Login shells as they are: however they quote, print or refuse, a command works or one error has the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real registry that demands a login: the host's own login is used, and without one the error says what to do."""
+"""A real registry that demands a login: the host's own login is used, and without one the error has the remedy."""
 
 from __future__ import annotations
 

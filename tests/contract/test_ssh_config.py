@@ -1,4 +1,4 @@
-"""What people have in their ssh_config for their own sessions changes nothing about ours."""
+"""What people have in their ssh_config for their own sessions changes no connection of vcluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each bad input is one clear error with the right exit code, and a mended world needs just another `up`."""
+"""Each bad input is one clear error with the right exit code, and once it is corrected, another `up` is enough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 
 def untouched(cluster: Sandbox) -> bool:
-    """Whether no host has anything of ours."""
+    """Whether no host has anything of the cluster."""
     return cluster.nodes() == {}
 
 
@@ -75,7 +75,7 @@ def test_a_wrong_host_key(cluster: Sandbox) -> None:
 
 @contextmanager
 def root_does(cluster: Sandbox, host: str, script: str, undo: str) -> Iterator[None]:
-    """Break a host as its root would, and mend it."""
+    """Break a host as its root would, and repair it."""
     cluster.on(host, "sh", "-c", script, root=True)
     try:
         yield
@@ -83,7 +83,7 @@ def root_does(cluster: Sandbox, host: str, script: str, undo: str) -> Iterator[N
         cluster.on(host, "sh", "-c", undo, root=True)
 
 
-# Something of somebody else's that listens: another sshd, with the host's own key.
+# Another program that listens: a second sshd, with the host's own key.
 LISTEN = (
     "/usr/sbin/sshd -p {} -o PidFile=/run/taken.pid -h $(ls /sandbox/hosts/*/gpu1/ssh_host_ed25519_key | head -n 1)"
 )

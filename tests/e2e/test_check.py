@@ -162,7 +162,7 @@ def no_engine_image(cluster: Sandbox) -> Iterator[None]:
 
 @pytest.mark.cluster("empty")
 def test_gpus_as_they_were_recorded(cluster: Sandbox, tmp_path: Path) -> None:
-    """What a host with two H200 printed, told by hosts that have Docker without any way to hand them out."""
+    """What a host with two H200 printed, reported by hosts that have Docker without any way to hand them out."""
     inventory = cluster.rewrite(Path("nvidia.yaml"), replace=[("accelerator: cpu ", "accelerator: nvidia ")])
     try:
         for host in HOSTS:
@@ -233,6 +233,6 @@ def test_facts_of_hosts(cluster: Sandbox) -> None:
 
 @pytest.mark.cluster("up")
 def test_a_cluster_that_is_up_is_well(cluster: Sandbox) -> None:
-    """Its own containers, ports and memory are no finding."""
+    """Its own containers, ports and memory cause no finding."""
     report = check(cluster)
     assert (report["findings"], report["ok"]) == ([], True)

@@ -103,7 +103,7 @@ def test_the_page_shows_a_rank_and_a_node_that_go_and_return(sandbox: Sandbox) -
         browser.until(lambda text: "sandbox/tiny-llama: ready" in text, "#phase", LONG)
         browser.until(lambda text: text == "", "#problems")
         assert {one.removeprefix(url) for one in browser.asked} <= {"", "data"}
-        assert browser.said == []
+        assert browser.lines == []
 
 
 @pytest.mark.cluster("served")

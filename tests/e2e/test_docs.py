@@ -72,7 +72,7 @@ def shell(command: str, folder: Path, environment: Mapping[str, str], seconds: f
 
 
 def answer(command: str, folder: Path, environment: Mapping[str, str]) -> None:
-    """Run a line that asks a question, and say yes."""
+    """Run a line that asks a question, and answer yes."""
     variables = {**os.environ, "PATH": f"{VCLUSTER.parent}:{os.environ['PATH']}", **environment}
     with Terminal(["bash", "-c", command], env=variables, cwd=folder) as terminal:
         terminal.until("[y/N] ", 120)
@@ -147,7 +147,7 @@ def test_the_sandbox_page(tmp_path: Path) -> None:
         if command in ASKS["sandbox.md"]:
             answer(command, tmp_path, environment)
             continue
-        # Its exit code says that the cluster is not what the inventory says.
+        # By its exit code the cluster is not what the inventory declares.
         shell(f"! {command}" if killed and command == "vcluster status" else command, tmp_path, environment)
         killed = "docker kill" in command
 
@@ -279,7 +279,7 @@ def test_the_benchmark_page(sandbox: Sandbox, tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.cluster("none")
 def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
-    """The README's first command; then again, which must be quick and say the same."""
+    """The README's first command; then again, which must be quick and print the same."""
     clone = tmp_path / "clone"
     shell(f"git clone --quiet {ROOT} {clone}", tmp_path, {})
     try:

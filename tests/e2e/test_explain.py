@@ -1,4 +1,4 @@
-"""A real cluster, broken one way at a time: what serve says, and what explain and bundle find afterwards."""
+"""A real cluster, broken one way at a time: what serve prints, and what explain and bundle find afterwards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_serve_names_what_is_known_and_guesses_nothing_from_earlier_failures(clu
 
 
 def served_by_attempt_after(sandbox: Sandbox, first: int) -> bool:
-    """Whether a later attempt is ready: the first one says ready until its end is seen."""
+    """Whether a later attempt is ready: the first one is shown as ready until its end is seen."""
     serving = sandbox.vcluster("status", "--json").json()["serving"]
     return bool(serving["attempt"] > first and serving["phase"] == "ready")
 
@@ -55,7 +55,7 @@ def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failur
 
     def told() -> bool:
         said.append(sandbox.vcluster("explain", "--json").json())
-        # Once vLLM has started again it is told as past.
+        # Once vLLM has started again it is shown as past.
         return said[-1]["verdict"] == "symptom" or "40" in said[-1]["earlier"]
 
     until(told)
@@ -68,7 +68,7 @@ def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failur
 @pytest.mark.promise("P37", "P41")
 @pytest.mark.cluster("empty", leaves="changed")
 def test_rays_last_words_are_the_answer_within_seconds_when_it_does_not_start(cluster: Sandbox) -> None:
-    """Ray ends of a setting that is no number; the worker could never join, and no firewall is why."""
+    """Ray ends of a setting that is not a number; the worker could never join, and no firewall is why."""
     words = ('{HF_HUB_OFFLINE: "1"}', '{HF_HUB_OFFLINE: "1", RAY_raylet_start_wait_time_s: "x"}')
     bad = cluster.rewrite(Path("ray-ends.yaml"), replace=[words])
     cluster = Sandbox(cluster.folder, {**cluster.environment, "VCLUSTER_INVENTORY": str(bad)})

@@ -51,7 +51,7 @@ def slow(sandbox: Sandbox, host: str) -> Iterator[None]:
 
 
 def seen(sandbox: Sandbox, host: str, name: str) -> Any:
-    """What Docker says of an image."""
+    """What Docker has of an image."""
     (found,) = json.loads(sandbox.docker(host, "image", "inspect", name))
     return found
 

@@ -27,7 +27,7 @@ def address(sandbox: Sandbox, host: str) -> str:
 
 
 def left(sandbox: Sandbox) -> str:
-    """What of ours is on the hosts: containers, volumes, programs."""
+    """What of the cluster is on the hosts: containers, volumes, programs."""
     script = "docker ps -aq; docker volume ls -q; pgrep -fa 'probe|collective' | grep -v pgrep || true"
     return "".join(sandbox.on(host, "sh", "-c", script, root=True) for host in HOSTS)
 
@@ -44,7 +44,7 @@ def found(sandbox: Sandbox, *options: str) -> tuple[Any, list[Any]]:
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    """What is told to people while it happens, without the seconds."""
+    """What is shown to people while it happens, without the seconds."""
     assert process.stderr
     for line in process.stderr:
         yield line.partition("s  ")[2].rstrip()
@@ -85,7 +85,7 @@ def test_sound_links_are_found_sound(cluster: Sandbox) -> None:
     ids=["a pinned port", "a range rejected", "ephemeral ports", "every port", "large packets"],
 )
 def test_what_is_closed_one_way_only(cluster: Sandbox, rule: str, code: str, host: str, words: str) -> None:
-    """The rule stands on gpu1, for what comes from gpu2; the other way all is well."""
+    """The rule is on gpu1, for what comes from gpu2; the other way all is well."""
     with rules(cluster, "gpu1", f"INPUT -s {address(cluster, 'gpu2')} {rule}"):
         (one,) = found(cluster)[1]
     assert (one["code"], one["host"], one["error"]) == (code, host, True)
@@ -163,7 +163,7 @@ def test_nothing_stays_of_a_killed_controller(cluster: Sandbox, options: list[st
 
 @pytest.mark.cluster("up")
 def test_ports_of_a_cluster_that_is_up_are_connected_to(cluster: Sandbox) -> None:
-    """Ray listens where the probe would; nobody is disturbed."""
+    """Ray listens where the probe would; no person is disturbed."""
     nodes = cluster.nodes()
     report = cluster.vcluster("check", "--json").ok().json()
     assert [one for one in report["findings"] if one["code"].startswith("link-")] == []

@@ -146,7 +146,7 @@ def test_stop_ends_serving_and_leaves_the_cluster(cluster: Sandbox) -> None:
 @pytest.mark.deep
 @pytest.mark.cluster("up", leaves="served")
 def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster: Sandbox) -> None:
-    """One GPU a host: then the two stages of PP=2 stand on two hosts, and bf16 can be compared."""
+    """One GPU a host: then the two stages of PP=2 are on two hosts, and bf16 can be compared."""
     text = Path(cluster.environment["VCLUSTER_INVENTORY"]).read_text()
     smaller = cluster.folder / "one-gpu.yaml"
     lines = [line.replace("}", ", gpus: 1}") if "address:" in line else line for line in text.splitlines()]

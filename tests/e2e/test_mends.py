@@ -1,4 +1,4 @@
-"""What breaks or is broken off is found, named and mended by another `up`."""
+"""What breaks or is broken off is found, named and repaired by another `up`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_container_that_ends_at_once_is_told_with_its_last_lines(cluster: Sand
 
 @pytest.mark.cluster("up")
 def test_ray_that_counts_something_else_is_not_up(cluster: Sandbox) -> None:
-    """A second raylet on gpu2 joins with a GPU that nobody planned."""
+    """A second raylet on gpu2 joins with a GPU that is not planned."""
     node = cluster.nodes()["gpu2"]
     intruder = "ray start --address=$RAY_ADDRESS --num-gpus=1 --node-ip-address=$VLLM_HOST_IP --min-worker-port=0"
     cluster.docker(

@@ -1,4 +1,4 @@
-"""A model is brought to every host, whatever happens meanwhile: real hosts, the image's huggingface_hub, a hub here."""
+"""A model reaches every host, also with faults meanwhile: real hosts, the image's huggingface_hub, a hub here."""
 
 from __future__ import annotations
 

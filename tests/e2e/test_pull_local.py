@@ -1,4 +1,4 @@
-"""A model comes through the laptop to hosts that reach no hub, whatever ends it meanwhile: real hosts, a real hub."""
+"""A model comes through the laptop to hosts that reach no hub, also after an end of it: real hosts, a real hub."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_hosts_without_internet_get_a_model_through_the_laptop(sandbox: Sandbox,
     process = operator.start("pull", MODEL, "--via", "local")
     # The second host has bytes while the first one still gets them, and neither has the token.
     until(lambda: has(sandbox, "gpu2", SIZE // 4))
-    # From here on it stands still: it must not end before it is killed.
+    # From here on nothing moves: it must not end before it is killed.
     far_hub.rate = 1e4
     for host in HOSTS:
         assert "token" not in sandbox.docker(host, "exec", CONTAINER, "ls", "/tmp")

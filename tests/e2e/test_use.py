@@ -23,7 +23,7 @@ from vllm_cluster.run.detached import start_time
 pytestmark = pytest.mark.e2e
 
 GREEDY = ("--temperature", "0", "--max-tokens", str(TOKENS))
-# Fields of vLLM's requests that have an option of another name or form, are no sampling, or are for other programs.
+# Fields of vLLM's requests that have an option of another name or form, sample nothing, or are for other programs.
 ELSEWHERE = {
     *("model", "messages", "prompt", "stream", "stream_options", "user", "request_id", "session_id"),
     *("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "response_format", "reasoning_effort"),

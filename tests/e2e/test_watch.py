@@ -121,7 +121,7 @@ def test_the_dashboard_has_the_same(sandbox: Sandbox) -> None:
 @pytest.mark.deep
 @pytest.mark.cluster("served", leaves="changed")
 def test_a_rank_a_node_and_a_model_go_under_it(sandbox: Sandbox) -> None:
-    """The view goes on: a rank that is killed and comes back, a node that is restarted, a model that is stopped."""
+    """The view continues: a rank that is killed and comes back, a node that is restarted, a model that is stopped."""
     with watching(sandbox) as watched:
         watched.until(lambda view: view["model"])
         root(sandbox, "gpu2", "docker exec vcluster-sandbox pkill -9 -f RayWorker")

@@ -80,7 +80,7 @@ class Run:
         """Itself, if it has done what it was asked for.
 
         Raises:
-            Failed: with what it said.
+            Failed: with what it printed.
         """
         if self.code:
             raise Failed(f"vcluster {shlex.join(self.argv)}: exit {self.code}: {self.said}")
@@ -93,7 +93,7 @@ class Run:
         return str(error["message"]) if error else self.stderr.strip()[-600:]
 
     def phases(self) -> list[tuple[str, float]]:
-        """What went on and for how long, in seconds, as the events of phases and of progress tell."""
+        """What went on and for how long, in seconds, by the events of phases and of progress."""
         told = [event for event in self.events if event.get("event") in ("phase", "progress", "warning")]
         ends = [event["t"] for event in told[1:]] + [self.began + self.seconds]
         return [(str(e["text"]), round(end - e["t"], 2)) for e, end in zip(told, ends, strict=True)]

@@ -107,7 +107,7 @@ class ByHand:
         return self.cluster.inside(self.cluster.head, f"tail -n {lines} {LOG}").text[-1500:]
 
     def kv(self) -> int | None:
-        """Tokens that the KV cache holds, as the log says."""
+        """Tokens that the KV cache holds, by the log."""
         return kv_tokens(self.cluster.inside(self.cluster.head, f"grep 'KV cache size' {LOG}").text)
 
     def end(self) -> None:
@@ -130,7 +130,7 @@ class ByHand:
 
 
 def kv_tokens(log: str) -> int | None:
-    """The tokens of the KV cache, of the last line that tells them."""
+    """The tokens of the KV cache, of the last line that has them."""
     found = re.findall(r"KV cache size: ([\d,]+) tokens", log)
     return int(found[-1].replace(",", "")) if found else None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.gpu.cluster import Cluster, Failed
 
-# By command line. The container ends with its node program; not by `docker kill`, which Docker takes for somebody's
+# By command line. The container ends with its node program; not by `docker kill`, which Docker takes for a person's
 # will and starts nothing after.
 KILLS = {
     "rank": r"RayWorkerProc|RayWorkerWrapper|VLLM::Worker",

@@ -38,7 +38,7 @@ QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format
 
 
 def start(layout: tuple[str, int, int, str], gpus: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Begin to serve; what it says goes to a file named log."""
+    """Begin to serve; what it prints goes to a file named log."""
     name, tp, pp, dtype = layout
     folder.mkdir()
     config = {
@@ -60,7 +60,7 @@ def start(layout: tuple[str, int, int, str], gpus: str, folder: Path) -> subproc
 
 
 def measured(layout: tuple[str, int, int, str], process: subprocess.Popen[bytes], folder: Path) -> dict[str, Any]:
-    """Wait until the size of the cache is logged, and end it; a row, which says the reason where there is none."""
+    """Wait until the size of the cache is logged, and end it; a row, which has the reason where there is none."""
     name, tp, pp, dtype = layout
     row: dict[str, Any] = {"model": name, "tp": tp, "pp": pp, "kv_cache_dtype": dtype, "context": CONTEXT}
     began, text = time.monotonic(), ""

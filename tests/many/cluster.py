@@ -37,7 +37,7 @@ ID = "ab" * 8
 
 @dataclass(frozen=True)
 class Played:
-    """One host: `kind` says how it behaves ("well", "mute", "half", "refuses")."""
+    """One host: `kind` is how it behaves ("well", "mute", "half", "refuses")."""
 
     number: int
     kind: str = "well"
@@ -132,7 +132,7 @@ class Cluster:
         return "".join(f"\n@@{name}\n{body}\n" for name, body in sections.items())
 
     def configuration(self, *, up: bool) -> dict[str, Any]:
-        """What the farm is told: hosts on which nothing runs, or on which all runs as the inventory says."""
+        """What the farm gets: hosts on which nothing runs, or on which all runs as the inventory declares."""
         texts = {host.name: self.facts(host) for host in self.hosts}
         inventory = load(self.inventory, cwd=self.folder)
         facts = {name: parse.facts(name, text) for name, text in texts.items()}

@@ -74,7 +74,7 @@ def _terminal(sink: int) -> Iterator[int]:
     near, far = pty.openpty()
 
     def copy() -> None:
-        with contextlib.suppress(OSError):  # how Linux says that nobody has the terminal open any more
+        with contextlib.suppress(OSError):  # how Linux reports that no program has the terminal open any more
             while data := os.read(near, 65_536):
                 os.write(sink, data)
 

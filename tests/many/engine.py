@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote
 
 STARTED = "2026-01-01T00:00:00.000000000Z"
-# What a terminal would obey: the clipboard, the title, the screen, colours in 7 and 8 bits, the bell, the direction
+# What a terminal would do: the clipboard, the title, the screen, colours in 7 and 8 bits, the bell, the direction
 # of writing; rich's markup; half a character.
 HOSTILE = "\x1b]52;c;Q0FOQVJZ\x07\x1b]0;title\x1b\\\x1b[2J\x1b[?1049h\x9b31m\x1bc\x07\u202e[blink]canary[/blink][/] "
 FLOOD_BYTES = 100 << 20

@@ -1,4 +1,4 @@
-"""Nothing waits without a limit: what the code says of it, and a sshd that is stopped."""
+"""Nothing waits without a limit: what the code has of it, and a sshd that is stopped."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from vllm_cluster.transport import Kind
 
 pytestmark = pytest.mark.alone
 
-# gpu000 is the head and well; the others say 100 MB in a log, a file and an error, 20 MB in facts, or a little there,
+# gpu000 is the head and well; the others send 100 MB in a log, a file and an error, 20 MB in facts, or a little there,
 # or have a container of such a name.
 KINDS = ("well", "log", "status", "error", "facts", "answer", "name")
 # What rich and we write ourselves: colours, the cursor's line and whether it shows, and the line cleared.
@@ -54,5 +54,5 @@ def test_what_hosts_say_is_only_text_and_bounded(way: str, kind: Kind, key: Path
 
 
 def steered(run: Run) -> list[str]:
-    """What would steer a terminal, and is not ours."""
+    """What would steer a terminal, and is not written by vcluster."""
     return STEERS.findall(OURS.sub("", run.out + run.err))

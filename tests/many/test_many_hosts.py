@@ -17,7 +17,7 @@ pytestmark = pytest.mark.alone
 
 # A thread a connection, those that work, and a few of the program's own.
 SPARE_THREADS = 40
-# What a host that falls silent is given: 5 s until it is asked, 15 s for its answer, 1 s to tell.
+# What a host that falls silent is given: 5 s until it is asked, 15 s for its answer, 1 s to notice.
 SILENCE = 21
 BAD = {3: "mute", 40: "half", 41: "refuses", 200: "refuses"}
 

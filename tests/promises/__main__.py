@@ -39,7 +39,7 @@ E2E = (
 )
 REAL = (*(f"tests/e2e/test_{name}.py" for name in E2E), "tests/promises")
 MADE_UP = ("tests/sim", "tests/property", "tests/unit/cli", "tests/unit/docker")
-# As many cases are made up as the promises say, and for each course of events as minutes allow.
+# As many cases are made up as the promises ask for, and for each course of events as minutes allow.
 DEEP = {"VCLUSTER_DEPTH": "full"}
 # 125 orders of calls took 282 s on a machine that had other work.
 LONG = ("--timeout", "2400")
@@ -58,7 +58,7 @@ def run(more: list[str]) -> bool:
 
 
 def main() -> int:
-    """Run, write, and say by the exit code whether every promise was kept."""
+    """Run, write, and show by the exit code whether every promise was kept."""
     only = [word for word in sys.argv[1:] if word in PROMISES]
     more = [word for word in sys.argv[1:] if word not in PROMISES]
     if only:

@@ -73,7 +73,7 @@ def kept(without: Collection[str]) -> dict[str, list[str]]:
 
 
 def lines(rows: dict[str, list[dict[str, object]]], others: dict[str, list[str]]) -> list[str]:
-    """The table's lines; a promise that nothing was measured of says so."""
+    """The table's lines; a promise that nothing was measured of has a line that names this."""
     table = []
     # What was measured is shown, also where it has no text.
     for promise in sorted({*PROMISES, *rows, *others}, key=lambda name: int(name.removeprefix("P"))):

@@ -1,4 +1,4 @@
-"""P36: a request that cannot be served, while somebody uses the model that is."""
+"""P36: a request that cannot be served, while the model that is served is in use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 FILE = "/tmp/undoes.yaml"
 SNAPSHOT = f"/models/hub/models--{MODEL.replace('/', '--')}/snapshots/*"
 BROKEN = "/models/broken"
-# What is asked for, and what the refusal says.
+# What is asked for, and what the refusal has.
 BAD = [
     ("a typo in the model", ("sandbox/tiny-lama",), f"did you mean {MODEL}?"),
     ("a path that is none", ("a/b/c",), "it is neither a folder nor ORG/NAME"),

@@ -21,7 +21,7 @@ KILL, INT = (signal.SIGKILL,), (signal.SIGINT,)
 TWICE = (signal.SIGINT, signal.SIGINT)
 NAMES = {KILL: "kill -9 of", INT: "SIGINT in", TWICE: "SIGINT twice in"}
 PROMISE = {KILL: "P1", INT: "P17", TWICE: "P17"}
-# So many events are told on two hosts; where it is one less, the last hit comes after the end.
+# So many events are shown on two hosts; where it is one less, the last hit comes after the end.
 OF_UP, OF_DOWN, OF_SERVE = 17, 7, 9
 MORE = 5.0
 # The lease is free at once, a remote command ends with its channel, one that does not by its deadline.
@@ -110,7 +110,7 @@ def test_up_and_down_are_hit(
 @pytest.mark.deep
 @pytest.mark.parametrize("signals", [KILL, INT])
 def test_serve_is_hit(sandbox: Sandbox, empty: Stand, signals: Signals) -> None:
-    """The head goes on by itself; another `serve` follows what is under way, and finds it ready."""
+    """The head continues by itself; another `serve` follows what is under way, and finds it ready."""
     took = Took()
     numbers = range(2, OF_SERVE + 1, 3)
     with attack(PROMISE[signals], f"{NAMES[signals]} serve after every third of its events") as measured:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
 OPEN = {("GET", "/health"), ("GET", "/ping"), ("HEAD", "/health"), ("HEAD", "/ping")}
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
-# Routes that vLLM has or had, whatever its own list says, and ways to write a path that is guarded.
+# Routes that vLLM has or had, also where its own list lacks them, and ways to write a path that is guarded.
 KNOWN = (
     "/v1/models",
     "/v1/completions",
@@ -132,7 +132,7 @@ def test_every_route_wants_the_key(sandbox: Sandbox) -> None:
 
 @pytest.mark.deep
 def test_what_listens(sandbox: Sandbox) -> None:
-    """Scanned from a third machine; the head's list of listening sockets must say the same."""
+    """Scanned from a third machine; the head's list of listening sockets must have the same."""
     cluster = serve(with_secrets(sandbox))
     ours = Ports()
     node_to_node = {ours.gcs, ours.node_manager, ours.object_manager, ours.dashboard_agent, ours.dashboard_agent_grpc}
@@ -146,7 +146,7 @@ def test_what_listens(sandbox: Sandbox) -> None:
             named = {port_of(line): line for line in sockets}
             assert 22 in found
             strange = found - node_to_node - {22}
-            # vLLM's own between its ranks are chosen anew at each start: known by who listens.
+            # vLLM's own between its ranks are chosen again at each start: known by who listens.
             strange = {port for port in strange if not re.search(r"VLLM::|Ray|EngineCore", named.get(port, ""))}
             assert strange == set(), [named.get(port, port) for port in strange]
             assert not found & {ours.api, ours.dashboard}
@@ -162,7 +162,7 @@ def port_of(line: str) -> int:
 
 
 def speaking(address: str, ports: set[int]) -> list[str]:
-    """The ports and paths that give somebody without a key or token anything by HTTP."""
+    """The ports and paths that give a client without a key or token anything by HTTP."""
 
     def given(one: tuple[int, str]) -> str:
         connection = http.client.HTTPConnection(address, one[0], timeout=3)

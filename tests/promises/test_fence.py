@@ -1,4 +1,4 @@
-"""P34: inventories that share hosts and differ, and a laptop that stands still while another one works."""
+"""P34: inventories that share hosts and differ, and a laptop that is suspended while another one works."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vllm_cluster.run.lease import TIME_TO_LIVE
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 ROUNDS = cases(2, 3, 10)
-# What Docker notes of somebody who only looks.
+# What Docker notes of a person who only looks.
 LOOKS = ("archive-path", "mount", "unmount")
 # A run that wakes up notices within a heartbeat, and does not wait for what it had asked.
 GIVES_UP = 20.0
@@ -45,7 +45,7 @@ def changed(sandbox: Sandbox) -> Sandbox:
 
 @dataclass
 class Heads:
-    """When heads were made and removed on the hosts, as Docker told it."""
+    """When heads were made and removed on the hosts, as Docker reported it."""
 
     told: list[list[str]] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ class Heads:
 
 @contextmanager
 def heads_of(sandbox: Sandbox) -> Iterator[Heads]:
-    """Follow what Docker tells of heads, on hosts without one."""
+    """Follow what Docker reports of heads, on hosts without one."""
     words = ["--filter", "event=create", "--filter", "event=destroy", "--filter", "label=io.vcluster.role=head"]
     words += ["--since", f"{time.time():.3f}", "--format", "{{.TimeNano}} {{.Action}} {{.ID}}"]
     # It ends with its standard input: what `docker exec` started does not end with the client.
@@ -89,7 +89,7 @@ def head(sandbox: Sandbox) -> list[str]:
 
 
 def whole(sandbox: Sandbox) -> None:
-    """The cluster is what the inventory says."""
+    """The cluster is what the inventory declares."""
     left = sandbox.vcluster("plan", "--exit-code")
     assert left.code == 0, left.out + left.err
     assert sandbox.vcluster("status", "--json").json()["up"]
@@ -159,12 +159,12 @@ def test_clusters_of_different_names(sandbox: Sandbox, wait: tuple[str, ...]) ->
         measured.figure = f"one cluster was made; the other up: {refused}; nothing of it on the hosts"
 
 
-# ---- a laptop that stands still
+# ---- a laptop that is suspended
 
 
 @dataclass(frozen=True)
 class Moment:
-    """When a run is stopped: at an event of it (None: as soon as the head says that it holds the lease), or later."""
+    """When a run is stopped: at an event of it (None: as soon as the head shows that it holds the lease), or later."""
 
     verb: tuple[str, ...]
     event: Callable[[Event], bool] | None
@@ -234,7 +234,7 @@ def test_a_laptop_that_stands_still(sandbox: Sandbox, name: str) -> None:
             code = run.end()
             took = measured.seconds
         assert changes_since(sandbox, began) == []
-        # A request that was written before it stood still moved with the head.
+        # A request that was written before it was suspended moved with the head.
         written = moment.verb == SERVE and SERVE[-1] in asked
         assert (code, run.error()["error"]) == (75, "Replaced" if written else "LeaseLost"), run.events[-1]
         assert (sandbox.nodes(), request(sandbox), head(sandbox)) == (nodes, asked, ["gpu2"])

@@ -1,4 +1,4 @@
-"""P40, P27: a real engine with made-up GPUs: what the facts say of it is what it does, also when it starts again."""
+"""P40, P27: a real engine with made-up GPUs: what the facts have of it is what it does, also when it starts again."""
 
 from __future__ import annotations
 

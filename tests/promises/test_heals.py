@@ -1,4 +1,4 @@
-"""P27: parts of a cluster that serves are killed; it serves again with nobody's help."""
+"""P27: parts of a cluster that serves are killed; it serves again without help."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BREAKS = [
 
 
 def answers(cluster: Sandbox) -> str:
-    """What the endpoint says, by a tunnel of its own."""
+    """What the endpoint answers, by a tunnel of its own."""
     with tunnel(cluster) as url:
         return complete(url, API_KEY, max_tokens=8)
 
@@ -73,7 +73,7 @@ def test_a_host_is_restarted(sandbox: Sandbox, host: str) -> None:
 
 @pytest.mark.deep
 def test_a_container_that_a_person_stopped(sandbox: Sandbox) -> None:
-    """Docker takes `docker kill` for a person's wish and leaves the container alone; an `up` brings it back."""
+    """Docker takes `docker kill` for a person's decision and leaves the container alone; an `up` brings it back."""
     cluster = serve(with_secrets(sandbox))
     with attack("P27", "docker kill of a worker's container, which Docker takes for a stop by a person") as measured:
         broke = time.time()
@@ -99,7 +99,7 @@ def test_by_hand(sandbox: Sandbox) -> None:
 
 @pytest.mark.deep
 def test_a_worker_is_missing(sandbox: Sandbox) -> None:
-    """Told as ready only while every rank is there: looked at all the time until the worker is back."""
+    """Shown as ready only while every rank is there: looked at all the time until the worker is back."""
     cluster = serve(with_secrets(sandbox))
     with attack("P28", "a worker is stopped while serving, and stays away") as measured:
         root(cluster, "gpu2", "docker stop -t 2 vcluster-sandbox")

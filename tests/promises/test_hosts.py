@@ -43,7 +43,7 @@ def test_up_twice(sandbox: Sandbox) -> None:
 
 @pytest.mark.cluster("up", leaves="empty")
 def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand) -> None:
-    """What others call `vcluster-…` is theirs: only the label says what is ours."""
+    """What others call `vcluster-…` is theirs: only the label shows what is the cluster's."""
     made = ["vcluster-sandbox2", "my-vcluster-sandbox", "vcluster-sandbox-probe.old"]
     make = "; ".join(f"docker create --name {name} --label io.vcluster.cluster=sandbox2 {IMAGE}" for name in made)
     undo = f"docker rm -f -v {' '.join(made)}; docker volume rm vcluster-sandbox2-state"
@@ -78,7 +78,7 @@ MOST_KILLS = 25
 @pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand) -> None:
-    """What an engine leaves that dies while a volume is made; one with something in it is somebody's."""
+    """What an engine leaves that dies while a volume is made; one with something in it is a person's."""
     blank = "docker volume create vcluster-sandbox-state; docker volume create vcluster-sandbox-secrets-0123456789ab"
     data = names.Sandbox(sandbox.folder).data("gpu2")
     theirs = f"{data}/docker/volumes/vcluster-sandbox-state/_data/theirs"

@@ -58,7 +58,7 @@ def found(sandbox: Sandbox, made: Laptop) -> list[str]:
     hits = []
     for host in HOSTS:
         for name, secret in made.secrets.items():
-            # By standard input: on a command line they would stand in the notes themselves.
+            # By standard input: on a command line they would be in the notes themselves.
             patterns = b"\n".join(forms(secret)) + b"\n"
             notes = (
                 on(sandbox, host, f"grep -laF -f - {NOTES}/*.asked {NOTES}/*.sent || true", patterns).decode().split()

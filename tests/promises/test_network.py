@@ -58,7 +58,7 @@ def test_a_closed_port(sandbox: Sandbox, empty: Stand, transport: str) -> None:
 @pytest.mark.parametrize("transport", BOTH)
 @pytest.mark.parametrize("proxied", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["direct", "proxied"])
 def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, transport: str, proxied: bool) -> None:
-    """Without a proxy the first packet is not answered; with one the connection stands, and sshd says nothing."""
+    """Without a proxy the first packet is not answered; with one the connection is open, and sshd sends nothing."""
     there = sandbox if proxied and transport == "fabric" else direct(sandbox, transport)
     kind = "sends no greeting" if there is sandbox else "answers no packet"
     with black_hole(sandbox, "gpu2"), attack("P5", f"a host that {kind} ({transport})") as measured:
@@ -135,7 +135,7 @@ def revive(sandbox: Sandbox) -> None:
 
 @contextmanager
 def host_comes_back(sandbox: Sandbox) -> Iterator[None]:
-    """Whatever becomes of the attack: the next one finds all hosts."""
+    """However the attack ends: the next one finds all hosts."""
     try:
         yield
     finally:

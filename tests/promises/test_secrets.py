@@ -1,4 +1,4 @@
-"""P13: canaries for every secret, looked for in all that stands or flows, in every form that a program may write."""
+"""P13: canaries for every secret, looked for in all that is stored or sent, in every form that a program may write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECRET_FILES = "/volumes/vcluster-sandbox-secrets-"
 # A secret that Ray and vLLM are to have in their environment, which Linux shows to root and to them.
 VARIABLE = "SANDBOX_S3"
 ENVIRONS = f"cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -av '^{VARIABLE}=' | tr '\\n' '\\0'"
-# Loaded by every Python below this folder: stands for a bug where secrets are at hand.
+# Loaded by every Python below this folder: plays a bug where secrets are at hand.
 CRASH = """
 import vllm_cluster.docker.client as engine
 put = engine.DockerApi.put_files
@@ -105,7 +105,7 @@ def stand(sandbox: Sandbox, secrets: list[set[bytes]]) -> list[str]:
     for host in HOSTS:
         root = f"{names.Sandbox(sandbox.folder).data(host)}/docker"
         upper = sandbox.docker(host, "inspect", "-f", "{{.GraphDriver.Data.UpperDir}}", "vcluster-sandbox").strip()
-        # The patterns come by standard input: on a command line they would stand in `ps` themselves.
+        # The patterns come by standard input: on a command line they would be in `ps` themselves.
         script = f"grep -rlaF -f - {PLACES.format(root=root, upper=upper)} 2>/dev/null || true"
         argv = ["docker", "exec", "-i", sandbox.container(host), "sh", "-c", script]
         found = subprocess.run(argv, input=patterns, capture_output=True, check=True, timeout=120).stdout.decode()
@@ -116,7 +116,7 @@ def stand(sandbox: Sandbox, secrets: list[set[bytes]]) -> list[str]:
 
 
 def asked(sandbox: Sandbox) -> dict[str, bytes]:
-    """What Docker tells about containers and images, and what every verb tells at its loudest."""
+    """What Docker has about containers and images, and what every verb prints at its loudest."""
     seen: dict[str, str] = {}
     for host in HOSTS:
         images = sandbox.docker(host, "images", "-q").split()

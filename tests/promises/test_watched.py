@@ -28,7 +28,7 @@ def phase(cluster: Sandbox) -> tuple[str, str]:
 
 
 def until_not_ready(cluster: Sandbox, began: float) -> tuple[float, str]:
-    """The seconds until `status` does not say ready any more, and what it says then."""
+    """The seconds until `status` does not show ready any more, and what it shows then."""
     while True:
         now, detail = phase(cluster)
         if now != "ready":

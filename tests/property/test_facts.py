@@ -1,4 +1,4 @@
-"""Whatever a host answers to the fact script, it is read or refused; nothing else happens."""
+"""Any answer of a host to the fact script is read or refused; nothing else happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever somebody writes: it arrives as it was meant, or is refused before any connection."""
+"""Any text that a person writes arrives as it was meant, or is refused before any connection."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ flag = st.one_of(
 
 
 def like_vllm() -> argparse.ArgumentParser:
-    """A parser with the manners of vLLM's: any beginning of an option stands for it, the last of two wins."""
+    """A parser with the manners of vLLM's: any beginning of an option means it, the last of two wins."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("model_tag")
     parser.add_argument("-tp", "--tensor-parallel-size")

@@ -44,7 +44,7 @@ def test_options_in_place_of_names_run_nothing(
     verb: list[str], words: dict[str, Any], transport: str, tmp_path: Path, held: dict[str, bool]
 ) -> None:
     canary, called = tmp_path / "CANARY", tmp_path / "called"
-    # Refused before a connection: an ssh of ours that leaves a mark, and a host that nobody must ask for.
+    # Refused before a connection: an ssh of the test that leaves a mark, and a host that must not be asked for.
     (tmp_path / "ssh_config").write_text(f"Host *\nProxyCommand touch {called}\n")
     base = world.inventory(1).model_dump(mode="json", exclude_unset=True)
     base |= {"ssh": {"transport": transport, "config": str(tmp_path / "ssh_config")}, **words}

@@ -1,4 +1,4 @@
-"""Whatever a host says, it is only text, on a terminal and for programs."""
+"""What a host sends is only text, on a terminal and for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in the file: an inventory, or an InventoryError whose every line has a place; never a secret."""
+"""Any content of the file: an inventory, or an InventoryError whose every line has a place; never a secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_cluster.inventory.load import load_text
 from vllm_cluster.inventory.model import SECTIONS, Inventory
 from vllm_cluster.inventory.template import HostSeed, render
 
-# A busy machine is no failure.
+# A busy machine is not a failure.
 patient = settings(deadline=None)
 FOLDER = Path("/srv/repo")
 TOKEN = "hf_" + "aB3dE5gH7jK9mN1pQ2sT"
@@ -73,7 +73,7 @@ def _load(raw: str | bytes) -> Inventory | None:
             assert re.match(r"inventory\.yaml:[1-9][0-9]*: \S", line), line
             assert line.isprintable(), ascii(line)
         return None
-    # An address that is not named is no valid one: the defaults stay out.
+    # An address that is not named is not valid: the defaults stay out.
     assert Inventory.model_validate(inventory.model_dump(exclude_defaults=True)).model_dump() == inventory.model_dump()
     return inventory
 
@@ -175,7 +175,7 @@ def test_nothing_that_begins_like_an_option_is_taken(key: str, text: str) -> Non
 
 
 @patient
-@given(ANY_TEXT.filter(lambda text: "@" not in text))  # in me@-@0 the user is me@-, and that is no option
+@given(ANY_TEXT.filter(lambda text: "@" not in text))  # in me@-@0 the user is me@-, and that is not an option
 def test_no_ssh_target_is_taken_for_an_option(text: str) -> None:
     for ssh in (
         f"-{text}",

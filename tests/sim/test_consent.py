@@ -26,7 +26,7 @@ Asked = lab.Verb
 
 
 class Person:
-    """Sits before the terminal, and answers each question in turn; None is where nobody sits."""
+    """Sits before the terminal, and answers each question in turn; None is where no person sits."""
 
     def __init__(self, *answers: bool | None) -> None:
         self._answers: Iterator[bool | None] = iter(answers)
@@ -285,7 +285,7 @@ def test_down_without_its_head_says_that_it_does_not_know(world: World) -> None:
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", ["up", "down"])
 def test_workers_of_a_head_that_is_no_host_of_the_inventory_do_not_stop_unasked(verb: str) -> None:
-    """Somebody has set the cluster's id, as for a head that was lost, and that head still serves."""
+    """A person has set the cluster's id, as for a head that was lost, and that head still serves."""
     world = make.world((2, 2, 2))
     with lab.inside(world):
         assert lab.run(world, make.inventory(3), lab.do_up).error is None

@@ -1,4 +1,4 @@
-"""One host that cannot be reached hides nothing of the others: check and plan say what is true of those."""
+"""One host that cannot be reached hides nothing of the others: check and plan show what is true of those."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.support.sim.lab import Outcome, Verb
 from tests.support.sim.world import Box, World
 from vllm_cluster.inventory.model import Inventory
 
-AFTER = 3  # runs that a broken one and what was still under way may need to be mended
+AFTER = 3  # runs that a broken one and what was still under way may need to be repaired
 
 
 def scene(name: str) -> tuple[World, Inventory, Verb]:
@@ -99,7 +99,7 @@ def check(world: World, inventory: Inventory, verb: Verb, told: Callable[[], str
 
 
 def breaks(normal: Outcome) -> Iterator[tuple[int, Fault, int]]:
-    """Every call with every fault; a killed controller's other hosts stand still, or go on for a while.
+    """Every call with every fault; a killed controller's other hosts stop, or continue for a while.
 
     CI's share: every call with one fault, in turn; every call that changes something also with a controller that is
     killed before it, and with one of the two that lose its answer.
@@ -108,7 +108,7 @@ def breaks(normal: Outcome) -> Iterator[tuple[int, Fault, int]]:
     for call in normal.script.calls:
         seen[call.host, call.what] += 1
         if not call.changes and seen[call.host, call.what] > 2:
-            continue  # the same look again, while somebody waits
+            continue  # the same look again, while a person waits
         after = (Fault.KILLED_AFTER, Fault.LOST_AFTER)[call.index % 2]
         worst = {Fault.KILLED, after} if call.changes else set()
         turn = list(Fault)[call.index % len(Fault)]

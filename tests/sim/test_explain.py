@@ -82,7 +82,7 @@ def test_up_says_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None
 
     def ended(current: Inventory, emit: Emit, runtime: Runtime) -> Any:
         box.state, box.exit_code, box.log = "exited", 127, "[node] worker: ray start\nsh: 1: ray: not found\n"
-        # Of another day: it is no cause of what happens now, though it is certain and has a time.
+        # Of another day: it is not a cause of what happens now, though it is certain and has a time.
         world.machines["gpu2"].volumes["vcluster-lab-state"].files["serve.log"] = (
             f"INFO 01-01 00:00:00 [x] {SHM}".encode()
         )

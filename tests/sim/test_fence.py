@@ -1,4 +1,4 @@
-"""P34: two controllers, whatever their inventories name: one at a time, and no call without the lease."""
+"""P34: two controllers, with any two inventories: one at a time, and no call without the lease."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World)
 
 
 def test_requests_are_told_apart_and_an_up_names_its_hosts(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """Five requests for one model differ in their names, layouts and flags; a rollback says which it returned to."""
+    """Five requests for one model differ in their names, layouts and flags; a rollback names the one that it took."""
     words: dict[str, Any] = {"model": "org/a", "tp": None, "pp": None, "expose": False, "confirm": lambda _: True}
     long_one = {**words, "name": "long", "extra": ("--max-model-len", "8192")}
     for given in (long_one, {**words, "name": None, "extra": (), "tp": 1, "pp": 4}):

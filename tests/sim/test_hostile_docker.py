@@ -35,7 +35,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(value: Any, at: tuple[Any, ...], new: Any) -> Any:
-    """The document with another thing at a place."""
+    """The document with another value at a place."""
     if not at:
         return new
     key, *rest = at
@@ -81,7 +81,7 @@ def test_an_answer_that_is_not_what_it_should_be_is_no_bug(monkeypatch: pytest.M
         monkeypatch.setattr(FakeEngine, "answer", answer)
         with lab.inside(world):
             try:
-                # Whatever is no error of ours goes on to here.
+                # What is not an error of vcluster gets to here.
                 lab.run(world, words, verb)
             except Exception as error:
                 raise AssertionError(f"seed {seed}, {verb.__name__}: {liar.lie}") from error

@@ -73,7 +73,7 @@ def test_a_host_that_is_not_involved_stops_no_push(state: str, source: str) -> N
     assert outcome.error is None, outcome.story()
     assert outcome.value == ("gpu2",)
     assert world.machines["gpu2"].picture(OTHER)
-    # Where the source is to be found, it says which host it could not ask.
+    # Where the source is to be found, it names the host that it could not ask.
     left_out = [event.host for event in outcome.events if event.data.get("code") == "host-left-out"]
     assert left_out == ([] if source else ["gpu3"])
 

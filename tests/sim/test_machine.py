@@ -1,4 +1,4 @@
-"""Any inventory, any world, any course of verbs that break off anywhere: the next runs mend it."""
+"""Any inventory, any world, any course of verbs that break off anywhere: the next runs repair it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.sim.world import Box, Volume, ours
 from vllm_cluster.core.spec import CLUSTER, SECRET
 
 RUNS: Counter[str] = Counter()
-# A busy machine is no failure; a failing case prints what reproduces it.
+# A busy machine is not a failure; a failing case prints what reproduces it.
 PATIENT = settings(
     max_examples=cases(3, 30, 300),
     stateful_step_count=12,
@@ -71,7 +71,7 @@ class Cluster(RuleBasedStateMachine):
 
     @property
     def inventory(self) -> Any:
-        """The inventory as it stands."""
+        """The inventory as it is."""
         whole = make.inventory(len(self.names), self.entries, **self.words)
         hosts = {name: host for name, host in whole.hosts.items() if name not in self.out}
         return whole.model_copy(update={"hosts": hosts})
@@ -161,7 +161,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(host=HOST)
     def wipe(self, host: int) -> None:
-        """A host comes back empty of all that is ours."""
+        """A host comes back empty of all that is the cluster's."""
         machine, _ = self._node(host)
         machine.boxes = {i: box for i, box in machine.boxes.items() if not ours(box)}
         machine.volumes = {name: volume for name, volume in machine.volumes.items() if not ours(volume)}
@@ -211,13 +211,13 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def up(self) -> None:
-        """Whatever has happened: `up` mends it, as planned, and a second one does nothing."""
+        """After any course of events `up` repairs it, as planned, and a second one does nothing."""
         self.world.settle(5)
         before = self.do(lab.do_plan)
         outcome = self.do(lab.do_up)
         if "is sha256:" in str(outcome.error):
             oracle.honest(self.world, before, outcome, self.inventory)
-            self.pull_everywhere()  # as the error says
+            self.pull_everywhere()  # as the error asks for
             before, outcome = self.do(lab.do_plan), self.do(lab.do_up)
         oracle.honest(self.world, before, outcome, self.inventory)
         assert outcome.error is None, outcome.story()
@@ -239,7 +239,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def down(self) -> None:
-        """`down` leaves nothing of ours."""
+        """`down` leaves nothing of the cluster."""
         self.world.settle(5)
         outcome = self.do(lab.do_down)
         assert outcome.error is None, outcome.story()
@@ -247,12 +247,12 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def others_are_left_alone(self) -> None:
-        """What is not ours is as it was."""
+        """What belongs to others is as it was."""
         if hasattr(self, "world"):
             assert self.world.foreign() == self.foreign
 
     def teardown(self) -> None:
-        """However it went, it can be mended, and taken down."""
+        """However it ended, it can be repaired, and taken down."""
         if hasattr(self, "stack"):
             try:
                 self.up()

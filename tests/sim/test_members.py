@@ -47,14 +47,14 @@ def remembered(world: World, words: Inventory) -> dict[str, bool]:
 
 
 def served(world: World, words: Inventory) -> tuple[str, str] | None:
-    """Model and phase, as the head says."""
+    """Model and phase, as the head has them."""
     world.settle(20)
     serve = good(world, words, lab.do_status).value.head.serve
     return (serve.model, serve.phase) if serve else None
 
 
 def whole(world: World, words: Inventory) -> None:
-    """The cluster is what the inventory says, others hold nothing of it, and the head knows exactly its hosts."""
+    """The cluster is what the inventory declares, others hold nothing of it, and the head knows exactly its hosts."""
     oracle.converged(world, words)
     oracle.clean(machine for name, machine in world.machines.items() if name not in words.hosts)
     assert remembered(world, words) == dict.fromkeys(words.hosts, False)
@@ -134,7 +134,7 @@ HOSTILE: tuple[dict[str, Any], ...] = (
 
 
 def rewritten(world: World, change: Callable[[Any], Any]) -> None:
-    """The head's cluster.json as somebody else left it."""
+    """The head's cluster.json as another person left it."""
     files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
     raw = json.loads(files["cluster.json"])
     changed = change(raw)

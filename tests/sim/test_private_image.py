@@ -1,4 +1,4 @@
-"""A private image: the host's own login is used, and where there is none the error says what to do."""
+"""A private image: the host's own login is used, and where there is none the error has the remedy."""
 
 from __future__ import annotations
 

@@ -304,14 +304,14 @@ def test_a_second_controller_at_every_call(second: str) -> None:
 
         with lab.inside(world):
             outer = lab.run(world, mine, lab.do_up, Script(hook=other))
-            # Either works as if it were alone, or is told who holds the lease; the second never changes a thing then.
+            # Either works as if it were alone, or learns who holds the lease; the second never changes anything then.
             locked = isinstance(inner[0].error, Locked)
             refused += locked
             if locked:
                 assert inner[0].script.changing == [], outer.story()
                 assert "since" in str(inner[0].error) and code(inner[0]) == 75
             if locked or index <= leased:
-                # Whoever was done before the lease was ours has been seen: what we planned before is planned anew.
+                # Whoever was done before this run had the lease has been seen: earlier plans are made again.
                 assert outer.error is None, outer.story()
             oracle.one_node_at_most(world)
             oracle.nobody_holds(world)
@@ -327,7 +327,7 @@ def test_a_second_controller_at_every_call(second: str) -> None:
 @pytest.mark.parametrize("how", ["behind a black hole for 16 s", "asleep for a minute"])
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 def test_who_lost_the_lease_stops(verb: lab.Verb, how: str) -> None:
-    """The head heard nothing for longer than the lease lives: another may have it now, so nothing more is changed."""
+    """The head received nothing for longer than the lease lives: another may have it, so nothing more is changed."""
     world, inventory = make.world((2, 2, 2)), make.inventory(3)
     head = world.machines["gpu1"]
     late: list[Call] = []
@@ -429,7 +429,7 @@ def test_what_is_not_ours_stops_us_and_stays() -> None:
 
 @pytest.mark.promise("P6", "P19")
 def test_a_volume_that_docker_had_no_time_to_label() -> None:
-    """A host that dies between the two steps of a volume's making: empty and unused, nobody misses it."""
+    """A host that dies between the two steps of a volume's making: empty and unused, it is not missed."""
     names = {"vcluster-lab-state", "vcluster-lab-secrets-0123456789ab"}
     for verb in (lab.do_up, lab.do_down):
         world, inventory = make.world(), make.inventory(2)
@@ -485,7 +485,7 @@ def test_a_create_whose_answer_came_too_late_is_adopted() -> None:
 
 @pytest.mark.promise("P19")
 def test_a_create_that_comes_after_down_leaves_nothing_behind() -> None:
-    """dockerd finishes a killed controller's create when the volumes have gone, and makes them anew: ours they stay."""
+    """dockerd finishes a killed controller's create when the volumes have gone, and makes them as the cluster's."""
     world, inventory = make.world(), make.inventory(2)
     with lab.inside(world):
         lab.run(world, inventory, lab.do_up, first("'name': 'vcluster-lab'", Fault.KILLED_LATE))

@@ -82,7 +82,7 @@ def test_the_key_survives_docker_rm(gone: tuple[str, ...]) -> None:
 @pytest.mark.promise("P33")
 @pytest.mark.slow
 def test_the_key_survives_an_upgrade_that_is_killed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The volume of version 0.1.0 is emptied by name and says nothing of what it holds."""
+    """The volume of version 0.1.0 is emptied by name and has no label of what it holds."""
     # The ids on its labels are real ones.
     monkeypatch.setattr(lab, "_secret_id", cache(secret_id))
     points = kills = 0
@@ -188,7 +188,7 @@ def test_a_key_of_the_inventory_is_rotated_there(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("lost", ["cut off", "gone"])
 def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
-    """The container was removed and the file on the volume is not what its name says."""
+    """The container was removed and the file on the volume is not what its name promises."""
     world, inventory = make.world(), make.inventory(2)
     with lab.inside(world):
         lab.run(world, inventory, lab.do_up)
@@ -211,7 +211,7 @@ def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
 
 
 def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
-    """Docker made its volume anew, empty and without the labels of what it should hold."""
+    """Docker made its volume again, empty and without the labels of what it should hold."""
     world, inventory = make.world(), make.inventory(2)
     with lab.inside(world):
         lab.run(world, inventory, lab.do_up)

@@ -1,4 +1,4 @@
-"""`serve` where something is served: the same again changes nothing and says so, another names what differs."""
+"""`serve` where something is served: the same again changes nothing and reports that, another names what differs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_after_a_rollback_the_question_still_names_what_differs(world: World, ag
 
 
 def test_a_failed_request_names_itself_the_reason_and_its_own_command(world: World) -> None:
-    """`--name` and flags are in the command to try again, and the two models are told apart."""
+    """`--name` and flags are in the command to try again, and the two models are distinguished."""
     bad = partial(serving, model="no/such", name="bad", tp=1, pp=4, extra=("--max-model-len", "2048"))
     outcome = lab.run(world, INVENTORY, bad)
     assert isinstance(outcome.error, HostError), outcome.story()

@@ -94,7 +94,7 @@ def test_a_team_that_is_up_takes_in_anothers_host(verb: str) -> None:
 
 @pytest.mark.promise("P32")
 def test_an_id_in_the_inventory_takes_over_a_cluster_whose_head_was_lost() -> None:
-    """The head's address is another one now: without the id it is foreign, with it it is ours."""
+    """The head's address is another one now: without the id it is another cluster's, with it it is this one's."""
     world = make.world((2, 2, 2))
     with lab.inside(world):
         team_a(world, landed=False)

@@ -46,7 +46,7 @@ def edit_spec(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, s
 
 
 def refusing_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-    """`vcluster up` of a person who says no."""
+    """`vcluster up` of a person who answers no."""
     return up.up(inventory, emit, confirm=lambda _: False, cache=Path("/nonexistent"), runtime=runtime)
 
 

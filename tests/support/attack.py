@@ -29,7 +29,7 @@ class Measured:
 
 @contextmanager
 def attack(promises: str, what: str) -> Iterator[Measured]:
-    """Attack one promise, or several (`P1 P17`); a failed assertion inside is a row that says so."""
+    """Attack one promise, or several (`P1 P17`); a failed assertion inside is a row that has it."""
     measured = Measured()
     try:
         yield measured

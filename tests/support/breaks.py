@@ -1,4 +1,4 @@
-"""What stands on the sandbox's hosts, and ways to break them that are undone."""
+"""What is on the sandbox's hosts, and ways to break them that are undone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stands(sandbox: Sandbox) -> dict[str, set[str]]:
 
 @dataclass
 class Normal:
-    """The seconds of an `up` on empty hosts that nobody attacks."""
+    """The seconds of an `up` on empty hosts that are not attacked."""
 
     sandbox: Sandbox
     seconds: float = 0.0
@@ -65,7 +65,7 @@ def timed(sandbox: Sandbox, *argv: str) -> float:
 
 
 def settle(sandbox: Sandbox, wanted: dict[str, set[str]], seconds: float) -> float:
-    """Wait until exactly this stands on the hosts; the seconds it took.
+    """Wait until exactly this is on the hosts; the seconds it took.
 
     Raises:
         AssertionError: it did not come to that, with what is too much and what is missing.
@@ -80,7 +80,7 @@ def settle(sandbox: Sandbox, wanted: dict[str, set[str]], seconds: float) -> flo
 
 
 def with_nodes(empty: dict[str, set[str]]) -> dict[str, set[str]]:
-    """What stands on hosts when the cluster is up and nobody is connected, beside what stood there without it."""
+    """What is on hosts when the cluster is up and no person is connected, beside what was there without it."""
     return {host: (found - {"shims 0"}) | UP | {"shims 1"} for host, found in empty.items()}
 
 
@@ -91,7 +91,7 @@ def root(sandbox: Sandbox, host: str, script: str) -> str:
 
 @contextmanager
 def broken(sandbox: Sandbox, host: str, script: str, undo: str) -> Iterator[None]:
-    """Break a host as its root would, and mend it."""
+    """Break a host as its root would, and repair it."""
     root(sandbox, host, script)
     try:
         yield
@@ -109,7 +109,7 @@ def small_disk(sandbox: Sandbox, folder: str, size: str) -> Iterator[None]:
 
 @contextmanager
 def black_hole(sandbox: Sandbox, host: str) -> Iterator[None]:
-    """Nothing of ssh gets through any more, in either direction, and nobody is told."""
+    """Nothing of ssh gets through any more, in either direction, and no side gets an error."""
     rules = ("INPUT -p tcp --dport 22 -j DROP", "OUTPUT -p tcp --sport 22 -j DROP")
     cut, mend = (" && ".join(f"iptables -{what} {rule}" for rule in rules) for what in "ID")
     with broken(sandbox, host, cut, mend):

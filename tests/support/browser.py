@@ -42,11 +42,11 @@ def found() -> str:
 
 
 class Browser:
-    """One page of a browser; `asked` has the URL of every request that the page made, `said` what its console has."""
+    """One page of a browser; `asked` has the URL of every request of the page, `lines` what its console has."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self._folder = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
         (from_us, self._to), (self._from, to_us) = os.pipe(), os.pipe()
         # Chromium reads from 3 and writes to 4. As root it runs only without its own sandbox.
@@ -158,6 +158,6 @@ class Browser:
             case "Network.requestWillBeSent":
                 self.asked.append(values["request"]["url"])
             case "Runtime.exceptionThrown":
-                self.said.append(str(values["exceptionDetails"]))
+                self.lines.append(str(values["exceptionDetails"]))
             case "Log.entryAdded":
-                self.said.append(values["entry"]["text"])
+                self.lines.append(values["entry"]["text"])

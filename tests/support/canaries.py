@@ -1,4 +1,4 @@
-"""A laptop whose files, variables and helpers are full of secrets that are no host's business."""
+"""A laptop whose files, variables and helpers are full of secrets that must not reach a host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def forms(secret: str) -> set[bytes]:
     found = {raw, raw.hex().encode(), raw.hex().upper().encode()}
     for shift in range(3):
         coded = base64.b64encode(b"\0" * shift + raw)
-        # What stands before and behind it in one string changes the characters at its ends.
+        # What is before and behind it in one string changes the characters at its ends.
         whole = coded[4 if shift else 0 : len(coded) - 4]
         found |= {whole, whole.replace(b"+", b"-").replace(b"/", b"_")}
     found |= {urllib.parse.quote(secret, safe="").encode(), urllib.parse.quote_plus(secret).encode()}

@@ -9,7 +9,7 @@ from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.transport.base import Stream, Transport
 
-# What answers a request, given as its first line: pieces of bytes, as long as somebody reads them.
+# What answers a request, given as its first line: pieces of bytes, as long as they are read.
 Answers = Callable[[str], Iterator[bytes]]
 
 
@@ -84,5 +84,5 @@ def canned(answers: Answers) -> tuple[DockerApi, CannedHost]:
 
 
 def always(*pieces: bytes) -> Any:
-    """Answers that are the same whatever is asked."""
+    """Answers that are the same for any request."""
     return lambda _line: iter(pieces)

@@ -16,7 +16,7 @@ JUMPS: list[Jumps] = []
 
 
 def make(target: Target, kind: Kind) -> Transport:
-    """A carrier that shares its jump hosts with nobody; they are left at the end of the test."""
+    """A carrier that shares its jump hosts with no other; they are left at the end of the test."""
     JUMPS.append(Jumps())
     return carriers.make(target, kind, JUMPS[-1])
 

@@ -65,7 +65,7 @@ def keeper(sandbox: Sandbox, empty: dict[str, set[str]]) -> Keeper:
 
 @pytest.fixture(autouse=True)
 def cluster_in_its_state(request: pytest.FixtureRequest) -> None:
-    """The hosts are as the test's marker says; until it has passed, it is not known how they are."""
+    """The hosts are as the test's marker asks for; until it has passed, it is not known how they are."""
     item = request.node
     if item.get_closest_marker("e2e"):
         keeper: Keeper = request.getfixturevalue("keeper")
@@ -93,7 +93,7 @@ def cluster(sandbox: Sandbox) -> Sandbox:
 
 @pytest.fixture(scope="session")
 def normal(sandbox: Sandbox, keeper: Keeper) -> Normal:
-    """How long an `up` on empty hosts takes that nobody attacks."""
+    """How long an `up` on empty hosts takes that are not attacked."""
     if not sandbox.docker("gpu2", "images", "-q", "vcluster-engine"):
         keeper.bring("up")  # it makes the image, once
     found = Normal(sandbox)

@@ -55,7 +55,7 @@ class Controller:
         return self.process.returncode
 
     def error(self) -> Event:
-        """The one error that it told."""
+        """The one error that it printed."""
         (found,) = [event for event in self.events if event["event"] == "error"]
         return found
 
@@ -93,7 +93,7 @@ def begins(host: str, operation: str) -> Callable[[Event], bool]:
 
 
 def planned(event: Event) -> bool:
-    """Fits the plan, which is told once the lease is held."""
+    """Fits the plan, which is shown once the lease is held."""
     return bool(event["event"] == "plan")
 
 
@@ -131,7 +131,7 @@ def operations(run: Controller) -> int:
 
 
 def judge(runs: tuple[Controller, Controller]) -> None:
-    """Exactly one has worked, and the other was told who works and since when."""
+    """Exactly one has worked, and the other was shown who works and since when."""
     codes = [(run.process.returncode, run.events[-1]) for run in runs]
     worked = [run for run in runs if operations(run) and run.process.returncode == 0]
     idle = [run for run in runs if not operations(run)]

@@ -19,6 +19,6 @@ def cases(fast: int, ci: int, full: int) -> int:
     return {"fast": fast, "ci": ci, "full": full}[DEPTH]
 
 
-# Of the tests that name no number of their own. A busy machine is no failure: hypothesis allows a case 0.2 s.
+# Of the tests that name no number of their own. A busy machine is not a failure: hypothesis allows a case 0.2 s.
 settings.register_profile("depth", max_examples=cases(10, 50, 100), deadline=None)
 settings.load_profile("depth")

@@ -87,11 +87,11 @@ class Docker:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What marks a thing as this test's."""
+        """What marks something as this test's."""
         return {LABEL: self.label}
 
     def name(self, word: str) -> str:
-        """A name that nobody else uses."""
+        """A name that no other test uses."""
         return f"contract-{self.label}-{word}"
 
     def ask(

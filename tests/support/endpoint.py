@@ -14,7 +14,7 @@ MODEL = "sandbox/tiny-llama"
 PROMPT = "The cluster is one thing, or it is not"
 TOKENS = 32
 
-# Runs in a container of the image that serves, on one process, with nothing of ours.
+# Runs in a container of the image that serves, on one process, with nothing of vcluster.
 ALONE = """
 import json, sys
 from vllm import LLM, SamplingParams
@@ -28,7 +28,7 @@ print("ANSWER " + json.dumps({"text": output.text, "logprobs": chosen}))
 
 
 class Alone(NamedTuple):
-    """What one vLLM process says at temperature 0, and the logarithm of each token's probability."""
+    """What one vLLM process answers at temperature 0, and the logarithm of each token's probability."""
 
     text: str
     logprobs: list[float]

@@ -26,7 +26,7 @@ def record(promise: str, attack: str, figure: str, passed: bool) -> None:
 
 @contextmanager
 def tallied(promise: str, attack: str, what: str) -> Iterator[dict[str, bool]]:
-    """One row for many cases, which say by name whether they held; those that held are counted."""
+    """One row for many cases, which have by name whether they held; those that held are counted."""
     cases: dict[str, bool] = {}
     yield cases
     good = sum(cases.values())

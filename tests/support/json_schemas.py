@@ -397,7 +397,7 @@ def texts() -> dict[str, str]:
 
 
 def write() -> None:
-    """Write the files anew."""
+    """Write the files again."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in texts().items():
         (FOLDER / name).write_text(text)

@@ -1,4 +1,4 @@
-"""The recorded logs: what was produced by breaking things, and what users reported."""
+"""The recorded logs: what was produced by breaking clusters, and what users reported."""
 
 from __future__ import annotations
 

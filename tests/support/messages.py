@@ -1,8 +1,8 @@
 """Every text that a user may read, by room of the package: `make messages` writes them to tests/fixtures/messages/.
 
 So the review of a change shows each word that it changes for users. Found in the syntax tree: every text of more than
-one word, single words where they are shown too, and the help of verbs. What stands in braces is left out, so that the
-name of a variable is no message.
+one word, single words where they are shown too, and the help of verbs. What is in braces is left out, so that the
+name of a variable is not a message.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def template(node: ast.AST) -> str:
 
 
 def _parts(node: ast.JoinedStr) -> Iterator[ast.AST]:
-    """The pieces of an f-string that are no text of their own: a text inside its braces is one."""
+    """The pieces of an f-string that are not texts of their own: a text inside its braces is one."""
     yield from node.values
     for part in node.values:
         if isinstance(part, ast.FormattedValue) and isinstance(part.format_spec, ast.JoinedStr):
@@ -91,7 +91,7 @@ def _line(text: str) -> str:
 
 
 def write() -> None:
-    """Write the folder anew."""
+    """Write the folder again."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for path in FOLDER.glob("*.txt"):
         path.unlink()

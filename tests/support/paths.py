@@ -1,4 +1,4 @@
-"""Where things are in this checkout."""
+"""Where the files of this checkout are."""
 
 from __future__ import annotations
 

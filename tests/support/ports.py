@@ -12,7 +12,7 @@ FIRST, LAST = 10_000, 32_000
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no program listens on."""
     for port in random.sample(range(FIRST, LAST), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

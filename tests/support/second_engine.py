@@ -1,4 +1,4 @@
-"""A second Docker engine on a host, with a configuration and made-up GPUs of its own; the host's first goes on."""
+"""A second Docker engine on a host, with a configuration and made-up GPUs of its own; the host's first continues."""
 
 from __future__ import annotations
 

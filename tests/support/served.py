@@ -34,7 +34,7 @@ def serve(sandbox: Sandbox, *options: str) -> Sandbox:
 
 
 def told(sandbox: Sandbox) -> dict[str, Any] | None:
-    """What the head's node program says of itself; None while nobody there can be asked."""
+    """What the head's node program reports of itself; None while it cannot be asked."""
     ask = "docker exec vcluster-sandbox cat /var/lib/vcluster/status.json"
     argv = ["docker", "exec", sandbox.container("gpu1"), "sh", "-c", ask]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
@@ -53,7 +53,7 @@ def ready_since(sandbox: Sandbox) -> float | None:
 
 
 def until_ready_again(sandbox: Sandbox, broke: float, seconds: float) -> tuple[float, float]:
-    """Wait until it is told ready after it was not; the seconds until it was told as not ready, and as ready again.
+    """Wait until it is shown as ready after it was not; the seconds until it was not ready, and ready again.
 
     Raises:
         AssertionError: not within `seconds`.

@@ -19,7 +19,7 @@ SSHD = Path("/usr/sbin/sshd")
 
 
 def require_sshd() -> None:
-    """Say what is missing instead of passing without a test."""
+    """Name what is missing instead of passing without a test."""
     missing = [name for name in (str(SSHD), "ssh", "ssh-keygen") if shutil.which(name) is None]
     if missing:
         raise AssertionError(

@@ -1,17 +1,17 @@
 """In which state a test needs the cluster on the sandbox's hosts, and in which order tests need the fewest changes.
 
-A test on real hosts says so by its marker: `@pytest.mark.cluster("up", leaves="empty")`. It then runs alone, too.
+A test on real hosts has it in its marker: `@pytest.mark.cluster("up", leaves="empty")`. It then runs alone, too.
 
 | state | what is on the hosts |
 |---|---|
 | none | it does not matter |
-| fresh | nothing of ours; before all tests of other states |
-| empty | nothing of ours |
+| fresh | nothing of the cluster; before all tests of other states |
+| empty | nothing of the cluster |
 | up | the sandbox's cluster, nothing served |
 | serving | the same, and the model served in float32 |
-| plain | the same, and the model served with no flag of ours |
+| plain | the same, and the model served without further flags |
 | served | the model, however it is served |
-| changed | something of ours: only `leaves` names it |
+| changed | something of the cluster: only `leaves` names it |
 | own | the test makes what it needs, and leaves what it likes |
 """
 
@@ -27,7 +27,7 @@ from tests.support.hosts import Sandbox
 DOWN, UP, STOP = ("down", "--yes", "--wait", "30"), ("up", "--yes", "--wait", "30"), ("stop", "--yes")
 PLAIN = ("serve", "--yes", MODEL)
 SERVE = (*PLAIN, "--", "--dtype", "float32")
-# In this order, where nothing speaks for another.
+# In this order, where no other is better.
 STATES = ("none", "fresh", "empty", "up", "serving", "plain", "served", "own")
 LEFT = (*STATES, "changed")
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def steps(current: str, wanted: str) -> list[Argv]:
 
 
 def ordered(tests: Sequence[T], need: Callable[[T], Need]) -> list[T]:
-    """The tests in an order that needs few changes: first all that leave the state as it is, then one that goes on."""
+    """The tests in an order that needs few changes: first all that leave the state as it is, then one that does not."""
     left, done, current = list(tests), list[T](), "fresh"
     while left:
         here = [test for test in left if fits(current, need(test).state) and need(test).state != "own"]

@@ -81,7 +81,7 @@ class Terminal:
                 raise AssertionError(f"nothing more was shown:\n{self.shown}")
         try:
             data = os.read(self._near, 65_536)
-        except OSError:  # how Linux says that nobody has the terminal open any more
+        except OSError:  # how Linux reports that no program has the terminal open any more
             return False
         self.shown += data.decode("utf-8", "replace")
         return bool(data)

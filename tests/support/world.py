@@ -60,7 +60,7 @@ def running(spec: ContainerSpec, **changes: Any) -> Container:
 
 
 def converged(words: Inventory, count: int = 2) -> tuple[tuple[ContainerSpec, ...], dict[str, HostFacts]]:
-    """The specs of an inventory, and hosts that are as they say."""
+    """The specs of an inventory, and hosts that are as they ask for."""
     facts = hosts(count)
     specs = desired(words, facts, INPUTS)
     return specs, {spec.host: replace(facts[spec.host], containers=(running(spec),)) for spec in specs}

@@ -19,7 +19,7 @@ TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
 
 
 class Transport:
-    """Answers a command as it is told to."""
+    """Answers a command as a test sets it."""
 
     host, round_trips = "gpu1", 1
 
@@ -86,7 +86,7 @@ def test_a_place_that_cannot_be_written_changes_nothing(tmp_path: Path, capfd: p
     assert debug_log.to_file(tmp_path / "file", "up", "key") is None
     with debug_log.logged("gpu1", "docker", "GET /info"):
         pass
-    # Standard error is closed while it is streamed: nothing is printed about that, and the call goes on.
+    # Standard error is closed while it is streamed: nothing is printed about that, and the call continues.
     debug_log.to_stderr()
     with debug_log.logged("gpu1", "docker", "GET /version") as call:
         call.result = "200"

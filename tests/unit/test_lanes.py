@@ -1,4 +1,4 @@
-"""A run of all checks is as good as its worst lane, and ends with one line that says how many passed."""
+"""A run of all checks is as good as its worst lane, and ends with one line that has how many passed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TESTS = "def test_passes(): pass\ndef test_fails(): assert VALUE\n"
 
 @pytest.fixture(autouse=True)
 def ctrl_c() -> Iterator[None]:
-    """A shell lets its background programs ignore Ctrl-C, and these hand that on; what starts here must hear it."""
+    """A shell lets its background programs ignore Ctrl-C, and these hand that on; what starts here must get it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -98,7 +98,7 @@ def test_a_lane_steps_back_as_a_session(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_ctrl_c_ends_a_lane_in_its_own_session(folder: Path) -> None:
-    """The terminal interrupts this process; what it has started must not go on by itself."""
+    """The terminal interrupts this process; what it has started must not continue by itself."""
     begun = folder / "begun"
     wait = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
     lanes_run = (

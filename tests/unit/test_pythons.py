@@ -1,4 +1,4 @@
-"""Files that run on an older Python than ours compile there, and ruff is told so."""
+"""Files that run on an older Python than the package compile there, and ruff gets that version."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_time_grows_with_the_length_alone(piece: str) -> None:
     plain = cpu_seconds(LOG, 250_000)
     short, long = cpu_seconds(piece, 250_000), cpu_seconds(piece, 1_000_000)
     assert short < 6 * plain
-    # A clock that ticks in hundredths of a second says nothing of what takes less.
+    # A clock that ticks in hundredths of a second does not measure what takes less.
     assert long < 8 * short + 0.05
 
 
@@ -181,7 +181,7 @@ def test_a_number_of_things(number: int, thing: str, text: str) -> None:
 
 
 def test_plurals_are_made_in_one_place() -> None:
-    """The room `fit` may import nothing of ours."""
+    """The room `fit` may import nothing of the package."""
     own = re.compile(r"""['"]s['"]\s*\[|else ['"]s['"]|\w\(s\)""")
     rooms = (path for path in MODULES if path.name != "text.py" and path.parent.name != "fit")
     assert [path.name for path in rooms if own.search(path.read_text())] == []

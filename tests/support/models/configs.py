@@ -1,4 +1,4 @@
-"""The parts of published config.json files that say how large a model is."""
+"""The parts of published config.json files that determine how large a model is."""
 
 from __future__ import annotations
 

@@ -82,12 +82,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
-        """Whoever asked has heard enough and hung up; the tests look at what was asked, not at this."""
+        """Whoever asked has read enough and closed the connection; the tests look at what was asked, not at this."""
 
 
 @contextmanager

@@ -125,7 +125,7 @@ class World:
             self.node = subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
     def stop(self) -> int:
-        """Tell the node to end, as `docker stop` does."""
+        """End the node, as `docker stop` does."""
         assert self.node
         self.node.terminate()
         return self.node.wait(60)
@@ -166,7 +166,7 @@ class World:
         self._write(self.fake / "plans.json", json.dumps(plans))
 
     def want(self, generation: str | None, request: Mapping[str, Any] | None = None, **changed: Any) -> None:
-        """Write what is to be served, None is nothing; `request` says who asks, and for the how manieth time."""
+        """Write what is to be served, None is nothing; `request` is who asks, and for the how manieth time."""
         self._write(self.state / "wanted.json", self.wanted(generation, request, **changed))
 
     def wanted(self, generation: str | None, request: Mapping[str, Any] | None = None, **changed: Any) -> str:
@@ -191,7 +191,7 @@ class World:
         fresh.write_text(text)
         fresh.replace(path)
 
-    # ---- what the node says
+    # ---- what the node reports
 
     @property
     def status(self) -> NodeStatus | None:
@@ -209,7 +209,7 @@ class World:
         return self.until(there, f"Ray {state}")
 
     def phase(self, phase: str, generation: str | None = None, attempt: int = 0, detail: str = "") -> Any:
-        """Wait until serving is in a phase, and return what is told about it."""
+        """Wait until serving is in a phase, and return what is reported about it."""
 
         def there() -> object:
             serve = self.status.serve if self.status else None
@@ -246,7 +246,7 @@ class World:
         return self._records("completions")
 
     def strays(self, of: str) -> list[int]:
-        """The processes that somebody left behind and that live."""
+        """The processes that were left behind and that live."""
         path = self.fake / f"{of}.strays"
         return [pid for pid in map(int, path.read_text().split() if path.exists() else ()) if lives(pid)]
 

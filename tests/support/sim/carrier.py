@@ -23,7 +23,7 @@ RECEIVE = image_push.RECEIVE
 FENCED = files("vllm_cluster.remote.host").joinpath("lease_stream.sh").read_text()
 FOLDER = "/tmp/vcluster"
 DIAL = ("docker", "system", "dial-stdio")
-# Requests that dockerd finishes though nobody waits any more; the others are over in a moment.
+# Requests that dockerd finishes though no client waits any more; the others are over in a moment.
 SLOW = ("/containers/create", "/start", "/stop", "/restart")
 
 
@@ -278,7 +278,7 @@ class _LeaseStream(_Stream):
             self.out += b".\n"
 
     def hang_up(self) -> None:
-        # Behind a black hole the other side hears of nothing.
+        # Behind a black hole the other side receives nothing.
         if self._mine and self.transport.machine.reachable:
             self.transport.machine.free()
 
@@ -300,7 +300,7 @@ class _PullStream(_Stream):
             self.out += b"layer: Pulling fs layer\nlayer: Download complete\nlayer: Pull complete\n"
 
     def stderr_tail(self) -> str:
-        """What docker says of a failure."""
+        """What docker prints of a failure."""
         return self._said
 
 
@@ -358,7 +358,7 @@ class _ProgramStream(_Stream):
         return super().recv(size)
 
     def stderr_tail(self) -> str:
-        """What docker says of a failure, and the program."""
+        """What docker prints of a failure, and the program."""
         return self._errors
 
     def exit_code(self) -> int | None:
@@ -402,7 +402,7 @@ class EngineStream(_Stream):
             self._send(answer)
 
     def ask(self, request: Request) -> Answer | None:
-        """One request, with whatever goes wrong at it; no answer where the link or the process is gone, or silent."""
+        """One request, with the fault that it gets; no answer where the link or the process is gone, or silent."""
         transport, machine = self.transport, self.transport.machine
         if not machine.reachable:
             raise transport.lose("the host does not answer")

@@ -1,4 +1,4 @@
-"""Time that passes only when somebody waits, and a controller that sleeps meanwhile."""
+"""Time that passes only when a program waits, and a controller that sleeps meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EPOCH = 1_700_000_000.0
 class Clock(SystemClock):
     """The product's own clock over a kernel's that the world turns; `passed` is called after every step.
 
-    `now` is the hosts' time. While the controller is suspended, its CLOCK_MONOTONIC stands still.
+    `now` is the hosts' time. While the controller is suspended, its CLOCK_MONOTONIC stops.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Clock(SystemClock):
         return self.now if clock == BOOT_CLOCK else self.now - self.asleep
 
     def suspend(self, seconds: float) -> None:
-        """Close the laptop's lid for so long: the hosts go on, and nothing of the controller does."""
+        """Close the laptop's lid for so long: the hosts continue, and nothing of the controller does."""
         self.asleep += seconds
         self.sleep(seconds)
 

@@ -27,7 +27,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """Docker says no, with a status and its words."""
+    """Docker refuses, with a status and its words."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One request: what is asked of which thing."""
+    """One request: what is asked of which object."""
 
     method: str
     path: str
@@ -70,7 +70,7 @@ ROUTES: list[tuple[str, re.Pattern[str], Handler]] = []
 
 
 def route(method: str, pattern: str) -> Callable[[Handler], Handler]:
-    """Register what answers a path; `*` stands for the id or name that the handler gets."""
+    """Register what answers a path; `*` is the id or name that the handler gets."""
 
     def take(handler: Handler) -> Handler:
         expression = re.compile(re.escape(pattern).replace(r"\*", "(.+?)") + "$")
@@ -410,7 +410,7 @@ def _usage(engine: FakeEngine, request: Request, _: str) -> Answer:
 @route("POST", "/volumes/create")
 def _create_volume(engine: FakeEngine, request: Request, _: str) -> Answer:
     wanted = request.json
-    # One of that name is answered as it is; an engine that was restarted since does not tell its labels here.
+    # One of that name is answered as it is; an engine that was restarted since does not list its labels here.
     known = wanted["Name"] in engine.machine.volumes
     made = engine.machine.volumes.setdefault(wanted["Name"], Volume(wanted["Name"], wanted.get("Labels") or {}))
     return reply({"Name": made.name, "Driver": "local", "Labels": None if known else made.labels or None}, 201)

@@ -52,7 +52,7 @@ def told(world: World, machine: Machine, peers: Sequence[str], paths: Sequence[s
 
 
 def _held(machine: Machine) -> set[int]:
-    """What the node listens on; a paused one goes on listening."""
+    """What the node listens on; a paused one continues to listen."""
     ports: set[int] = set()
     for box in machine.boxes.values():
         if box.state in ("running", "paused") and NODE_PROGRAM in box.argv:

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Fault(Enum):
-    """How a call goes wrong. `after`: it has happened on the host, and nobody hears of it."""
+    """How a call goes wrong. `after`: it has happened on the host, and no answer arrives."""
 
     LOST = "connection lost before"
     LOST_AFTER = "connection lost after"
@@ -34,7 +34,7 @@ class Fault(Enum):
 
 
 class Killed(BaseException):
-    """The controller is gone: no code of the product may see it and go on."""
+    """The controller is gone: no code of the product may see it and continue."""
 
 
 class StillWaiting(BaseException):
@@ -43,7 +43,7 @@ class StillWaiting(BaseException):
 
 @dataclass(frozen=True)
 class Call:
-    """One thing asked of a host."""
+    """One request to a host."""
 
     index: int
     host: str

@@ -59,7 +59,7 @@ class _Turn:
         self._thread.start()
 
     def take(self) -> None:
-        """Let it go on until it gives its turn back."""
+        """Let it continue until it gives its turn back."""
         self.world.script = self.script
         self._go.release()
         self._back.acquire()

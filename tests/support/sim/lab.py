@@ -31,7 +31,7 @@ Verb = Callable[[Inventory, Emit, Runtime], Any]
 
 @dataclass
 class Outcome:
-    """How one run of a verb ended, and what it told."""
+    """How one run of a verb ended, and what it reported."""
 
     script: Script
     value: Any = None
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def planned(self) -> list[tuple[str | None, str]]:
-        """The operations of the plan that it told, none where it told none."""
+        """The operations of the plan that it reported, none where it reported none."""
         plans = [e.data["plan"] for e in self.events if e.kind == "plan"]
         return texts(plans[-1]) if plans and isinstance(plans[-1], Plan) else []
 
@@ -72,7 +72,7 @@ def texts(plan: Plan) -> list[tuple[str | None, str]]:
 class _Turns(Executor):
     """In place of a pool of threads: every host's work, one after the other, in an order that the world chooses.
 
-    A killed controller's other work goes on for as many calls as its script spares: that reaches every mixture of
+    A killed controller's other work continues for as many calls as its script spares: that reaches every mixture of
     progress that threads could.
     """
 
@@ -119,7 +119,7 @@ class _Done:
 
 
 class _Beats(_Done):
-    """In place of a thread that repeats its work: beats as the world's clock goes on, while its controller is awake."""
+    """In place of a thread that repeats its work: beats with the world's clock, while its controller is awake."""
 
     def __init__(self, world: World, work: Callable[[], bool], seconds: float) -> None:
         self._work, self._script, self._stopped = work, world.script, False
@@ -185,7 +185,7 @@ def inside(world: World) -> Iterator[None]:
 
 
 def run(world: World, inventory: Inventory, verb: Verb, script: Script | None = None) -> Outcome:
-    """Run one verb to its end, however it ends; whatever no code of the product may raise goes on to the test."""
+    """Run one verb to its end, however it ends; what no code of the product may raise gets to the test."""
     outer, world.script = world.script, script or Script()
     outcome = Outcome(world.script)
     beats, began = list(world.beats), world.clock.now

@@ -65,7 +65,7 @@ def token(machine: Machine, box: Box) -> bytes | None:
 
 
 def head_of(world: World, box: Box) -> tuple[Machine, Box] | None:
-    """The living head at the address that a worker was told."""
+    """The living head at the address that a worker got."""
     address, _, port = box.environment["RAY_ADDRESS"].rpartition(":")
     for machine, other in world.nodes():
         if machine.address == address and role(other) == "head" and flag(other, "port") == port:
@@ -309,7 +309,7 @@ def say(world: World, machine: Machine, box: Box) -> None:
 
 
 def goodbye(world: World, machine: Machine, box: Box) -> None:
-    """The node program's last word when it is told to end."""
+    """The node program's last word when it is asked to end."""
     if NODE_PROGRAM in box.argv and box.life:
         box.life.update(state="down", error="the node stops", nodes={})
         say(world, machine, box)

@@ -48,7 +48,7 @@ def world(gpus: Sequence[int] = (2, 2), *, have: dict[str, str] | None = None, p
 
 
 def neighbours(machine: Machine, cluster: str = "lab") -> None:
-    """Things of other people, with names as near to ours as they can be without taking them."""
+    """Objects of other people, with names as near to the cluster's as they can be without taking them."""
     other = Picture(f"sha256:{identity('other', machine.name)}", ["postgres:17"], {})
     machine.images[other.id] = other
     names = [f"vcluster-{cluster}-2", f"vcluster-{cluster}_", f"my-vcluster-{cluster}", f"vcluster-{cluster}2"]

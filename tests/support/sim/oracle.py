@@ -14,7 +14,7 @@ from vllm_cluster.inventory.model import Inventory
 
 
 def converged(world: World, inventory: Inventory) -> None:
-    """Exactly one right container a host, Ray's members exact, nothing else of ours, and nobody holds the lease."""
+    """Exactly one right container a host, Ray's members exact, nothing else of it, and no run holds the lease."""
     gpus: dict[str, int] = {}
     for name, host in inventory.hosts.items():
         machine = world.machines[name]
@@ -57,7 +57,7 @@ def converged(world: World, inventory: Inventory) -> None:
 
 
 def _same_key(world: World, inventory: Inventory, head: Box) -> None:
-    """Clients keep the key that they have, or are told of another one."""
+    """Clients keep the key that they have, or learn of another one."""
     found = world.machines[inventory.head_name].read(head, head.environment["VCLUSTER_API_KEY_FILE"])
     if world.api_key not in (None, found) and inventory.api_key is None:
         assert world.new_keys, "the API key changed in silence"
@@ -71,13 +71,13 @@ def nobody_holds(world: World) -> None:
 
 
 def nothing_left(world: World) -> None:
-    """No container, volume or lock of ours on any host."""
+    """No container, volume or lock of the cluster on any host."""
     clean(world.machines.values())
     nobody_holds(world)
 
 
 def clean(machines: Iterable[Machine]) -> None:
-    """No container and no volume of ours on these hosts."""
+    """No container and no volume of the cluster on these hosts."""
     for machine in machines:
         left = [box.name for box in machine.boxes.values() if ours(box)]
         left += [volume.name for volume in machine.volumes.values() if ours(volume)]
@@ -98,7 +98,7 @@ def one_node_at_most(world: World) -> None:
 
 
 def honest(world: World, before: Outcome, outcome: Outcome, inventory: Inventory) -> None:
-    """P3: what `plan` printed is what the plan event said is what ran, and only hosts of the plan were changed."""
+    """P3: what `plan` printed is what the plan event had is what ran, and only hosts of the plan were changed."""
     assert not before.script.changing, f"plan changes: {before.story()}"
     if outcome.error is None:
         said = lab.texts(before.value)

@@ -23,7 +23,7 @@ def changes(command: Sequence[str]) -> bool:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """What a program is called: one of ours by its name, any other by its command."""
+    """What a program is called: one of the package by its name, any other by its command."""
     return argv[5] if argv[:3] == ["python3", "-u", "-c"] else argv[0]
 
 
@@ -38,7 +38,7 @@ class Program:
         self.name, self.errors, self.code = self._reference, "", 0
 
     def start(self) -> tuple[str, int]:
-        """Start it: what Docker says where that cannot be, and the exit code then."""
+        """Start it: what Docker prints where that cannot be, and the exit code then."""
         if self._box is None:
             return f"Error: No such container: {self._reference}", 1
         if self._starts:

@@ -1,4 +1,4 @@
-"""Hosts in memory: what stands on them, and what happens there by itself as time passes."""
+"""Hosts in memory: what is on them, and what happens there by itself as time passes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Picture:
 
 @dataclass
 class Box:
-    """A container. `born` tells one start from the next; `life` is what its program remembers of this start."""
+    """A container. `born` distinguishes one start from the next; `life` is what its program remembers of this start."""
 
     id: str
     name: str
@@ -146,7 +146,7 @@ class Machine:
     models: dict[str, int] = field(default_factory=dict)  # bytes by folder below the cache
 
     def free(self, *, kill: bool = True) -> None:
-        """Give the lease up; what was opened under it is ended first, unless its holder has said that it is done."""
+        """Give the lease up; what was opened under it is ended first, unless its holder reported that it is done."""
         lock, self.lock = self.lock, None
         for way in lock.ways if lock and kill else ():
             way.ended = way.killed = True
@@ -216,7 +216,7 @@ class World:
         self.asleep: list[Script] = []
         self.unfenced: list[str] = []
         self.count = 0
-        # Requests that vLLM works on; None where it does not say.
+        # Requests that vLLM works on; None where it does not report them.
         self.requests: int | None = 0
         # What the nodes answer about a request to serve, by host; nothing where they cannot be asked.
         self.answers: dict[str, dict[str, Any]] = {}
@@ -226,7 +226,7 @@ class World:
         self.batches: list[dict[str, Any]] = []
         self.runtime: Runtime | None = None
         self.order: Callable[[list[Any]], list[Any]] = list
-        # What clients know, and how often they were told since that there is another.
+        # What clients know, and how often they learned since that there is another.
         self.api_key: bytes | None = None
         self.new_keys = 0
 
@@ -268,7 +268,7 @@ class World:
         life.begin(self, machine, box)
 
     def stop(self, machine: Machine, box: Box, *, gently: bool = True, code: int = 0) -> None:
-        """End a container; a program that is told to end says goodbye in its status."""
+        """End a container; a program that is asked to end writes that into its status."""
         from tests.support.sim import life
 
         if box.state in ("running", "paused", "restarting"):
@@ -283,7 +283,7 @@ class World:
     # ---- time
 
     def pass_time(self) -> None:
-        """What happens by itself: heartbeats, leases that nobody beats, Ray and vLLM."""
+        """What happens by itself: heartbeats, leases without a heartbeat, Ray and vLLM."""
         from tests.support.sim import life
 
         for beat in list(self.beats):
@@ -315,7 +315,7 @@ class World:
         self.clock.sleep(seconds)
 
     def arrive(self, machine: Machine, *, everything: bool = False) -> None:
-        """Do on a host what was asked earlier by somebody who has gone meanwhile, when its time has come."""
+        """Do on a host what was asked earlier by a client that has gone meanwhile, when its time has come."""
         waiting, machine.late = machine.late, []
         for left, action in waiting:
             if left <= 0 or everything:
@@ -326,7 +326,7 @@ class World:
     # ---- comparison
 
     def foreign(self) -> str:
-        """Everything on all hosts that is not ours, as text that compares byte by byte."""
+        """Everything on all hosts that is not the cluster's, as text that compares byte by byte."""
         return "\n".join(f"{name} {machine.foreign()}" for name, machine in self.machines.items())
 
     def snapshot(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What the hosts have, as fit reckons with it."""
+"""What the hosts have, as fit counts it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_only_the_gpus_that_are_named_count(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_memory_that_gpu_and_processor_share_counts_less_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on GB10 and GH200, of which nvidia-smi tells no memory."""
+    """As on GB10 and GH200, of which nvidia-smi reports no memory."""
     spark = Gpu(0, "GPU-a", "NVIDIA GB10", unified_mib(128 << 30), unified=True)
     found = on(monkeypatch, world.hosts(gpu1={"gpus": (spark,)}, gpu2={"gpus": (spark,)}))
     assert found.gpus == GpuPool((1, 1), unified_mib(128 << 30) * MIB, rdma=False)

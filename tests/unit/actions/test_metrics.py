@@ -105,7 +105,7 @@ def test_prometheus_finds_the_cluster_with_its_key_from_a_file(served: dict[str,
 
 
 def test_a_rotated_key_is_renewed_where_it_was_written(served: dict[str, Any], tmp_path: Path) -> None:
-    """In the folders of this cluster alone, whatever else is in them; one that cannot be written is named."""
+    """In the folders of this cluster alone, also beside others' files; one that cannot be written is named."""
     written(tmp_path)
     events: list[Event] = []
     key = tmp_path / "monitoring" / "api-key"

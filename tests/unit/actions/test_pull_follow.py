@@ -106,7 +106,7 @@ def test_who_has_the_files_too_takes_over_once_nobody_sends_them(
     runtime, looks = Runtime(Clock(), background=at_once), iter(range(40))
 
     def answer(_name: str) -> PullStatus:
-        # Nobody sends for a moment only, then for good; without anybody who takes over it ends in the end.
+        # No machine sends for a moment only, then for good; without anybody who takes over it ends in the end.
         unfed = next(looks) not in (2, 3)
         return PullStatus("downloading", total=10, unfed=unfed) if runtime.clock.monotonic() < 9 else DONE
 

@@ -101,7 +101,7 @@ def test_a_container_of_another_pull_is_left_to_it() -> None:
 
 
 def test_a_pull_that_was_killed_before_it_began_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second Ctrl-C ends a command at once; the same command begins anew."""
+    """A second Ctrl-C ends a command at once; the same command begins again."""
     hosts = hosts_with(left := Docker(labels(*ended())), Docker())
     begun: list[object] = []
 

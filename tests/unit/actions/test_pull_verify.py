@@ -25,7 +25,7 @@ OTHER = HubFile("tokenizer.json", 10**3, "b" * 64)
 
 @pytest.fixture
 def damaged() -> dict[str, HubFile]:
-    """The damaged file of each host: the same one, unless a test says otherwise."""
+    """The damaged file of each host: the same one, unless a test sets another."""
     return dict.fromkeys(INVENTORY.hosts, FILE)
 
 

@@ -1,4 +1,4 @@
-"""What is said of a request before anything is stopped: hosts that agree are one line."""
+"""What is shown of a request before anything is stopped: hosts that agree are one line."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_what_else_holds_a_model_is_known_of_gpus_alone(
 def answer(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, Files], extra: tuple[str, ...] = ()
 ) -> tuple[bool, list[Event]]:
-    """Whether the model is served offline where the hosts answer so, and what is said of it."""
+    """Whether the model is served offline where the hosts answer so, and what is shown of it."""
     events: list[Event] = []
     monkeypatch.setattr(serve_check, "ask_nodes", lambda *_: (files, Judged(flags="accepted")))
     monkeypatch.setattr(serve_check, "_gpus", lambda *_: None)

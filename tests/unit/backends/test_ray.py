@@ -1,4 +1,4 @@
-"""What Ray is told."""
+"""What Ray gets: its command and environment."""
 
 from __future__ import annotations
 

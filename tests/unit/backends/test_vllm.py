@@ -1,4 +1,4 @@
-"""What vLLM is told, what it may not be told, and how a model is laid over the GPUs."""
+"""What vLLM gets, what it may not get, and how a model is laid over the GPUs."""
 
 from __future__ import annotations
 

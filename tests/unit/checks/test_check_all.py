@@ -1,4 +1,4 @@
-"""Each thing that a longer look finds, with its host, and nothing on hosts that are well."""
+"""Each problem that a longer look finds, with its host, and nothing on hosts that are well."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TWIN = replace(ETH1, name="eth2", addresses=("10.0.0.99/24",))
 
 
 def hosts(both: dict[str, Any] | None = None, **odd: Any) -> dict[str, HostFacts]:
-    """Two hosts that are well, but for what is said of both, and of the second; words of details go there."""
+    """Two hosts that are well, but for what a test sets on both, and on the second; words of details go there."""
     facts = world.hosts()
     known = Details.__dataclass_fields__
     for name, words in (("gpu1", both or {}), ("gpu2", {**(both or {}), **odd})):

@@ -1,4 +1,4 @@
-"""Each thing that can be known before a start is found, with its host and its fix."""
+"""Each problem that can be known before a start is found, with its host and its fix."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ INIT = "$VCLUSTER init --host gpu1=10.0.0.11"
 # A user that /etc/passwd does not know, who still owns the files here.
 NAMELESS = "unshare --user --map-user=54321 --map-group=54321"
 NOBODY = f"env -u HOME -u USER -u LOGNAME {NAMELESS}"
-# Root may read what its mode forbids, and nobody else.
+# Root may read what its mode forbids, and no other user.
 PLAIN = "setpriv --inh-caps=-all --bounding-set=-all" if os.getuid() == 0 else ""
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 

@@ -100,7 +100,7 @@ def test_a_host_too_few_or_too_many(words: list[str], line: str, chosen: bool) -
     ("typed", "meant"), [("gpu3", "HOST"), ("gpu01", "gpu1"), ("gup2", "gpu2"), ("gqu", "HOST"), ("x", "HOST")]
 )
 def test_a_host_that_is_not_there_is_not_taken_for_another_one(typed: str, meant: str) -> None:
-    """gpu3 is no misspelt gpu2: its command would run elsewhere."""
+    """gpu3 is not a misspelt gpu2: its command would run elsewhere."""
     error = _no_host(typed, ["nvidia-smi", "-L"], ("gpu1", "gpu2"), named=True)
     assert error.message == f"no host {typed}: there are gpu1, gpu2"
     assert error.hint == f"vcluster exec {meant} -- nvidia-smi -L"

@@ -22,7 +22,7 @@ from vllm_cluster.cli.verbs import VERBS, WITHOUT_INVENTORY
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Event
 
-# A verb of ours, and the options and placeholders right behind it; what comes then is a sentence.
+# A verb of vcluster, and the options and placeholders right behind it; what comes then is a sentence.
 COMMAND = re.compile(r"\bvcluster ([a-z-]+)((?: (?:--?[a-z][\w-]*(?:=\S+)?|\{\}|[A-Z][A-Z_]+\b…?|\d+\b))*)")
 HOST_COMMAND = re.compile(r"\bon \{\}:((?: |$).*)")
 # Where a finding and a problem of a request have their remedy.
@@ -110,7 +110,7 @@ def test_no_text_shows_its_own_code() -> None:
 
 
 def test_no_remedy_asks_what_was_meant() -> None:
-    """What was probably meant is said in the error; the remedy is the call with it."""
+    """What was probably meant is in the error; the remedy is the call with it."""
     assert {text for text in remedies() if text.startswith("did you mean")} == set()
 
 

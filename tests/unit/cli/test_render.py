@@ -1,4 +1,4 @@
-"""What is shown: data that parses, text that steers no terminal, errors that say what to do."""
+"""What is shown: data that parses, text that steers no terminal, errors that have a remedy."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import Aborted, Interrupted, VclusterError
 from vllm_cluster.events import Event
 
-# Each raises Ctrl-C at a moment of its own, in the only thread that hears of it, and then would wait for ever.
+# Each raises Ctrl-C at a moment of its own, in the only thread that gets it, and then would wait without end.
 COURSES = {
     "at work": "ctrl_c()",
     "in a weak reference's callback": "it = It(); heard = weakref.ref(it, lambda _: ctrl_c()); del it",
@@ -43,7 +43,7 @@ Session(None, as_json=False, changes=True).run(action)
 
 @pytest.mark.parametrize("course", COURSES)
 def test_ctrl_c_is_heard_wherever_it_comes(course: str) -> None:
-    """Python goes on after an exception in a callback or a finalizer as if nothing had been raised."""
+    """Python continues after an exception in a callback or a finalizer as if nothing had been raised."""
     program = PROGRAM.format(course=COURSES[course])
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -143,7 +143,7 @@ def test_ctrl_c_in_serve_says_that_the_start_goes_on(tmp_path: Path) -> None:
 @pytest.mark.promise("P17")
 @pytest.mark.parametrize("verb", ["status", "plan"])
 def test_ctrl_c_in_a_verb_that_only_reads_says_nothing(verb: str, tmp_path: Path) -> None:
-    """The host takes the connection and never says a word."""
+    """The host takes the connection and never sends a byte."""
     with socket.create_server(("127.0.0.1", 0)) as host:
         port = host.getsockname()[1]
         (tmp_path / "inventory.yaml").write_text(

@@ -53,7 +53,7 @@ def completion(token: str, logprob: float, top: dict[str, float]) -> dict[str, o
         # Parts of a character are all the empty text: one of the two is missing.
         ("", -3.0, {"": -0.1}, None),
         ("", -0.1, {"": -0.1, "a": -2.0}, None),
-        # The token itself, and two that may stand for more than one: it is the fourth or the second.
+        # The token itself, and two that may mean more than one: it is the fourth or the second.
         ("ory", -4.9, {"": -2.9, "ory": -4.9}, None),
         ("ory", -4.9, {"\ufffd": -2.9, "ory": -4.9}, None),
     ],

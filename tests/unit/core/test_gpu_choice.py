@@ -24,7 +24,7 @@ def host(*busy: int, sides: str = "00001111") -> HostFacts:
 
 
 def indices(facts: HostFacts, gpus: Any) -> list[int]:
-    """What an inventory that says this gets."""
+    """What an inventory with this gets."""
     return [gpu.index for gpu in chosen(world.inventory(1, entries={"gpu1": {"gpus": gpus}}).hosts["gpu1"], facts)]
 
 

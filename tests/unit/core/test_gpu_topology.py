@@ -107,7 +107,7 @@ def gpus(rows: list[str], sides: str = "", *, adapters: bool = False) -> tuple[G
             "joined by NVLink (NV12) in 2 of 6 pairs, no path but between PCIe host bridges of one processor, "
             "NUMA node 1",
         ),
-        # One GPU: not half of a pair, where one stands alone anyway.
+        # One GPU: not half of a pair, where one is alone anyway.
         (BRIDGES, 1, "2", "3", "NUMA node 0"),
         (CROSSED, 2, "", "02", "joined by NVLink (NV4), NUMA nodes 0, 1"),
         (CROSSED, 2, "0", "13", "joined by NVLink (NV4), NUMA nodes 0, 1"),

@@ -14,7 +14,7 @@ from vllm_cluster.core.gpus import KIND, ways
 from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.facts.host_facts import DockerFacts
 
-# What `docker info` says of each: 20.10 and 24 know nothing of CDI; until 28.2 it is off, and what it has is not told.
+# What `docker info` has of each: 20.10 and 24 know nothing of CDI; until 28.2 it is off, and what it has is not listed.
 ENGINES: dict[str, dict[str, Any]] = {
     "20.10.24": {"cdi": None},
     "24.0.7": {"cdi": None},

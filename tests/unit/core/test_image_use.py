@@ -91,7 +91,7 @@ def test_an_image_without_a_name_that_is_of_others_is_not_listed() -> None:
 
 
 def test_a_base_is_left_where_others_need_it() -> None:
-    """Another cluster's engine image is made from it, or it has a name that somebody gave it."""
+    """Another cluster's engine image is made from it, or it has a name that a person gave it."""
     assert sha(B1) not in states((*ALL, engine(109, B1, owner="another-cluster")))
     named = base(B1, f"{REPOSITORY}:v1", "colleague/vllm:mine")
     assert sha(B1) not in states((named, *ALL[1:]))

@@ -1,4 +1,4 @@
-"""What a node tells, read strictly enough to trust and loosely enough to last; and Ray's nodes against the plan."""
+"""What a node reports, read strictly enough to trust and loosely enough to last; and Ray's nodes against the plan."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def asked(nodes: Mapping[str, int], tp: int, pp: int, hosts: list[str] | None = 
 
 
 def followed(serve: dict[str, Any], gpus: Mapping[str, int]) -> tuple[Any, str]:
-    """What is served after the cluster changed, and what is said of it; None twice where nothing changes."""
+    """What is served after the cluster changed, and what is shown of it; None twice where nothing changes."""
     found = request.follow(request.written(serve, None), gpus, HERE)
     return (json.loads(found.content)["serve"], found.text) if found else (None, "")
 

@@ -1,4 +1,4 @@
-"""A node that runs stays where less is found; what the inventory says, and what is found besides, makes another."""
+"""A node that runs stays where less is found; the inventory, and what is found beside it, make another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENGINE = replace(world.host(1).engine, version="28.2.2", cdi=True, cdi_specs=(KI
 def after(
     then: dict[str, Any], now: dict[str, Any], *, was: dict[str, Any], says: dict[str, Any]
 ) -> tuple[Plan, list[str]]:
-    """The plan for a host that runs a node made of what was `then`, and what is told of it."""
+    """The plan for a host that runs a node made of what was `then`, and what is shown of it."""
     before, words = (world.inventory(1, entries={"gpu1": entry}) for entry in (was, says))
     facts = world.hosts(1, gpu1={"rdma_devices": FILES, **then})
     (spec,) = desired(before, facts, world.INPUTS)

@@ -1,4 +1,4 @@
-"""A container's log: whatever it holds and however it is cut, each line comes once, whole and in bounded memory."""
+"""A container's log: with any content and however it is cut, each line comes once, whole and in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose machines they are is not told, and one thing keeps one name."""
+"""Whose machines they are is not shown, and one object keeps one name."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_the_last_run_counts_and_the_earlier_ones_are_named() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, PORT))
     assert found.cause
     assert (found.cause.failure.slug, found.earlier) == ("port-taken", (("context-too-long", 1),))
-    # Also where it stands in the log of another process.
+    # Also where it is in the log of another process.
     found = explained(at(9, START, PORT), at(1, CONTEXT))
     assert found.cause
     assert (found.cause.failure.slug, found.earlier) == ("port-taken", (("context-too-long", 1),))

@@ -69,7 +69,7 @@ def test_every_failure_is_shown_by_a_log_or_says_why_not() -> None:
 
 
 def test_a_symptom_has_no_sign_of_a_cause_and_a_cause_none_of_a_symptom() -> None:
-    """Else a line that many causes share would stand in for one of them."""
+    """Else a line that many causes share would be taken for one of them."""
     of_symptoms = (SignKind.DECISIVE, SignKind.SYMPTOM, SignKind.CONSEQUENCE)
     for slug, failure in FAILURES.items():
         for sign in failure.signs:

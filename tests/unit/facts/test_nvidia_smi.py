@@ -1,4 +1,4 @@
-"""What nvidia-smi says, as it was recorded on a host with two H200, and with one word changed at a time."""
+"""What nvidia-smi prints, as it was recorded on a host with two H200, and with one word changed at a time."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_links_without_any() -> None:
 
 
 def test_all_that_a_real_gpu_host_told() -> None:
-    """One round trip: what the driver, the kernel and the file systems say; what is not there is said to be unknown."""
+    """One round trip: what the driver, the kernel and the file systems report; the rest is shown as unknown."""
     host = facts("gpu1", (FACTS / "h200-x2-host.txt").read_text(), deep=True)
     assert [(gpu.name, gpu.memory_mib, gpu.driver) for gpu in host.gpus] == [("NVIDIA H200", 143771, "580.159.04")] * 2
     assert (host.nics, host.hcas, host.rdma_devices) == ((), (), ("/dev/infiniband/rdma_cm",))

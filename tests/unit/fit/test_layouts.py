@@ -67,7 +67,7 @@ def test_blocks_of_quantised_weights_stay_whole(config: configs.Config, tp: int,
 
 
 def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> None:
-    """Each is one that serve can make: nothing is said of several servers beside each other."""
+    """Each is one that serve can make: several servers beside each other are not among them."""
     found = report(model(configs.LLAMA_405B), GpuPool((8, 8), 141 * GB, rdma=False), Workload(32768))
     assert splits(found) == [(8, 1), (8, 2), (16, 1), (4, 4), (2, 8), (1, 16)]
     assert found.taken is found.layouts[0]

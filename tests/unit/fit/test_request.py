@@ -219,7 +219,7 @@ def test_weights_that_no_gpu_holds_and_a_context_without_room() -> None:
     (context,) = said(asked(1, 1, memory=24 * GB), judged=replace(GOOD, max_model_len=131072))
     assert "of 131072 tokens" in context
     assert "--max-model-len=" in context
-    # With a flag that changes what is loaded, we cannot tell.
+    # With a flag that changes what is loaded, it is not known.
     assert said(asked(1, 1, memory=12 * GB), judged=replace(GOOD, given=("quantization",))) == []
     assert said(asked(1, 1, "--cpu-offload-gb=20", memory=12 * GB), judged=Judged(unchecked="x")) == []
 

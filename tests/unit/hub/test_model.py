@@ -153,7 +153,7 @@ INDEX = "model.safetensors.index.json"
         ({"config.json": b" " * (5 << 20)}, "not what it should be"),
         ({"config.json": b'{"model_type": "zebra"}'}, "config.json is incomplete: it has no num_hidden_layers"),
         ({"config.json": None}, "has no config.json"),
-        # Of experts the config does not say enough to count them.
+        # Of experts the config does not have enough to count them.
         ({"model.safetensors": None, "config.json": EXPERTS}, "has no model.safetensors"),
         ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1\noid"}, "not a safetensors file"),
         ({"model.safetensors": b"abc"}, "not a safetensors file"),

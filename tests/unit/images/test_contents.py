@@ -43,7 +43,7 @@ def test_a_cache_that_others_fill_need_not_be_writable() -> None:
 
 def test_a_container_that_is_well() -> None:
     assert list(judged("v", "gpu1", WELL, SEES, gpus=2, cache="/models")) == []
-    # On hosts without GPUs nobody asks for the driver's library.
+    # On hosts without GPUs the driver's library is not asked for.
     assert list(judged("v", "gpu1", replace(WELL, cuda=""), Reach(), gpus=0, cache="/models")) == []
 
 

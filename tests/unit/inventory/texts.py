@@ -14,7 +14,7 @@ SMALLEST = TOP + HOSTS
 
 
 def read(text: str, folder: Path = Path("/srv/repo")) -> Inventory:
-    """The inventory that stands in a file with this text."""
+    """The inventory that is in a file with this text."""
     return load_text(text.encode(), path=folder / "inventory.yaml", cwd=folder)
 
 

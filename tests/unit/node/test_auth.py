@@ -1,4 +1,4 @@
-"""Who gets past the middleware: nobody without the key, on no route but two, and nobody at all without a key file."""
+"""Who gets past the middleware: no client without the key, on no route but two, and none at all without a key file."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def judge(world: World, *, served: bool) -> None:
     assert check(world, "--nnodes=13")["vllm"]["problem"] == "13 nodes bring no luck"
     long = check(world, "--max-model-len=4096")["vllm"]
     assert (long["flags"], long["model"], long["problem"]) == ("accepted", "refused", "too long: 2048 at most")
-    # Questions leave nothing behind, and the model goes on.
+    # Questions leave nothing behind, and the model continues.
     assert len(world.attempts) == served
 
 
@@ -310,7 +310,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -332,7 +332,7 @@ def test_the_hub_is_asked_from_the_node_with_its_token(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
     found = model_files.look("org/open")
-    # Not what vLLM leaves aside, and a redirect is followed by nobody, least of all with the token.
+    # Not what vLLM leaves aside, and no redirect is followed, least of all with the token.
     assert (found["where"], found["weights"], found["missing"]) == ("hub", 20, 20)
     assert [token for _, token in Hub.seen] == ["Bearer hf_canary"] * 2
     assert "403 with the token that is set" in model_files.look("org/gated")["problem"]

@@ -75,7 +75,7 @@ def test_another_host_may_download_for_longer(clock: Clock) -> None:
 
 @pytest.mark.promise("P37")
 def test_cpu_time_alone_counts_for_a_while(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler is silent and busy; so is a collective that hangs, and spins for ever."""
+    """A compiler is silent and busy; so is a collective that hangs, and spins without end."""
     monkeypatch.setattr(movement, "cpu_seconds", lambda _: clock.now)
     monkeypatch.setattr(movement, "read_bytes", lambda _: 0)
     moving, began = Movement(list, None, PACE), clock.now

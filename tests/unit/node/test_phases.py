@@ -1,4 +1,4 @@
-"""How far a start is, by real logs of vLLM: always forward, whatever the lines are."""
+"""How far a start is, by real logs of vLLM: always forward, with any lines."""
 
 from __future__ import annotations
 

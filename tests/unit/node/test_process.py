@@ -19,7 +19,7 @@ SYS_EXIT = {"x86_64": 60, "aarch64": 93}
 
 
 def test_a_process_is_alive_while_one_of_its_threads_is() -> None:
-    """Its port and its GPUs are not free before: the next model would be told that another program has them."""
+    """Its port and its GPUs are not free before: the next model would fail, as another program has them."""
     script = FIRST_THREAD_ENDS.format(exit=SYS_EXIT[os.uname().machine])
     child = Child("half", [sys.executable, "-c", script], dict(os.environ), lambda _: None)
     assert child.pid

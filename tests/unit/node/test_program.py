@@ -17,7 +17,7 @@ PYTHONS = [sys.executable, *filter(None, [shutil.which("python3.10")])]
 
 
 def works(python: str) -> bool:
-    # A version manager's stand-in is on PATH for versions that it cannot run.
+    # A version manager's shim is on PATH for versions that it cannot run.
     return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 

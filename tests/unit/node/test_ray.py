@@ -101,7 +101,7 @@ def test_a_worker_waits_for_the_head_and_follows_a_new_one(world: World) -> None
 
 @contextlib.contextmanager
 def head(world: World) -> Iterator[None]:
-    """A head's GCS, as far as a connection can tell."""
+    """A head's GCS, as far as a connection can see it."""
     server = socket.create_server((HEAD, world.gcs), reuse_port=True)
 
     def accept() -> None:
@@ -125,7 +125,7 @@ def test_a_worker_knows_that_the_head_does_not_answer(world: World) -> None:
         world.start("worker", "--address=head")
         while not (world.status and world.status.ray.state == "up"):
             server.accept()[0].close()
-        # Nobody takes calls any more: once its queue is full, the kernel drops what knocks, as a firewall does.
+        # No program takes calls any more: once its queue is full, the kernel drops what knocks, as a firewall does.
         for _ in range(3):
             caller = held.enter_context(socket.socket())
             caller.setblocking(False)

@@ -1,4 +1,4 @@
-"""What the head's program does with a wish, whatever vLLM and Ray do meanwhile."""
+"""What the head's program does with a request, with all that vLLM and Ray may do meanwhile."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_half_a_wish_changes_nothing(world: World) -> None:
     # Never there as a whole: the node would begin it at once.
     whole = world.wanted("two")
     for half in ("", whole[: len(whole) // 2], '{"v": 1, "serve": {"generation": "x"}}', '{"v": 1, "serve": []}', "[]"):
-        # Not whole at once, as an archive is unpacked; the old wish may have been put back before.
+        # Not whole at once, as an archive is unpacked; the old request may have been put back before.
         (world.state / "wanted.json").write_text(half)
         eventually(lambda: world.status and world.status.error, f"told that {half!r} cannot be read")
         assert lives(world.attempts[0]["pid"])
@@ -335,7 +335,7 @@ def test_no_log_holds_a_secret_or_an_endless_line(world: World) -> None:
 def test_a_full_disk_is_outlived(world: World) -> None:
     world.start()
     world.ray("up")
-    # A folder stands where the new file goes: every write fails, as on a full disk, for root too.
+    # A folder is where the new file goes: every write fails, as on a full disk, for root too.
     blocked = Path(world.state / "status.json.new")
     blocked.mkdir()
     world.want("one")

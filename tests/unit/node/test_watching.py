@@ -125,7 +125,7 @@ def test_a_start_that_moves_has_no_limit(world: World) -> None:
     blobs.mkdir(parents=True)
     for number in range(60):
         (blobs / str(number)).write_bytes(os.urandom(2 << 20))
-        time.sleep(0.1)  # the bytes come slowly: for longer than it may stand still
+        time.sleep(0.1)  # the bytes come slowly: for longer than it may be without movement
         assert world.status
         assert world.status.serve
         assert world.status.serve.phase in ("importing", "downloading")
@@ -203,7 +203,7 @@ def test_the_status_is_written_again_and_again(world: World) -> None:
         last, now = seen[-2:]
         return bool(last and now and last.updated < now.updated and now == replace(last, updated=now.updated))
 
-    # What has changed is written at once, and is no beat.
+    # What has changed is written at once, and does not count as a beat.
     eventually(written_again, "the next beat")
     assert world.status
     assert world.status.beat == world.pace["beat"]

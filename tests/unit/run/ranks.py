@@ -109,7 +109,7 @@ class Stream:
         return line + b"\n" if line else b""
 
     def stderr_tail(self) -> str:
-        """What Docker said."""
+        """What Docker printed."""
         return "the container went away"
 
     def exit_code(self) -> int:
@@ -117,7 +117,7 @@ class Stream:
         return 137
 
     def close(self) -> None:
-        """The end of what is told."""
+        """The end of what is reported."""
         self.told.put(b"")
 
 

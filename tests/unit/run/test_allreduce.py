@@ -1,4 +1,4 @@
-"""Trials among made-up ranks: what is started, what is told, and that every one of them ends."""
+"""Trials among made-up ranks: what is started, what is reported, and that every one of them ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(ranks: Ranks, hosts: int, **facts: Any) -> tuple[AllReduceReport, list[Event]]:
-    """The collective on hosts of two GPUs each; no rank goes on, and everything that was made is removed."""
+    """The collective on hosts of two GPUs each; no rank continues, and everything that was made is removed."""
     inventory, events = world.inventory(hosts), list[Event]()
     found = {name: replace(host, **facts) for name, host in world.hosts(hosts).items()}
     with ranks.fleet(inventory) as fleet:

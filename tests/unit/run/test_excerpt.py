@@ -12,7 +12,7 @@ from vllm_cluster.run.logs import by_file
 
 
 def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[tuple[int, bytes]]]:
-    """What the excerpt of these folders tells, by file."""
+    """What the excerpt of these folders has, by file."""
     log_excerpt.main(str(tmp_path / "state"), str(tmp_path / "ray"))
     return {log.name: list(log.parts) for log in by_file("gpu1", map(json.loads, capsys.readouterr().out.splitlines()))}
 

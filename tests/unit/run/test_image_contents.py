@@ -120,6 +120,6 @@ def test_hosts_without_the_image_are_left_alone() -> None:
     facts["gpu2"] = replace(facts["gpu2"], images=())
     found, docker = looked(facts, refuses=CGROUP)
     assert (found, docker.bodies) == ([], {})
-    # As are those of which something is known that would only be told again.
+    # As are those of which something is known that would only be reported again.
     found, docker = looked(world.hosts(), leave=("gpu2",), refuses=CGROUP)
     assert (found, docker.bodies) == ([], {})

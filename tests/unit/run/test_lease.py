@@ -267,7 +267,7 @@ def test_no_changing_call_without_the_lease(parent: Path) -> None:
 
 
 def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> None:
-    """Its heartbeats stood still with it: only the clock that counts time asleep shows it."""
+    """Its heartbeats stopped with it: only the clock that counts time asleep shows it."""
     now = [0.0]
 
     class Awake:
@@ -293,7 +293,7 @@ def test_a_suspended_laptop_knows_that_it_has_lost_the_lease(parent: Path) -> No
 
 
 class Woken:
-    """A stream of a process that stood still: its wait is over before what arrived meanwhile has been read."""
+    """A stream of a process that was stopped: its wait is over before what arrived meanwhile has been read."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.waits = stream, 0

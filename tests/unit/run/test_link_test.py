@@ -47,7 +47,7 @@ def this_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def visit(inventory: Inventory, facts: dict[str, HostFacts]) -> tuple[list[str], list[Event]]:
-    """The findings in short, and what was told meanwhile."""
+    """The findings in short, and what was shown meanwhile."""
     events: list[Event] = []
     with Fleet(inventory) as fleet:
         found, unseen = run_link_test(fleet, inventory, facts, events.append)
@@ -76,7 +76,7 @@ def test_thirty_two_hosts_see_each_other(capsys: pytest.CaptureFixture[str]) -> 
 
 @contextmanager
 def listener(address: str, port: int, says: bytes | None) -> Iterator[None]:
-    """Somebody else's program on a port, which answers every connection alike, or not at all."""
+    """Another program on a port, which answers every connection alike, or not at all."""
     with socket.create_server((address, port)) as server:
 
         def serve() -> None:
@@ -163,7 +163,7 @@ class Probe:
         return json.loads(self.process.stdout.readline())
 
     def peer(self, **changes: Any) -> dict[str, Any]:
-        """How others are told of it."""
+        """How it is shown to others."""
         return {"address": self.address, **self.ports, **changes}
 
     def end(self) -> int:

@@ -1,4 +1,4 @@
-"""The page of the dashboard is read by this machine's own page alone, whatever other sites and names send."""
+"""The page of the dashboard is read by this machine's own page alone, with all that other sites and names may send."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from vllm_cluster.transport.base import Transport
 
 
 def head() -> HostConnection:
-    """A head whose Docker has nothing to say."""
+    """A head whose Docker has nothing."""
     link = HostConnection("gpu1", cast(Transport, CannedHost(lambda _: iter([answer(b"", 404)]))))
     link.open_engine("1.41")
     return link

@@ -30,11 +30,11 @@ ip link set lo up
 ip route add default via 10.9.1.254
 ip -n b route add default via 10.9.2.254
 ip netns exec r sh -c 'echo 1 > /proc/sys/net/ipv4/ip_forward'
-[ "$2" = told ] || iptables -I INPUT -p icmp -j DROP
+[ "$2" = reports ] || iptables -I INPUT -p icmp -j DROP
 shift 2
 exec "$@"
 """
-# What both probes say of each other; run where the network is.
+# What both probes report of each other; run where the network is.
 _TALK = """
 import json, subprocess, sys
 argv = [sys.executable, *sys.argv[1:]]
@@ -60,7 +60,7 @@ for probe in made.values():
 
 
 def seen(mtu: int, icmp: str) -> Any:
-    """What two hosts see over a router whose second link has this MTU, which says so (`told`) or is not heard."""
+    """What two hosts see over a router whose second link has this MTU, which it reports (`reports`) or not."""
     program = python("host", "link_test", seconds=60).argv[1:]
     words = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-c", _NETWORK, "network", str(mtu), icmp]
     argv = [*words, sys.executable, "-c", _TALK, *program]
@@ -72,13 +72,13 @@ def seen(mtu: int, icmp: str) -> Any:
 @pytest.mark.parametrize(
     ("mtu", "icmp", "block", "passes"),
     [
-        pytest.param(1500, "told", "ok", 1500, id="no narrow link"),
-        pytest.param(1400, "told", "ok", 1400, id="a router that is heard", marks=pytest.mark.slow),
+        pytest.param(1500, "reports", "ok", 1500, id="no narrow link"),
+        pytest.param(1400, "reports", "ok", 1400, id="a router that is heard", marks=pytest.mark.slow),
         pytest.param(1400, "lost", "hangs", 1400, id="a black hole", marks=pytest.mark.slow),
     ],
 )
 def test_a_narrow_link_behind_a_router(mtu: int, icmp: str, block: str, passes: int) -> None:
-    """Seen from the wide side: the router would fragment what lets it, so nothing of ours may let it."""
+    """Seen from the wide side: the router would fragment what lets it, so no packet of the test may let it."""
     row = seen(mtu, icmp)["a"]
     assert row["bad"] == {}
     assert (row["mtu"], row["passes"], row["block"]) == (1500, passes, block)

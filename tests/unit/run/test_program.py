@@ -1,4 +1,4 @@
-"""What a program on a host says is heard as objects, bounded, and its end is told with its last words."""
+"""What a program on a host prints is read as objects, bounded, and its end is shown with its last words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_cluster.transport.base import Stream
 
 
 class Says:
-    """A stream that says some pieces, and then no more."""
+    """A stream that has some pieces, and then no more."""
 
     def __init__(self, *pieces: bytes, ends: bool = True) -> None:
         self._pieces, self._ends = list(pieces), ends
@@ -34,7 +34,7 @@ class Says:
 
 
 def heard(*pieces: bytes, ends: bool = True) -> RunningProgram:
-    """What is heard of these pieces."""
+    """What is read of these pieces."""
     return RunningProgram("gpu1", RemoteProgram("test", ()), cast(Stream, Says(*pieces, ends=ends)))
 
 

@@ -43,7 +43,7 @@ class Server:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Says nothing."""
+                """Prints nothing."""
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = self.http.server_port

@@ -117,7 +117,7 @@ def test_secret_variables_are_on_every_node_as_files_and_nowhere_as_values(monke
 
 
 def test_no_secret_variable_is_one_that_is_set_anyway() -> None:
-    """Whatever a node or vLLM gets from us cannot be given as a secret."""
+    """What a node or vLLM gets from vcluster cannot be given as a secret."""
     words = world.inventory(hf_token="env:X")
     ids = {"ray-token": "1", "api-key": "2", "hf-token": "3", "env-A": "4"}
     specs = desired(words, world.hosts(gpu1={"hcas": (ACTIVE,)}), Inputs("p", ids))

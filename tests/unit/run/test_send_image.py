@@ -37,7 +37,7 @@ def layer_archive() -> bytes:
 
 
 def keep(root: Path, driver: str, below: str, archive: bytes) -> str:
-    """Keep a layer as Docker does: its files unpacked, and beside them what of the archive is no file."""
+    """Keep a layer as Docker does: its files unpacked, and beside them what of the archive is not a file."""
     diff = f"sha256:{hashlib.sha256(archive).hexdigest()}"
     chain = hashlib.sha256(f"{below} {diff}".encode()).hexdigest() if below else diff[7:]
     known = root / "image" / driver / "layerdb" / "sha256" / chain

@@ -1,4 +1,4 @@
-"""What a user is told where Docker is missing, stopped or closed to them, and how pip's refusal is put."""
+"""What a user is shown where Docker is missing, stopped or closed to them, and how pip's refusal is put."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_cluster.errors import PreflightFailed, UsageError
 
 
 def silent(_: str) -> None:
-    """Nobody listens."""
+    """No program listens."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK leaves its socket open

@@ -1,4 +1,4 @@
-"""What the ssh command prints, as an error of ours: from logs as OpenSSH 9 and 10 write them at LogLevel DEBUG1."""
+"""What the ssh command prints, as an error of vcluster: from logs as OpenSSH 9 and 10 write them at LogLevel DEBUG1."""
 
 from __future__ import annotations
 

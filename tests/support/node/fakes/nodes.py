@@ -1,4 +1,4 @@
-"""Stands for Ray's private modules: the nodes are in a file, and Ray is gone when the file is."""
+"""Takes the place of Ray's private modules: the nodes are in a file, and Ray is gone when the file is."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Stands for `ray` and `ray.util`: who takes GPUs of a host is written down, with what vLLM had done by then."""
+"""Takes the place of `ray` and `ray.util`: who takes GPUs of a host is noted, with what vLLM had done by then."""
 
 import json
 import os
