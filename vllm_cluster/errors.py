@@ -5,6 +5,7 @@ VclusterError            1   something failed
 │   ├── InventoryError   2   the inventory: file, line, key
 │   └── PortInUse        2   a local port is taken
 ├── PreflightFailed      3   known before anything was touched
+│   └── NodeMissing      3   the cluster has no node there now; while `up` recreates it, for a moment
 ├── HostError            1   one host, one step
 │   ├── Unreachable      4   no connection: nothing was sent
 │   │   ├── HostKeyRejected
@@ -93,6 +94,10 @@ class PreflightFailed(VclusterError):
     """Known before anything was touched."""
 
     exit_code = 3
+
+
+class NodeMissing(PreflightFailed):
+    """The cluster has no node on a host now: it was never made, or `up` recreates it."""
 
 
 class HostError(VclusterError):

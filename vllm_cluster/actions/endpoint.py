@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_cluster import debug_log
 from vllm_cluster.actions.ask import ready
 from vllm_cluster.actions.tunnel import is_free, reach_head, read_key, tunnel
-from vllm_cluster.errors import ConnectionLost, PreflightFailed, Unreachable
+from vllm_cluster.errors import AuthenticationFailed, HostError, HostKeyRejected, NodeMissing, PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
@@ -79,7 +79,7 @@ def end(inventory: Inventory, cache: Path) -> bool:
 
 
 def keep_open(inventory: Inventory, cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM) -> None:
-    """Be the tunnel in the background: open again after a broken connection, at the same port, for an hour.
+    """Be the tunnel in the background: open again at the same port what broke, and what is away for up to an hour.
 
     Raises:
         HostError: it could not be opened, or not again.
@@ -103,8 +103,10 @@ def keep_open(inventory: Inventory, cache: Path, emit: Emit, *, port: int, runti
     try:
         while True:
             try:
-                tunnel(inventory, note, port=port)
-            except (ConnectionLost, Unreachable):
+                tunnel(inventory, note, port=port, runtime=runtime)
+            except (HostKeyRejected, AuthenticationFailed):
+                raise
+            except (HostError, NodeMissing):  # Docker starts again there, or `up` recreates the head
                 if not opened or not patience.left():
                     raise
                 runtime.clock.sleep(POLL)

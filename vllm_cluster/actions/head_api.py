@@ -13,7 +13,7 @@ from vllm_cluster.actions.tunnel import address_of, answers, no_passage, reach_h
 from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, ApiConnection, read
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.node_status import ServeStatus
-from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed, TimedOut, Unreachable
+from vllm_cluster.errors import ConnectionLost, HostError, NodeMissing, PreflightFailed, TimedOut, Unreachable
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
@@ -103,7 +103,9 @@ class HeadApi:
         except (Unreachable, ConnectionLost) as error:
             self._drop()
             return error.message
-        except HostError as error:  # its container starts again, or Docker does
+        except (HostError, NodeMissing) as error:  # its container starts again, or Docker does
+            if self._head is None:
+                self._drop()
             return error.message
         if found := self._ended(now):
             raise HostError(head.name, f"batch: {found}; the answers so far are kept", hint="vcluster status")
@@ -116,7 +118,7 @@ class HeadApi:
         except (Unreachable, ConnectionLost) as error:
             self._drop()
             return error.message
-        except HostError as error:
+        except (HostError, NodeMissing) as error:
             return error.message
         return ""
 

@@ -11,12 +11,12 @@ from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.key_file import parse_key_file
 from vllm_cluster.core.node_status import ServeStatus
-from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed, Unreachable, VclusterError
+from vllm_cluster.errors import ConnectionLost, HostError, NodeMissing, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe
+from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 POLL_SECONDS = 2.0
@@ -34,13 +34,20 @@ def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
         return read_key(inventory, reach_head(inventory, fleet))
 
 
-def tunnel(inventory: Inventory, emit: Emit, *, port: int, inside: Callable[[str], object] | None = None) -> None:
+def tunnel(
+    inventory: Inventory,
+    emit: Emit,
+    *,
+    port: int,
+    inside: Callable[[str], object] | None = None,
+    runtime: Runtime = SYSTEM,
+) -> None:
     """Forward the API to this machine's loopback until `inside` returns, without it until the connection breaks.
 
     Raises:
         HostError: nothing passes, or the connection broke.
     """
-    with Fleet(inventory) as fleet:
+    with Fleet(inventory, runtime) as fleet:
         head = reach_head(inventory, fleet)
         read_key(inventory, head)
         passage = Passage(head, inventory.ports.api, port, lambda: _served(inventory, head))
@@ -178,14 +185,15 @@ def read_key(inventory: Inventory, head: HostConnection) -> str:
     """The API key, and an engine for the head.
 
     Raises:
-        PreflightFailed: as `key`.
+        HostError: its Docker cannot be used.
+        PreflightFailed: its node is missing, or of another cluster.
     """
-    facts = observe(inventory, head)
+    facts = usable(observe(inventory, head))
     ensure_no_errors(list(foreign(inventory, {head.name: facts})))
     identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
     if identity is None or node_of(inventory.cluster, facts) is None:
-        raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
+        raise NodeMissing(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
     content = NodeHandle(head, inventory.cluster).secret("api-key", identity)
     if content is None:
-        raise PreflightFailed(f"{head.name}: key: the API key is missing", hint="vcluster up")
+        raise NodeMissing(f"{head.name}: key: the API key is missing", hint="vcluster up")
     return parse_key_file(content.decode()).key

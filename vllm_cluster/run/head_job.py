@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.errors import HostError
+from vllm_cluster.errors import HostError, NodeMissing
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
@@ -86,13 +86,13 @@ class HeadJob:
                 sent += 1
                 running.send(row)
                 return running.next(self._runtime.after(REPLY_SECONDS))
-            except HostError as error:  # the connection broke, or the container starts again
+            except (HostError, NodeMissing) as error:  # the connection broke, or the container starts again
                 self._drop()
                 if not deadline.left() or sent >= TRIES:
                     raise
                 if error.message != shown:
                     shown = error.message
-                    text = f"waiting for {self.host}: {error.detail}; the batch runs on there"
+                    text = f"waiting for {shown}; the batch runs on there"
                     self._emit(Event("note", text, data={"code": "waiting"}))
                 self._pause(deadline)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.identity import node_of
-from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.errors import NodeMissing, PreflightFailed
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.logs import connect_and_observe
@@ -16,11 +16,12 @@ def open_node(inventory: Inventory, connection: HostConnection) -> NodeHandle:
 
     Raises:
         HostError: the host or its Docker does not answer.
-        PreflightFailed: there is no such node, or it is of another cluster.
+        NodeMissing: there is no such node.
+        PreflightFailed: it is of another cluster.
     """
     facts = connect_and_observe(inventory, connection)
     for finding in foreign(inventory, {connection.name: facts}):
         raise PreflightFailed(f"{finding.host}: {finding.text}", hint=finding.fix)
     if node_of(inventory.cluster, facts) is None:
-        raise PreflightFailed(f"{connection.name}: the node is missing", hint="vcluster up")
+        raise NodeMissing(f"{connection.name}: the node is missing", hint="vcluster up")
     return NodeHandle(connection, inventory.cluster)

@@ -26,6 +26,7 @@ from vllm_cluster.errors import (
     ConnectionLost,
     HostError,
     Locked,
+    NodeMissing,
     PreflightFailed,
     TimedOut,
     Unreachable,
@@ -50,14 +51,17 @@ class World:
     name: str = "gpu1"
     clock: Clock = field(default_factory=Clock)
     fleets: int = 0
+    open_fleets: int = 0
     events: list[Event] = field(default_factory=list)
 
     # A fleet, a connection, its transport, a forward, and its runtime.
     def __enter__(self) -> World:
         self.fleets += 1
+        self.open_fleets += 1
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.open_fleets -= 1
 
     def close(self) -> None: ...
 
@@ -182,6 +186,29 @@ def test_a_rotated_key_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(head_api, "read_key", lambda *_: next(keys))
         api.recover("HTTP 401")
         assert api.endpoint.key == "one"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TimedOut("gpu1", "no answer"), HostError("gpu1", "Docker is away"), NodeMissing("cluster lab is not running")],
+)
+def test_a_head_that_is_away_for_a_moment_is_connected_once(
+    error: VclusterError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up` recreates its node, or Docker starts again there."""
+    world, errors = World([ConnectionLost("gpu1", "no keepalive"), READY]), [error] * 3
+
+    def read_key(*_: object) -> str:
+        if errors:
+            raise errors.pop()
+        return "key"
+
+    with opened(world, monkeypatch) as api:
+        monkeypatch.setattr(head_api, "read_key", read_key)
+        api.recover("reset by peer")
+        assert (errors, world.open_fleets) == ([], 1)
+    assert world.open_fleets == 0
+    assert [event.text for event in world.events][-1] == "llama answers again"
 
 
 def test_answers_of_another_model_are_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:

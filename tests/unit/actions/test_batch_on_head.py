@@ -28,7 +28,7 @@ from vllm_cluster.batch.engine import Options
 from vllm_cluster.batch.work import BatchFiles
 from vllm_cluster.cli.render.batches import batches_document, show_batches
 from vllm_cluster.clock import Deadline
-from vllm_cluster.errors import HostError, Interrupted, UsageError
+from vllm_cluster.errors import ConnectionLost, HostError, Interrupted, NodeMissing, UsageError
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run import head_job
@@ -284,6 +284,33 @@ def test_the_output_of_another_batch_on_the_head_is_refused_with_what_differs(he
     assert refused.value.message == text
     assert (refused.value.hint or "").splitlines()[0].endswith(f"-o {first.files.output} --on-head")
     assert found.answered == 30
+
+
+def test_a_node_that_is_missing_for_a_moment_is_waited_for(head: Head) -> None:
+    def reopen(job: HeadJob) -> RunningProgram:
+        if missing:
+            raise missing.pop()
+        return open_here(job)
+
+    def break_it(event: Event) -> None:
+        head.events.append(event)
+        if event.text.startswith("answering on") and not broken:
+            broken.append(event)
+            head.monkeypatch.setattr(HeadJob, "_open", reopen)
+            head.monkeypatch.setattr(RunningProgram, "next", lose)
+
+    def lose(self: RunningProgram, _deadline: Deadline) -> dict[str, Any]:
+        head.monkeypatch.setattr(RunningProgram, "next", read)
+        raise ConnectionLost(self.host, "no keepalive")
+
+    read, broken = RunningProgram.next, list[Event]()
+    missing = [NodeMissing("gpu1: the node is missing")] * 3
+    with serving(Api(answer)) as api:
+        head.serve(api)
+        wanted = head.wanted()
+        action.batch_on_head(wanted, break_it)
+    assert (texts(wanted), missing) == (ALL, [])
+    assert "waiting for gpu1: the node is missing; the batch runs on there" in [event.text for event in head.events]
 
 
 def test_ctrl_c_leaves_it_running(head: Head) -> None:
