@@ -16,14 +16,14 @@ from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.plan import Plan
 from vllm_cluster.core.settled import settled
 from vllm_cluster.core.spec import ContainerSpec
-from vllm_cluster.errors import HostError, InventoryError, PreflightFailed, UsageError, VclusterError, combine
+from vllm_cluster.errors import InventoryError, PreflightFailed, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.members import membership
 from vllm_cluster.run.node_files import digest, node_files
-from vllm_cluster.run.observe import observe
+from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secret_files import read_kept
 from vllm_cluster.run.secrets import Reading, Secrets, collect_secrets, collect_with_values
@@ -53,16 +53,10 @@ def connect_all(
     Raises:
         Unreachable, FleetError: a host could not be reached; no host was touched.
     """
-    with Fleet(inventory, runtime) as fleet:
-        emit(Event("phase", f"connecting to {count(len(hosts or inventory.hosts), 'host')}"))
-        _, failures = fleet.connect(hosts)
-        try:
-            if failures:
-                raise combine(failures)
-            yield fleet
-        except VclusterError as error:
-            error.with_hosts(hosts or inventory.hosts)
-            raise
+    with reached(inventory, emit, hosts, runtime=runtime) as (fleet, failures):
+        if failures:
+            raise combine(failures)
+        yield fleet
 
 
 @contextmanager
@@ -90,11 +84,7 @@ def each_usable(
     inventory: Inventory, fleet: Fleet, hosts: Sequence[str]
 ) -> tuple[dict[str, HostFacts], dict[str, VclusterError]]:
     """The facts of those of these hosts whose Docker can be used, and why the others' cannot."""
-    facts, failures = fleet.each(lambda connection: observe(inventory, connection), hosts)
-    for name, seen in facts.items():
-        if finding := engine_problem(seen):
-            failures[name] = HostError(name, finding.text, hint=finding.fix)
-    return {name: seen for name, seen in facts.items() if name not in failures}, failures
+    return fleet.each(lambda connection: usable(observe(inventory, connection)), hosts)
 
 
 def facts_of(inventory: Inventory, fleet: Fleet, without: Collection[str] = ()) -> dict[str, HostFacts]:

@@ -14,7 +14,6 @@ from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
 from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
 from vllm_cluster.checks.docker import foreign as foreign_findings
 from vllm_cluster.checks.docker import name_taken
-from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.identity import Owner, cluster_id, foreign, is_leftover, is_of_cluster, is_volume_name
 from vllm_cluster.core.kept import kept_secrets
 from vllm_cluster.core.members import former, record_of
@@ -28,7 +27,7 @@ from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.lease import in_order
 from vllm_cluster.run.members import by_hand, look_at_former, unreadable
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe
+from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
 
@@ -115,7 +114,7 @@ def connect(state: DownState) -> DownState:
 def look(state: DownState) -> DownState:
     """Look at every host, and refuse while something of this name is another cluster's."""
     there = [name for name in state.fleet.names if name not in state.failures]
-    facts, more = state.fleet.each(lambda connection: _observe(state.inventory, connection), there)
+    facts, more = state.fleet.each(lambda connection: usable(observe(state.inventory, connection)), there)
     failures = {**state.failures, **more}
     for name, error in failures.items():
         state.emit(Event("failed", error.message, name))
@@ -162,14 +161,6 @@ def require_all(state: DownState) -> DownState:
 
 
 DOWN = (connect, look, look_at_former_hosts, confirm, lock, compare_again, remove, unlock, require_all)
-
-
-def _observe(inventory: Inventory, connection: HostConnection) -> HostFacts:
-    facts = observe(inventory, connection)
-    problem = engine_problem(facts)
-    if problem:
-        raise HostError(connection.name, problem.text, hint=problem.fix)
-    return facts
 
 
 def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> None:

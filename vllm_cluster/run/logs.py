@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.errors import CommandFailed
 from vllm_cluster.explain.log_line import parse_time
 from vllm_cluster.explain.scan import LogSource
@@ -16,7 +15,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe
+from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.program import python
 
 EXCERPT_SECONDS = 30.0
@@ -55,10 +54,7 @@ def connect_and_observe(inventory: Inventory, connection: HostConnection) -> Hos
         HostError: it does not answer, or its Docker does not.
     """
     connection.connect()
-    facts = observe(inventory, connection)
-    if problem := engine_problem(facts):
-        raise CommandFailed(connection.name, problem.text, exit_code=1, stderr="", hint=problem.fix)
-    return facts
+    return usable(observe(inventory, connection))
 
 
 def collect(connection: HostConnection, cluster: str) -> list[Log]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
 from vllm_cluster.core.identity import Owner, owner_of
@@ -20,7 +19,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.inventory.words import nearest
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.observe import RECORD_FILE, observe
+from vllm_cluster.run.observe import RECORD_FILE, observe, usable
 
 # What a head keeps beside its members: what to serve, what was ready, and the history.
 KEPT = (request.FILE, request.READY_FILE, request.RESULTS_FILE, "audit.jsonl")
@@ -125,10 +124,7 @@ def _observe(inventory: Inventory, connection: HostConnection, member: Member) -
             connection.name,
             f"another machine answers at {member.host}: its machine id is {facts.machine_id}, not {member.machine_id}",
         )
-    problem = engine_problem(facts)
-    if problem:
-        raise HostError(connection.name, problem.text, hint=problem.fix)
-    return facts
+    return usable(facts)
 
 
 def by_hand(owner: Owner, host: str) -> str:
