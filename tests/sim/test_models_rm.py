@@ -136,6 +136,20 @@ def test_what_is_asked_for_before_the_answer_stays(world: World) -> None:
     assert not any(machine.lock for machine in world.machines.values())
 
 
+def test_what_a_head_serves_that_was_started_before_the_answer_stays(world: World) -> None:
+    before, head = left(world), world.machines["gpu1"].box("vcluster-lab")
+    assert head
+    requests(world, OTHER)
+    head.state = "exited"
+
+    def start() -> None:
+        head.state = "running"
+
+    outcome, asked = rm(world, meanwhile=start)
+    assert asked and lab.code(outcome) == 3, outcome.story()
+    assert left(world) == before
+
+
 @pytest.mark.parametrize("model", [OTHER, ""])
 def test_what_is_being_pulled_stays(world: World, model: str) -> None:
     before = left(world)

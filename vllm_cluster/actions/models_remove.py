@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from vllm_cluster.actions.assess import require_name
+from vllm_cluster.actions.assess import facts_of, require_name
 from vllm_cluster.actions.consent import Confirm, served_by
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, statuses
 from vllm_cluster.core.cached_model import CachePlace, cache_place
@@ -50,9 +51,10 @@ def remove(
             _ask(place, found, confirm)
             with Lease(in_order(there.fleet, there.facts), inventory.cluster, "models rm") as lease:
                 lease.acquire(wait, waiting(emit))
-                # Another person may have begun to serve or to pull it before the answer.
-                _refuse_used(there, place)
-                freed = _remove(there, place, found)
+                # Another person may have begun to serve or to pull it before the answer, also in a new container.
+                now = replace(there, facts=facts_of(inventory, there.fleet))
+                _refuse_used(now, place)
+                freed = _remove(now, place, found)
         gone = f"Removed {model} from {', '.join(found)}: {size(freed)}."
         text = gone if found else f"{model} is not on {', '.join(names)}. Nothing was changed."
         text += "" if found else _folder_meant(there, model, names)
