@@ -9,8 +9,10 @@ from typing import Any
 
 from vllm_cluster.actions.explain import add_cause
 from vllm_cluster.core import request
+from vllm_cluster.core.log_lines import SECOND, VLLM, split_source
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
 from vllm_cluster.core.spec import node_name
+from vllm_cluster.docker.log_frames import LogFrames, Position
 from vllm_cluster.errors import HostError, Interrupted, Replaced, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
@@ -25,7 +27,7 @@ PICKUP_SECONDS = 30.0
 # A start that moves is followed for as long as it takes; these phases do not move by themselves.
 IDLE_PHASES = ("waiting", "backoff", "stopping", "hung", "unknown")
 IDLE_SECONDS = 300.0
-LOG_SECONDS = 1.0
+LOG_SECONDS, LOG_READ_SECONDS = 1.0, 60.0
 # What does not change is shown again so often: importing is silent for half a minute.
 BEAT_SECONDS = 5.0
 
@@ -62,7 +64,7 @@ class Follower:
         self._beat = self._after(BEAT_SECONDS)
         self._error: VclusterError | None = None
         self._ended: dict[str, int] = {}
-        self._log = _Log(self._node, emit) if log else None
+        self._log = VllmLog(self._node, emit) if log else None
 
     def follow(self) -> None:
         """Show each change until the model has answered.
@@ -137,25 +139,35 @@ class Follower:
             raise HostError(self._head.name, f"{text}; the request is kept and is served once this ends", hint=hint)
 
 
-class _Log:
-    """The lines that vLLM prints on the head."""
+class VllmLog:
+    """The lines that vLLM prints on the head from now on."""
 
     def __init__(self, node: NodeHandle, emit: Emit) -> None:
         self._head, self._container, self._emit = node.connection, node.name, emit
-        self._since = node.connection.engine.now or 0.0
-        self._last = ""
+        self._since = int((node.connection.engine.now or 0.0) * SECOND)
+        self._position = Position()
         self._due = node.connection.runtime.after(0)
 
     def show(self) -> None:
-        """Pass on what is new, about once a second."""
+        """Pass on what is new, about once a second.
+
+        Raises:
+            HostError: the log cannot be read.
+        """
         if self._due.left() > 0:
             return
+        since, frames = self._position.resume() or self._since, LogFrames()
+        with self._head.engine.streams.log(self._container, since=since, seconds=LOG_READ_SECONDS) as pieces:
+            for piece in pieces:
+                try:
+                    lines = self._position.fresh(frames.feed(piece))
+                except ValueError as error:
+                    raise HostError(self._head.name, f"serve: Docker's log cannot be read: {error}") from error
+                for _, raw in lines:
+                    source, text = split_source(raw)
+                    if source == VLLM:
+                        self._emit(Event("log", text.decode("utf-8", "replace"), self._head.name))
         self._due = self._head.runtime.after(LOG_SECONDS)
-        for stamp, line in self._head.engine.stamped_logs(self._container, self._since):
-            if stamp > self._last:
-                self._last = stamp
-                if line.startswith("[vllm] "):
-                    self._emit(Event("log", line.removeprefix("[vllm] "), self._head.name))
 
 
 def _whole(serving: ServeStatus) -> ServeFailure | None:

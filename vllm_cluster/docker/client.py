@@ -194,14 +194,6 @@ class DockerApi:
         with self._calls.stream(call) as reply:
             return read_framed(reply.read(MAX_LOG))
 
-    def stamped_logs(self, container: str, since: float) -> list[tuple[str, str]]:
-        """The lines that a container has printed since a Unix time, each with Docker's own time of it."""
-        query = {"stdout": 1, "stderr": 1, "timestamps": 1, "since": f"{since:.0f}"}
-        call = Call(f"read the log of {container[:12]}", "GET", path("containers", container, "logs"), query)
-        with self._calls.stream(call) as reply:
-            lines = read_framed(reply.read(MAX_LOG)).splitlines()
-        return [(stamp, line) for stamp, _, line in (line.partition(" ") for line in lines)]
-
     def put_files(self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]]) -> None:
         """Write files (name → content, mode) of `self.owner` below a folder of a container, running or not."""
         there, query = path("containers", container, "archive"), {"path": folder}

@@ -23,13 +23,24 @@ class Streams:
 
     @contextmanager
     def log(
-        self, container: str, *, since: int | None = None, until: int | None = None, follow: bool = False
+        self,
+        container: str,
+        *,
+        since: int | None = None,
+        until: int | None = None,
+        follow: bool = False,
+        seconds: float | None = None,
     ) -> Iterator[Iterator[bytes]]:
-        """What a container has printed, both outputs, as frames with times; `since` and `until` in nanoseconds."""
+        """What a container has printed, both outputs, as frames with times; `since` and `until` in nanoseconds.
+
+        A short read ends within `seconds`, and keeps its connection for the next.
+        """
         query = {"stdout": 1, "stderr": 1, "timestamps": 1, "follow": int(follow), "since": _when(since)}
         query["until"] = _when(until)
-        call = Call(f"read the log of {container}", "GET", path("containers", container, "logs"), query, whole=True)
-        with self._calls.stream(call, self._calls.after(ENDLESS)) as reply:
+        call = Call(
+            f"read the log of {container}", "GET", path("containers", container, "logs"), query, whole=seconds is None
+        )
+        with self._calls.stream(call, self._calls.after(seconds or ENDLESS)) as reply:
             yield reply.pieces()
 
     @contextmanager
