@@ -95,6 +95,19 @@ def test_the_pure_rooms_open_nothing() -> None:
     assert {path: names for path, names in found.items() if names} == {}
 
 
+def test_verbs_measure_time_by_their_own_clock() -> None:
+    """It counts the time asleep, and a simulation has another one."""
+    system = ("time.monotonic", "time.sleep", "Deadline.after")
+    found = {
+        f"{room(path)}: {ast.unparse(node)}"
+        for path in MODULES
+        if own(path) in ("run", "actions") and room(path) not in ("run/runtime.py", "run/detached.py")
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in system
+    }
+    assert found == set()
+
+
 @pytest.mark.parametrize(
     ("libraries", "home"),
     [

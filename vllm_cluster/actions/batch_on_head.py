@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -246,7 +245,7 @@ class _HeadRun:
             *rows, rest = (rest + piece).split(b"\n")
             for row in rows:
                 self._work.errors.append(row + b"\n")
-        self._work.output.sync(time.monotonic())
+        self._work.output.sync(self._runtime.clock.monotonic())
         self._job.ask("remove")
         here = self._work.summary()
         return replace(BatchResult(**result), total=here.total, answered=here.answered)

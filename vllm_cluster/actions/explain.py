@@ -8,7 +8,6 @@ import re
 import shlex
 import stat
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +67,7 @@ class Explanation:
     restarts: Sequence[Entry] = ()
 
 
-def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
+def of_files(paths: Sequence[Path], emit: Emit, *, runtime: Runtime = SYSTEM) -> Diagnosis:
     """The verdict on files; `-` is standard input.
 
     Raises:
@@ -79,13 +78,14 @@ def of_files(paths: Sequence[Path], emit: Emit) -> Diagnosis:
         raise UsageError(f"{len(paths)} files are more than {MAX_FILES}", hint="give the logs of one failure")
     opened = [_open(path) for path in paths]
     total = sum(path.stat().st_size for path in paths if path.is_file())
-    done, reported = 0, time.monotonic()
+    clock = runtime.clock
+    done, reported = 0, clock.monotonic()
 
     def tick(size: int) -> None:
         nonlocal done, reported
         done += size
-        if time.monotonic() - reported > PROGRESS_SECONDS:
-            reported = time.monotonic()
+        if clock.monotonic() - reported > PROGRESS_SECONDS:
+            reported = clock.monotonic()
             emit(Event("progress", f"read {done / 1e6:.0f} MB of {total / 1e6:.0f}", data={"bytes": done}))
 
     return diagnose([scan(source, tick) for source in opened])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +10,7 @@ from vllm_cluster.backends.nccl import NcclTransport, transport
 from vllm_cluster.checks import allreduce
 from vllm_cluster.checks.allreduce import AllReduceTime, Pair, Trial
 from vllm_cluster.checks.registry import Finding
-from vllm_cluster.clock import Deadline
+from vllm_cluster.clock import Clock, Deadline
 from vllm_cluster.core.adapters import gigabits
 from vllm_cluster.core.desired import Inputs, desired, gpu_count, hcas
 from vllm_cluster.core.identity import cluster_id, without_lease
@@ -64,7 +63,8 @@ class AllReduceReport:
 
 def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> AllReduceReport:
     """Try it, in at most `SECONDS`. Leaves nothing; hosts on which it cannot be tried are findings."""
-    began, deadline = time.monotonic(), Deadline.after(SECONDS - CLEARING_SECONDS)
+    clock, deadline = fleet.runtime.clock, fleet.runtime.after(SECONDS - CLEARING_SECONDS)
+    began = clock.monotonic()
     inputs = Inputs("", {"ray-token": "none"}, cluster_id(inventory, facts) or "")
     # Only the secrets' paths depend on their ids, and no rank reads a secret here.
     specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, inputs)}
@@ -84,17 +84,17 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
         ready, failures = fleet.each(start, specs)
         if failures:
             return AllReduceReport(
-                tuple(_unseen(host, error) for host, error in failures.items()), seconds=_since(began)
+                tuple(_unseen(host, error) for host, error in failures.items()), seconds=_since(began, clock)
             )
-        stage = RankDriver(inventory.accelerator, specs, opened, emit)
-        return replace(_tried(stage, inventory, facts, ready, deadline), seconds=_since(began))
+        stage = RankDriver(inventory.accelerator, specs, opened, emit, fleet.runtime)
+        return replace(_tried(stage, inventory, facts, ready, deadline), seconds=_since(began, clock))
     finally:
         # This waits until they have gone.
         fleet.each(lambda connection: opened[connection.name].close(), opened)
 
 
-def _since(began: float) -> float:
-    return round(time.monotonic() - began, 1)
+def _since(began: float, clock: Clock) -> float:
+    return round(clock.monotonic() - began, 1)
 
 
 def _bare(inventory: Inventory, spec: ContainerSpec) -> ContainerSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from ipaddress import ip_interface
 from secrets import token_hex
@@ -22,6 +21,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.program import OnHost, RunningProgram, python
 from vllm_cluster.run.program import start as start_program
+from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.text import count
 
 # A cold container on a busy host takes its time; then a closed port takes 4 s, and a large block as much again.
@@ -40,15 +40,16 @@ def run_link_test(
     """What is wrong with the links between the hosts, and whose could not be seen. Changes nothing, leaves nothing."""
     if len(facts) < 2:
         return [], []
-    began, run = time.monotonic(), token_hex(8)
+    runtime = fleet.runtime
+    began, run = runtime.clock.monotonic(), token_hex(8)
     number = len(facts) * (len(facts) - 1)
     emit(Event("progress", f"testing {number} links between {len(facts)} hosts", data={"links": number}))
     program, probes = python("host", "link_test", seconds=LIFE_SECONDS), dict[str, RunningProgram]()
 
     def start(connection: HostConnection) -> dict[str, Any]:
         place = _place(inventory, facts[connection.name])
-        probes[connection.name] = start_program(connection, program, place, _soon())
-        return _open(probes[connection.name], inventory, run)
+        probes[connection.name] = start_program(connection, program, place, runtime.after(OPEN_SECONDS))
+        return _open(probes[connection.name], inventory, run, runtime.after(OPEN_SECONDS))
 
     # Its containers touch no node.
     fleet.without_lease()
@@ -63,9 +64,9 @@ def run_link_test(
             for name, ports in opened.items()
         }
         ways, more = fleet.each(
-            lambda connection: _receive_results(probes[connection.name], names), set(opened) - set(failures)
+            lambda connection: _receive_results(probes[connection.name], names, runtime), set(opened) - set(failures)
         )
-        gone = Deadline.after(GONE_SECONDS)
+        gone = runtime.after(GONE_SECONDS)
         fleet.each(lambda connection: probes[connection.name].end(gone), ways)
     finally:
         fleet.each(lambda connection: probes[connection.name].close(), probes)
@@ -73,17 +74,13 @@ def run_link_test(
     # A probe that broke off answers none of the others: what they saw of it does not show their links.
     every = [each for host in ways.values() for each in host if each.target not in failures]
     found = link_findings(every, {name: _address(inventory, facts[name]) for name in facts})
-    seconds = round(time.monotonic() - began, 1)
+    seconds = round(runtime.clock.monotonic() - began, 1)
     text = (
         f"tested {count(len(every), 'link')} in {seconds} s: {count(len(found), 'problem') if found else 'no problems'}"
     )
     if every:
         emit(Event("progress", text, data={"links": len(every), "seconds": seconds}))
     return found, [_unseen(name, error) for name, error in failures.items()]
-
-
-def _soon() -> Deadline:
-    return Deadline.after(OPEN_SECONDS)
 
 
 def _place(inventory: Inventory, facts: HostFacts) -> OnHost | TemporaryContainer:
@@ -95,13 +92,13 @@ def _place(inventory: Inventory, facts: HostFacts) -> OnHost | TemporaryContaine
     return TemporaryContainer(owner, "links", image.id, network="host", drop=("ALL",))
 
 
-def _open(probe: RunningProgram, inventory: Inventory, run: str) -> dict[str, Any]:
+def _open(probe: RunningProgram, inventory: Inventory, run: str, deadline: Deadline) -> dict[str, Any]:
     """Where a host listens for the others."""
     host = inventory.hosts[probe.host]
     asked = list(ports_of(inventory, host.name))
     try:
         probe.send({"me": host.name, "address": host.address, "run": run, "ports": asked, "more": CHOSEN_PORTS})
-        ready = probe.next(_soon())
+        ready = probe.next(deadline)
     except HostError:
         if probe.code == NOT_FOUND:
             hint = "vcluster up brings the image, which has Python in it; or install python3"
@@ -136,9 +133,11 @@ def _send_peers(probe: RunningProgram, peers: Mapping[str, Any], failures: dict[
         failures[probe.host] = error
 
 
-def _receive_results(probe: RunningProgram, names: Mapping[str, Mapping[int, str]]) -> list[LinkResult]:
+def _receive_results(
+    probe: RunningProgram, names: Mapping[str, Mapping[int, str]], runtime: Runtime
+) -> list[LinkResult]:
     """What a host saw of every other; `names` are those of the ports of each."""
-    deadline, seen = Deadline.after(VISIT_SECONDS + len(names) / 8), dict[str, LinkResult]()
+    deadline, seen = runtime.after(VISIT_SECONDS + len(names) / 8), dict[str, LinkResult]()
     while "done" not in (row := probe.next(deadline)):
         target = row.get("to")
         if not isinstance(target, str) or target not in names or target == probe.host:

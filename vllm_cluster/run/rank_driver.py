@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from vllm_cluster.core.spec import ContainerSpec
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.program import RunningProgram
+from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.text import host_port
 
 # After the first rank has failed the others get this long to report what they saw.
@@ -54,6 +54,7 @@ class RankDriver:
     specs: Mapping[str, ContainerSpec]
     lines: Mapping[str, RunningProgram]
     emit: Emit
+    runtime: Runtime
     _messages: queue.SimpleQueue[tuple[str, dict[str, Any] | VclusterError]] = field(default_factory=queue.SimpleQueue)
     _count: int = 0
     _gone: dict[str, str] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class RankDriver:
     def _listen(self, lines: RunningProgram) -> None:
         try:
             while True:
-                self._messages.put((lines.host, lines.next(Deadline.after(MAX_SILENCE_SECONDS))))
+                self._messages.put((lines.host, lines.next(self.runtime.after(MAX_SILENCE_SECONDS))))
         except VclusterError as error:
             self._messages.put((lines.host, error))
 
@@ -79,7 +80,7 @@ class RankDriver:
     ) -> list[Trial]:
         """An all-reduce in each group of hosts, side by side; each comes to an end of its own, good or bad."""
         running: dict[int, _RunningTrial] = {}
-        now = time.monotonic()
+        now = self.runtime.clock.monotonic()
         for hosts in groups:
             self._count += 1
             ranks = [host for host in hosts for _ in range(self.specs[host].gpu_count)]
@@ -127,7 +128,7 @@ class RankDriver:
         if each is None or not isinstance(rank, int) or each.trial.ranks.get(rank) != host:
             return
         if each.trial.update(rank, row):
-            each.moved = time.monotonic()
+            each.moved = self.runtime.clock.monotonic()
             self._report_progress(each, rank, row)
         if rank == 0 and row.get("step") == "store" and not each.master and isinstance(row.get("port"), int):
             each.master = host_port(self.specs[host].address, row["port"])
@@ -147,7 +148,7 @@ class RankDriver:
 
     def _over(self, each: _RunningTrial, limits: TrialLimits) -> bool:
         """Whether a trial has ended; one that should have is ended."""
-        now, trial = time.monotonic(), each.trial
+        now, trial = self.runtime.clock.monotonic(), each.trial
         for rank, host in trial.ranks.items():
             if host in self._gone and rank not in trial.ended:
                 trial.errors.setdefault(rank, self._gone[host])
