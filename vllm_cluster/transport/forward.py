@@ -16,6 +16,7 @@ from vllm_cluster.errors import HostError, PortInUse
 # Two threads each; more connections wait in the queue of the socket.
 MAX_CONNECTIONS = 512
 CHUNK = 65_536
+PAUSE_MS = 100
 
 
 class Pipe(Protocol):
@@ -87,6 +88,8 @@ class LoopbackForward:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
+        closing = select.poll()
+        closing.register(self._woken, select.POLLIN)
         while True:
             self._slots.acquire()
             poll.poll()
@@ -95,7 +98,9 @@ class LoopbackForward:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
+                # Without a free file descriptor the connection stays in the queue, and the poll returns at once.
                 self._slots.release()
+                closing.poll(PAUSE_MS)
                 continue
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
