@@ -14,7 +14,7 @@ from typing import Any
 from vllm_cluster.core.pull import HubFile, HubModel, unfit_path
 from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.program import Place, python, run
+from vllm_cluster.run.program import Place, message_in, python, run
 from vllm_cluster.run.runtime import Runtime
 
 # Four tries of two requests, and a start of Python with the hub's library.
@@ -64,7 +64,8 @@ def ask_hub_here(runtime: Runtime, question: Mapping[str, Any]) -> HubModel:
         )
     except subprocess.TimeoutExpired:
         raise Unreachable(THIS_MACHINE, f"pull: the hub did not answer within {ASK_SECONDS:.0f} s") from None
-    found = _listed(THIS_MACHINE, question, [json.loads(line) for line in ended.stdout.splitlines() if line[:1] == "{"])
+    rows = [row for line in ended.stdout.splitlines() if (row := message_in(line.encode()))]
+    found = _listed(THIS_MACHINE, question, rows)
     if found is None:
         why = ended.stderr.strip().split("\n")[-1][-300:]
         raise PreflightFailed(f"{THIS_MACHINE}: pull: {LIBRARY} gave no answer: {why}")

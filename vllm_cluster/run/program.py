@@ -150,7 +150,7 @@ class RunningProgram:
             HostError: as `next`.
         """
         for line in self.lines(deadline):
-            row = _object(line)
+            row = message_in(line)
             if row is None:
                 self._printed += line + b"\n"
                 if len(self._printed) > 2 * MAX_PRINTED:  # not at every line: each cut copies what is left
@@ -287,7 +287,8 @@ def run(
         return running.finish(deadline)
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def message_in(line: bytes) -> dict[str, Any] | None:
+    """The message that a line is; None where it is something else that was printed."""
     if not line.lstrip().startswith(b"{"):
         return None
     try:
