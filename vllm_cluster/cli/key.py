@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -11,12 +10,12 @@ from vllm_cluster.cli.options import InventoryPath, Json, Wait
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
 
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
 Rotate = Annotated[bool, typer.Option("--rotate", help="Make a new key; nothing restarts. The old one is refused.")]
 Grace = Annotated[
-    str | None,
-    typer.Option("--grace", metavar="TIME", help="With --rotate: accept the old key for so long (10m, 1h)."),
+    float | None,
+    typer.Option(
+        "--grace", metavar="DURATION", min=0, max=1e9, help="With --rotate: accept the old key for so long (10m, 1h)."
+    ),
 ]
 
 
@@ -30,7 +29,6 @@ def key(
     """Print the API key."""
 
     def action(session: Session) -> None:
-        seconds = _seconds(grace)
         if grace is not None and not rotate:
             raise UsageError("--grace is for --rotate", again=("--rotate",))
         loaded = session.load()
@@ -40,7 +38,7 @@ def key(
         from vllm_cluster.actions.tunnel import key as key_action
         from vllm_cluster.cli.render.text import plain
 
-        found = rotate_action(loaded, session.progress, grace=seconds, wait=wait) if rotate else key_action(loaded)
+        found = rotate_action(loaded, session.progress, grace=grace or 0.0, wait=wait) if rotate else key_action(loaded)
         if rotate:
             from vllm_cluster.actions.metrics import renew_keys
             from vllm_cluster.laptop import cache_folder
@@ -50,10 +48,3 @@ def key(
         print(json.dumps({"v": 1, "key": found}) if session.as_json else plain(found))
 
     Session(inventory, as_json=as_json, changes=rotate).run(action)
-
-
-def _seconds(text: str | None) -> float:
-    found = re.fullmatch(r"(\d{1,6})\s*(s|m|min|h|d|)", text or "0")
-    if not found:
-        raise UsageError(f"--grace must be a time like 90s, 10m or 1h, got {text!r}")
-    return float(int(found[1]) * _UNITS[found[2]])

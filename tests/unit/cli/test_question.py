@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.support.sim import make
 from vllm_cluster.cli import question
 from vllm_cluster.cli.app import app
 from vllm_cluster.cli.chat import _talk
@@ -98,11 +99,30 @@ def test_a_bad_schema_names_file_and_line(content: bytes | None, message: str, t
     assert caught.value.message.replace(f"{tmp_path}/", "").startswith(message)
 
 
-@pytest.mark.parametrize("argv", [("--rotate", "--grace", "soon"), ("--rotate", "--grace", "-5m"), ("--grace", "5m")])
-def test_a_grace_is_a_time_for_a_rotation(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grace_is_a_time_for_a_rotation(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("soon", "-5m"):
+        with pytest.raises(UsageError, match="--grace must be a duration such as 90s, 10m or 1h30m"):
+            app(["key", "--rotate", "--grace", wrong], prog_name="vcluster")
     with pytest.raises(SystemExit) as ended:
-        app(["key", *argv], prog_name="vcluster")
-    assert (ended.value.code, "--grace" in capsys.readouterr().err) == (2, True)
+        app(["key", "--grace", "5m"], prog_name="vcluster")
+    assert (ended.value.code, "--grace is for --rotate" in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("1h30m", 5400.0), ("600", 600.0), (None, 0.0)])
+def test_a_grace_is_written_as_any_duration(
+    given: str | None, seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graces = []
+
+    def rotate(_inventory: object, _emit: object, *, grace: float, wait: float) -> str:
+        graces.append(grace)
+        return "new"
+
+    monkeypatch.setattr("vllm_cluster.actions.rotate.rotate", rotate)
+    monkeypatch.setattr("vllm_cluster.actions.metrics.renew_keys", lambda *_: None)
+    monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
+    app(["key", "--rotate", *(("--grace", given) if given else ())], prog_name="vcluster", standalone_mode=False)
+    assert (graces, capsys.readouterr().out) == ([seconds], "new\n")
 
 
 class Piped(io.TextIOWrapper):
