@@ -96,6 +96,19 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file so that a reader, or a second writer, sees the old one or the new one."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
 def meaning(error: OSError) -> VclusterError | None:
     """The error in one line with its remedy; None where it is not about this machine."""
     if error.filename is None and error.errno not in _OF_THE_MACHINE:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from vllm_cluster.debug_log import inventory_key
 from vllm_cluster.errors import UsageError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.laptop import meaning
+from vllm_cluster.laptop import meaning, write_whole
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -109,9 +108,7 @@ def _note(inventory: Inventory, cache: Path, folder: Path) -> None:
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         known = {**_folders(cache), str(folder.absolute()): _cluster(inventory)}
-        new = cache / f"{FOLDERS}.new"
-        new.write_text(json.dumps(known))
-        new.replace(cache / FOLDERS)
+        write_whole(cache / FOLDERS, json.dumps(known))
 
 
 def _contents(cluster: str, target: str, key: str) -> dict[str, str]:
@@ -133,12 +130,7 @@ def _write(folder: Path, contents: dict[str, str], *, force: bool) -> tuple[tupl
             kept.append(name)
             continue
         if there != text or name == KEY:
-            # Beside it and renamed: Prometheus reads these files at any moment.
-            new = folder / f".{name}.new"
-            new.unlink(missing_ok=True)
-            mode = 0o600 if name == KEY else 0o644
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
-                file.write(text)
-            new.replace(path)
+            # Prometheus reads these files at any moment.
+            write_whole(path, text, 0o600 if name == KEY else 0o644)
         written.append(name)
     return tuple(written), tuple(kept)

@@ -11,7 +11,7 @@ import typer
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
-from vllm_cluster.laptop import expanded, naming
+from vllm_cluster.laptop import expanded, naming, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -148,11 +148,9 @@ def _keep(folder: Path, document: Mapping[str, Any]) -> None:
     """Write the results, whole or not at all."""
     import json
 
-    new = folder / f"{RESULTS}.new"
-    with naming(new):
+    with naming(folder / RESULTS):
         folder.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(document, indent=1) + "\n")
-    new.replace(folder / RESULTS)
+        write_whole(folder / RESULTS, json.dumps(document, indent=1) + "\n")
 
 
 def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.inventory.find import MAX_BYTES, find
-from vllm_cluster.laptop import cache_folder, here
+from vllm_cluster.laptop import cache_folder, here, write_whole
 
 MAX_MODELS = 20
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?\n((?:[ \t]+.*\n|[ \t]*#.*\n|[ \t]*\n)*)", re.MULTILINE)
@@ -85,9 +85,7 @@ def remember_model(inventory: Path | None, model: str) -> None:
     try:
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        new = file.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(seen))
-        new.replace(file)
+        write_whole(file, json.dumps(seen))
     except (OSError, VclusterError):
         return  # a cache that cannot be written is none
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vllm_cluster.errors import VclusterError
+from vllm_cluster.laptop import write_whole
 
 START_SECONDS, END_SECONDS, PS_SECONDS = 60.0, 15.0, 10.0
 POLL = 0.05
@@ -83,10 +84,8 @@ class State:
 
     def note_this(self, port: int) -> None:
         """Note this process, whole or not at all."""
-        new = self.path.with_suffix(f".{os.getpid()}")
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(asdict(Detached(os.getpid(), start_time(os.getpid()) or "", port)), file)
-        new.replace(self.path)
+        mine = Detached(os.getpid(), start_time(os.getpid()) or "", port)
+        write_whole(self.path, json.dumps(asdict(mine)), 0o600)
 
     def start(self, argv: Sequence[str]) -> Detached:
         """Start a program that notes itself, and wait until it has.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -114,7 +115,7 @@ def test_a_rotated_key_is_renewed_where_it_was_written(served: dict[str, Any], t
     renew_keys(make.inventory(1), tmp_path / "cache", "sk-new", events.append)
     assert (key.read_text(), key.stat().st_mode & 0o777) == ("sk-new", 0o600)
     assert events[-1].text == f"{key} has the new key too"
-    (key.parent / ".api-key.new").mkdir()
+    (key.parent / f".api-key.{os.getpid()}.new").mkdir()
     renew_keys(make.inventory(1), tmp_path / "cache", "sk-newer", events.append)
     assert (events[-1].kind, key.read_text()) == ("warning", "sk-new")
     assert events[-1].text.endswith(f"vcluster metrics -o {key.parent}")
