@@ -28,7 +28,6 @@ from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count, host_port, redact
 
 START_SECONDS, IMPORT_SECONDS = 30.0, 300.0
-LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,20 @@ class Consent:
         self._confirmed = stops
 
 
+def ask_removal(what: str, confirm: Confirm) -> None:
+    """Ask before something is removed that stops nothing.
+
+    Raises:
+        Aborted: the answer is no.
+        UsageError: there is no terminal.
+    """
+    answer = confirm(f"Remove {what}?")
+    if answer is None:
+        raise _refused(f"remove {what}", first=True)
+    if not answer:
+        raise Aborted
+
+
 def _refused(what: str, *, first: bool) -> VclusterError:
     if first:
         return UsageError(f"this would {what}; there is no terminal to ask", again=("--yes",))

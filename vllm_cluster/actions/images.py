@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vllm_cluster.actions.assess import connect_all, each_usable, facts_of, reached
-from vllm_cluster.actions.consent import Confirm
+from vllm_cluster.actions.consent import Confirm, ask_removal
 from vllm_cluster.core.image_use import ClusterImage, cluster_images, freed
-from vllm_cluster.errors import Aborted, UsageError, VclusterError
+from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -114,11 +114,7 @@ def _ask(found: Mapping[str, _Unused], confirm: Confirm) -> None:
     number, size = sum(len(one.images) for one in found.values()), sum(one.size for one in found.values())
     names = sorted({name for one in found.values() for image in one.images for name in image.names or (image.id[:19],)})
     what = f"{count(number, 'image')} ({size / 1e9:.1f} GB) from {', '.join(found)}: {', '.join(names)}"
-    answer = confirm(f"Remove {what}?")
-    if answer is None:
-        raise UsageError(f"this would remove {what}; there is no terminal to ask", again=("--yes",))
-    if not answer:
-        raise Aborted
+    ask_removal(what, confirm)
 
 
 def _remove(connection: HostConnection, unused: _Unused, emit: Emit) -> None:

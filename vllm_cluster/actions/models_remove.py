@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from vllm_cluster.actions.assess import facts_of, require_name
-from vllm_cluster.actions.consent import Confirm, served_by
+from vllm_cluster.actions.consent import Confirm, ask_removal, served_by
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, statuses
 from vllm_cluster.core.cached_model import CachePlace, cache_place
 from vllm_cluster.core.identity import node_of
 from vllm_cluster.core.node_status import UnreadableStatus
 from vllm_cluster.core.spec import ROLE
-from vllm_cluster.errors import Aborted, Locked, PreflightFailed, UsageError, VclusterError
+from vllm_cluster.errors import Locked, PreflightFailed, VclusterError
 from vllm_cluster.events import Emit, Event, waiting
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import serve_request
@@ -124,12 +124,7 @@ def _folder_meant(hosts: PullHosts, model: str, names: Sequence[str]) -> str:
 
 def _ask(place: CachePlace, found: Mapping[str, int], confirm: Confirm) -> None:
     rows = ", ".join(f"{name} ({size(number)})" for name, number in found.items())
-    what = f"{place.model} from {rows}"
-    answer = confirm(f"Remove {what}?")
-    if answer is None:
-        raise UsageError(f"this would remove {what}; there is no terminal to ask", again=("--yes",))
-    if not answer:
-        raise Aborted
+    ask_removal(f"{place.model} from {rows}", confirm)
 
 
 def _remove(hosts: PullHosts, place: CachePlace, found: Mapping[str, int]) -> int:

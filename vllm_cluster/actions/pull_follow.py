@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.runtime import Runtime
 from vllm_cluster.run.weights import PullStatus, status
 from vllm_cluster.text import age, count, size
 
@@ -107,7 +106,7 @@ def follow(
     emit(Event("phase", f"pulling to {', '.join(names)}"))
     while True:
         check()
-        _pause(runtime)
+        runtime.clock.sleep(POLL_SECONDS)
         now = runtime.clock.monotonic()
         for name, one in seen.items():
             if one.look.over:
@@ -121,10 +120,6 @@ def follow(
         if unfed or _over(seen):
             ended = {name: one.status if unfed else _ended(one) for name, one in seen.items()}
             return PullEnd(ended, tuple(name for name, one in seen.items() if one.lost), now - began, unfed)
-
-
-def _pause(runtime: Runtime) -> None:
-    runtime.clock.sleep(POLL_SECONDS)
 
 
 def _miss(one: _Seen, now: float, why: str) -> None:

@@ -140,6 +140,6 @@ def _write(inventory: Inventory, head: HostConnection, facts: HostFacts, holder:
         raise PreflightFailed(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
     owner = Owner(inventory.cluster, cluster_id(inventory, {head.name: facts}))
     body = volume_writer_body(owner, there.image_id, Mount(holder.volume, SECRETS_FOLDER))
-    with temporary_container(head.engine, inventory.cluster, "door", body) as door:
+    with temporary_container(head.engine, inventory.cluster, body) as door:
         files = {f"{NAME}-{holder.ids[NAME]}": (content.encode(), 0o600)}
         head.engine.put_files(door, SECRETS_FOLDER, files)

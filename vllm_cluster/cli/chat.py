@@ -55,7 +55,7 @@ def chat(
             given["reasoning_effort"] = reasoning_effort
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         talk = prompt is None and sys.stdin.isatty() and not as_json
-        typed = "" if talk else question.read_prompt(prompt, file or (), required=True)
+        typed = "" if talk else question.read_prompt(prompt, file or ())
         first = question.content(typed, file or ())
         loaded, schema = session.load(), str(json_schema or "")
         from vllm_cluster.actions.ask import ModelRequest, open_api

@@ -35,7 +35,7 @@ def complete(
     def action(session: Session) -> None:
         given = question.fields(sampling, set_ or (), json_schema)
         ensure_printable(given, as_json=as_json)
-        text = question.read_prompt(prompt, file or (), required=True)
+        text = question.read_prompt(prompt, file or ())
         given["prompt"] = "".join([*map(question.text_of, file or ()), text])
         loaded, schema = session.load(), str(json_schema or "")
         from vllm_cluster.actions.ask import ModelRequest, open_api

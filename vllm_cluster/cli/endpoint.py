@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,9 +49,11 @@ def endpoint(
             text = "Ended the tunnel." if ended else "No tunnel is open in the background."
             session.emit(Event("result", text, data={"ended": ended}))
             return
-        if detach and loaded.path is None:
-            raise UsageError("--detach needs the inventory as a file, not on standard input")
-        again = ["--background", "-i", str(_absolute(loaded.path))] if detach else None
+        again = None
+        if detach:
+            if loaded.path is None:
+                raise UsageError("--detach needs the inventory as a file, not on standard input")
+            again = ["--background", "-i", str(loaded.path.absolute())]
         found = action_of.endpoint(loaded, cache_folder(), direct=direct, detach=again)
         session.finish()
         show_clients(found, form, loaded.path, as_json=session.as_json)
@@ -65,7 +66,3 @@ def _form(given: dict[str, bool]) -> str:
     if len(wanted) > 1:
         raise UsageError(f"one of {', '.join(wanted)} at a time")
     return wanted[0] if wanted else ""
-
-
-def _absolute(path: Path | None) -> Path:
-    return (path or Path()).absolute()

@@ -62,16 +62,16 @@ Timeout = Annotated[
 ]
 
 
-def read_prompt(prompt: str | None, files: Sequence[Path], *, required: bool) -> str:
+def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:
     """The prompt: as given, from standard input for `-` or where it is piped; empty where files are enough."""
     piped = prompt is None and not files and not sys.stdin.isatty()
     if prompt == "-" or piped:
         raw = sys.stdin.buffer.read(MAX_INPUT + 1)
         # The line end is that of echo or of a file, and would be a part of the text to continue.
         prompt = _text(raw, "standard input").removesuffix("\n")
-    elif prompt is None and not files and required:
+    elif prompt is None and not files:
         raise UsageError("missing PROMPT", hint=f'vcluster {SETTINGS.verb} "Hello"')
-    if not prompt and not files and required:
+    if not prompt and not files:
         raise UsageError("the prompt is empty", hint=f'vcluster {SETTINGS.verb} "Hello"')
     return prompt or ""
 

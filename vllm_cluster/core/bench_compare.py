@@ -59,10 +59,6 @@ def _figures(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[_Row]:
     return rows
 
 
-def _values(one: Mapping[str, Any], figure: str) -> list[float]:
-    return [run["figures"][figure] for run in one["runs"] if figure in run["figures"]]
-
-
 def _compared(row: _Row, different: bool) -> ComparedFigure:
     level, name, (before, after), p = row
     change = (after / before - 1) * 100 if before else 0.0

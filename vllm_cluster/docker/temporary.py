@@ -58,9 +58,12 @@ class TemporaryContainer:
 
 
 @contextmanager
-def temporary_container(engine: DockerApi, cluster: str, purpose: str, body: Mapping[str, object]) -> Iterator[str]:
-    """A container that is removed again; what failed in between is raised, not a failure of the removal after it."""
-    name = temporary_name(cluster, purpose)
+def temporary_container(engine: DockerApi, cluster: str, body: Mapping[str, object]) -> Iterator[str]:
+    """A container through which a volume is reached; it is removed again.
+
+    What failed in between is raised, not a failure of the removal after it.
+    """
+    name = temporary_name(cluster, "door")
     engine.create(name, body)
     try:
         yield name

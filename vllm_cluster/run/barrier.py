@@ -81,13 +81,13 @@ def await_ray(connection: HostConnection, plan: Plan, emit: Emit) -> None:
         connection.runtime.clock.sleep(POLL)
 
 
-def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECONDS) -> None:
+def await_gpus(fleet: Fleet, plan: Plan, emit: Emit) -> None:
     """Until Ray counts exactly the planned GPUs at the planned addresses.
 
     Raises:
         HostError: they will not come, or others came, and why.
     """
-    clock, deadline = fleet.runtime.clock, fleet.runtime.after(seconds)
+    clock, deadline = fleet.runtime.clock, fleet.runtime.after(JOIN_SECONDS)
     started = clock.monotonic()
     shown, before = "", dict[str, int]()
     while True:
@@ -113,7 +113,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, seconds: float = JOIN_SECON
             shown = text
         if deadline.left() <= 0:
             hint = "vcluster status\nvcluster explain"
-            text = f"Ray does not report the planned GPUs after {seconds:.0f} s: {text}"
+            text = f"Ray does not report the planned GPUs after {JOIN_SECONDS:.0f} s: {text}"
             late = [fleet.addresses[address] for address in found.missing if address in fleet.addresses]
             raise NodesNotJoined(plan.head, text, hint=hint, cut_off=late if head_up else ())
         clock.sleep(POLL)

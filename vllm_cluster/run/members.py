@@ -143,7 +143,7 @@ def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: 
     owner = owner_of(spec)
     target.volumes.create(spec.state_volume, owner.labels)
     body = volume_writer_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
-    with temporary_container(target, spec.cluster, "door", body) as door:
+    with temporary_container(target, spec.cluster, body) as door:
         target.put_files(door, STATE_FOLDER, {name: (content, 0o600) for name, content in found.items()})
 
 

@@ -87,7 +87,7 @@ def _read(
     if there is None or not images:
         return {}
     body = volume_writer_body(Owner(cluster, there.get(ID)), images[0], Mount(holder.volume, SECRETS_FOLDER))
-    with temporary_container(engine, cluster, "door", body) as door:
+    with temporary_container(engine, cluster, body) as door:
         return _files(engine, door, wanted)
 
 

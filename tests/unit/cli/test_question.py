@@ -150,13 +150,13 @@ def test_where_a_prompt_comes_from(
     prompt: str | None, files: bool, piped: bytes, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(piped))
-    assert question.read_prompt(prompt, [Path("file")] if files else [], required=True) == expected
+    assert question.read_prompt(prompt, [Path("file")] if files else []) == expected
 
 
 def test_a_missing_prompt_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(b"", terminal=True))
     with pytest.raises(UsageError, match="missing PROMPT"):
-        question.read_prompt(None, [], required=True)
+        question.read_prompt(None, [])
 
 
 def test_files_go_before_the_prompt_and_images_beside_it(tmp_path: Path) -> None:
@@ -216,5 +216,5 @@ def test_a_batch_without_its_input_is_a_wrong_command_line(
 def test_an_empty_prompt_is_no_question(prompt: str | None, piped: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
     with pytest.raises(UsageError, match="the prompt is empty"):
-        question.read_prompt(prompt, [], required=True)
-    assert question.read_prompt("", [Path("picture.png")], required=True) == ""
+        question.read_prompt(prompt, [])
+    assert question.read_prompt("", [Path("picture.png")]) == ""
