@@ -10,7 +10,7 @@ from http.client import HTTPException
 from typing import Any
 
 from vllm_cluster.actions.tunnel import address_of, answers, no_passage, reach_head, read_key
-from vllm_cluster.batch.client import ApiAddress, ApiConnection, read
+from vllm_cluster.batch.client import ApiAddress, models
 from vllm_cluster.core.answer import ModelReply, Piece, body
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import (
@@ -157,14 +157,10 @@ class ModelApi:
 
     def _names(self, served: str) -> list[str]:
         """The names that the API takes: the model's, and those of LoRAs beside it."""
-        connection = ApiConnection(ApiAddress(self._port, self._key), NAMES_SECONDS)
         try:
-            rows = read(*connection.ask("GET", "/v1/models")).body.get("data") or ()
+            return models(ApiAddress(self._port, self._key), NAMES_SECONDS).names or [served]
         except (OSError, HTTPException):
             return [served]
-        finally:
-            connection.close()
-        return [str(row.get("id")) for row in rows if isinstance(row, Mapping)] or [served]
 
     def _now(self) -> ServeStatus | None:
         return NodeHandle(self._head, self._inventory.cluster).state().serving

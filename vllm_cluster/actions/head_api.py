@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vllm_cluster.actions.ask import ready
 from vllm_cluster.actions.tunnel import address_of, answers, no_passage, reach_head, read_key
-from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, ApiConnection, read
+from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, models
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import ConnectionLost, HostError, NodeMissing, PreflightFailed, TimedOut, Unreachable
@@ -180,27 +179,19 @@ class HeadApi:
         if head is None:
             raise ConnectionLost(self._inventory.head_name, "tunnel: it is closed")
         for again in (True, False):
-            connection = ApiConnection(self.endpoint, PROBE_SECONDS)
             try:
-                found = read(*connection.ask("GET", "/v1/models"))
+                found = models(self.endpoint, PROBE_SECONDS)
             except (OSError, HTTPException) as error:
                 passes = answers(self.endpoint.port)
                 self._close_forward()
                 if not passes:
                     raise no_passage(head, self._serve) from None
                 raise HostError(head.name, f"api: {error}") from None
-            finally:
-                connection.close()
             if found.status == OK:
-                self._models = _names(found.body)
+                self._models = set(found.names)
                 return
             if found.status != UNAUTHORIZED or not again:
                 break
             self._key = read_key(self._inventory, head)
             self.endpoint = ApiAddress(self.endpoint.port, self._key)
         raise HostError(head.name, f"api: {found.message or found.status}", hint="vcluster status")
-
-
-def _names(body: Mapping[str, Any]) -> set[str]:
-    rows = body.get("data") or ()
-    return {str(row.get("id")) for row in rows if isinstance(row, Mapping)}

@@ -6,7 +6,7 @@ from http.client import HTTPException
 
 from vllm_cluster.actions.assess import connect_all, ensure_no_errors
 from vllm_cluster.actions.tunnel import address_of
-from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, ApiConnection
+from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, models
 from vllm_cluster.checks.docker import foreign
 from vllm_cluster.core.desired import CODE_FOLDER, SECRETS_FOLDER
 from vllm_cluster.core.identity import Owner, cluster_id, node_of
@@ -94,13 +94,10 @@ def _tried(node: NodeHandle, new: str, old: str, *, refused: bool, runtime: Runt
 
 
 def _status(port: int, key: str) -> int | str:
-    connection = ApiConnection(ApiAddress(port, key), ANSWER_SECONDS)
     try:
-        return connection.ask("GET", "/v1/models")[0]
+        return models(ApiAddress(port, key), ANSWER_SECONDS).status
     except (OSError, HTTPException) as error:
         return str(error) or "nothing"
-    finally:
-        connection.close()
 
 
 def _changed(grace: float, seen: bool) -> str:

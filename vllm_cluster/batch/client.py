@@ -52,6 +52,12 @@ class Outcome:
         return self.status == NOT_FOUND and "error" in self.body
 
     @property
+    def names(self) -> list[str]:
+        """The models that an answer to `models` names."""
+        rows = self.body.get("data") or ()
+        return [str(row.get("id")) for row in rows if isinstance(row, Mapping)]
+
+    @property
     def busy(self) -> bool:
         """Whether the server lives, and asks to come again."""
         return self.status in (TOO_SLOW, TOO_MANY)
@@ -118,6 +124,19 @@ def read(status: int, raw: bytes) -> Outcome:
         status = INTERNAL
     message = error.get("message") if isinstance(error, dict) else error or body.get("detail")
     return Outcome(status, body, str(message or "")[:2000] if status != OK else "")
+
+
+def models(endpoint: ApiAddress, seconds: float) -> Outcome:
+    """The answer to the question which models are served.
+
+    Raises:
+        OSError, http.client.HTTPException: there is none.
+    """
+    connection = ApiConnection(endpoint, seconds)
+    try:
+        return read(*connection.ask("GET", "/v1/models"))
+    finally:
+        connection.close()
 
 
 Task = Callable[[ApiConnection], object]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.batch.client import OK, ApiAddress, ApiConnection, read
+from vllm_cluster.batch.client import OK, ApiAddress, models
 from vllm_cluster.batch.problems import BatchProblem
 
 POLL_SECONDS, PROBE_SECONDS = 2.0, 30.0
@@ -101,15 +101,10 @@ class NodeApi:
         return text.removeprefix(SEVERAL_KEYS).split()[0] if text.strip() else ""
 
     def _served(self) -> set[str]:
-        connection = ApiConnection(self.endpoint, PROBE_SECONDS)
-        try:
-            found = read(*connection.ask("GET", "/v1/models"))
-        finally:
-            connection.close()
+        found = models(self.endpoint, PROBE_SECONDS)
         if found.status != OK:
             raise ConnectionError(found.message or f"HTTP {found.status}")
-        rows = found.body.get("data") or ()
-        return {str(row.get("id")) for row in rows if isinstance(row, Mapping)}
+        return set(found.names)
 
 
 def key_file() -> Path:

@@ -16,6 +16,7 @@ from tests.support.sim import make
 from vllm_cluster.actions import batch as action
 from vllm_cluster.actions import head_api
 from vllm_cluster.actions.head_api import HeadApi
+from vllm_cluster.batch.client import Outcome, read
 from vllm_cluster.batch.engine import Options
 from vllm_cluster.batch.output import RowFile
 from vllm_cluster.batch.progress import Progress
@@ -93,11 +94,11 @@ class World:
 
         return Found
 
-    def ask(self, *_: object) -> tuple[int, bytes]:
+    def models(self, *_: object) -> Outcome:
         found = self.probes.pop(0) if len(self.probes) > 1 else self.probes[0]
         if isinstance(found, OSError):
             raise found
-        return found, b'{"data": [{"id": "llama"}, {"id": "lora"}]}'
+        return read(found, b'{"data": [{"id": "llama"}, {"id": "lora"}]}')
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def opened(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeadApi]:
     monkeypatch.setattr(head_api, "read_key", lambda *_: "key")
     monkeypatch.setattr(head_api, "ready", lambda *_: READY)
     monkeypatch.setattr(head_api, "NodeHandle", lambda *_: world)
-    monkeypatch.setattr(head_api, "ApiConnection", lambda *_: world)
+    monkeypatch.setattr(head_api, "models", world.models)
     monkeypatch.setattr(head_api, "answers", lambda _: True)
     with HeadApi(INVENTORY, world.events.append, 60.0, world) as api:  # type: ignore[arg-type]
         yield api
