@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -159,11 +158,9 @@ def _list(session: Session, wait: float, *, given: bool) -> None:
     from vllm_cluster.cli.render.batches import batches_document, show_batches
 
     found = batches(loaded, session.progress, wait=wait)
-    session.finish()
-    if session.as_json:
-        print(json.dumps(batches_document(loaded.head_name, found)))
-    else:
-        show_batches(loaded.head_name, found, session.paste)
+    session.show(
+        lambda: batches_document(loaded.head_name, found), lambda: show_batches(loaded.head_name, found, session.paste)
+    )
 
 
 def _errors_of(output: Path) -> Path:

@@ -154,8 +154,6 @@ def _keep(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
-    import json
-
     from vllm_cluster.cli.render.bench import bench_lines
     from vllm_cluster.cli.render.text import plain
     from vllm_cluster.core.bench_page import page, picture
@@ -163,12 +161,8 @@ def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
     for name, content in ((REPORT, page(document)), (PICTURE, picture(document))):
         with naming(folder / name):
             (folder / name).write_text(content, encoding="utf-8")
-    session.finish()
-    if session.as_json:
-        print(json.dumps(document))
-        return
-    print(*bench_lines(document), sep="\n")
-    print(plain(f"Wrote {RESULTS}, {REPORT} and {PICTURE} to {folder}; times are in ms"))
+    wrote = plain(f"Wrote {RESULTS}, {REPORT} and {PICTURE} to {folder}; times are in ms")
+    session.show(lambda: document, lambda: print(*bench_lines(document), wrote, sep="\n"))
 
 
 def _compare(session: Session, folders: list[Path]) -> None:

@@ -28,21 +28,18 @@ def bundle(
 
     def action(session: Session) -> None:
         loaded = session.load()
-        import json
-
         from vllm_cluster.actions.bundle import bundle as bundle_action
         from vllm_cluster.cli.render.text import plain
         from vllm_cluster.text import count
 
         path, packed, failures = bundle_action(loaded, session.progress, output=output, anonymous=anonymous)
-        session.finish()
-        if session.as_json:
-            missing = {host: error.message for host, error in failures.items()}
-            print(json.dumps({"v": 1, "file": str(path), "packed": packed, "unreachable": missing}))
-            return
-        for name, size in packed.items():
-            print(plain(f"  {size:>9}  {name}"))
+        missing = {host: error.message for host, error in failures.items()}
+        lines = [f"  {size:>9}  {name}" for name, size in packed.items()]
         files = count(len(packed), "file")
-        print(plain(f"Wrote {path} ({files}); known secrets are redacted, review it before you share it"))
+        lines.append(f"Wrote {path} ({files}); known secrets are redacted, review it before you share it")
+        session.show(
+            lambda: {"v": 1, "file": str(path), "packed": packed, "unreachable": missing},
+            lambda: print(*map(plain, lines), sep="\n"),
+        )
 
     Session(inventory, as_json=as_json).run(action)

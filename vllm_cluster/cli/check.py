@@ -20,17 +20,13 @@ def check(inventory: InventoryPath = None, deep: Deep = False, as_json: Json = F
 
     def action(session: Session) -> None:
         loaded = session.load()
-        import json
-
         from vllm_cluster.actions import check as check_action
         from vllm_cluster.cli.render.check import report_document, show_report
 
         report = check_action.check(loaded, session.progress, deep=deep)
-        session.finish()
-        if session.as_json:
-            print(json.dumps(report_document(report)))
-        else:
-            show_report(report, color=SETTINGS.color, paste=session.paste)
+        session.show(
+            lambda: report_document(report), lambda: show_report(report, color=SETTINGS.color, paste=session.paste)
+        )
         if report.failed:
             raise SystemExit(EXIT_UNREACHABLE if report.unreachable else EXIT_ERRORS)
 

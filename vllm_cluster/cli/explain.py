@@ -28,8 +28,6 @@ def explain(
     """Name the first cause of a failure from logs."""
 
     def action(session: Session) -> None:
-        import json
-
         from vllm_cluster.actions import explain as explain_action
         from vllm_cluster.cli.render.explain import explain_document, show_explained
         from vllm_cluster.events import Event
@@ -40,11 +38,10 @@ def explain(
             found = explain_action.of_cluster(session.load(), session.progress)
         for host, error in found.failures.items():
             session.progress(Event("failed", error.message, host))
-        session.finish()
-        if session.as_json:
-            print(json.dumps(explain_document(found.verdict, found.failures, found.request, found.restarts)))
-        else:
-            show_explained(found.verdict, color=SETTINGS.color, request=found.request, restarts=found.restarts)
+        session.show(
+            lambda: explain_document(found.verdict, found.failures, found.request, found.restarts),
+            lambda: show_explained(found.verdict, color=SETTINGS.color, request=found.request, restarts=found.restarts),
+        )
         if found.verdict.kind in ("unknown", "symptom"):
             raise SystemExit(EXIT_UNKNOWN)
         if found.verdict.kind == "nothing" and found.failures:

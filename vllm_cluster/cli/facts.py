@@ -23,16 +23,10 @@ def facts(
 
     def action(session: Session) -> None:
         loaded = session.load()
-        import json
-
         from vllm_cluster.actions import facts as facts_action
         from vllm_cluster.cli.render.facts import facts_document, show_facts
 
         found = facts_action.facts(loaded, hosts or (), session.progress)
-        session.finish()
-        if session.as_json:
-            print(json.dumps(facts_document(found)))
-        else:
-            show_facts(found, color=SETTINGS.color)
+        session.show(lambda: facts_document(found), lambda: show_facts(found, color=SETTINGS.color))
 
     Session(inventory, as_json=as_json).run(action)

@@ -85,8 +85,6 @@ def fit(
     """Check whether a model fits, in which layouts and context."""
 
     def action(session: Session) -> None:
-        import json
-
         from vllm_cluster.cli.render.fit import show_verdict, verdict_document
 
         if (model is None) == (params is None):
@@ -100,11 +98,7 @@ def fit(
             from vllm_cluster.actions import fit as fit_action
 
             found = fit_action.fit(str(model), workload, session.progress, gpus=given, load=session.load)
-        session.finish()
-        if session.as_json:
-            print(json.dumps(verdict_document(found)))
-        else:
-            show_verdict(found, color=SETTINGS.color)
+        session.show(lambda: verdict_document(found), lambda: show_verdict(found, color=SETTINGS.color))
         if found.gpus and not found.taken:
             raise SystemExit(EXIT_NOTHING_FITS)
 

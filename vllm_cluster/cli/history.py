@@ -17,15 +17,13 @@ def history(inventory: InventoryPath = None, last: Last = 20, as_json: Json = Fa
 
     def action(session: Session) -> None:
         loaded = session.load()
-        import json
-
         from vllm_cluster.actions.history import history as history_action
         from vllm_cluster.cli.render.history import history_document, show_history
 
         found = history_action(loaded)[-last:]
-        if session.as_json:
-            print(json.dumps(history_document(loaded.cluster, found)))
-        else:
-            show_history(loaded.cluster, found, color=SETTINGS.color)
+        session.show(
+            lambda: history_document(loaded.cluster, found),
+            lambda: show_history(loaded.cluster, found, color=SETTINGS.color),
+        )
 
     Session(inventory, as_json=as_json).run(action)

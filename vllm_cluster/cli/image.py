@@ -95,18 +95,12 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
 
     def action(session: Session) -> None:
         loaded = session.load()
-        import json
-
         from vllm_cluster.actions.images import images as images_action
         from vllm_cluster.cli.render.images import images_document, show_images
         from vllm_cluster.errors import combine
 
         found = images_action(loaded, session.progress)
-        session.finish()
-        if session.as_json:
-            print(json.dumps(images_document(found)))
-        else:
-            show_images(found, loaded.image, color=SETTINGS.color)
+        session.show(lambda: images_document(found), lambda: show_images(found, loaded.image, color=SETTINGS.color))
         if found.failures:
             raise combine(dict(found.failures)).with_hosts(loaded.hosts)
 

@@ -32,8 +32,6 @@ def key(
         if grace is not None and not rotate:
             raise UsageError("--grace is for --rotate", again=("--rotate",))
         loaded = session.load()
-        import json
-
         from vllm_cluster.actions.rotate import rotate as rotate_action
         from vllm_cluster.actions.tunnel import key as key_action
         from vllm_cluster.cli.render.text import plain
@@ -44,7 +42,6 @@ def key(
             from vllm_cluster.laptop import cache_folder
 
             renew_keys(loaded, cache_folder(), found, session.progress)
-        session.finish()
-        print(json.dumps({"v": 1, "key": found}) if session.as_json else plain(found))
+        session.show(lambda: {"v": 1, "key": found}, lambda: print(plain(found)))
 
     Session(inventory, as_json=as_json, changes=rotate).run(action)

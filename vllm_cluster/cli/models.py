@@ -25,18 +25,14 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
 
     def action(session: Session) -> None:
         loaded = session.load()
-        import json
-
         from vllm_cluster.actions.models import models as models_action
         from vllm_cluster.cli.render.models import models_document, show_models
         from vllm_cluster.errors import combine
 
         found = models_action(loaded, session.progress)
-        session.finish()
-        if session.as_json:
-            print(json.dumps(models_document(found)))
-        else:
-            show_models(found, loaded.model_cache, color=SETTINGS.color)
+        session.show(
+            lambda: models_document(found), lambda: show_models(found, loaded.model_cache, color=SETTINGS.color)
+        )
         if found.failures:
             raise combine(dict(found.failures)).with_hosts(loaded.hosts)
 

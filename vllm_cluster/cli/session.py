@@ -105,6 +105,16 @@ class Session:
         """Take a live picture away, before standard output is written."""
         self._close()
 
+    def show(self, document: Callable[[], object], render: Callable[[], object]) -> None:
+        """Write the result on standard output: the document with --json, else what `render` writes."""
+        self.finish()
+        if not self.as_json:
+            render()
+            return
+        import json
+
+        print(json.dumps(document()))
+
     def can_ask(self, yes: bool) -> bool:
         """Whether a question has an answer here: --yes, or a person at a terminal."""
         return yes or (not self.as_json and sys.stdin.isatty() and sys.stderr.isatty())

@@ -43,8 +43,6 @@ def status(
 
     def action(session: Session) -> None:
         loaded = session.load()
-        import json
-
         from vllm_cluster.actions import status as status_action
         from vllm_cluster.cli.render.status import show_status, status_document
         from vllm_cluster.cli.render.text import plain
@@ -53,11 +51,10 @@ def status(
             print(plain(status_action.ray_status(loaded, session.progress)))
             return
         found = status_action.status(loaded, session.progress)
-        session.finish()
-        if session.as_json:
-            print(json.dumps(status_document(found, session.paste), default=str))
-        else:
-            show_status(found, color=SETTINGS.color, verbosity=SETTINGS.verbosity, paste=session.paste)
+        session.show(
+            lambda: status_document(found, session.paste),
+            lambda: show_status(found, color=SETTINGS.color, verbosity=SETTINGS.verbosity, paste=session.paste),
+        )
         # One that was asked for and never came up may be a misspelt name.
         if found.head and found.head.serve and found.head.serve.phase == "ready":
             remember_model(loaded.path, found.head.serve.model)
