@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vllm_cluster.remote.pull.plan import ChainHost, PulledFile
-from vllm_cluster.remote.pull.spread_parts import SpreadFile
 
 KEY = "5a" * 32
 
@@ -46,10 +45,10 @@ class FolderStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _path(self, file: SpreadFile) -> Path:
+    def _path(self, file: PulledFile) -> Path:
         return self.folder / file.path
 
-    def have(self, file: SpreadFile, /) -> int:
+    def have(self, file: PulledFile, /) -> int:
         for path in (self._path(file), self.partial(file)):
             try:
                 return path.stat().st_size
@@ -57,19 +56,19 @@ class FolderStore:
                 continue
         return 0
 
-    def open(self, file: SpreadFile, /) -> BinaryIO:
+    def open(self, file: PulledFile, /) -> BinaryIO:
         try:
             return self._path(file).open("rb")
         except FileNotFoundError:
             return self.partial(file).open("rb")
 
-    def complete(self, file: SpreadFile, /) -> bool:
+    def complete(self, file: PulledFile, /) -> bool:
         return self._path(file).exists()
 
-    def partial(self, file: SpreadFile, /) -> Path:
+    def partial(self, file: PulledFile, /) -> Path:
         return self.folder / f"{file.blob}.part"
 
-    def finish(self, file: SpreadFile, /) -> None:
+    def finish(self, file: PulledFile, /) -> None:
         if self.partial(file).exists():
             self.partial(file).replace(self._path(file))
         else:
@@ -120,10 +119,10 @@ class GrowingStore(FolderStore):
         super().__init__(folder)
         self.arrived = 0
 
-    def have(self, file: SpreadFile, /) -> int:
+    def have(self, file: PulledFile, /) -> int:
         return min(self.arrived, super().have(file))
 
-    def complete(self, file: SpreadFile, /) -> bool:
+    def complete(self, file: PulledFile, /) -> bool:
         return self.arrived >= file.size and super().complete(file)
 
 
@@ -134,7 +133,7 @@ class DamagingStore(FolderStore):
         super().__init__(folder)
         self.times = times
 
-    def open(self, file: SpreadFile, /) -> BinaryIO:
+    def open(self, file: PulledFile, /) -> BinaryIO:
         there = super().open(file)
         if not file.path.startswith("0.") or not self.times:
             return there
@@ -151,5 +150,5 @@ class DamagingStore(FolderStore):
 class FullStore(FolderStore):
     """The store of a host whose disk is full."""
 
-    def partial(self, file: SpreadFile, /) -> Path:
+    def partial(self, file: PulledFile, /) -> Path:
         return Path("/dev/full")

@@ -28,7 +28,8 @@ from tests.support.spread import (
     random_files,
 )
 from vllm_cluster.remote.pull import spread, spread_serve
-from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, SpreadProgress
+from vllm_cluster.remote.pull.plan import PulledFile
+from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadProgress
 from vllm_cluster.remote.pull.spread_receive import Receiver
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
 from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer, sign
@@ -201,7 +202,7 @@ def test_a_killed_host_continues_where_it_was_and_holds_up_no_other(pull: Pull) 
     with pytest.MonkeyPatch.context() as patch:
         file = Peer.file
 
-        def noted(self: Peer, index: int, row: SpreadFile, start: int) -> FileBody | None:
+        def noted(self: Peer, index: int, row: PulledFile, start: int) -> FileBody | None:
             starts.append((self.name, start))
             return file(self, index, row, start)
 

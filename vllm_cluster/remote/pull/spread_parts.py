@@ -8,30 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias
 
+from vllm_cluster.remote.pull.plan import ChainHost, PulledFile
+
 if TYPE_CHECKING:
     from hashlib import _Hash
-
-
-class SpreadHost(Protocol):
-    """A host of the chain, by its private address and the pinned port."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-
-
-class SpreadFile(Protocol):
-    """A file to bring; `blob` is its sha256 (64 digits) or its git blob id (40)."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def blob(self) -> str: ...
 
 
 class SpreadPlan(Protocol):
@@ -42,27 +22,27 @@ class SpreadPlan(Protocol):
     @property
     def me(self) -> str: ...
     @property
-    def hosts(self) -> Sequence[SpreadHost]: ...
+    def hosts(self) -> Sequence[ChainHost]: ...
     @property
-    def files(self) -> Sequence[SpreadFile]: ...
+    def files(self) -> Sequence[PulledFile]: ...
 
 
 class SpreadStore(Protocol):
     """The files on this host's disk."""
 
-    def have(self, file: SpreadFile, /) -> int:
+    def have(self, file: PulledFile, /) -> int:
         """Return how many bytes from the beginning can be read now."""
 
-    def open(self, file: SpreadFile, /) -> BinaryIO:
+    def open(self, file: PulledFile, /) -> BinaryIO:
         """Open what is there, whole or partial."""
 
-    def complete(self, file: SpreadFile, /) -> bool:
+    def complete(self, file: PulledFile, /) -> bool:
         """Return whether the file is whole, verified and in its place."""
 
-    def partial(self, file: SpreadFile, /) -> Path:
+    def partial(self, file: PulledFile, /) -> Path:
         """Return where a receiver writes; files of the same content share it."""
 
-    def finish(self, file: SpreadFile, /) -> None:
+    def finish(self, file: PulledFile, /) -> None:
         """Put the verified partial, or the blob that another file has brought, in its place."""
 
 
@@ -82,12 +62,12 @@ class SpreadError(Exception):
     """A file cannot be brought here, for a reason that no other host can remove."""
 
 
-def host_of(plan: SpreadPlan, name: str) -> SpreadHost:
+def host_of(plan: SpreadPlan, name: str) -> ChainHost:
     """Return the host of that name."""
     return next(host for host in plan.hosts if host.name == name)
 
 
-def new_hash(file: SpreadFile) -> _Hash:
+def new_hash(file: PulledFile) -> _Hash:
     """Return the beginning of a file's hash: sha256, or git's id of a blob, which the hub has for small files."""
     if len(file.blob) == 64:
         return hashlib.sha256()

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from vllm_cluster.remote.pull.plan import PulledFile
 from vllm_cluster.remote.pull.spread_arriving import Arriving
-from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadFile, SpreadPlan, SpreadStore, host_of
+from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadPlan, SpreadStore, host_of
 from vllm_cluster.remote.pull.spread_wire import LOST, SILENT_SECONDS, Busy, Peer
 
 # Hashing takes a core at about 1.4 GB/s: several files at once fill a faster link.
@@ -32,7 +33,7 @@ class Receiver:
         self._lock = threading.Lock()
         self._peers: set[Peer] = set()
         self._threads: list[threading.Thread] = []
-        groups: dict[Path, list[tuple[int, SpreadFile]]] = {}
+        groups: dict[Path, list[tuple[int, PulledFile]]] = {}
         for index, file in enumerate(plan.files):
             if not store.complete(file):
                 groups.setdefault(store.partial(file), []).append((index, file))

@@ -16,7 +16,8 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
-from vllm_cluster.remote.pull.spread_parts import SpreadFile, SpreadHost, SpreadPlan
+from vllm_cluster.remote.pull.plan import ChainHost, PulledFile
+from vllm_cluster.remote.pull.spread_parts import SpreadPlan
 
 # A sender ends an answer that has had no more bytes for this long: a sender that is silent for longer is lost.
 QUIET_SECONDS = 1.0
@@ -55,7 +56,7 @@ class Peer:
     Raises, from each method: OSError, HTTPException and BadPeerError where the host cannot be used, Busy where later.
     """
 
-    def __init__(self, plan: SpreadPlan, host: SpreadHost) -> None:
+    def __init__(self, plan: SpreadPlan, host: ChainHost) -> None:
         self.name = host.name
         self._key, self._me, self._files = plan.key, plan.me, len(plan.files)
         self._connection = HTTPConnection(host.address, host.port, timeout=CONNECT_SECONDS)
@@ -73,7 +74,7 @@ class Peer:
         """Send this host's progress to the source, and return its answer."""
         return self._ask("POST", "/report", json.dumps(row).encode())
 
-    def file(self, index: int, file: SpreadFile, start: int) -> FileBody | None:
+    def file(self, index: int, file: PulledFile, start: int) -> FileBody | None:
         """Ask for a file from a byte onwards; None where the host has no more of it yet."""
         answer, nonce = self._send("GET", f"/f/{index}", b"", f"bytes={start}-")
         place = answer.headers.get("Content-Range", "")

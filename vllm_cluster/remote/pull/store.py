@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_cluster.remote.pull.plan import HostPlan, PullError, write_whole
-from vllm_cluster.remote.pull.spread_parts import SpreadFile, new_hash
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError, write_whole
+from vllm_cluster.remote.pull.spread_parts import new_hash
 
 MANIFESTS = ".vcluster"
 PIECE = 8 << 20
@@ -44,35 +44,35 @@ class Store:
         except OSError:
             return  # a file system without locks
 
-    def complete(self, file: SpreadFile) -> bool:
+    def complete(self, file: PulledFile) -> bool:
         """Return whether the file is whole, verified and in its place."""
         return _size(self._place(file)) == file.size
 
-    def have(self, file: SpreadFile) -> int:
+    def have(self, file: PulledFile) -> int:
         """Return how many bytes from the beginning can be read now."""
         if self.complete(file):
             return file.size
         return max(_size(self._blob(file)), min(_size(self.partial(file)), file.size), 0)
 
-    def open(self, file: SpreadFile) -> BinaryIO:
+    def open(self, file: PulledFile) -> BinaryIO:
         """Open what is there, whole or partial."""
         for path in (self._place(file), self._blob(file), self.partial(file)):
             with suppress(FileNotFoundError):
                 return path.open("rb")
         raise FileNotFoundError(file.path)
 
-    def partial(self, file: SpreadFile) -> Path:
+    def partial(self, file: PulledFile) -> Path:
         """Return where a receiver writes; files of the same content share it. The hub and vLLM read no such name."""
         path = self._blob(file)
         return path.with_name(f".{path.name}.vcluster-partial")
 
-    def writable(self, file: SpreadFile) -> Path:
+    def writable(self, file: PulledFile) -> Path:
         """Return the same, with the folders above it made."""
         path = self.partial(file)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def finish(self, file: SpreadFile) -> None:
+    def finish(self, file: PulledFile) -> None:
         """Put the verified partial, or the blob that another file has brought, in its place."""
         partial, blob, place = self.partial(file), self._blob(file), self._place(file)
         if _size(partial) >= 0:
@@ -140,10 +140,10 @@ class Store:
         rows = sorted(f"{file.path}\0{file.size}\0{file.blob}\n" for file in self._plan.files)
         return hashlib.sha256("".join(rows).encode()).hexdigest()
 
-    def _place(self, file: SpreadFile) -> Path:
+    def _place(self, file: PulledFile) -> Path:
         return self.root / "snapshots" / self._plan.commit / file.path if self._hub else self.root / file.path
 
-    def _blob(self, file: SpreadFile) -> Path:
+    def _blob(self, file: PulledFile) -> Path:
         return self.root / "blobs" / file.blob if self._hub else self.root / file.path
 
 
@@ -155,7 +155,7 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _is_right(path: Path, file: SpreadFile) -> bool:
+def _is_right(path: Path, file: PulledFile) -> bool:
     return _size(path) == file.size and content_hash(path, file) == file.blob
 
 
@@ -167,7 +167,7 @@ def _sync_folder(path: Path) -> None:
         os.close(number)
 
 
-def content_hash(path: Path, file: SpreadFile) -> str:
+def content_hash(path: Path, file: PulledFile) -> str:
     """Return the hash of a file, of the kind that its blob's name has."""
     found = new_hash(file)
     with path.open("rb") as stream:
