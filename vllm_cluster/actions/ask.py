@@ -9,7 +9,8 @@ from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 
-from vllm_cluster.actions.tunnel import address_of, answers, no_passage, reach_head, read_key
+from vllm_cluster.actions.head import at_head, read_key, ready
+from vllm_cluster.actions.tunnel import address_of, answers, no_passage
 from vllm_cluster.batch.client import ApiAddress, models
 from vllm_cluster.core.answer import ModelReply, Piece, body
 from vllm_cluster.core.node_status import ServeStatus
@@ -24,7 +25,7 @@ from vllm_cluster.errors import (
 )
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.api_client import Broken, Refused, Silent, post
-from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
@@ -57,8 +58,7 @@ def open_api(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> Iterator[Mod
     Raises:
         PreflightFailed: no model is ready, with the phase that it is in.
     """
-    with Fleet(inventory, runtime) as fleet:
-        head = reach_head(inventory, fleet)
+    with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
         serve = ready(inventory, head)
         forward = head.transport.forward(serve.port, 0, remote_host=address_of(serve))
@@ -66,22 +66,6 @@ def open_api(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> Iterator[Mod
             yield ModelApi(inventory, head, serve, key, forward.local_port)
         finally:
             forward.close()
-
-
-def ready(inventory: Inventory, head: HostConnection) -> ServeStatus:
-    """What is served on this head.
-
-    Raises:
-        PreflightFailed: it is not ready.
-    """
-    serve = NodeHandle(head, inventory.cluster).state().serving
-    if serve is None:
-        raise PreflightFailed(f"no model is served on {inventory.cluster}", hint="vcluster serve MODEL")
-    if serve.phase != "ready":
-        detail = f": {serve.detail}" if serve.detail else ""
-        hint = "vcluster explain\nvcluster status" if serve.phase == "failed" else "vcluster wait\nvcluster status"
-        raise PreflightFailed(f"{serve.name} is not ready: {serve.phase}{detail}", hint=hint)
-    return serve
 
 
 class ModelApi:

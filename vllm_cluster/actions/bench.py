@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_cluster import __version__
-from vllm_cluster.actions.ask import ready
-from vllm_cluster.actions.tunnel import address_of, reach_head, read_key
+from vllm_cluster.actions.head import reach_head, read_key, ready
+from vllm_cluster.actions.tunnel import address_of
 from vllm_cluster.core import request
 from vllm_cluster.core.bench import BenchPoint, BenchRun, HostHardware, Point, argv, figures, order
 from vllm_cluster.core.node_status import ServeStatus

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_cluster import debug_log
-from vllm_cluster.actions.ask import ready
-from vllm_cluster.actions.tunnel import is_free, reach_head, read_key, tunnel
+from vllm_cluster.actions.head import at_head, read_key, ready
+from vllm_cluster.actions.tunnel import is_free, tunnel
 from vllm_cluster.errors import AuthenticationFailed, HostError, HostKeyRejected, NodeMissing, PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.detached import Detached, State
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
@@ -46,8 +45,7 @@ def endpoint(
     Raises:
         PreflightFailed: no model is ready, or there is no way to it from here.
     """
-    with Fleet(inventory, runtime) as fleet:
-        head = reach_head(inventory, fleet)
+    with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
         serve = ready(inventory, head)
     if direct:

@@ -7,15 +7,15 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Protocol
 
-from vllm_cluster.actions.ask import ready
-from vllm_cluster.actions.tunnel import address_of, answers, no_passage, reach_head, read_key
+from vllm_cluster.actions.head import at_head, read_key, ready
+from vllm_cluster.actions.tunnel import address_of, answers, no_passage
 from vllm_cluster.batch.client import OK, UNAUTHORIZED, ApiAddress, models
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.node_status import ServeStatus
 from vllm_cluster.errors import ConnectionLost, HostError, NodeMissing, PreflightFailed, TimedOut, Unreachable
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import Runtime
 
@@ -143,8 +143,7 @@ class HeadApi:
         self._runtime.clock.sleep(POLL_SECONDS)
 
     def _connect(self) -> HostConnection:
-        fleet = self._open.enter_context(Fleet(self._inventory, self._runtime))
-        head = reach_head(self._inventory, fleet)
+        head = self._open.enter_context(at_head(self._inventory, self._runtime))
         # It also observes the head, without which its Docker cannot be asked.
         self._key = read_key(self._inventory, head)
         self._head = head

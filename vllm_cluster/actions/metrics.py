@@ -10,13 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from vllm_cluster.actions.endpoint import state
-from vllm_cluster.actions.tunnel import reach_head, read_key
+from vllm_cluster.actions.head import at_head, read_key
 from vllm_cluster.debug_log import inventory_key
 from vllm_cluster.errors import UsageError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import meaning, write_whole
-from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import host_port
@@ -57,8 +56,7 @@ def metrics(
         PreflightFailed: the cluster has no key, since it is not up.
         UsageError: they cannot be written there.
     """
-    with Fleet(inventory, runtime) as fleet:
-        head = reach_head(inventory, fleet)
+    with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
         serve = NodeHandle(head, inventory.cluster).state().serving
     exposed = serve is not None and serve.host not in LOOPBACK

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from vllm_cluster.actions.head import at_head
 from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import found_gpus
 from vllm_cluster.core.identity import cluster_id, foreign, node_of
@@ -18,7 +19,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import AuditEntry, last_change
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe
+from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.program import RemoteProgram
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
@@ -137,14 +138,10 @@ def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
     )
 
 
-def ray_status(inventory: Inventory, emit: Emit) -> str:
+def ray_status(inventory: Inventory) -> str:
     """What `ray status` prints on the head: a picture up to 5 s old, for people."""
-    with Fleet(inventory) as fleet:
-        _, failures = fleet.connect([inventory.head_name])
-        for error in failures.values():
-            raise error
-        head = fleet.connections[inventory.head_name]
-        observe(inventory, head)
+    with at_head(inventory) as head:
+        usable(observe(inventory, head))
         return NodeHandle(head, inventory.cluster).run(RAY_STATUS, 40).text
 
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from vllm_cluster.actions.assess import ensure_no_errors
-from vllm_cluster.checks.docker import foreign
-from vllm_cluster.core.identity import node_of
-from vllm_cluster.core.kept import kept_secrets
-from vllm_cluster.core.key_file import parse_key_file
+from vllm_cluster.actions.head import at_head, read_key
 from vllm_cluster.core.node_status import ServeStatus
-from vllm_cluster.errors import ConnectionLost, HostError, NodeMissing, Unreachable, VclusterError
+from vllm_cluster.errors import ConnectionLost, HostError, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe, usable
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 POLL_SECONDS = 2.0
@@ -30,8 +25,8 @@ def key(inventory: Inventory, *, runtime: Runtime = SYSTEM) -> str:
     Raises:
         PreflightFailed: the cluster has none, since it is not up.
     """
-    with Fleet(inventory, runtime) as fleet:
-        return read_key(inventory, reach_head(inventory, fleet))
+    with at_head(inventory, runtime) as head:
+        return read_key(inventory, head)
 
 
 def tunnel(
@@ -47,8 +42,7 @@ def tunnel(
     Raises:
         HostError: nothing passes, or the connection broke.
     """
-    with Fleet(inventory, runtime) as fleet:
-        head = reach_head(inventory, fleet)
+    with at_head(inventory, runtime) as head:
         read_key(inventory, head)
         passage = Passage(head, inventory.ports.api, port, lambda: _served(inventory, head))
         try:
@@ -167,33 +161,3 @@ def _served(inventory: Inventory, head: HostConnection) -> ServeStatus | None:
         raise
     except VclusterError:  # the node restarts, or is gone for now
         return None
-
-
-def reach_head(inventory: Inventory, fleet: Fleet) -> HostConnection:
-    """The head, connected.
-
-    Raises:
-        Unreachable: it cannot be reached.
-    """
-    _, failures = fleet.connect([inventory.head_name])
-    for error in failures.values():
-        raise error
-    return fleet.connections[inventory.head_name]
-
-
-def read_key(inventory: Inventory, head: HostConnection) -> str:
-    """The API key, and an engine for the head.
-
-    Raises:
-        HostError: its Docker cannot be used.
-        PreflightFailed: its node is missing, or of another cluster.
-    """
-    facts = usable(observe(inventory, head))
-    ensure_no_errors(list(foreign(inventory, {head.name: facts})))
-    identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
-    if identity is None or node_of(inventory.cluster, facts) is None:
-        raise NodeMissing(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
-    content = NodeHandle(head, inventory.cluster).secret("api-key", identity)
-    if content is None:
-        raise NodeMissing(f"{head.name}: key: the API key is missing", hint="vcluster up")
-    return parse_key_file(content.decode()).key

@@ -48,7 +48,7 @@ def status(
         from vllm_cluster.cli.render.text import plain
 
         if ray:
-            print(plain(status_action.ray_status(loaded, session.progress)))
+            print(plain(status_action.ray_status(loaded)))
             return
         found = status_action.status(loaded, session.progress)
         session.show(

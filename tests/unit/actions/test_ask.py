@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.clock import Clock
 from tests.support.sim import make
-from vllm_cluster.actions import ask
+from vllm_cluster.actions import ask, head
 from vllm_cluster.actions.ask import ModelApi, ModelRequest
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.answer import COMPLETIONS, ModelReply
@@ -174,7 +174,7 @@ def test_a_model_that_is_not_ready_is_waited_for_or_explained(
     phase: Phase, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = SimpleNamespace(serving=replace(READY, phase=phase))
-    monkeypatch.setattr(ask, "NodeHandle", lambda *_: SimpleNamespace(state=lambda: state))
+    monkeypatch.setattr(head, "NodeHandle", lambda *_: SimpleNamespace(state=lambda: state))
     with pytest.raises(PreflightFailed, match=f"llama is not ready: {phase}") as refused:
-        ask.ready(INVENTORY, cast(Any, Head([])))
+        head.ready(INVENTORY, cast(Any, Head([])))
     assert (refused.value.hint or "").splitlines()[0] == first

@@ -103,8 +103,7 @@ class World:
 
 @contextmanager
 def opened(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeadApi]:
-    monkeypatch.setattr(head_api, "Fleet", lambda *_: world)
-    monkeypatch.setattr(head_api, "reach_head", lambda *_: world)
+    monkeypatch.setattr(head_api, "at_head", lambda *_: world)
     monkeypatch.setattr(head_api, "read_key", lambda *_: "key")
     monkeypatch.setattr(head_api, "ready", lambda *_: READY)
     monkeypatch.setattr(head_api, "NodeHandle", lambda *_: world)

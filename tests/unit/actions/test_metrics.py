@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,26 +32,12 @@ KEY = "sk-a-key-of-a-test"
 SELECTOR = re.compile(r'((?:vllm:)?[a-z0-9_]+)\{job="vcluster"([^}]*)\}')
 
 
-class Fleet:
-    """No host."""
-
-    def __init__(self, *_: object) -> None:
-        """Connects to nothing."""
-
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What is served, and the tunnel: a test may change both."""
     here: dict[str, Any] = {"serve": SimpleNamespace(host="127.0.0.1", port=8000), "tunnel": None}
     node = SimpleNamespace(state=lambda: SimpleNamespace(serving=here["serve"]))
-    monkeypatch.setattr(module, "Fleet", Fleet)
-    monkeypatch.setattr(module, "reach_head", lambda *_: None)
+    monkeypatch.setattr(module, "at_head", lambda *_: nullcontext())
     monkeypatch.setattr(module, "read_key", lambda *_: KEY)
     monkeypatch.setattr(module, "NodeHandle", lambda *_: node)
     monkeypatch.setattr(module, "state", lambda *_: SimpleNamespace(running=lambda: here["tunnel"]))

@@ -1,0 +1,76 @@
+"""The head of a cluster: the way to it, its API key, and the model that is ready there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vllm_cluster.actions.assess import ensure_no_errors
+from vllm_cluster.checks.docker import foreign
+from vllm_cluster.core.identity import node_of
+from vllm_cluster.core.kept import kept_secrets
+from vllm_cluster.core.key_file import parse_key_file
+from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.errors import NodeMissing, PreflightFailed
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.observe import observe, usable
+from vllm_cluster.run.runtime import SYSTEM, Runtime
+
+
+@contextmanager
+def at_head(inventory: Inventory, runtime: Runtime = SYSTEM) -> Iterator[HostConnection]:
+    """The head, connected for as long as it is needed.
+
+    Raises:
+        Unreachable: it cannot be reached.
+    """
+    with Fleet(inventory, runtime) as fleet:
+        yield reach_head(inventory, fleet)
+
+
+def reach_head(inventory: Inventory, fleet: Fleet) -> HostConnection:
+    """The head, connected.
+
+    Raises:
+        Unreachable: it cannot be reached.
+    """
+    _, failures = fleet.connect([inventory.head_name])
+    for error in failures.values():
+        raise error
+    return fleet.connections[inventory.head_name]
+
+
+def read_key(inventory: Inventory, head: HostConnection) -> str:
+    """The API key, and an engine for the head.
+
+    Raises:
+        HostError: its Docker cannot be used.
+        PreflightFailed: its node is missing, or of another cluster.
+    """
+    facts = usable(observe(inventory, head))
+    ensure_no_errors(list(foreign(inventory, {head.name: facts})))
+    identity = kept_secrets(inventory, {head.name: facts}).get("api-key")
+    if identity is None or node_of(inventory.cluster, facts) is None:
+        raise NodeMissing(f"cluster {inventory.cluster} is not running on {head.name}", hint="vcluster up")
+    content = NodeHandle(head, inventory.cluster).secret("api-key", identity)
+    if content is None:
+        raise NodeMissing(f"{head.name}: key: the API key is missing", hint="vcluster up")
+    return parse_key_file(content.decode()).key
+
+
+def ready(inventory: Inventory, head: HostConnection) -> ServeStatus:
+    """What is served on this head.
+
+    Raises:
+        PreflightFailed: it is not ready.
+    """
+    serve = NodeHandle(head, inventory.cluster).state().serving
+    if serve is None:
+        raise PreflightFailed(f"no model is served on {inventory.cluster}", hint="vcluster serve MODEL")
+    if serve.phase != "ready":
+        detail = f": {serve.detail}" if serve.detail else ""
+        hint = "vcluster explain\nvcluster status" if serve.phase == "failed" else "vcluster wait\nvcluster status"
+        raise PreflightFailed(f"{serve.name} is not ready: {serve.phase}{detail}", hint=hint)
+    return serve
