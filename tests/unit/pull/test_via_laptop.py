@@ -99,6 +99,20 @@ def test_the_files_are_downloaded_here_once_and_laid_out_there_as_the_hub_does(
     assert not (tmp_path / "here").exists()
 
 
+def test_a_host_that_has_all_waits_for_the_answer_to_the_last_file(hub: PullHub, tmp_path: Path) -> None:
+    """The program that takes the files ends with it: the laptop would report a pull that went well as failed."""
+    with host(hub, tmp_path) as part:
+        with Sending(part) as taking:
+            rows = iter(lambda: taking.next(None), None)
+            have = next(row["have"] for row in rows if "have" in row)
+            for index, (file, begin) in enumerate(zip(part.plan.files, have, strict=True)):
+                taking.send({"file": index, "size": file.size - begin})
+                taking.send_bytes(FILES[file.path][begin:])
+            until(lambda: part.status()["phase"] == "serving", 60)
+            assert [next(rows) for _ in part.plan.files] == [{"done": file.path} for file in part.plan.files]
+        assert whole(part)
+
+
 def test_what_the_host_has_is_not_downloaded_again(
     hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

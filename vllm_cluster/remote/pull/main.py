@@ -122,6 +122,10 @@ class Pull:
             time.sleep(0.2)
         if len(self.plan.hosts) > 1:
             time.sleep(FAREWELL_SECONDS)
+        # What takes the files of a laptop ends with this program, and has still to answer for the last one.
+        until = time.monotonic() + FAREWELL_SECONDS
+        while self.plan.origin == HERE and is_fed(FOLDER) and time.monotonic() < until:
+            time.sleep(0.1)
 
     def _report(self, progress: SpreadProgress) -> None:
         if self.phase == "receiving":
