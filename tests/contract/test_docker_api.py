@@ -15,6 +15,7 @@ from tests.support import docker_api
 from tests.support.docker_api import LABEL, REPOSITORY, SECONDS, Docker, packed, unpacked
 from vllm_cluster.clock import Deadline
 from vllm_cluster.docker.calls import NotFound
+from vllm_cluster.docker.log_frames import LogFrames, Position
 from vllm_cluster.errors import CommandFailed, HostError
 
 NOWHERE = "contract-there-is-no-such-thing"
@@ -148,6 +149,18 @@ def test_a_log_is_framed_and_has_an_end(docker: Docker) -> None:
     silent = docker.ended("two", "exit 0")
     assert docker.ask("GET", f"/containers/{silent}/logs", stdout=1, stderr=1).body == b""
     assert NOWHERE in refused(docker.ask("GET", f"/containers/{NOWHERE}/logs", stdout=1), 404)
+
+
+def test_a_log_is_read_on_over_one_connection(docker: Docker) -> None:
+    made = docker.ended("one", "echo first; echo second")
+    position, found, client = Position(), list[bytes](), docker.client
+    for _ in range(3):
+        frames = LogFrames()
+        with client.streams.log(made, since=position.resume(), seconds=SECONDS) as pieces:
+            for piece in pieces:
+                found += [text for _, text in position.fresh(frames.feed(piece))]
+        assert len(client._calls.pool._idle) == 1
+    assert found == [b"first", b"second"]
 
 
 # ---- files
