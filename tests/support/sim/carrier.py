@@ -76,18 +76,19 @@ class FakeTransport:
         command = list(argv[argv.index("docker") :]) if "docker" in argv else []
         program = command[1:2] in (["exec"], ["start"])
         receive = list(argv[-6:-3]) == ["bash", "-c", RECEIVE]
-        pull_or_load = "docker load" if receive else "docker pull"
+        save, load = command[:2] == ["docker", "save"], command == ["docker", "load"]
+        moved = "docker save" if save else "docker pull" if pull else "docker load"
         what = (
             "dial docker"
             if docker
-            else pull_or_load
-            if pull or receive
+            else moved
+            if pull or receive or save or load
             else programs.called(command)
             if program
             else "lease"
         )
         # Whoever gets the lease changes a lock file; that is for all to see, but nothing of a cluster.
-        changes = pull or receive or (program and programs.changes(command))
+        changes = pull or receive or load or (program and programs.changes(command))
         fault = self.script.ask(self._name, what, changes)
         if changes:
             self.judge(what)
@@ -97,23 +98,23 @@ class FakeTransport:
         stream: _Stream
         if docker:
             stream = EngineStream(self, self._world, ended=fault is not None)
-            if tuple(argv) != DIAL:
-                self._fence(stream, argv)
         elif pull:
             stream = _PullStream(self, self._world, argv[-1], fault)
-            self._fence(stream, argv)
         elif receive:
             stream = _ReceiveStream(self, self._world, argv[-2], fault)
-            if argv[0] != "bash":
-                self._fence(stream, argv)
+        elif save:
+            stream = _SaveStream(self, self._world, command[2], fault)
+        elif load:
+            stream = _LoadStream(self, self._world, fault)
         elif program:
             stream = _ProgramStream(self, self._world, command, fault)
-            if len(command) < len(argv):
-                self._fence(stream, argv)
         elif argv[:3] == ["sh", "-c", LEASE]:
             stream = _LeaseStream(self, self._world, argv[5], argv[6], float(argv[7]))
         else:
             raise AssertionError(f"an unknown command: {argv}")
+        # What brings an image is always behind the lease, the rest where the verb holds one.
+        if pull or load or (argv[0] == "sh" and not isinstance(stream, _LeaseStream)):
+            self._fence(stream, argv)
         self._streams.append(stream)
         return stream
 
@@ -321,6 +322,43 @@ class _ReceiveStream(_Stream):
 
     def exit_code(self) -> int | None:
         """docker load fails where the archive ends too early."""
+        return 1 if self._fault else 0
+
+
+class _SaveStream(_Stream):
+    """`docker save`: what it writes stands for the image, and is its id."""
+
+    def __init__(self, transport: FakeTransport, world: World, image: str, fault: Fault | None) -> None:
+        super().__init__(transport, world)
+        self.ended, self._code = True, 1 if fault else 0
+        self.out += b"" if fault and not fault.happens else image.encode()
+
+    def exit_code(self) -> int | None:
+        """How docker ended."""
+        return self._code
+
+
+class _LoadStream(_Stream):
+    """`docker load` of what comes through the controller."""
+
+    def __init__(self, transport: FakeTransport, world: World, fault: Fault | None) -> None:
+        super().__init__(transport, world)
+        self._fault, self._taken = fault, b""
+
+    def take(self, data: bytes) -> None:
+        self._taken += data
+
+    def shutdown_write(self) -> None:
+        """The archive is whole: the image is there, unless docker fails."""
+        self.ended, name = True, self._taken.decode()
+        if self._fault is None or self._fault.happens:
+            sent = next(machine.images[name] for machine in self.world.machines.values() if name in machine.images)
+            there = Picture(sent.id, [], dict(sent.have), dict(sent.labels))
+            self.transport.machine.images.setdefault(sent.id, there)
+            self.out += f"Loaded image ID: {sent.id}\n".encode()
+
+    def exit_code(self) -> int | None:
+        """It fails where the archive ends too early."""
         return 1 if self._fault else 0
 
 
