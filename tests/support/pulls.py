@@ -143,13 +143,17 @@ def ask_program(name: str, *messages: Mapping[str, Any]) -> list[dict[str, Any]]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@contextmanager
-def hub_for(sandbox: Sandbox, repositories: Mapping[str, Repository], **settings: Any) -> Iterator[PullHub]:
-    """A hub on the sandbox's network, at this machine's own address there."""
+def gateway(sandbox: Sandbox) -> str:
+    """This machine's own address on the sandbox's network."""
     form = "{{range .NetworkSettings.Networks}}{{.Gateway}}{{end}}"
     argv = ["docker", "inspect", "--format", form, sandbox.container("gpu1")]
-    address = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-    with pull_hub(address, repositories=dict(repositories), **settings) as made:
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+@contextmanager
+def hub_for(sandbox: Sandbox, repositories: Mapping[str, Repository], **settings: Any) -> Iterator[PullHub]:
+    """A hub on the sandbox's network."""
+    with pull_hub(gateway(sandbox), repositories=dict(repositories), **settings) as made:
         yield made
 
 

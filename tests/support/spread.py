@@ -68,6 +68,12 @@ class FolderStore:
     def partial(self, file: PulledFile, /) -> Path:
         return self.folder / f"{file.blob}.part"
 
+    def blob(self, file: PulledFile, /) -> str:
+        return file.blob
+
+    def learn(self, file: PulledFile, blob: str, /) -> None:
+        raise NotImplementedError
+
     def finish(self, file: PulledFile, /) -> None:
         if self.partial(file).exists():
             self.partial(file).replace(self._path(file))

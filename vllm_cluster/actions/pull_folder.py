@@ -50,11 +50,11 @@ def wanted_folder(source: str, name: str, via: str, *, detach: bool) -> WantedMo
     if there and folder == Path("/"):
         raise UsageError(f"{source}: must be the folder of one model", hint=f"vcluster pull {there['host']}:/FOLDER")
     model = f"./{name.removeprefix('./') or folder.name}"
-    _ensure_name(source, model)
+    ensure_name(source, model)
     return WantedModel(model, "", there["host"] if there else via, detach, folder, sent_from_here=not there)
 
 
-def _ensure_name(source: str, model: str) -> None:
+def ensure_name(source: str, model: str) -> None:
     """Refuse a name that no folder of the cache may have, with one that it may."""
     hint = f"vcluster pull {shlex.quote(source)} --as {fitting_name(model)}"
     try:
@@ -72,7 +72,7 @@ def find_folder(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     Raises:
         PreflightFailed, UsageError: it is not a model.
     """
-    assert wanted.source  # noqa: S101
+    assert isinstance(wanted.source, Path)  # noqa: S101
     if not wanted.sent_from_here:
         return _on_host(hosts, wanted, str(wanted.source), via)
     show = _Shown(hosts, None)
@@ -140,7 +140,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         _refuse_links(via, path, lost)
     _note_left_out(hosts, path, left)
     if not any(file.path == "config.json" for file in files):
-        _refuse_no_model(via, path, files)
+        refuse_no_model(f"{via}: pull", path, f"{via}:{path}", files)
     if (wrong := unfit_path(files)) is not None:
         raise PreflightFailed(f"{via}: pull: {path}: a file's name cannot be on every host: {wrong[:80]!a}")
     (chosen, others), files = choose(files), []
@@ -174,11 +174,16 @@ def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoRet
     raise PreflightFailed(text, hint=f"{whole}\nvcluster pull {shlex.quote(f'{via}:{copy}')}")
 
 
-def _refuse_no_model(via: str, path: str, files: Sequence[HubFile]) -> NoReturn:
+def refuse_no_model(step: str, path: str, source: str, files: Sequence[HubFile]) -> NoReturn:
+    """Refuse a folder without a config, with one below it that has one.
+
+    Raises:
+        PreflightFailed: always.
+    """
     below = sorted(file.path.rpartition("/")[0] for file in files if file.path.endswith("/config.json"))
     inside = below[0] if below else "FOLDER"
-    text = f"{via}: pull: {path} has no config.json: not a model"
-    raise PreflightFailed(text, hint=f"vcluster pull {shlex.quote(f'{via}:{path}/{inside}')}")
+    text = f"{step}: {path} has no config.json: not a model"
+    raise PreflightFailed(text, hint=f"vcluster pull {shlex.quote(f'{source}/{inside}')}")
 
 
 class _Shown:

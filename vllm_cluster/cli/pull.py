@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,11 +13,14 @@ from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError
 
+if TYPE_CHECKING:
+    from vllm_cluster.actions.pull_plan import WantedModel
+
 Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="ORG/NAME[@REVISION] of the hub, ./FOLDER here, or HOST:/FOLDER.",
+        help="ORG/NAME[@REVISION] of the hub, ./FOLDER here, HOST:/FOLDER, or s3://BUCKET/FOLDER.",
         show_default=False,
     ),
 ]
@@ -41,6 +44,36 @@ Name = Annotated[
 ]
 
 
+def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: bool) -> WantedModel:
+    """What is to be pulled; `of_hosts` is whether it is named as the hosts have it.
+
+    Raises:
+        UsageError: it cannot be named so, or brought so.
+    """
+    from vllm_cluster.actions.assess import LOCAL
+    from vllm_cluster.actions.pull_bucket import is_bucket, wanted_bucket
+    from vllm_cluster.actions.pull_folder import is_folder, wanted_folder
+    from vllm_cluster.actions.pull_plan import WantedModel
+
+    asked, _, revision = model.partition("@")
+    here = via == LOCAL
+    host = "" if here else via
+    if is_bucket(model) and of_hosts:
+        raise UsageError(f"{model}: must be the model as the hosts have it", hint="vcluster models")
+    if is_bucket(model):
+        return wanted_bucket(model, name, host, detach=detach, here=here)
+    if here and detach:
+        raise UsageError(
+            "--detach: this machine sends the files", hint=f"vcluster pull {shlex.quote(model)} --via local"
+        )
+    if is_folder(model) and not of_hosts:
+        return wanted_folder(model, name, host, detach=detach)
+    if name:
+        folder = shlex.quote(f"./{model}") if model and Path(model).is_dir() else "./FOLDER"
+        raise UsageError("--as: only a folder gets a name", hint=f"vcluster pull {folder} --as NAME")
+    return WantedModel(asked, revision, host, detach, sent_from_here=here)
+
+
 def pull(
     model: Model = None,
     inventory: InventoryPath = None,
@@ -62,27 +95,14 @@ def pull(
     def action(session: Session) -> None:
         from vllm_cluster.actions import pull as action
         from vllm_cluster.actions.assess import LOCAL, require_one_local
-        from vllm_cluster.actions.pull_folder import is_folder, wanted_folder
-        from vllm_cluster.actions.pull_plan import WantedModel
 
-        asked, _, revision = str(model or "").partition("@")
         here = via == LOCAL
-        host = "" if here else via or ""
-        if here and detach:
-            raise UsageError(
-                "--detach: this machine sends the files", hint=f"vcluster pull {shlex.quote(str(model))} --via local"
-            )
-        wanted = WantedModel(asked, revision, host, detach, sent_from_here=here)
-        if model and is_folder(model) and not (verify or stop):
-            wanted = wanted_folder(model, name or "", host, detach=detach)
-        elif name:
-            folder = shlex.quote(f"./{model}") if model and Path(model).is_dir() else "./FOLDER"
-            raise UsageError("--as: only a folder gets a name", hint=f"vcluster pull {folder} --as NAME")
+        wanted = _wanted(model or "", via or "", name or "", detach=detach, of_hosts=verify or stop)
         loaded = session.load()
         if here:
             require_one_local(loaded, "--via")
         if stop:
-            action.stop(loaded, session.emit, asked)
+            action.stop(loaded, session.emit, wanted.model)
         elif verify:
             from vllm_cluster.actions.pull_verify import verify as check
 

@@ -110,7 +110,7 @@ def test_a_folder_is_compared_with_what_another_person_has_brought(
     for name in ("ensure_room", "ensure_ports"):
         monkeypatch.setattr(action, name, lambda *_: None)
     begun: list[PullPlan] = []
-    monkeypatch.setattr(action, "_start", lambda _, plan: begun.append(plan))
+    monkeypatch.setattr(action, "_start", lambda _, plan, _secret: begun.append(plan))
     hosts = PullHosts(INVENTORY, fleet, {}, events.append)
     wanted = WantedModel("./two", "", "", source=tmp_path)
     assert not action._bring_once(hosts, wanted)
@@ -155,5 +155,8 @@ def test_only_a_host_that_downloads_gets_the_token(
     monkeypatch.setattr(weights, "create", lambda *_: True)
     monkeypatch.setattr(weights, "begin", lambda one, _cluster, _plan, given: begun.update({one.name: given}))
     model = replace(MODEL, origin=origin)
-    assert action._start(hosts, make(INVENTORY, model, "main", dict.fromkeys(INVENTORY.hosts, Held()), "gpu1"))
+    plan = make(INVENTORY, model, "main", dict.fromkeys(INVENTORY.hosts, Held()), "gpu1")
+    assert action._start(hosts, plan, action._secret(hosts, plan, WantedModel("lab/model")))
     assert begun == {"gpu1": token, "gpu2": None}
+    # What a host has already is sent from there, and nothing is downloaded.
+    assert action._secret(hosts, replace(plan, downloads=False), WantedModel("lab/model")) is None

@@ -89,14 +89,14 @@ def test_a_pull_that_is_interrupted_while_its_containers_are_made_leaves_none() 
     """Docker has made the last one, and its answer did not arrive."""
     hosts = hosts_with(first := Docker(), second := Docker(interrupted=True))
     with pytest.raises(KeyboardInterrupt):
-        action._start(hosts, PLAN)
+        action._start(hosts, PLAN, None)
     assert first.labels is None and second.labels is None
 
 
 def test_a_container_of_another_pull_is_left_to_it() -> None:
     other = labels(os.getpid(), start_time(os.getpid()), "her@laptop")
     hosts = hosts_with(first := Docker(), second := Docker(other))
-    assert not action._start(hosts, PLAN)
+    assert not action._start(hosts, PLAN, None)
     assert first.labels is None and second.labels == other
 
 

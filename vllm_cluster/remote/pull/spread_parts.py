@@ -42,6 +42,12 @@ class SpreadStore(Protocol):
     def partial(self, file: PulledFile, /) -> Path:
         """Return where a receiver writes; files of the same content share it."""
 
+    def blob(self, file: PulledFile, /) -> str:
+        """Return the hash that the file must have; empty where this host has not learned it yet."""
+
+    def learn(self, file: PulledFile, blob: str, /) -> None:
+        """Keep the hash of a file whose list has none."""
+
     def finish(self, file: PulledFile, /) -> None:
         """Put the verified partial, or the blob that another file has brought, in its place."""
 
@@ -69,6 +75,6 @@ def host_of(plan: SpreadPlan, name: str) -> ChainHost:
 
 def new_hash(file: PulledFile) -> _Hash:
     """Return the beginning of a file's hash: sha256, or git's id of a blob, which the hub has for small files."""
-    if len(file.blob) == 64:
-        return hashlib.sha256()
-    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    if len(file.blob) == 40:
+        return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    return hashlib.sha256()
