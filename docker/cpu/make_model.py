@@ -31,7 +31,7 @@ SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: any text can be said with it."""
+    """A byte-level BPE tokenizer: it can encode any text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

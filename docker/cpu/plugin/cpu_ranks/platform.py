@@ -1,4 +1,4 @@
-"""The platform: vLLM's own CPU platform, with what Ray and several hosts need besides."""
+"""The platform: vLLM's own CPU platform, with what Ray and several hosts need in addition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CpuRanksPlatform(CpuPlatform):
         from vllm.config import CompilationMode, CUDAGraphMode  # noqa: PLC0415 (asks for the current platform)
 
         super().apply_config_platform_defaults(vllm_config)
-        # vLLM has looked at enforce_eager before it calls this, so what follows from it must be said as well.
+        # vLLM has looked at enforce_eager before it calls this, so what follows from it is set here as well.
         if vllm_config.model_config is not None:
             vllm_config.model_config.enforce_eager = True
         vllm_config.compilation_config.mode = CompilationMode.NONE
