@@ -326,7 +326,7 @@ class _ReceiveStream(_Stream):
 
 
 class _SaveStream(_Stream):
-    """`docker save`: what it writes stands for the image, and is its id."""
+    """`docker save`: it writes the id in place of the image."""
 
     def __init__(self, transport: FakeTransport, world: World, image: str, fault: Fault | None) -> None:
         super().__init__(transport, world)
