@@ -188,7 +188,7 @@ esac
         root(cluster, "gpu1", "sed -i 's/head -c.*;;/;;/' /usr/local/bin/nvidia-smi")
         facts = cluster.vcluster("facts", "gpu1", "--json", inventory=inventory).ok().json()["hosts"]
         assert list(facts) == ["gpu1"]
-        assert [gpu["fabric_state"] for gpu in facts["gpu1"]["details"]["health"]] == ["Completed"] * 2
+        assert [gpu["fabric_state"] for gpu in facts["gpu1"]["details"]["gpu_health"]] == ["Completed"] * 2
         assert facts["gpu1"]["gpus"][0]["driver"] == "580.159.04"
     finally:
         for host in HOSTS:
@@ -211,7 +211,7 @@ def test_labels_of_others_are_theirs(cluster: Sandbox) -> None:
     make = f"docker create --name theirs --label password=CANARY --env TOKEN=CANARY {IMAGE}"
     with broken(cluster, "gpu1", make, "docker rm theirs"):
         said = cluster.vcluster("facts", "gpu1", "--json").ok()
-    assert [entry["name"] for entry in said.json()["hosts"]["gpu1"]["strangers"]] == ["theirs"]
+    assert [entry["name"] for entry in said.json()["hosts"]["gpu1"]["other_containers"]] == ["theirs"]
     assert "CANARY" not in said.out + said.err
 
 
@@ -219,11 +219,11 @@ def test_labels_of_others_are_theirs(cluster: Sandbox) -> None:
 def test_facts_of_hosts(cluster: Sandbox) -> None:
     found = json.loads(cluster.vcluster("facts", "--json").ok().out)["hosts"]
     for host in HOSTS:
-        assert found[host]["engine"]["version"] and found[host]["slots"] == 2
+        assert found[host]["docker"]["version"] and found[host]["logical_gpus"] == 2
         (cache,) = [entry for entry in found[host]["details"]["filesystems"] if entry["path"] == "/models"]
-        assert cache["total"] > 1_000_000_000
+        assert cache["total_bytes"] > 1_000_000_000
         image = found[host]["details"]["image"]
-        assert image["architecture"] == found[host]["engine"]["architecture"]
+        assert image["architecture"] == found[host]["docker"]["architecture"]
         assert image["id"].startswith("sha256:")
         assert found[host]["details"]["revisions"].keys() == {"sandbox--tiny-llama"}
     assert "  docker " in cluster.vcluster("facts", "gpu2").ok().out

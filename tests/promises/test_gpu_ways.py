@@ -40,7 +40,9 @@ def start(engine: SecondEngine, facts: HostFacts, request: GpuRequest | None = N
 def seen(engine: SecondEngine) -> HostFacts:
     """The host's facts, with the address that the made-up inventory gives it."""
     plain = world.host(1)
-    return replace(engine.facts(), nics=plain.nics, routes=plain.routes, missing_paths=frozenset(), free=plain.free)
+    return replace(
+        engine.facts(), nics=plain.nics, routes=plain.routes, missing_paths=frozenset(), free_bytes=plain.free_bytes
+    )
 
 
 @pytest.mark.cluster("empty")
@@ -66,7 +68,7 @@ def test_a_container_gets_its_gpus_as_the_engine_says(
         engine.restart(config)
         make_image(engine)
         facts = seen(engine)
-        assert ways(facts.engine)[:1] == ((way,) if way else ())
+        assert ways(facts.docker)[:1] == ((way,) if way else ())
         codes = {finding.code: finding.error for finding in preflight(world.inventory(1), {"gpu1": facts})}
         if not way:
             assert codes["gpu-runtime-missing"]
@@ -78,7 +80,7 @@ def test_a_container_gets_its_gpus_as_the_engine_says(
         name, code, said = start(engine, facts)
         assert code == 0, said
         engine.restart(config)
-        lasts = way != "cdi" or survives_restart(facts.engine)
+        lasts = way != "cdi" or survives_restart(facts.docker)
         until(lambda: engine.states()[name] == ("running" if lasts else "exited"), 20)
         assert ("cdi-restart" in codes) is not lasts
-        measured.figure = f"by {way}; after a restart of Docker {facts.engine.version} {engine.states()[name]}"
+        measured.figure = f"by {way}; after a restart of Docker {facts.docker.version} {engine.states()[name]}"

@@ -36,13 +36,13 @@ def host(n: int, **changes: Any) -> HostFacts:
         nics=(Nic("lo", ("127.0.0.1/8",), 65536, "UNKNOWN"), Nic("eth1", (f"10.0.0.{n}/24",), 1500, "UP")),
         hcas=(),
         gpus=tuple(Gpu(i, f"GPU-{n}-{i}", "NVIDIA H200", 143_771) for i in range(2)),
-        slots=None,
-        memory=1 << 40,
+        logical_gpus=None,
+        memory_bytes=1 << 40,
         listening=frozenset(),
         routes={f"10.0.0.{m}": "lo" if m == n else "eth1" for m in range(1, 9)},
         missing_paths=frozenset(),
-        free={"/": 1 << 40},
-        engine=DockerFacts(version="28.0.0", api_version="1.48", architecture="amd64", root="/var/lib/docker"),
+        free_bytes={"/": 1 << 40},
+        docker=DockerFacts(version="28.0.0", api_version="1.48", architecture="amd64", data_root="/var/lib/docker"),
         images=(BASE, ENGINE),
     )
     return replace(facts, **changes)

@@ -200,7 +200,7 @@ def _flags(raw: bytes | None) -> list[str]:
 def hardware(name: str, address: str, facts: HostFacts) -> HostHardware:
     """What readers need to know of a host to place its figures."""
     nic = facts.interface_of(address)
-    speed = f", {nic.speed / 1000:g} Gbit/s" if nic and nic.speed else ""
+    speed = f", {nic.speed_mbit / 1000:g} Gbit/s" if nic and nic.speed_mbit else ""
     return HostHardware(
         name=name,
         gpus=tuple(f"{gpu.name} ({gpu.memory_mib} MiB)" for gpu in facts.gpus),

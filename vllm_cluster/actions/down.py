@@ -174,7 +174,7 @@ class ClusterObjects:
 
     def __init__(self, inventory: Inventory, identity: str | None, facts: Mapping[str, HostFacts]) -> None:
         self.inventory, self.cluster, self._id = inventory, inventory.cluster, identity
-        self._foreign = {container.id for seen in facts.values() for container in seen.strangers}
+        self._foreign = {container.id for seen in facts.values() for container in seen.other_containers}
         self._label = f"{CLUSTER}={inventory.cluster}"
 
     def containers(self, connection: HostConnection) -> list[Container]:

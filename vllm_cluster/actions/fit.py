@@ -87,13 +87,12 @@ def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:
         memory = min(gpu_memory(inventory, host, facts[name]) for name, host in hosts.items())
         for name, found in facts.items():
             if unified := [gpu.memory_mib for gpu in found.gpus if gpu.unified]:
-                text = (
-                    f"its GPUs share the host's memory: {unified[0] / 1024:.0f} GiB of {found.memory / 2**30:.0f} count"
-                )
+                whole = found.memory_bytes / 2**30
+                text = f"its GPUs share the host's memory: {unified[0] / 1024:.0f} GiB of {whole:.0f} count"
                 emit(Event("note", f"{text}, the rest is for the system", name))
         rdma = all(hcas(host, facts[name]) for name, host in hosts.items())
         pipelines = None
-        if len(nodes) > 1 and not facts[inventory.head_name].engine.problem:
+        if len(nodes) > 1 and not facts[inventory.head_name].docker.problem:
             emit(Event("phase", f"checking whether the image's vLLM supports pipeline parallelism for {architecture}"))
             head = inventory.head_name
             pipelines = supports_pp(fleet.connections[head], facts[head], inventory, architecture)
@@ -104,7 +103,7 @@ def gpu_memory(inventory: Inventory, host: Host, facts: HostFacts) -> int:
     """Bytes of the host's smallest GPU; logical GPUs share the host's memory."""
     count = gpu_count(host, facts, inventory.accelerator)
     if inventory.accelerator == "cpu":
-        found = facts.memory // count if count else 0
+        found = facts.memory_bytes // count if count else 0
     else:
         found = min((gpu.memory_mib for gpu in chosen(host, facts)), default=0) << 20
     if not found:

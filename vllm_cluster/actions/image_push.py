@@ -188,9 +188,9 @@ def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], naming: _Naming
 def _ensure_processor(image: Content, facts: Mapping[str, HostFacts], name: str) -> None:
     """Refuse an image for another processor, before a byte is sent."""
     other = {
-        host: seen.engine.architecture
+        host: seen.docker.architecture
         for host, seen in facts.items()
-        if image.architecture and seen.engine.architecture not in ("", image.architecture)
+        if image.architecture and seen.docker.architecture not in ("", image.architecture)
     }
     if other:
         texts = [f"{host}: {name} is for {image.architecture}, the host is {kind}" for host, kind in other.items()]
@@ -222,8 +222,8 @@ def _ensure_room(source: ImageSource, have: Mapping[str, int], hosts: Mapping[st
     """Refuse where a disk cannot hold what would be sent."""
     texts = []
     for host, layers in have.items():
-        needed, root = COPIES * source.size(layers), hosts[host].engine.root
-        free = hosts[host].free.get(root)
+        needed, root = COPIES * source.size(layers), hosts[host].docker.data_root
+        free = hosts[host].free_bytes.get(root)
         if free is not None and free < needed:
             texts.append(f"{host}: {root} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed")
     if texts:

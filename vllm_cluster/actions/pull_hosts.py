@@ -68,7 +68,7 @@ def _refuse_foreign(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Non
     """Refuse while another cluster of this name pulls: the containers would have one name."""
     name, identity = container_name(inventory.cluster), cluster_id(inventory, facts)
     for host, seen in facts.items():
-        found = next((one for one in (*seen.containers, *seen.strangers) if one.name == name), None)
+        found = next((one for one in (*seen.containers, *seen.other_containers) if one.name == name), None)
         if found and not is_of_cluster(inventory, identity, found.labels):
             text = f"{host}: pull: {name} belongs to another cluster, {inventory.cluster}"
             raise PreflightFailed(text, hint="wait for its pull, or set another cluster: in the inventory")

@@ -31,7 +31,7 @@ OTHER_LAUNCHERS = re.compile(r"(node(-\d+)?|vllm_node|ray[-_](head|worker)([-_]\
 
 def engine_problem(facts: HostFacts) -> Finding | None:
     """Why the host's Docker cannot be used, None when it can."""
-    engine, problem = facts.engine, facts.engine.problem
+    engine, problem = facts.docker, facts.docker.problem
     if "not found" in problem or "No such file" in problem:
         return Finding("docker-missing", facts.host, "Docker is not installed", "install it: docs.docker.com/engine")
     if "permission denied" in problem:
@@ -72,7 +72,7 @@ def _newer(label: str | None) -> bool:
 @each_host
 def name_taken(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A container of another owner with the name of this cluster's node."""
-    for container in facts.strangers:
+    for container in facts.other_containers:
         if container.name == node_name(inventory.cluster):
             text = f"container {container.name} ({container.image}, {container.state}) does not belong to this cluster"
             fix = f"on {host.name}, if it is unused: docker rm -f {container.name}; or set another name in cluster"
@@ -82,7 +82,7 @@ def name_taken(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
 @each_host
 def other_containers(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Leftover containers of other vLLM launchers."""
-    for container in facts.strangers:
+    for container in facts.other_containers:
         if OTHER_LAUNCHERS.fullmatch(container.name):
             text = f"container {container.name} ({container.image}, {container.state})"
             text += " looks like a leftover of another launcher"
@@ -93,15 +93,15 @@ def other_containers(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
 @each_host
 def disk_space(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Room for the image that must be pulled, else for containers, logs and a layer."""
-    free = facts.free.get(facts.engine.root)
+    free = facts.free_bytes.get(facts.docker.data_root)
     fix = f"on {host.name}: docker system prune, or move Docker's data root to a larger disk"
     if free is None:
         return
     if find_image(inventory.image, facts.images) is None and free < GOOD_IMAGE_SPACE:
-        text = f"{inventory.image} must be pulled, and {facts.engine.root} has {free / 1e9:.1f} GB free"
+        text = f"{inventory.image} must be pulled, and {facts.docker.data_root} has {free / 1e9:.1f} GB free"
         yield Finding("image-space", host.name, text, fix, error=free < MIN_IMAGE_SPACE)
     elif free < GOOD_FREE_SPACE:
-        text = f"{facts.engine.root} has {free / 1e6:.0f} MB free"
+        text = f"{facts.docker.data_root} has {free / 1e6:.0f} MB free"
         # Nothing may have to be made where the node runs.
         full = free < MIN_FREE_SPACE and not has_node(inventory, facts, "running")
         yield Finding("disk-full", host.name, text, fix, error=full)
@@ -110,7 +110,7 @@ def disk_space(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
 @each_host
 def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Whether Docker can give GPUs to containers, also after a restart."""
-    engine = facts.engine
+    engine = facts.docker
     if inventory.accelerator != "nvidia" or not found_gpus(facts, "nvidia"):
         return
     known = ways(engine)
@@ -125,17 +125,17 @@ def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
         fix = f"on {host.name}: upgrade Docker to 28.2, or sudo nvidia-ctk runtime configure && sudo systemctl restart"
         yield Finding("cdi-restart", host.name, f"{text}: after a reboot the node stays down until vcluster up",
                       f"{fix} docker", error=False)  # fmt: skip
-    if known[:1] == ("cdi",) and engine.stale_cdi:
-        text = f"the CDI file names {', '.join(engine.stale_cdi)}, which does not exist"
+    if known[:1] == ("cdi",) and engine.missing_cdi_paths:
+        text = f"the CDI file names {', '.join(engine.missing_cdi_paths)}, which does not exist"
         fix = f"on {host.name}: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
         # Libraries carry the driver's version and go into every container; a device may be of a GPU not asked for.
-        yield Finding("cdi-stale", host.name, text, fix, error=any(".so" in path for path in engine.stale_cdi))
+        yield Finding("cdi-stale", host.name, text, fix, error=any(".so" in path for path in engine.missing_cdi_paths))
 
 
 @each_host
 def cdi_ignored(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A CDI file for GPUs that the engine does not read, where another way is taken."""
-    engine = facts.engine
+    engine = facts.docker
     if inventory.accelerator == "nvidia" and KIND in engine.cdi_specs and not cdi_on(engine) and ways(engine):
         text = f"the CDI file for {KIND} is ignored: CDI is off in Docker {engine.version}, which has another way"
         switch = '{"features": {"cdi": true}} in /etc/docker/daemon.json (Docker 25 or newer)'
@@ -146,9 +146,9 @@ def cdi_ignored(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[
 @each_host
 def toolkit(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A toolkit with which GPUs get lost after hours."""
-    engine = facts.engine
-    old = engine.toolkit and tuple(int(part) for part in engine.toolkit.split(".")[:2]) < SAFE_TOOLKIT
+    engine = facts.docker
+    old = engine.toolkit_version and tuple(int(part) for part in engine.toolkit_version.split(".")[:2]) < SAFE_TOOLKIT
     if old and engine.cgroup_driver == "systemd" and ways(engine)[:1] != ("cdi",):
-        text = f"NVIDIA Container Toolkit {engine.toolkit} with systemd's cgroups"
+        text = f"NVIDIA Container Toolkit {engine.toolkit_version} with systemd's cgroups"
         fix = f"on {host.name}: upgrade nvidia-container-toolkit to 1.18 or newer, or use CDI: "
         yield Finding("toolkit-old", host.name, text, f"{fix}sudo nvidia-ctk cdi generate", error=False)

@@ -21,7 +21,7 @@ MAX_NAMED = 4
 def count(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """At least as many GPUs as the inventory expects, and at least one."""
     found = found_gpus(facts, inventory.accelerator)
-    if inventory.accelerator == "cpu" and host.gpu_number is not None and facts.slots is None:
+    if inventory.accelerator == "cpu" and host.gpu_number is not None and facts.logical_gpus is None:
         found = host.gpu_number  # a CPU host without a declared number offers what the inventory asks for
     kind, source = (
         ("logical GPU", "from /etc/vcluster/slots") if inventory.accelerator == "cpu" else ("GPU", "by nvidia-smi")
@@ -78,8 +78,8 @@ def _stop(host: str) -> str:
 
 def _users(facts: HostFacts) -> str:
     """Which processes hold the memory, where the details name them."""
-    names = {container.id: container.name for container in facts.strangers}
-    held = [process for gpu in (facts.details.health if facts.details else ()) for process in gpu.processes]
+    names = {container.id: container.name for container in facts.other_containers}
+    held = [process for gpu in (facts.details.gpu_health if facts.details else ()) for process in gpu.processes]
     words = [
         f"{process.name} (pid {process.pid}"
         + (f", container {names.get(process.container, process.container[:12])})" if process.container else ")")
@@ -94,16 +94,16 @@ def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
     details = facts.details
     if inventory.accelerator != "nvidia" or details is None:
         return
-    yield from _fabric(host.name, details.health, details.fabric_manager)
+    yield from _fabric(host.name, details.gpu_health, details.fabric_manager)
     if details.xids:
         text = f"the kernel's log has {len(details.xids)} Xid errors, the last: {details.xids[-1].strip()}"
         fix = f"look the number up in NVIDIA's list of Xid errors; on {host.name}: nvidia-smi -q, or reboot it"
         yield Finding("xid", host.name, text, fix, error=False)
-    for index, gpu in enumerate(details.health):
+    for index, gpu in enumerate(details.gpu_health):
         if what := [*gpu.repair_pending, *([f"action: {gpu.recovery}"] if gpu.recovery else [])]:
             text = f"GPU {index} needs a repair: {', '.join(what)}"
             yield Finding("gpu-reset-needed", host.name, text, _reset(host.name, [index]), error=False)
-    if dead := [f"{links.total - links.active} of {links.total} on GPU {links.gpu}" for links in details.links
+    if dead := [f"{links.total - links.active} of {links.total} on GPU {links.gpu}" for links in details.nvlinks
                 if 0 < links.active < links.total]:  # fmt: skip
         text = f"NVLinks are down: {', '.join(dead[:MAX_NAMED])}"
         yield Finding(

@@ -42,9 +42,9 @@ def shared_memory(inventory: Inventory, host: Host, facts: HostFacts) -> Iterato
     if inventory.shm_size < wanted:
         text = f"shm_size gives {_mb(inventory.shm_size)}, {ranks} ranks and Ray may take {_mb(wanted)}"
         yield Finding("shm-small", host.name, text, "set shm_size to 16g, or leave it out", error=False)
-    elif facts.memory and inventory.shm_size > facts.memory:
-        text = f"shm_size gives {_mb(inventory.shm_size)}, the host has {_mb(facts.memory)} of memory"
-        fix = f"set shm_size to {max(1, facts.memory >> 31)}g: it is taken from memory as it fills"
+    elif facts.memory_bytes and inventory.shm_size > facts.memory_bytes:
+        text = f"shm_size gives {_mb(inventory.shm_size)}, the host has {_mb(facts.memory_bytes)} of memory"
+        fix = f"set shm_size to {max(1, facts.memory_bytes >> 31)}g: it is taken from memory as it fills"
         yield Finding("shm-large", host.name, text, fix, error=False)
 
 
@@ -82,7 +82,7 @@ def hostnames(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]
 def clocks(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """Clocks that differ."""
     # The low one: with two hosts, the middle between them would halve the difference.
-    clocks = {name: host.clock - host.asked for name, host in facts.items()}
+    clocks = {name: host.clock - host.observed_at for name, host in facts.items()}
     middle = median_low(clocks.values())
     for name, clock in clocks.items():
         if abs(clock - middle) > CLOCK_TOLERANCE:

@@ -27,8 +27,8 @@ def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
 def processor(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """An image for another processor."""
     image = facts.details.image if facts.details else None
-    if image and image.architecture and facts.engine.architecture not in ("", image.architecture):
-        text = f"{inventory.image} is for {image.architecture}, the host is {facts.engine.architecture}"
+    if image and image.architecture and facts.docker.architecture not in ("", image.architecture):
+        text = f"{inventory.image} is for {image.architecture}, the host is {facts.docker.architecture}"
         yield Finding(
             "image-architecture", host.name, text, "name an image for this processor, or one that is for several"
         )
@@ -37,7 +37,7 @@ def processor(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fi
 @each_host
 def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """What `up` will first do to have an image with Ray."""
-    if facts.details is None or facts.engine.problem:
+    if facts.details is None or facts.docker.problem:
         return
     base = find_image(inventory.image, facts.images)
     if base is None:

@@ -27,7 +27,7 @@ def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         text = f"the model cache is on {carrier.kind} ({carrier.source}): every rank reads the weights through it"
         fix = "put models on local disks: model_cache in the inventory, then vcluster pull MODEL"
         yield Finding("cache-on-network", host.name, text, fix, error=False)
-    free = facts.free.get(inventory.model_cache)
+    free = facts.free_bytes.get(inventory.model_cache)
     if free is not None and free < 1e9:
         text = f"the model cache {inventory.model_cache} has {free / 1e6:.0f} MB free: no model can be downloaded"
         fix = f"on {host.name}: du -sh {inventory.model_cache}/hub/*, or a larger disk"
@@ -37,12 +37,12 @@ def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
 @each_host
 def incomplete_files(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Files that are not whole."""
-    if facts.details and facts.details.incomplete:
-        text = f"incomplete downloads (interrupted or running): {facts.details.incomplete[0]}"
+    if facts.details and facts.details.incomplete_files:
+        text = f"incomplete downloads (interrupted or running): {facts.details.incomplete_files[0]}"
         fix = f"on {host.name}: hf download MODEL (resumes, fetches only what is missing)"
         yield Finding("cache-incomplete", host.name, text, fix, error=False)
-    if facts.details and facts.details.dangling:
-        text = f"broken symlinks in the model cache: {facts.details.dangling[0]}"
+    if facts.details and facts.details.broken_symlinks:
+        text = f"broken symlinks in the model cache: {facts.details.broken_symlinks[0]}"
         fix = "copy models with the files behind symlinks (rsync --copy-unsafe-links), or download them there"
         yield Finding("broken-symlinks", host.name, text, fix, error=False)
 

@@ -97,8 +97,8 @@ def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> It
             text = f"traffic to {name} ({peer.address}) leaves by {way}, and {host.address} is on {holder.name}"
             fix = f"on {host.name}: ip route get {peer.address}; correct addresses or routes"
             yield Finding("route-differs", host.name, text, fix, error=False)
-    if len(inventory.hosts) > 1 and 0 < nic.speed < SLOW_MBIT and not hcas(host, facts):
-        text = f"{nic.name} runs at {nic.speed} Mbit/s, and no RDMA adapter is ACTIVE"
+    if len(inventory.hosts) > 1 and 0 < nic.speed_mbit < SLOW_MBIT and not hcas(host, facts):
+        text = f"{nic.name} runs at {nic.speed_mbit} Mbit/s, and no RDMA adapter is ACTIVE"
         fix = f"set hosts.{host.name}.address to that of a faster card, or keep TP within a host"
         yield Finding("nic-slow", host.name, text, fix, error=False)
 
@@ -106,7 +106,7 @@ def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> It
 @each_host
 def hostname(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """A host whose own name resolves to a loopback address, or not at all."""
-    resolves = facts.details.resolves if facts.details else None
+    resolves = facts.details.hostname_addresses if facts.details else None
     if resolves is None:
         return
     fix = f"in /etc/hosts of {host.name}, give its own name the address {host.address}"

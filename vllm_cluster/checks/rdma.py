@@ -83,7 +83,7 @@ def direct(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
         text = f"the IOMMU translates every access ({details.iommu})"
         fix = f"on {host.name}: add iommu=pt to the kernel's command line and reboot"
         yield Finding("iommu-translates", host.name, text, fix, error=False)
-    if details.acs:
+    if details.acs_enabled:
         text = "PCI ACS sends traffic between GPU and HCA through the CPU"
         fix = f"on {host.name}: turn ACS off in the firmware, or with setpci on each bridge at boot"
         yield Finding("acs", host.name, text, fix, error=False)
@@ -93,7 +93,7 @@ def direct(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
 def rules(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """What RDMA needs beside adapters: routable addresses on Ethernet, and memory that may be locked."""
     used = hcas(host, facts)
-    if used and facts.engine.rootless:
+    if used and facts.docker.rootless:
         text = f"Docker runs without root and may not lift the limit of locked memory ({_limit(facts)})"
         fix = f"on {host.name}: use the system's Docker, or raise LimitMEMLOCK of the user's service"
         yield Finding("memlock-limited", host.name, text, fix, error=False)
@@ -106,4 +106,4 @@ def rules(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
 
 
 def _limit(facts: HostFacts) -> str:
-    return facts.details.engine_memlock if facts.details and facts.details.engine_memlock else "unknown"
+    return facts.details.docker_memlock if facts.details and facts.details.docker_memlock else "unknown"

@@ -107,20 +107,20 @@ def unseen(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[NotChe
 
 def _unseen(inventory: Inventory, name: str, facts: HostFacts) -> Iterator[tuple[str, str]]:
     details = facts.details
-    if facts.engine.problem:
+    if facts.docker.problem:
         yield "containers, images and their disk space", "Docker does not answer"
     if details is None:
         return
     if inventory.accelerator == "nvidia" and facts.gpus:
         if details.xids is None:
             yield "Xid errors", "its kernel log is for root: sudo sysctl kernel.dmesg_restrict=0"
-        if not details.health:
+        if not details.gpu_health:
             yield "the GPUs' health", "`nvidia-smi -q -x` gave no complete output within 20 s"
-    if hcas(inventory.hosts[name], facts) and details.acs is None:
+    if hcas(inventory.hosts[name], facts) and details.acs_enabled is None:
         yield "PCI ACS", "lspci is missing, or shows it only to root"
-    if details.resolves is None:
+    if details.hostname_addresses is None:
         yield "its hostname's addresses", "getent is missing, or no name server answers"
-    if details.image is None and not facts.engine.problem:
+    if details.image is None and not facts.docker.problem:
         yield "the image's processor and CUDA", f"{inventory.image} is not on the host yet"
-    if not facts.memory:
+    if not facts.memory_bytes:
         yield "its memory", "/proc/meminfo cannot be read"

@@ -80,7 +80,7 @@ def _near(ports: tuple[Hca, ...], gpus: Sequence[Gpu]) -> tuple[Hca, ...]:
 def _closeness(port: Hca, gpu: Gpu) -> tuple[int, bool]:
     """How many bridges they share, and whether they are on one side of the machine."""
     shared = 0
-    for one, other in zip(port.path.split("/")[:-1], gpu.path.split("/")[:-1], strict=False):
+    for one, other in zip(port.pci_path.split("/")[:-1], gpu.pci_path.split("/")[:-1], strict=False):
         if one != other or not one:
             break
         shared += 1

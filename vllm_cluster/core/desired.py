@@ -47,7 +47,7 @@ def gpu_count(host: Host, facts: HostFacts, accelerator: str) -> int:
 
 def found_gpus(facts: HostFacts, accelerator: str) -> int:
     """How many GPUs the host has; on a CPU host, how many logical ones it offers."""
-    return (facts.slots or 0) if accelerator == "cpu" else len(facts.gpus)
+    return (facts.logical_gpus or 0) if accelerator == "cpu" else len(facts.gpus)
 
 
 def interface(host: Host, facts: HostFacts) -> str | None:

@@ -116,8 +116,8 @@ class _Pairs:
 
 def _kind(one: Gpu, other: Gpu) -> str:
     """How two GPUs are joined; by their NUMA nodes where the driver did not print it."""
-    if other.index < len(one.links):
-        return one.links[other.index]
+    if other.index < len(one.topology):
+        return one.topology[other.index]
     return "NODE" if one.numa == other.numa else "SYS"
 
 

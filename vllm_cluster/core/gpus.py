@@ -47,7 +47,7 @@ def busy(gpu: Gpu) -> bool:
 
 def request(host: Host, facts: HostFacts) -> GpuRequest:
     """What a node's container asks of Docker."""
-    way: Way = next(iter(ways(facts.engine)), "request")
+    way: Way = next(iter(ways(facts.docker)), "request")
     gpus = chosen(host, facts)
     if way == "cdi":
         wanted = ["all"] if gpus == facts.gpus else [str(gpu.index) for gpu in gpus]
@@ -65,9 +65,9 @@ def _ways(engine: DockerFacts) -> Iterator[Way]:
     if by_cdi and survives_restart(engine):
         yield "cdi"
     # An engine that lists no runtime at all was not asked: what most have is assumed, and the container shows it.
-    if engine.gpu_hook or not engine.runtimes:
+    if engine.gpu_hook or not engine.container_runtimes:
         yield "request"
-    if RUNTIME in engine.runtimes:
+    if RUNTIME in engine.container_runtimes:
         yield "runtime"
     if by_cdi and not survives_restart(engine):
         yield "cdi"
@@ -75,7 +75,7 @@ def _ways(engine: DockerFacts) -> Iterator[Way]:
 
 def cdi_on(engine: DockerFacts) -> bool:
     """Whether the engine reads CDI files."""
-    return _release(engine) >= CDI_MATURE if engine.cdi is None else engine.cdi
+    return _release(engine) >= CDI_MATURE if engine.cdi_enabled is None else engine.cdi_enabled
 
 
 def survives_restart(engine: DockerFacts) -> bool:

@@ -85,7 +85,7 @@ def cluster_images(
             image.id,
             _names(image),
             next(iter(_digests(image)), ""),
-            image.size,
+            image.size_bytes,
             image.created,
             state(image),
             *made.get(image.id, ("", rays.get(image.id, ""))),

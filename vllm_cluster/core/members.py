@@ -129,7 +129,7 @@ def record_of(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Remembere
     for name in sorted(facts, key=lambda name: name != inventory.head_name):
         node = node_of(inventory.cluster, facts[name])
         if node and node.labels.get(ROLE) == "head" and is_of_cluster(inventory, identity, node.labels):
-            record, problem = Record.read(facts[name].record.encode())
+            record, problem = Record.read(facts[name].member_record.encode())
             if record and record.id != node.labels.get(ID, record.id):
                 return Remembered(name, None, f"it is of another cluster, with the id {printable(record.id)[:40]}")
             return Remembered(name, record, problem)

@@ -21,7 +21,7 @@ class GpuHealth:
     """Output of `nvidia-smi -q` for one GPU beyond its size; the values are the driver's own texts."""
 
     uuid: str
-    bus: str = ""
+    pci_bus_id: str = ""
     persistence: str = ""
     mig: str = ""
     ecc: str = ""
@@ -50,7 +50,7 @@ class FileSystem:
     kind: str
     source: str
     mount: str
-    total: int
+    total_bytes: int
     uuid: str = ""
 
 
@@ -71,22 +71,22 @@ class Details:
     """A longer look at a host. `xids` is None where the kernel log may not be read."""
 
     cuda: str = ""
-    health: tuple[GpuHealth, ...] = ()
-    links: tuple[NvLinks, ...] = ()
+    gpu_health: tuple[GpuHealth, ...] = ()
+    nvlinks: tuple[NvLinks, ...] = ()
     xids: tuple[str, ...] | None = None
     fabric_manager: str = ""
     peermem: bool = False
     open_driver: bool = False
-    acs: bool | None = None
+    acs_enabled: bool | None = None
     iommu: str = ""
     memlock: str = ""
-    engine_memlock: str = ""
-    shm: int = 0
+    docker_memlock: str = ""
+    shm_bytes: int = 0
     remove_ipc: bool = False
     linger: bool = False
-    resolves: tuple[str, ...] | None = None
+    hostname_addresses: tuple[str, ...] | None = None
     filesystems: tuple[FileSystem, ...] = ()
     revisions: Mapping[str, str] = field(default_factory=dict)
-    incomplete: tuple[str, ...] = ()
-    dangling: tuple[str, ...] = ()
+    incomplete_files: tuple[str, ...] = ()
+    broken_symlinks: tuple[str, ...] = ()
     image: ImageDetails | None = None

@@ -17,7 +17,7 @@ TUNNEL_KINDS = ("tun", "wireguard", "ipip", "gre", "sit", "vxlan")
 class Nic:
     """A network interface; addresses are written as ``10.0.0.1/24``, `kind` is what `ip -d` calls it: tun, bond, …
 
-    `speed` is in Mbit/s, 0 where unknown; `leased` is true where an address came with a lifetime.
+    `speed_mbit` is 0 where unknown; `dynamic` is true where an address came with a lifetime.
     """
 
     name: str
@@ -25,8 +25,8 @@ class Nic:
     mtu: int
     state: str
     kind: str = ""
-    speed: int = 0
-    leased: bool = False
+    speed_mbit: int = 0
+    dynamic: bool = False
 
     def interfaces(self) -> list[IPv4Interface | IPv6Interface]:
         """The addresses with their networks."""
@@ -46,7 +46,7 @@ class Nic:
 class Hca:
     """A port of an InfiniBand or RoCE adapter, with the device files that a container needs for it.
 
-    `path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
+    `pci_path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
     """
 
     device: str
@@ -58,7 +58,7 @@ class Hca:
     netdevs: tuple[str, ...] = ()
     pci: str = ""
     numa: int | None = None
-    path: str = ""
+    pci_path: str = ""
 
     @property
     def active(self) -> bool:
@@ -70,10 +70,10 @@ class Hca:
 class Gpu:
     """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where unknown.
 
-    `links` are how it is joined to each GPU of the host, by index, as `nvidia-smi topo -m` prints it: X for itself,
+    `topology` is how it is joined to each GPU of the host, by index, as `nvidia-smi topo -m` prints it: X for itself,
     NV18, PIX, PXB, PHB, NODE, SYS; empty where unknown.
     `unified` is one that has no memory of its own: `memory_mib` is then the host's, less what that needs itself.
-    `path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
+    `pci_path` is where it hangs: `pci0000:00/0000:00:01.0/0000:06:00.0`.
     """
 
     index: int
@@ -86,8 +86,8 @@ class Gpu:
     ecc_errors: int | None = None
     unified: bool = False
     numa: int | None = None
-    path: str = ""
-    links: tuple[str, ...] = ()
+    pci_path: str = ""
+    topology: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,23 +107,23 @@ class DockerFacts:
     """The Docker daemon of a host; `problem` is the client's error if it does not answer.
 
     `cdi_specs` are the kinds of device that CDI files on the host describe. Whether Docker reads such files is
-    `cdi`, None where unknown, and `cdi_devices` are those that Docker lists, where it does.
+    `cdi_enabled`, None where unknown, and `cdi_devices` are those that Docker lists, where it does.
     """
 
     version: str = ""
     api_version: str = ""
     architecture: str = ""
-    runtimes: tuple[str, ...] = ()
+    container_runtimes: tuple[str, ...] = ()
     cdi_specs: tuple[str, ...] = ()
-    root: str = ""
+    data_root: str = ""
     problem: str = ""
     cgroup_driver: str = ""
     cgroup_version: str = ""
     rootless: bool = False
-    toolkit: str = ""
+    toolkit_version: str = ""
     gpu_hook: bool = False
-    stale_cdi: tuple[str, ...] = ()
-    cdi: bool | None = None
+    missing_cdi_paths: tuple[str, ...] = ()
+    cdi_enabled: bool | None = None
     cdi_devices: tuple[str, ...] = ()
 
 
@@ -142,13 +142,13 @@ class Container:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of a host with the names and digests it answers to; its size in bytes, and when it was made (Unix)."""
+    """An image of a host with the names and digests it answers to; its size, and when it was made (Unix)."""
 
     id: str
     tags: tuple[str, ...]
     digests: tuple[str, ...]
     labels: Mapping[str, str]
-    size: int = 0
+    size_bytes: int = 0
     created: int = 0
 
 
@@ -156,13 +156,13 @@ class Image:
 class HostFacts:
     """Everything observed on one host; sizes in bytes, the clock in seconds since 1970.
 
-    `asked` is when it was asked, on the local clock: of many hosts, some are asked later than others.
-    `slots` is the number of logical GPUs that a CPU host offers, None where undeclared.
+    `observed_at` is when it was asked, on the local clock: of many hosts, some are asked later than others.
+    `logical_gpus` is the number of logical GPUs that a CPU host offers, None where undeclared.
     `routes` maps each address that was asked for to its outgoing interface, None without a route.
     `volumes` are the labels by name of the volumes of a cluster of this name, asked for where no node has an id.
-    `record` is what a head remembers of its members.
+    `member_record` is what a head remembers of its members.
     `missing_paths` are those asked-for paths that the host does not have; `rdma_devices` the files below
-    /dev/infiniband; `gpu_problem` what nvidia-smi printed in place of GPUs. `details`, and `strangers`, the
+    /dev/infiniband; `gpu_problem` what nvidia-smi printed in place of GPUs. `details`, and `other_containers`, the
     containers of other owners, are set only where they were asked for.
     """
 
@@ -173,25 +173,25 @@ class HostFacts:
     nics: tuple[Nic, ...]
     hcas: tuple[Hca, ...]
     gpus: tuple[Gpu, ...]
-    slots: int | None
-    memory: int
+    logical_gpus: int | None
+    memory_bytes: int
     listening: frozenset[int]
     routes: Mapping[str, str | None]
     missing_paths: frozenset[str]
-    free: Mapping[str, int]
-    engine: DockerFacts
+    free_bytes: Mapping[str, int]
+    docker: DockerFacts
     containers: tuple[Container, ...] = ()
     images: tuple[Image, ...] = ()
-    available: int = 0
+    available_bytes: int = 0
     gpu_problem: str = ""
     architecture: str = ""
     boot_id: str = ""
-    asked: float = 0.0
+    observed_at: float = 0.0
     rdma_devices: tuple[str, ...] = ()
     details: Details | None = None
-    strangers: tuple[Container, ...] = ()
+    other_containers: tuple[Container, ...] = ()
     volumes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    record: str = ""
+    member_record: str = ""
     gids: tuple[Gid, ...] = ()
 
     def interface_of(self, address: str) -> Nic | None:

@@ -60,7 +60,7 @@ def _health(gpu: Element, cgroups: Mapping[int, str]) -> GpuHealth:
     counts = [count for entry in errors if (count := number(entry.text)) is not None]
     return GpuHealth(
         uuid=_text(gpu, "uuid"),
-        bus=str(gpu.get("id", ""))[:40],
+        pci_bus_id=str(gpu.get("id", ""))[:40],
         persistence=_text(gpu, "persistence_mode"),
         mig=_text(gpu, "mig_mode/current_mig"),
         ecc=_text(gpu, "ecc_mode/current_ecc"),

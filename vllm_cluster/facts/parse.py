@@ -53,14 +53,14 @@ def _facts(host: str, part: Mapping[str, str]) -> HostFacts:
         gpus=tuple(_gpus(part)),
         gids=tuple(_gids(part["gids"])),
         gpu_problem=next((line for line in part["gpus"].splitlines() if not _ROW.match(line)), "")[:300],
-        slots=number(part["slots"]),
-        memory=number(part["memory"]) or 0,
+        logical_gpus=number(part["slots"]),
+        memory_bytes=number(part["memory"]) or 0,
         listening=frozenset(_ports(part["listening"].split())),
         routes=dict(_routes(part["routes"].splitlines())),
         missing_paths=frozenset(part["missing"].splitlines()),
-        free={f[0]: free for f in split_fields(part["disks"], 2) if (free := number(f[1])) is not None},
-        engine=_engine(part),
-        available=number(part["available"]) or 0,
+        free_bytes={f[0]: free for f in split_fields(part["disks"], 2) if (free := number(f[1])) is not None},
+        docker=_engine(part),
+        available_bytes=number(part["available"]) or 0,
         architecture=part["architecture"],
         boot_id=part["boot"],
         rdma_devices=tuple(part["rdma"].split()),
@@ -76,8 +76,8 @@ def _nics(text: str, speeds: Mapping[str, int]) -> tuple[Nic, ...]:
             mtu=number(row.get("mtu")) or 0,
             state=str(row.get("operstate", "UNKNOWN")),
             kind=str(mapping(row.get("linkinfo")).get("info_kind", "")),
-            speed=speeds.get(row["ifname"], 0),
-            leased=any(mapping(entry).get("dynamic") is True for entry in items(row.get("addr_info"))),
+            speed_mbit=speeds.get(row["ifname"], 0),
+            dynamic=any(mapping(entry).get("dynamic") is True for entry in items(row.get("addr_info"))),
         )
         for row in items(parse_json(text or "[]"))
         if isinstance(row, dict) and isinstance(row.get("ifname"), str)
@@ -124,8 +124,8 @@ def _gpus(part: Mapping[str, str]) -> Iterable[Gpu]:
                 ecc_errors=number(ecc),
                 unified=unified,
                 numa=numa,
-                path=path,
-                links=links.get(index, ()),
+                pci_path=path,
+                topology=links.get(index, ()),
             )
 
 
@@ -161,16 +161,16 @@ def _engine(part: Mapping[str, str]) -> DockerFacts:
         version=str(server.get("Version", "")),
         api_version=api,
         architecture=str(server.get("Arch", "")),
-        runtimes=tuple(sorted(mapping(info_json.get("Runtimes")))),
+        container_runtimes=tuple(sorted(mapping(info_json.get("Runtimes")))),
         cdi_specs=tuple(sorted(set(filter(None, kinds)))),
-        root=str(info_json.get("Root") or ""),
+        data_root=str(info_json.get("Root") or ""),
         cgroup_driver=str(info_json.get("CgroupDriver") or ""),
         cgroup_version=str(info_json.get("CgroupVersion") or ""),
         rootless="name=rootless" in map(str, items(info_json.get("SecurityOptions"))),
-        toolkit=toolkit[0] if toolkit else "",
+        toolkit_version=toolkit[0] if toolkit else "",
         gpu_hook="hook" in part["toolkit"].split(),
-        stale_cdi=tuple(part["cdistale"].splitlines()),
-        cdi=any(folders) if folders is not None else None,
+        missing_cdi_paths=tuple(part["cdistale"].splitlines()),
+        cdi_enabled=any(folders) if folders is not None else None,
         cdi_devices=tuple(sorted(str(mapping(row).get("ID", "")) for row in devices or () if isinstance(row, dict))),
     )
 

@@ -24,24 +24,24 @@ def details(part: Mapping[str, str]) -> Details:
     acs = part["acs"].splitlines()
     return Details(
         cuda=gpus.cuda,
-        health=gpus.gpus,
-        links=parse_nvlinks(part["nvlink"]),
+        gpu_health=gpus.gpus,
+        nvlinks=parse_nvlinks(part["nvlink"]),
         xids=tuple(xids) if readable == "readable" else None,
         fabric_manager=_service(part["fabricmanager"]),
         peermem=bool({"nvidia_peermem", "nv_peer_mem"} & set(part["driver"].split())),
         open_driver="Open Kernel Module" in part["driver"],
-        acs=any("SrcValid+" in line for line in acs) if acs else None,
+        acs_enabled=any("SrcValid+" in line for line in acs) if acs else None,
         iommu=part["iommu"],
         memlock=part["memlock"],
-        engine_memlock=part["enginelock"],
-        shm=number(part["shm"]) or 0,
+        docker_memlock=part["enginelock"],
+        shm_bytes=number(part["shm"]) or 0,
         remove_ipc=part["removeipc"].partition("=")[2].strip().lower() in ("yes", "true", "1", "on"),
         linger=part["linger"] == "yes",
-        resolves=tuple(dict.fromkeys(resolves)) if asked == "asked" else None,
+        hostname_addresses=tuple(dict.fromkeys(resolves)) if asked == "asked" else None,
         filesystems=tuple(_filesystems(part["filesystems"])),
         revisions={f[0]: f[1] for f in split_fields(part["revisions"], 2) if _MODEL.fullmatch(f[0]) and f[1].isalnum()},
-        incomplete=tuple(part["incomplete"].splitlines()),
-        dangling=tuple(part["dangling"].splitlines()),
+        incomplete_files=tuple(part["incomplete"].splitlines()),
+        broken_symlinks=tuple(part["dangling"].splitlines()),
     )
 
 

@@ -32,7 +32,7 @@ def look_inside(
     inputs = Inputs("", {"ray-token": "none"}, cluster_id(inventory, facts) or "")
     wanted = {spec.host: spec for spec in desired(inventory, facts, inputs)}
     there = [
-        name for name, host in facts.items() if not host.engine.problem and find_image(inventory.image, host.images)
+        name for name, host in facts.items() if not host.docker.problem and find_image(inventory.image, host.images)
     ]
     ready = [name for name in there if name not in leave]
     if ready:

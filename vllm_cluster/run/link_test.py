@@ -85,7 +85,7 @@ def run_link_test(
 
 def _place(inventory: Inventory, facts: HostFacts) -> OnHost | TemporaryContainer:
     """In the image that will serve, for it has Python; where it is not there, the host may have one."""
-    image = None if facts.engine.problem else find_image(inventory.image, facts.images)
+    image = None if facts.docker.problem else find_image(inventory.image, facts.images)
     if image is None:
         return OnHost()
     owner = without_lease(inventory.cluster)

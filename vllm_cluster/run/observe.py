@@ -37,7 +37,7 @@ def observe(
     facts = ask(inventory, connection, deep=deep)
     if engine_problem(facts):
         return facts
-    engine = connection.open_engine(facts.engine.api_version)
+    engine = connection.open_engine(facts.docker.api_version)
     engine.owner = user_numbers(inventory.user or "")
     # All of them: one with the name of the wanted container is in its way, with any labels.
     images = engine.images()
@@ -52,7 +52,7 @@ def observe(
     others = [c for c in every if deep and CLUSTER not in c.labels and c not in taken]
     # What others wrote into their labels is theirs.
     strangers = tuple(replace(container, labels={}) for container in (*taken, *others))
-    facts = replace(facts, volumes=left, images=images, record=_record(engine, node), strangers=strangers)
+    facts = replace(facts, volumes=left, images=images, member_record=_record(engine, node), other_containers=strangers)
     if facts.details is None:
         return facts
     return replace(
@@ -87,7 +87,7 @@ def ask(inventory: Inventory, connection: HostConnection, *, deep: bool = False)
         ["sh", "-s", "--", peers, *paths], connection.runtime.after(OBSERVE_SECONDS), stdin=script
     )
     try:
-        return replace(parse.facts(connection.name, result.text, deep=deep), asked=asked)
+        return replace(parse.facts(connection.name, result.text, deep=deep), observed_at=asked)
     except ValueError as error:
         stderr = result.stderr.decode("utf-8", "replace").strip()
         text = f"cannot read its facts: {error}: {stderr[-300:]}"

@@ -44,12 +44,12 @@ def _of_host(host: HostFacts) -> Iterator[str]:
     yield from (*_of_name(host.hostname), host.machine_id, host.boot_id)
     yield from (gpu.uuid for gpu in host.gpus)
     yield from (nic.name for nic in host.nics if not _INTERFACE.fullmatch(nic.name))
-    if host.engine.root != "/var/lib/docker":
-        yield host.engine.root
+    if host.docker.data_root != "/var/lib/docker":
+        yield host.docker.data_root
     # Also what other people run there, and the members that a head remembers.
-    for container in (*host.containers, *host.strangers):
+    for container in (*host.containers, *host.other_containers):
         yield from (container.name, *(container.labels.get(label, "") for label in (CLUSTER, NODE)))
-    record, _ = Record.read(host.record.encode())
+    record, _ = Record.read(host.member_record.encode())
     for member in record.members if record else ():
         yield from (member.name, member.machine_id, *_of_name(member.host), member.user or "", *_hops(member.jump))
 

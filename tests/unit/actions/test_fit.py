@@ -60,7 +60,9 @@ def test_rdma_counts_where_every_host_has_it(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_logical_gpus_share_a_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {name: replace(host, gpus=(), slots=2, memory=64 << 30) for name, host in world.hosts().items()}
+    facts = {
+        name: replace(host, gpus=(), logical_gpus=2, memory_bytes=64 << 30) for name, host in world.hosts().items()
+    }
     assert on(monkeypatch, facts, accelerator="cpu").gpus == GpuPool((2, 2), 32 << 30, rdma=False)
 
 

@@ -22,7 +22,7 @@ def notes(words: Inventory, facts: HostFacts) -> list[tuple[str, str | None, str
 
 
 def test_it_is_shown_until_the_node_runs() -> None:
-    gpus = tuple(Gpu(n, f"GPU-{n}", "NVIDIA A40", 46_068, numa=0, links=links) for n, links in enumerate(LINKS))
+    gpus = tuple(Gpu(n, f"GPU-{n}", "NVIDIA A40", 46_068, numa=0, topology=links) for n, links in enumerate(LINKS))
     facts = replace(world.host(1), gpus=gpus)
     some = world.inventory(1, entries={"gpu1": {"gpus": 2}})
     shown = [("note", "gpu1", "GPU 0, 2 of 3 are chosen: joined by NVLink (NV4), NUMA node 0")]

@@ -15,9 +15,9 @@ from vllm_cluster.facts.host_facts import Container, DockerFacts, Gid, Gpu, Hca,
 CACHE = FileSystem("/models", "ext4", "/dev/nvme0n1", "/models", 1 << 40)
 WELL = Details(
     cuda="13.0",
-    health=(GpuHealth("GPU-1", fabric_state="Completed", fabric_status="Success"), GpuHealth("GPU-2")),
+    gpu_health=(GpuHealth("GPU-1", fabric_state="Completed", fabric_status="Success"), GpuHealth("GPU-2")),
     xids=(),
-    resolves=("10.0.0.1",),
+    hostname_addresses=("10.0.0.1",),
     filesystems=(CACHE,),
     image=ImageDetails(world.BASE.id, "amd64", "13.0.1"),
     revisions={"meta--llama": "0123abc"},
@@ -26,8 +26,8 @@ ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)", ("/d
 ROCE = replace(ACTIVE, link_layer="Ethernet")
 FILES = ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0")
 GID = Gid("mlx5_0", 1, 3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "eth1")
-ENGINE = world.host(1).engine
-BY_CDI = replace(ENGINE, version="28.2.0", cdi=True, cdi_specs=("nvidia.com/gpu",))
+ENGINE = world.host(1).docker
+BY_CDI = replace(ENGINE, version="28.2.0", cdi_enabled=True, cdi_specs=("nvidia.com/gpu",))
 GPUS = world.host(2).gpus
 ETH1 = world.host(2).nics[1]
 TWIN = replace(ETH1, name="eth2", addresses=("10.0.0.99/24",))
@@ -47,7 +47,7 @@ def hosts(both: dict[str, Any] | None = None, **odd: Any) -> dict[str, HostFacts
 def test_hosts_that_are_well() -> None:
     assert check_all(world.inventory(), hosts()) == ()
     assert unseen(world.inventory(), hosts()) == ()
-    rdma = {"hcas": (ROCE,), "rdma_devices": FILES, "gids": (GID,), "peermem": True, "acs": False}
+    rdma = {"hcas": (ROCE,), "rdma_devices": FILES, "gids": (GID,), "peermem": True, "acs_enabled": False}
     assert check_all(world.inventory(), hosts(rdma)) == ()
 
 
@@ -68,17 +68,17 @@ def nic(**changes: Any) -> tuple[Nic, ...]:
         ({"gpus": gpus(mig=True)}, "mig-enabled", False),
         ({"gpus": gpus(ecc_errors=2)}, "gpu-ecc-errors", False),
         ({"gpus": gpus(uuid="GPU-1-0")}, "same-gpus", True),
-        ({"engine": replace(ENGINE, runtimes=("runc",))}, "gpu-runtime-missing", True),
-        ({"engine": replace(BY_CDI, stale_cdi=("/x/libcuda.so.5",))}, "cdi-stale", True),
-        ({"engine": replace(BY_CDI, stale_cdi=("/dev/nvidia9",))}, "cdi-stale", False),
-        ({"free": {"/var/lib/docker": 63_000_000}}, "disk-full", True),
-        ({"free": {"/var/lib/docker": 1_900_000_000}}, "disk-full", False),
+        ({"docker": replace(ENGINE, container_runtimes=("runc",))}, "gpu-runtime-missing", True),
+        ({"docker": replace(BY_CDI, missing_cdi_paths=("/x/libcuda.so.5",))}, "cdi-stale", True),
+        ({"docker": replace(BY_CDI, missing_cdi_paths=("/dev/nvidia9",))}, "cdi-stale", False),
+        ({"free_bytes": {"/var/lib/docker": 63_000_000}}, "disk-full", True),
+        ({"free_bytes": {"/var/lib/docker": 1_900_000_000}}, "disk-full", False),
         ({"nics": ()}, "ip-missing", True),
         ({"nics": nic(kind="wireguard")}, "virtual-interface", False),
         ({"nics": nic(name="tailscale0"), "routes": {"10.0.0.1": "tailscale0"}}, "virtual-interface", False),
         ({"nics": nic(state="DOWN")}, "nic-down", False),
         ({"nics": nic(mtu=9000)}, "mtu-differs", False),
-        ({"memory": 8 << 30}, "shm-large", False),
+        ({"memory_bytes": 8 << 30}, "shm-large", False),
     ],
 )  # fmt: skip
 def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
@@ -91,31 +91,31 @@ def test_up_finds_it_too(odd: dict[str, Any], code: str, error: bool) -> None:
 @pytest.mark.parametrize(
     ("odd", "code", "error"),
     [
-        ({"engine": DockerFacts(problem="sh: docker: not found")}, "docker-missing", True),
-        ({"strangers": (Container("1", "node-1234", "exited", "x", {}, "v"),)}, "leftover-container", False),
-        ({"strangers": (Container("1", "ray-head", "running", "x", {}, "r"),)}, "leftover-container", False),
-        ({"engine": replace(ENGINE, toolkit="1.17.4", cgroup_driver="systemd")}, "toolkit-old", False),
-        ({"health": (GpuHealth("a", fabric_state="In Progress"),)}, "nvswitch-fabric", True),
-        ({"health": (GpuHealth("a", fabric_state="Completed", fabric_status="Failure"),)}, "nvswitch-fabric", True),
+        ({"docker": DockerFacts(problem="sh: docker: not found")}, "docker-missing", True),
+        ({"other_containers": (Container("1", "node-1234", "exited", "x", {}, "v"),)}, "leftover-container", False),
+        ({"other_containers": (Container("1", "ray-head", "running", "x", {}, "r"),)}, "leftover-container", False),
+        ({"docker": replace(ENGINE, toolkit_version="1.17.4", cgroup_driver="systemd")}, "toolkit-old", False),
+        ({"gpu_health": (GpuHealth("a", fabric_state="In Progress"),)}, "nvswitch-fabric", True),
+        ({"gpu_health": (GpuHealth("a", fabric_state="Completed", fabric_status="Failure"),)}, "nvswitch-fabric", True),
         ({"fabric_manager": "failed"}, "nvswitch-fabric", False),
         ({"xids": ("[1.0] NVRM: Xid (PCI:0000:06:00): 79",)}, "xid", False),
-        ({"health": (GpuHealth("a", repair_pending=("row remapping",)),)}, "gpu-reset-needed", False),
-        ({"health": (GpuHealth("a", recovery="Reset"),)}, "gpu-reset-needed", False),
-        ({"links": (NvLinks(0, 17, 18), NvLinks(1, 18, 18))}, "nvlinks-down", False),
+        ({"gpu_health": (GpuHealth("a", repair_pending=("row remapping",)),)}, "gpu-reset-needed", False),
+        ({"gpu_health": (GpuHealth("a", recovery="Reset"),)}, "gpu-reset-needed", False),
+        ({"nvlinks": (NvLinks(0, 17, 18), NvLinks(1, 18, 18))}, "nvlinks-down", False),
         ({"gpus": tuple(replace(gpu, name="NVIDIA L4") for gpu in GPUS)}, "gpus-differ", False),
         ({"image": ImageDetails("x", "amd64", "14.1")}, "driver-old", False),
         ({"image": ImageDetails("x", "arm64")}, "image-architecture", True),
         ({"images": (world.BASE,)}, "ray-layer", False),
         ({"nics": (*world.host(2).nics, TWIN)}, "nics-one-subnet", False),
         ({"routes": {"10.0.0.1": "eth9"}}, "route-differs", False),
-        ({"nics": nic(speed=1000)}, "nic-slow", False),
-        ({"resolves": ("127.0.1.1",)}, "hostname-loopback", False),
-        ({"resolves": ()}, "hostname-unknown", False),
+        ({"nics": nic(speed_mbit=1000)}, "nic-slow", False),
+        ({"hostname_addresses": ("127.0.1.1",)}, "hostname-loopback", False),
+        ({"hostname_addresses": ()}, "hostname-unknown", False),
         ({"hostname": "node1"}, "same-hostname", False),
         ({"filesystems": (replace(CACHE, kind="nfs4", source="nas:/m"),)}, "cache-on-network", False),
-        ({"free": {"/models": 10_000_000}}, "cache-full", False),
-        ({"incomplete": ("/models/hub/x.incomplete",)}, "cache-incomplete", False),
-        ({"dangling": ("/models/hub/x",)}, "broken-symlinks", False),
+        ({"free_bytes": {"/models": 10_000_000}}, "cache-full", False),
+        ({"incomplete_files": ("/models/hub/x.incomplete",)}, "cache-incomplete", False),
+        ({"broken_symlinks": ("/models/hub/x",)}, "broken-symlinks", False),
         ({"revisions": {}}, "model-absent", False),
         ({"revisions": {"meta--llama": "9999"}}, "revision-differs", False),
     ],
@@ -126,7 +126,7 @@ def test_only_a_longer_look_finds_it(odd: dict[str, Any], code: str, error: bool
     assert preflight(world.inventory(), facts) == ()
 
 
-RDMA = {"hcas": (ACTIVE,), "rdma_devices": FILES, "peermem": True, "acs": False}
+RDMA = {"hcas": (ACTIVE,), "rdma_devices": FILES, "peermem": True, "acs_enabled": False}
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ RDMA = {"hcas": (ACTIVE,), "rdma_devices": FILES, "peermem": True, "acs": False}
         ({"peermem": False, "open_driver": True}, []),
         ({"iommu": "DMA-FQ"}, ["iommu-translates"]),
         ({"iommu": "identity"}, []),
-        ({"acs": True}, ["acs"]),
-        ({"engine": replace(ENGINE, rootless=True)}, ["memlock-limited"]),
+        ({"acs_enabled": True}, ["acs"]),
+        ({"docker": replace(ENGINE, rootless=True)}, ["memlock-limited"]),
         ({"hcas": (ROCE,)}, ["hcas-differ", "roce-address-missing"]),
         ({"hcas": (ROCE,), "gids": (GID,)}, ["hcas-differ"]),
     ],
@@ -159,9 +159,9 @@ def test_a_folder_of_devices_is_no_adapter() -> None:
 
 def test_who_holds_the_memory_is_named() -> None:
     process = GpuProcess(4242, "python", 60_000, "c0" * 32)
-    busy: dict[str, Any] = {"gpus": gpus(used_mib=60_000), "health": (GpuHealth("a", processes=(process,)),)}
+    busy: dict[str, Any] = {"gpus": gpus(used_mib=60_000), "gpu_health": (GpuHealth("a", processes=(process,)),)}
     (found,) = check_all(
-        world.inventory(), hosts(**busy, strangers=(Container("c0" * 32, "train", "running", "x", {}),))
+        world.inventory(), hosts(**busy, other_containers=(Container("c0" * 32, "train", "running", "x", {}),))
     )
     assert "60000 of 143771 MiB of GPU 0, by python (pid 4242, container train)" in found.text
 
@@ -224,10 +224,10 @@ def test_an_image_that_must_be_pulled() -> None:
     ("odd", "what"),
     [
         ({"xids": None}, "Xid errors"),
-        ({"health": ()}, "the GPUs' health"),
-        ({"resolves": None}, "its hostname's addresses"),
-        ({"memory": 0}, "its memory"),
-        ({"engine": DockerFacts(problem="no answer")}, "containers, images and their disk space"),
+        ({"gpu_health": ()}, "the GPUs' health"),
+        ({"hostname_addresses": None}, "its hostname's addresses"),
+        ({"memory_bytes": 0}, "its memory"),
+        ({"docker": DockerFacts(problem="no answer")}, "containers, images and their disk space"),
     ],
 )
 def test_what_was_not_seen_is_said(odd: dict[str, Any], what: str) -> None:
@@ -235,6 +235,8 @@ def test_what_was_not_seen_is_said(odd: dict[str, Any], what: str) -> None:
 
 
 def test_a_cpu_cluster_is_asked_nothing_about_gpus() -> None:
-    facts = {name: replace(host, gpus=gpus(mig=True, used_mib=100_000), slots=2) for name, host in hosts().items()}
+    facts = {
+        name: replace(host, gpus=gpus(mig=True, used_mib=100_000), logical_gpus=2) for name, host in hosts().items()
+    }
     facts["gpu1"] = replace(facts["gpu1"], gpus=())
     assert check_all(world.inventory(accelerator="cpu"), facts) == ()

@@ -37,8 +37,8 @@ def test_good_hosts_have_no_findings() -> None:
         ({}, {"listening": frozenset({6380})}, "port-in-use", True),
         ({"volumes": ["/srv/x:/x"]}, {"missing_paths": frozenset({"/srv/x"})}, "volume-missing", True),
         ({}, {"missing_paths": frozenset({"/models"})}, "model-cache-missing", False),
-        ({}, {"images": (), "free": {"/var/lib/docker": 3 << 30}}, "image-space", True),
-        ({}, {"images": (), "free": {"/var/lib/docker": 30 << 30}}, "image-space", False),
+        ({}, {"images": (), "free_bytes": {"/var/lib/docker": 3 << 30}}, "image-space", True),
+        ({}, {"images": (), "free_bytes": {"/var/lib/docker": 30 << 30}}, "image-space", False),
         ({}, {"machine_id": "machine-1"}, "same-machine", True),
         ({}, {"images": (replace(world.BASE, id="sha256:" + "00" * 32),)}, "image-differs", False),
     ],
@@ -116,9 +116,9 @@ def test_a_clock_that_is_slow_makes_no_other_a_finding() -> None:
 
 
 def test_a_host_that_was_asked_later_is_no_later() -> None:
-    facts = world.hosts(gpu2={"clock": 1_700_000_060.0, "asked": 60.0})
+    facts = world.hosts(gpu2={"clock": 1_700_000_060.0, "observed_at": 60.0})
     assert preflight(world.inventory(), facts) == ()
-    assert [f.code for f in preflight(world.inventory(), world.hosts(gpu2={"asked": 60.0}))] == ["clock-skew"]
+    assert [f.code for f in preflight(world.inventory(), world.hosts(gpu2={"observed_at": 60.0}))] == ["clock-skew"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_host_that_was_asked_later_is_no_later() -> None:
     ],
 )
 def test_docker_that_cannot_be_used_has_one_finding(engine: DockerFacts, code: str) -> None:
-    facts: HostFacts = world.host(1, engine=engine)
+    facts: HostFacts = world.host(1, docker=engine)
     found = engine_problem(facts)
     assert found is not None
     assert (found.code, found.host) == (code, "gpu1")

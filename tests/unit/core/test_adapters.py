@@ -15,12 +15,12 @@ RAIL = "400 Gb/sec (4X NDR)"
 def port(n: int, at: str, *, rate: str = RAIL, kind: str = "InfiniBand", numa: int = 0) -> Hca:
     """An ACTIVE port below a bridge."""
     path = f"{at}/0000:{n:02x}:00.1"
-    return Hca(f"mlx5_{n}", 1, "4: ACTIVE", kind, rate, (f"/dev/infiniband/uverbs{n}",), numa=numa, path=path)
+    return Hca(f"mlx5_{n}", 1, "4: ACTIVE", kind, rate, (f"/dev/infiniband/uverbs{n}",), numa=numa, pci_path=path)
 
 
 def gpu(n: int, at: str, numa: int = 0) -> Gpu:
     """A GPU below a bridge."""
-    return Gpu(n, f"GPU-0000000{n}", "NVIDIA H200", 143_771, numa=numa, path=f"{at}/0000:{n:02x}:00.0")
+    return Gpu(n, f"GPU-0000000{n}", "NVIDIA H200", 143_771, numa=numa, pci_path=f"{at}/0000:{n:02x}:00.0")
 
 
 # Four GPUs, each beside its own 400G rail; beside them 400G and 200G for storage, and 25G Ethernet for people.
@@ -49,7 +49,7 @@ def test_each_gpu_brings_its_own_rail_and_storage_keeps_its_adapters() -> None:
 
 
 def test_where_nothing_tells_how_near_they_are_the_rate_decides() -> None:
-    unknown = replace(FULL, gpus=tuple(replace(one, path="", numa=None) for one in FULL.gpus))
+    unknown = replace(FULL, gpus=tuple(replace(one, pci_path="", numa=None) for one in FULL.gpus))
     assert names(unknown) == ["mlx5_4", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
     assert names(replace(FULL, hcas=(PEOPLE,))) == ["mlx5_6"]
 

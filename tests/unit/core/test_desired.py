@@ -49,8 +49,8 @@ def test_an_empty_list_of_adapters_uses_none() -> None:
 
 
 def test_gpus_come_by_cdi_where_the_engine_has_it() -> None:
-    engine = DockerFacts(version="28.2.0", api_version="1.50", cdi=True, cdi_specs=("nvidia.com/gpu",))
-    facts = world.hosts(gpu1={"engine": engine})
+    engine = DockerFacts(version="28.2.0", api_version="1.50", cdi_enabled=True, cdi_specs=("nvidia.com/gpu",))
+    facts = world.hosts(gpu1={"docker": engine})
     head, worker = desired(world.inventory(entries={"gpu2": {"gpus": 1}}), facts, world.INPUTS)
     assert head.gpus == GpuRequest(("nvidia.com/gpu=all",), "cdi")
     assert worker.gpus == GpuRequest(("0",), "request")

@@ -86,7 +86,9 @@ def gpus(rows: list[str], sides: str = "", *, adapters: bool = False) -> tuple[G
     """The GPUs of a host that prints this table."""
     links = parse_topology(printed(rows, adapters=adapters))
     halves = sides or "".join("0" if n < len(rows) / 2 else "1" for n in range(len(rows)))
-    return tuple(Gpu(n, f"GPU-{n}", "NVIDIA", 80_000, numa=int(side), links=links[n]) for n, side in enumerate(halves))
+    return tuple(
+        Gpu(n, f"GPU-{n}", "NVIDIA", 80_000, numa=int(side), topology=links[n]) for n, side in enumerate(halves)
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_on_any_host_no_unsound_gpu_is_taken_while_enough_sound_ones_are_there(s
             mig=seed.choice([None, False, False, True]),
             ecc_errors=seed.choice([None, 0, 0, 2]),
             numa=seed.choice([None, 0, 1]),
-            links=seed.choice([(), links[n]]),
+            topology=seed.choice([(), links[n]]),
         )
         for n in range(size)
     )
@@ -184,7 +186,7 @@ def test_on_any_host_no_unsound_gpu_is_taken_while_enough_sound_ones_are_there(s
 
 
 def test_without_a_table_the_numa_nodes_decide() -> None:
-    bare = tuple(replace(gpu, links=()) for gpu in gpus(SWITCHES, "0101"))
+    bare = tuple(replace(gpu, topology=()) for gpu in gpus(SWITCHES, "0101"))
     assert [gpu.index for gpu in choose(bare, 2).gpus] == [0, 2]
     unknown = tuple(replace(gpu, numa=None) for gpu in bare)
     assert [gpu.index for gpu in choose(unknown, 2).gpus] == [0, 1]

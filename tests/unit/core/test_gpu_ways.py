@@ -16,13 +16,13 @@ from vllm_cluster.facts.host_facts import DockerFacts
 
 # What `docker info` has of each: 20.10 and 24 know nothing of CDI; until 28.2 it is off, and what it has is not listed.
 ENGINES: dict[str, dict[str, Any]] = {
-    "20.10.24": {"cdi": None},
-    "24.0.7": {"cdi": None},
-    "26.1.5+dfsg1": {"cdi": False},
-    "26.1.5+dfsg1, CDI on": {"cdi": True},
-    "28.2.2": {"cdi": True},
-    "28.2.2, CDI off": {"cdi": False},
-    "29.0.0, a client of 24": {"cdi": None},
+    "20.10.24": {"cdi_enabled": None},
+    "24.0.7": {"cdi_enabled": None},
+    "26.1.5+dfsg1": {"cdi_enabled": False},
+    "26.1.5+dfsg1, CDI on": {"cdi_enabled": True},
+    "28.2.2": {"cdi_enabled": True},
+    "28.2.2, CDI off": {"cdi_enabled": False},
+    "29.0.0, a client of 24": {"cdi_enabled": None},
 }
 # Engine → the way for: no file and no toolkit, a file alone, the toolkit's hook and runtime without and with a file,
 # and the runtime alone (the toolkit's base package), without and with a file.
@@ -49,8 +49,12 @@ CASES = [
 def engine(name: str, spec: bool, toolkit: str) -> DockerFacts:
     """An engine as its host's facts describe it."""
     runtimes = ("io.containerd.runc.v2", *(("nvidia",) if toolkit != "none" else ()), "runc")
-    words: dict[str, Any] = {"cdi_specs": (KIND,) if spec else (), "gpu_hook": toolkit == "whole", "runtimes": runtimes}
-    return replace(world.host(1).engine, version=name.partition(",")[0], **words, **ENGINES[name])
+    words: dict[str, Any] = {
+        "cdi_specs": (KIND,) if spec else (),
+        "gpu_hook": toolkit == "whole",
+        "container_runtimes": runtimes,
+    }
+    return replace(world.host(1).docker, version=name.partition(",")[0], **words, **ENGINES[name])
 
 
 @pytest.mark.promise("P40")
@@ -58,7 +62,7 @@ def engine(name: str, spec: bool, toolkit: str) -> DockerFacts:
 def test_the_engine_decides_and_not_a_file(name: str, spec: bool, toolkit: str, way: str) -> None:
     """One way that works there, or one error before anything changes."""
     one = engine(name, spec, toolkit)
-    facts = {"gpu1": replace(world.host(1), engine=one)}
+    facts = {"gpu1": replace(world.host(1), docker=one)}
     words = world.inventory(1)
     errors = [finding.code for finding in preflight(words, facts) if finding.error]
     assert (ways(one)[:1], errors) == (((way,), []) if way else ((), ["gpu-runtime-missing"]))
@@ -72,7 +76,7 @@ def test_what_each_way_asks_of_docker() -> None:
     words = world.inventory(1)
 
     def host_config(name: str, spec: bool, toolkit: str) -> dict[str, Any]:
-        facts = {"gpu1": replace(world.host(1), engine=engine(name, spec, toolkit))}
+        facts = {"gpu1": replace(world.host(1), docker=engine(name, spec, toolkit))}
         body = node_body(desired(words, facts, world.INPUTS)[0], "image", "")
         return {"env": [entry for entry in body["Env"] if entry.startswith("NVIDIA")], **body["HostConfig"]}
 
@@ -88,17 +92,17 @@ def test_what_each_way_asks_of_docker() -> None:
 
 def test_a_way_that_an_engines_restart_breaks_is_named() -> None:
     """Docker before 28.2 leaves containers with CDI devices down when it starts."""
-    facts = {"gpu1": replace(world.host(1), engine=engine("26.1.5+dfsg1, CDI on", True, "none"))}
+    facts = {"gpu1": replace(world.host(1), docker=engine("26.1.5+dfsg1, CDI on", True, "none"))}
     (found,) = preflight(world.inventory(1), facts)
     assert (found.code, found.error) == ("cdi-restart", False)
     assert "until vcluster up" in found.text
 
 
 def test_a_file_that_the_engine_ignores_is_named() -> None:
-    facts = {"gpu1": replace(world.host(1), engine=engine("26.1.5+dfsg1", True, "whole"))}
+    facts = {"gpu1": replace(world.host(1), docker=engine("26.1.5+dfsg1", True, "whole"))}
     assert [found.code for found in preflight(world.inventory(1), facts)] == []
     (found,) = check_all(world.inventory(1), facts)
     assert (found.code, found.error) == ("cdi-off", False)
-    alone = {"gpu1": replace(world.host(1), engine=engine("26.1.5+dfsg1", True, "none"))}
+    alone = {"gpu1": replace(world.host(1), docker=engine("26.1.5+dfsg1", True, "none"))}
     (error,) = preflight(world.inventory(1), alone)
     assert (error.code, "ignored" in error.text) == ("gpu-runtime-missing", True)

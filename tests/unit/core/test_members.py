@@ -37,7 +37,7 @@ def test_check_names_a_member_that_left() -> None:
     """Its node may hold GPUs, and no host of the inventory shows it."""
     _, facts = converged(inventory())
     kept = replace(RECORD, id=facts["gpu1"].containers[0].labels[ID])
-    facts["gpu1"] = replace(facts["gpu1"], record=kept.document)
+    facts["gpu1"] = replace(facts["gpu1"], member_record=kept.document)
     del facts["gpu2"]
     (found,) = left_members(inventory(1), facts)
     assert (found.code, found.host, found.error) == ("member-not-in-inventory", "gpu1", False)

@@ -22,7 +22,9 @@ UP = tuple(
 )
 DOWN = replace(UP[1], state="1: DOWN")
 FILES = ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1")
-ENGINE = replace(world.host(1).engine, version="28.2.2", cdi=True, cdi_specs=(KIND,), runtimes=("nvidia", "runc"))
+ENGINE = replace(
+    world.host(1).docker, version="28.2.2", cdi_enabled=True, cdi_specs=(KIND,), container_runtimes=("nvidia", "runc")
+)
 
 
 def after(
@@ -49,8 +51,8 @@ GPUS = world.host(1).gpus
         ({"hcas": UP}, {"hcas": ()}, {}, ["mlx5_0:1, mlx5_1:1 was ACTIVE"]),
         ({"hcas": UP}, {"hcas": (UP[0], DOWN)}, {"hcas": ["mlx5_0", "mlx5_1"]}, ["mlx5_1:1 was ACTIVE"]),
         ({}, {"gpus": GPUS[:1]}, {}, ["2 GPUs were found"]),
-        ({"engine": ENGINE}, {"engine": replace(ENGINE, cdi=False)}, {}, []),
-        ({"engine": replace(ENGINE, cdi_specs=())}, {"engine": ENGINE}, {}, []),
+        ({"docker": ENGINE}, {"docker": replace(ENGINE, cdi_enabled=False)}, {}, []),
+        ({"docker": replace(ENGINE, cdi_specs=())}, {"docker": ENGINE}, {}, []),
         ({"gpus": GPUS}, {"gpus": (replace(GPUS[0], used_mib=100_000), GPUS[1])}, {"gpus": 1}, []),
     ],
 )  # fmt: skip

@@ -89,10 +89,12 @@ def test_all_that_a_real_gpu_host_told() -> None:
     host = facts("gpu1", (FACTS / "h200-x2-host.txt").read_text(), deep=True)
     assert [(gpu.name, gpu.memory_mib, gpu.driver) for gpu in host.gpus] == [("NVIDIA H200", 143771, "580.159.04")] * 2
     assert (host.nics, host.hcas, host.rdma_devices) == ((), (), ("/dev/infiniband/rdma_cm",))
-    assert "docker" in host.engine.problem
+    assert "docker" in host.docker.problem
     told = host.details
     assert told
-    assert [(gpu.fabric_state, gpu.ecc, gpu.mig) for gpu in told.health] == [("Completed", "Enabled", "Disabled")] * 2
-    assert [(link.active, link.total) for link in told.links] == [(18, 18)] * 2
-    assert (told.cuda, told.xids, told.peermem, told.acs) == ("13.0", (), False, None)
-    assert (told.memlock, told.resolves, told.filesystems[0].kind) == ("unlimited", ("127.0.0.1",), "ext4")
+    assert [(gpu.fabric_state, gpu.ecc, gpu.mig) for gpu in told.gpu_health] == [
+        ("Completed", "Enabled", "Disabled")
+    ] * 2
+    assert [(link.active, link.total) for link in told.nvlinks] == [(18, 18)] * 2
+    assert (told.cuda, told.xids, told.peermem, told.acs_enabled) == ("13.0", (), False, None)
+    assert (told.memlock, told.hostname_addresses, told.filesystems[0].kind) == ("unlimited", ("127.0.0.1",), "ext4")

@@ -55,7 +55,12 @@ kind: nvidia.com/gpu
 
 def test_every_section_is_read() -> None:
     host = facts("gpu1", ANSWER)
-    assert (host.machine_id, host.hostname, host.clock, host.memory) == ("3d12", "node1", 1795214931.0, 25276502016)
+    assert (host.machine_id, host.hostname, host.clock, host.memory_bytes) == (
+        "3d12",
+        "node1",
+        1795214931.0,
+        25276502016,
+    )
     nic = host.interface_of("fd00::1")
     assert nic is not None
     assert (nic.name, nic.mtu) == ("eth0", 9000)
@@ -70,14 +75,14 @@ def test_every_section_is_read() -> None:
         (1, "NVIDIA GB10", (25276502016 - (8 << 30)) >> 20),
     ]
     assert [gpu.unified for gpu in host.gpus] == [False, True]
-    assert host.slots is None
+    assert host.logical_gpus is None
     assert host.missing_paths == {"/srv/nothing here"}
-    assert (host.engine.version, host.engine.runtimes, host.engine.cdi_specs) == (
+    assert (host.docker.version, host.docker.container_runtimes, host.docker.cdi_specs) == (
         "28.0.4",
         ("nvidia", "runc"),
         ("nvidia.com/gpu",),
     )
-    assert host.free == {"/var/lib/docker": 83120623616}
+    assert host.free_bytes == {"/var/lib/docker": 83120623616}
 
 
 def test_an_answer_that_breaks_off_is_no_answer() -> None:
@@ -88,7 +93,7 @@ def test_an_answer_that_breaks_off_is_no_answer() -> None:
 def test_a_host_without_tools_is_still_described() -> None:
     bare = "".join(f"@@{name}\n\n" for name in _sections())
     host = facts("gpu1", bare)
-    assert (host.nics, host.gpus, host.hcas, host.engine.problem) == ((), (), (), "no answer")
+    assert (host.nics, host.gpus, host.hcas, host.docker.problem) == ((), (), (), "no answer")
 
 
 def test_docker_that_refuses_says_why() -> None:
@@ -96,7 +101,7 @@ def test_docker_that_refuses_says_why() -> None:
     refused = ANSWER.replace('{"Version":"28.0.4","ApiVersion":"1.48","Arch":"amd64"}', "null").replace(
         '{"Root":"/var/lib/docker","Runtimes":{"nvidia":{},"runc":{}}}', said
     )
-    assert facts("gpu1", refused).engine.problem == "permission denied while trying to connect"
+    assert facts("gpu1", refused).docker.problem == "permission denied while trying to connect"
 
 
 @pytest.mark.parametrize(

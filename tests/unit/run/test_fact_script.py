@@ -19,55 +19,68 @@ SHELLS = ["sh", "bash --posix"]
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_host_with_everything(tmp_path: Path, shell: str) -> None:
     host = tree.full(tmp_path).facts(shell)
-    assert (host.machine_id, host.boot_id, host.memory, host.available) == ("3d12", "b007", 1_024_000, 614_400)
+    assert (host.machine_id, host.boot_id, host.memory_bytes, host.available_bytes) == (
+        "3d12",
+        "b007",
+        1_024_000,
+        614_400,
+    )
     assert host.listening == {6379}
     assert host.routes == {"10.0.0.1": "lo", "10.0.0.2": "eth0"}
     eth, tunnel = host.nics[1:]
-    assert (eth.speed, eth.mtu, eth.leased, tunnel.kind) == (100_000, 9000, True, "wireguard")
+    assert (eth.speed_mbit, eth.mtu, eth.dynamic, tunnel.kind) == (100_000, 9000, True, "wireguard")
     active, idle = host.hcas
     assert (active.device, active.active, active.uverbs, active.netdevs, active.pci, active.numa) == (
         "mlx5_0", True, (f"{tmp_path}/dev/infiniband/uverbs0",), ("ib0",), "0000:00:00.0", 1,
     )  # fmt: skip
     assert (idle.active, idle.link_layer) == (False, "Ethernet")
-    assert active.path == "pci0000:00/0000:00:00.0"
+    assert active.pci_path == "pci0000:00/0000:00:00.0"
     assert host.gids[0] == Gid("mlx5_0", 1, 1, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "ib0")
     assert [gid.device for gid in host.gids] == ["mlx5_0", "mlx5_1"]
     assert [Path(path).name for path in host.rdma_devices] == ["rdma_cm", "uverbs0", "uverbs1"]
     assert [(gpu.used_mib, gpu.mig, gpu.ecc_errors) for gpu in host.gpus] == [(120003, False, 0), (0, True, 3)]
-    assert [(Path(gpu.path).name, gpu.numa) for gpu in host.gpus] == [("0000:01:00.0", 1), ("", None)]
-    engine = host.engine
-    assert (engine.cgroup_driver, engine.cgroup_version, engine.rootless, engine.toolkit, engine.gpu_hook) == (
+    assert [(Path(gpu.pci_path).name, gpu.numa) for gpu in host.gpus] == [("0000:01:00.0", 1), ("", None)]
+    engine = host.docker
+    assert (engine.cgroup_driver, engine.cgroup_version, engine.rootless, engine.toolkit_version, engine.gpu_hook) == (
         "systemd", "2", True, "1.17.4", True,
     )  # fmt: skip
     assert engine.cdi_specs == ("nvidia.com/gpu",)
-    assert (engine.cdi, engine.cdi_devices) == (True, ("nvidia.com/gpu=0", "nvidia.com/gpu=all"))
-    assert engine.stale_cdi == ("/nowhere/libcuda.so.580.1", "/nowhere/nvidia-ctk")
-    assert "/var/lib/docker" in host.free
+    assert (engine.cdi_enabled, engine.cdi_devices) == (True, ("nvidia.com/gpu=0", "nvidia.com/gpu=all"))
+    assert engine.missing_cdi_paths == ("/nowhere/libcuda.so.580.1", "/nowhere/nvidia-ctk")
+    assert "/var/lib/docker" in host.free_bytes
 
 
 def test_its_details(tmp_path: Path) -> None:
     machine = tree.full(tmp_path)
     details = machine.facts().details
     assert details is not None
-    first, second = details.health
+    first, second = details.gpu_health
     assert (details.cuda, first.uuid, second.uuid) == ("13.0", *tree.UUIDS)
     assert first.processes == (GpuProcess(4242, "VLLM::Worker_TP0", 120_000, tree.CONTAINER),)
     assert (second.processes, first.fabric_state, first.fabric_status) == ((), "Completed", "Success")
-    assert details.links == (NvLinks(0, 1, 2), NvLinks(1, 1, 1))
+    assert details.nvlinks == (NvLinks(0, 1, 2), NvLinks(1, 1, 1))
     assert details.xids is not None
     assert [line.partition("NVRM: ")[2][:4] for line in details.xids] == ["Xid "]
     assert (details.fabric_manager, details.peermem, details.open_driver) == ("failed", True, True)
-    assert (details.acs, details.iommu, details.engine_memlock, details.remove_ipc) == (True, "DMA-FQ", "8388608", True)
-    assert details.resolves == ("127.0.1.1",)
+    assert (details.acs_enabled, details.iommu, details.docker_memlock, details.remove_ipc) == (
+        True,
+        "DMA-FQ",
+        "8388608",
+        True,
+    )
+    assert details.hostname_addresses == ("127.0.1.1",)
     assert details.revisions == {"meta--llama": "0123abc"}
-    assert [Path(path).name for path in (*details.incomplete, *details.dangling)] == ["77.incomplete", "config.json"]
+    assert [Path(path).name for path in (*details.incomplete_files, *details.broken_symlinks)] == [
+        "77.incomplete",
+        "config.json",
+    ]
     assert {entry.path for entry in details.filesystems} == {"/var/lib/docker", f"{tmp_path}/models", "/tmp"}
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_bare_host(tmp_path: Path, shell: str) -> None:
     host = tree.bare(tmp_path).facts(shell)
-    assert (host.nics, host.hcas, host.gpus, host.memory, host.listening) == ((), (), (), 0, frozenset())
+    assert (host.nics, host.hcas, host.gpus, host.memory_bytes, host.listening) == ((), (), (), 0, frozenset())
     facts = world.hosts(1) | {"gpu1": host}
     found = {finding.code: finding for finding in check_all(world.inventory(1), facts)}
     assert set(found) == {"docker-missing", "ip-missing", "no-gpus"}
@@ -128,9 +141,9 @@ def test_docker_that_answers_to_sudo_alone_is_told_as_that(tmp_path: Path, sudo:
 
 def test_a_file_made_at_start_outranks_one_that_is_stale(tmp_path: Path) -> None:
     machine = tree.full(tmp_path)
-    assert machine.facts(deep=False).engine.stale_cdi
+    assert machine.facts(deep=False).docker.missing_cdi_paths
     machine.file("/var/run/cdi/nvidia.yaml", "kind: nvidia.com/gpu\nmounts:\n- hostPath: /\n")
-    assert machine.facts(deep=False).engine.stale_cdi == ()
+    assert machine.facts(deep=False).docker.missing_cdi_paths == ()
 
 
 def test_a_flood_in_the_kernel_log_is_cut(tmp_path: Path) -> None:
@@ -170,7 +183,7 @@ def test_an_answer_that_is_not_whole_tells_nothing_of_health(tmp_path: Path, ans
     details = machine.facts().details
     assert time.monotonic() - began < 15
     assert details is not None
-    assert (details.health, details.cuda) == ((), "")
+    assert (details.gpu_health, details.cuda) == ((), "")
 
 
 @pytest.mark.parametrize(
@@ -183,4 +196,4 @@ def test_a_name_that_is_unknown_and_a_server_that_is_silent(
     machine.tool("getent", script)
     details = machine.facts().details
     assert details is not None
-    assert details.resolves == resolves
+    assert details.hostname_addresses == resolves

@@ -36,7 +36,7 @@ def cluster(count: int) -> tuple[Inventory, dict[str, HostFacts]]:
     words = world.inventory(count, entries={name: {"ssh": "local"} for name in names})
     # An inventory itself lets no loopback address in.
     moved = {name: words.hosts[name].model_copy(update={"address": f"{net}.{n}"}) for n, name in enumerate(names, 1)}
-    facts = {name: world.host(n, engine=NO_DOCKER, nics=()) for n, name in enumerate(names, 1)}
+    facts = {name: world.host(n, docker=NO_DOCKER, nics=()) for n, name in enumerate(names, 1)}
     return words.model_copy(update={"hosts": moved}), facts
 
 

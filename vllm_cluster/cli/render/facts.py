@@ -41,46 +41,49 @@ def show_facts(found: Mapping[str, HostFacts], *, color: str) -> None:
 def _lines(facts: HostFacts) -> Iterator[tuple[str, str]]:
     details = facts.details or Details()
     yield "host", f"{facts.hostname}, {facts.architecture}, machine {facts.machine_id or 'without an id'}"
-    yield "resolves to", ", ".join(details.resolves or ()) or "its hostname is not known to it"
-    yield "memory", f"{facts.memory / GB:.1f} GB, {facts.available / GB:.1f} available"
+    yield "resolves to", ", ".join(details.hostname_addresses or ()) or "its hostname is not known to it"
+    yield "memory", f"{facts.memory_bytes / GB:.1f} GB, {facts.available_bytes / GB:.1f} available"
     yield from _docker(facts)
     yield from _gpus(facts, details)
     for nic in facts.nics:
-        speed = f", {nic.speed} Mbit/s" if nic.speed else ""
+        speed = f", {nic.speed_mbit} Mbit/s" if nic.speed_mbit else ""
         words = f"{nic.name} {nic.kind} {nic.state}, MTU {nic.mtu}{speed}: {', '.join(nic.addresses) or 'no address'}"
-        yield "interface", " ".join(words.split()) + (" (leased)" if nic.leased else "")
+        yield "interface", " ".join(words.split()) + (" (dynamic)" if nic.dynamic else "")
     yield from _rdma(facts)
     for disk in details.filesystems:
-        free = facts.free.get(disk.path, 0)
-        yield "disk", f"{disk.path}: {disk.kind} of {disk.source}, {free / GB:.1f} of {disk.total / GB:.1f} GB free"
+        free = facts.free_bytes.get(disk.path, 0)
+        yield (
+            "disk",
+            f"{disk.path}: {disk.kind} of {disk.source}, {free / GB:.1f} of {disk.total_bytes / GB:.1f} GB free",
+        )
     for model, commit in details.revisions.items():
         yield "model", f"{model.replace('--', '/')} at {commit[:12]}"
 
 
 def _docker(facts: HostFacts) -> Iterator[tuple[str, str]]:
-    engine = facts.engine
+    engine = facts.docker
     if engine.problem:
         yield "docker", engine.problem
         return
-    toolkit = f", NVIDIA toolkit {engine.toolkit}" if engine.toolkit else ""
+    toolkit = f", NVIDIA toolkit {engine.toolkit_version}" if engine.toolkit_version else ""
     devices = ", ".join(engine.cdi_devices or engine.cdi_specs)
     off = " (in a file; off in Docker)" if devices and not cdi_on(engine) else ""
     yield "docker", f"{engine.version}, cgroup {engine.cgroup_version} by {engine.cgroup_driver}{toolkit}"
-    yield "runtimes", ", ".join(engine.runtimes) + (f"; CDI: {devices}{off}" if devices else "")
+    yield "runtimes", ", ".join(engine.container_runtimes) + (f"; CDI: {devices}{off}" if devices else "")
     if facts.details and (image := facts.details.image):
         cuda = f", CUDA {image.cuda}" if image.cuda else ""
         yield (
             "image",
             f"{image.id[:19]} for {image.architecture}{cuda}, entrypoint {' '.join(image.entrypoint) or 'none'}",
         )
-    for container in (*facts.containers, *facts.strangers):
+    for container in (*facts.containers, *facts.other_containers):
         yield "container", f"{container.name} {container.state} ({container.image})"
 
 
 def _gpus(facts: HostFacts, details: Details) -> Iterator[tuple[str, str]]:
-    health = {gpu.uuid: gpu for gpu in details.health}
-    if facts.slots is not None:
-        yield "GPUs", count(facts.slots, "logical GPU")
+    health = {gpu.uuid: gpu for gpu in details.gpu_health}
+    if facts.logical_gpus is not None:
+        yield "GPUs", count(facts.logical_gpus, "logical GPU")
     for gpu in facts.gpus:
         held = f"{gpu.used_mib} of {gpu.memory_mib} MiB used"
         held = f"{gpu.memory_mib} MiB of the host's memory, which it shares" if gpu.unified else held
@@ -91,7 +94,7 @@ def _gpus(facts: HostFacts, details: Details) -> Iterator[tuple[str, str]]:
         yield "GPU", words
         for process in more.processes if more else ():
             yield "process", f"{process.pid} {process.name}: {process.used_mib} MiB, {process.container[:12] or 'host'}"
-    for link in details.links:
+    for link in details.nvlinks:
         yield "NVLink", f"GPU {link.gpu}: {link.active} of {link.total} links active"
 
 
