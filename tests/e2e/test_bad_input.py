@@ -204,7 +204,7 @@ def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
     with root_does(cluster, "gpu1", LISTEN.format(8000), HANG_UP):
         taken = cluster.vcluster("serve", "sandbox/tiny-llama")
         checked = cluster.vcluster("check", "--json").ok().json()
-    assert [(one["host"], one["text"]) for one in checked["findings"] if one["code"] == "port-in-use"] == [
+    assert [(one["host"], one["message"]) for one in checked["findings"] if one["code"] == "port-in-use"] == [
         ("gpu1", "port 8000 is already in use (ports.api)")
     ]
     assert (taken.code, "gpu1: serve: port 8000 is already in use (ports.api)" in taken.err) == (3, True)

@@ -45,7 +45,9 @@ def codes(report: Any, *, errors: bool = False) -> set[tuple[str, str]]:
     return {
         (one["code"], one["host"])
         for one in report["findings"]
-        if (one["error"] or not errors) and one["code"] != "ray-layer" and not one["code"].startswith("link-")
+        if (one["severity"] == "error" or not errors)
+        and one["code"] != "ray-layer"
+        and not one["code"].startswith("link-")
     }
 
 
@@ -134,7 +136,7 @@ def test_one_name_for_two_images(cluster: Sandbox) -> None:
 def test_an_image_without_ray_is_told_before_up_mends_it(cluster: Sandbox) -> None:
     with no_engine_image(cluster):
         report = check(cluster)
-    found = {(one["code"], one["host"], one["error"]) for one in report["findings"]}
+    found = {(one["code"], one["host"], one["severity"] == "error") for one in report["findings"]}
     assert found == {("ray-layer", host, False) for host in HOSTS}
 
 
@@ -182,7 +184,7 @@ esac
         report = check(cluster, inventory)
         assert codes(report, errors=True) == {("gpu-runtime-missing", host) for host in HOSTS}
         # What comes after the document makes it no document, and then nothing is concluded from it.
-        assert {(one["host"], one["what"]) for one in report["unseen"]} >= {
+        assert {(one["host"], one["what"]) for one in report["not_checked"]} >= {
             (host, "the GPUs' health") for host in HOSTS
         }
         root(cluster, "gpu1", "sed -i 's/head -c.*;;/;;/' /usr/local/bin/nvidia-smi")

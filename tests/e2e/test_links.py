@@ -88,9 +88,9 @@ def test_what_is_closed_one_way_only(cluster: Sandbox, rule: str, code: str, hos
     """The rule is on gpu1, for what comes from gpu2; the other way all is well."""
     with rules(cluster, "gpu1", f"INPUT -s {address(cluster, 'gpu2')} {rule}"):
         (one,) = found(cluster)[1]
-    assert (one["code"], one["host"], one["error"]) == (code, host, True)
-    assert one["text"].startswith("gpu2 → gpu1: ")
-    assert words in one["text"]
+    assert (one["code"], one["host"], one["severity"] == "error") == (code, host, True)
+    assert one["message"].startswith("gpu2 → gpu1: ")
+    assert words in one["message"]
 
 
 @pytest.mark.cluster("empty")
@@ -100,7 +100,7 @@ def test_interfaces_of_two_mtus_are_a_warning(cluster: Sandbox) -> None:
         (one,) = found(cluster)[1]
     finally:
         cluster.on("gpu1", "ip", "link", "set", "dev", "eth0", "mtu", "1500", root=True)
-    assert (one["code"], one["host"], one["error"]) == ("link-mtu-differs", "gpu2", False)
+    assert (one["code"], one["host"], one["severity"] == "error") == ("link-mtu-differs", "gpu2", False)
 
 
 @pytest.mark.cluster("empty")
@@ -112,19 +112,19 @@ def test_a_kernel_that_sends_from_another_address_is_a_warning(cluster: Sandbox)
         (one,) = found(cluster)[1]
     finally:
         cluster.on("gpu2", "sh", "-c", f"ip route del {gpu1} && ip addr del {other}/16 dev eth0", root=True)
-    assert (one["code"], one["host"], one["error"]) == ("link-source-address", "gpu2", False)
-    assert f"gpu1 sees source address {other}" in one["text"]
+    assert (one["code"], one["host"], one["severity"] == "error") == ("link-source-address", "gpu2", False)
+    assert f"gpu1 sees source address {other}" in one["message"]
 
 
 @pytest.mark.cluster("empty")
-def test_the_collective_passes_with_figures(cluster: Sandbox) -> None:
+def test_the_all_reduce_passes_with_figures(cluster: Sandbox) -> None:
     report, wrong = found(cluster, "--deep")
     assert wrong == []
-    tried = report["collective"]
+    tried = report["allreduce"]
     assert [row["bytes"] for row in tried["rows"]] == [1 << 10, 64 << 10, 1 << 20, 16 << 20]
-    assert all(row["seconds"] > 0 and row["bus"] > 0 for row in tried["rows"])
-    assert (tried["world"], tried["torch"]) == (4, "2.13.0+cpu")
-    assert (tried["transport"]["kinds"], tried["transport"]["interfaces"]) == (["TCP"], ["eth0"])
+    assert all(row["seconds"] > 0 and row["bus_gb_per_s"] > 0 for row in tried["rows"])
+    assert (tried["world_size"], tried["torch"]) == (4, "2.13.0+cpu")
+    assert (tried["nccl_transport"]["kinds"], tried["nccl_transport"]["interfaces"]) == (["TCP"], ["eth0"])
 
 
 @pytest.mark.cluster("empty")
@@ -149,7 +149,7 @@ def test_a_link_that_turns_into_a_black_hole_is_named(cluster: Sandbox, moment: 
 
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
-    ("options", "moment"), [([], "testing "), (["--deep"], "4 ranks have found")], ids=["mesh", "collective"]
+    ("options", "moment"), [([], "testing "), (["--deep"], "4 ranks have found")], ids=["links", "all-reduce"]
 )
 def test_nothing_stays_of_a_killed_controller(cluster: Sandbox, options: list[str], moment: str) -> None:
     # A closed port keeps the probes busy for seconds.

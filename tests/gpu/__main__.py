@@ -66,8 +66,8 @@ class Measuring:
         if not run.events:
             raise Failed(run.said)
         document = run.events[-1]
-        findings = [{key: row.get(key) for key in ("host", "code", "text")} for row in document.get("findings", [])]
-        rows = (document.get("collective") or {}).get("rows", [])
+        findings = [{key: row.get(key) for key in ("host", "code", "message")} for row in document.get("findings", [])]
+        rows = (document.get("allreduce") or {}).get("rows", [])
         return {
             "exit": run.code,
             "seconds": run.seconds,

@@ -47,7 +47,7 @@ def test_every_verb_on_many_hosts(verb: str, key: Path, tmp_path: Path) -> None:
         assert (trips[-1], trips[-2]) == (7, 6)
     elif verb == "check":
         assert (last["ok"], len(last["hosts"])) == (True, SOME)
-        assert not [one for one in last["unseen"] if "links" in one["what"]]
+        assert not [one for one in last["not_checked"] if "links" in one["what"]]
     elif verb == "status":
         assert last["up"] and [host["counted"] for host in last["hosts"]] == [2] * SOME
     else:

@@ -173,7 +173,7 @@ def judge(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) -> N
     """
     findings = preflight(inventory, facts)
     for one in merged(finding for finding in findings if not finding.error):
-        emit(Event("warning", f"{one.text}; {one.fix}", one.host, {"code": one.code}))
+        emit(Event("warning", f"{one.message}; {one.fix}", one.host, {"code": one.code}))
     ensure_no_errors([finding for finding in findings if finding.error])
 
 
@@ -200,7 +200,7 @@ def note_gpus(inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit) 
 def ensure_no_errors(findings: list[Finding]) -> None:
     """Stop before anything is touched, naming every finding with its host and remedy."""
     if findings:
-        grouped = by_hosts((finding.text, finding.host) for finding in findings)
+        grouped = by_hosts((finding.message, finding.host) for finding in findings)
         lines = [f"{hosts}: {text}" for text, hosts in grouped.items()]
         # A command to paste stays one: what it names its host in is not prefixed with it.
         fixes = dict.fromkeys(one.fix if one.host in one.fix else f"{one.host}: {one.fix}" for one in merged(findings))

@@ -17,7 +17,7 @@ from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.scan import LogSource, scan
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run import allreduce
+from vllm_cluster.run.allreduce import AllReduceReport, run_allreduce
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.image_contents import look_inside
 from vllm_cluster.run.link_test import run_link_test
@@ -32,11 +32,11 @@ class CheckReport:
     """All findings, errors first, what could not be checked, and how far and how long was looked."""
 
     findings: tuple[Finding, ...]
-    unseen: tuple[NotChecked, ...]
+    not_checked: tuple[NotChecked, ...]
     hosts: tuple[str, ...]
     seconds: float
     # What all ranks did together, where that was asked for.
-    collective: allreduce.AllReduceReport | None = None
+    allreduce: AllReduceReport | None = None
 
     @property
     def failed(self) -> bool:
@@ -59,7 +59,7 @@ def check(inventory: Inventory, emit: Emit, *, deep: bool = False, runtime: Runt
     done = phases.run(CHECK, CheckState(inventory=inventory, emit=emit, runtime=runtime, deep=deep))
     findings = sorted(done.findings, key=lambda finding: not finding.error)
     seconds = runtime.clock.monotonic() - began
-    return CheckReport(tuple(findings), done.unseen, tuple(done.facts), seconds, done.tried)
+    return CheckReport(tuple(findings), done.not_checked, tuple(done.facts), seconds, done.tried)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,14 @@ class CheckState(phases.VerbState):
     failures: Mapping[str, VclusterError] = phases.LATER
     facts: Mapping[str, HostFacts] = phases.LATER
     findings: tuple[Finding, ...] = ()
-    unseen: tuple[NotChecked, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
     # Whether something is wrong with a host: then no ranks are started.
     broken: bool = False
-    tried: allreduce.AllReduceReport | None = None
+    tried: AllReduceReport | None = None
 
     def plus(self, findings: Iterable[Finding], skipped: Iterable[NotChecked] = ()) -> CheckState:
         """The state with these too."""
-        return replace(self, findings=(*self.findings, *findings), unseen=(*self.unseen, *skipped))
+        return replace(self, findings=(*self.findings, *findings), not_checked=(*self.not_checked, *skipped))
 
 
 def connect(state: CheckState) -> CheckState:
@@ -125,7 +125,7 @@ def reduce_over_ranks(state: CheckState) -> CheckState:
     if state.broken:
         why = "fix the errors above first"
         return state.plus((), [NotChecked(state.inventory.head_name, "all-reduce test", why)])
-    tried = allreduce.run_allreduce(state.fleet, state.inventory, state.facts, state.emit)
+    tried = run_allreduce(state.fleet, state.inventory, state.facts, state.emit)
     return replace(state, tried=tried).plus(_explained(tried))
 
 
@@ -152,12 +152,12 @@ def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]
     return []
 
 
-def _explained(tried: allreduce.AllReduceReport) -> list[Finding]:
+def _explained(tried: AllReduceReport) -> list[Finding]:
     """The findings of the all-reduce, the first with the failure that the ranks' output matches."""
     text = "\n".join(tried.words).encode("utf-8", "replace")
     named = diagnose([scan(LogSource("the ranks", [(1, text)]))]).named if text else None
     if named is None or not tried.findings:
         return list(tried.findings)
     first, *others = tried.findings
-    explained = f"{first.text}; the ranks' output matches failure {named.failure.slug}: {named.failure.cause}"
-    return [replace(first, text=explained), *others]
+    explained = f"{first.message}; the ranks' output matches failure {named.failure.slug}: {named.failure.cause}"
+    return [replace(first, message=explained), *others]

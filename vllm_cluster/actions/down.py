@@ -134,7 +134,7 @@ def look_at_former_hosts(state: DownState) -> DownState:
         state.emit(Event("failed", f"{error.message}; {by_hand(Owner(inventory.cluster, identity), name)}", name))
     facts = {**facts, **left}
     for finding in name_taken(inventory, facts):
-        state.emit(Event("warning", f"{finding.text}; it is kept", finding.host))
+        state.emit(Event("warning", f"{finding.message}; it is kept", finding.host))
     objects = ClusterObjects(inventory, identity, facts)
     return replace(state, facts=facts, objects=objects).without(lost)
 

@@ -160,7 +160,7 @@ def look(inventory: Inventory, connection: HostConnection) -> HostState:
     gpus = inventory.hosts[connection.name].gpu_number or found_gpus(facts, inventory.accelerator)
     problem = engine_problem(facts)
     if problem:
-        return HostState(DOCKER_ERROR, gpus=gpus or None, problem=problem.text, fix=problem.fix)
+        return HostState(DOCKER_ERROR, gpus=gpus or None, problem=problem.message, fix=problem.fix)
     container = node_of(inventory.cluster, facts)
     if container is None:
         return HostState(MISSING, gpus=gpus, problem="the node is missing", fix="vcluster up", facts=facts)

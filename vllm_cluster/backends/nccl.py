@@ -18,7 +18,7 @@ class NcclTransport:
     """How NCCL moves bytes: the kinds of connection that it made, and what it found to make them with."""
 
     kinds: tuple[str, ...] = ()
-    adapters: tuple[str, ...] = ()
+    hcas: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     # Adapters to which GPUs cannot send by themselves.
     indirect: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ class AllReduceTime:
 
     bytes: int
     seconds: float
-    bus: float
+    bus_gb_per_s: float
 
 
 @dataclass
@@ -188,7 +188,7 @@ def _host(host: str, text: str) -> Finding:
 
 def slow(rows: Sequence[AllReduceTime], expected: float | None) -> bool:
     """Whether the largest size moved at less than half of what the link should give, in GB/s."""
-    return bool(rows and expected and max(row.bus for row in rows) < MIN_BANDWIDTH_SHARE * expected)
+    return bool(rows and expected and max(row.bus_gb_per_s for row in rows) < MIN_BANDWIDTH_SHARE * expected)
 
 
 def slow_pair(pairs: Pairs) -> Pair | None:
@@ -199,12 +199,12 @@ def slow_pair(pairs: Pairs) -> Pair | None:
 
 
 def _speeds(pairs: Pairs) -> dict[Pair, float]:
-    return {pair: max(row.bus for row in trial.rows()) for pair, trial in pairs.items() if trial.rows()}
+    return {pair: max(row.bus_gb_per_s for row in trial.rows()) for pair, trial in pairs.items() if trial.rows()}
 
 
 def slow_link_finding(whole: Trial, expected: float, pairs: Pairs) -> Finding:
     """A finding that names the slow link, where pairs were tried and one is much slower."""
-    best, slowest = max(row.bus for row in whole.rows()), slow_pair(pairs)
+    best, slowest = max(row.bus_gb_per_s for row in whole.rows()), slow_pair(pairs)
     text = f"all-reduce reaches {best:.2f} GB/s, the link between the hosts should reach {expected:.1f}"
     host = whole.hosts[0]
     if slowest:
@@ -212,7 +212,7 @@ def slow_link_finding(whole: Trial, expected: float, pairs: Pairs) -> Finding:
         text += f"; {slowest[0]} ↔ {slowest[1]} {speed[slowest]:.2f}, pairs usually {median(speed.values()):.2f}"
         host = slowest[1]
     fix = "check the transport that NCCL chose, the interface's speed (ethtool) and ACTIVE HCAs (ibstat)"
-    return Finding("allreduce-slow", host, text, fix, error=False)
+    return Finding("allreduce-slow", host, text, fix, severity="warning")
 
 
 def transport_findings(head: str, chosen: NcclTransport, active: Mapping[str, Sequence[str]]) -> list[Finding]:
@@ -222,9 +222,9 @@ def transport_findings(head: str, chosen: NcclTransport, active: Mapping[str, Se
         devices = ", ".join(next(iter(active.values())))
         text = f"NCCL uses TCP (NET/Socket) although HCAs are ACTIVE ({devices})"
         fix = 'environment: {NCCL_NET: "IB"} makes it fail with the reason; see hcas in docs/inventory.md'
-        found.append(Finding("allreduce-socket", head, text, fix, error=False))
+        found.append(Finding("allreduce-socket", head, text, fix, severity="warning"))
     if chosen.indirect:
         text = f"GPU Direct RDMA is disabled for {', '.join(chosen.indirect)}: bytes go through the host's memory"
         fix = "on every host: sudo modprobe nvidia_peermem; else turn ACS off, iommu=pt on the kernel's command line"
-        found.append(Finding("allreduce-gdr", head, text, fix, error=False))
+        found.append(Finding("allreduce-gdr", head, text, fix, severity="warning"))
     return found

@@ -87,7 +87,7 @@ def other_containers(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
             text = f"container {container.name} ({container.image}, {container.state})"
             text += " looks like a leftover of another launcher"
             fix = f"on {host.name}, if it is unused: docker rm -f {container.name}"
-            yield Finding("leftover-container", host.name, text, fix, error=False)
+            yield Finding("leftover-container", host.name, text, fix, severity="warning")
 
 
 @each_host
@@ -99,12 +99,12 @@ def disk_space(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
         return
     if find_image(inventory.image, facts.images) is None and free < GOOD_IMAGE_SPACE:
         text = f"{inventory.image} must be pulled, and {facts.docker.data_root} has {free / 1e9:.1f} GB free"
-        yield Finding("image-space", host.name, text, fix, error=free < MIN_IMAGE_SPACE)
+        yield Finding("image-space", host.name, text, fix, severity="error" if free < MIN_IMAGE_SPACE else "warning")
     elif free < GOOD_FREE_SPACE:
         text = f"{facts.docker.data_root} has {free / 1e6:.0f} MB free"
         # Nothing may have to be made where the node runs.
         full = free < MIN_FREE_SPACE and not has_node(inventory, facts, "running")
-        yield Finding("disk-full", host.name, text, fix, error=full)
+        yield Finding("disk-full", host.name, text, fix, severity="error" if full else "warning")
 
 
 @each_host
@@ -124,12 +124,18 @@ def gpu_access(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[F
         text = f"Docker {engine.version} does not restart containers with CDI devices after a restart of its own"
         fix = f"on {host.name}: upgrade Docker to 28.2, or sudo nvidia-ctk runtime configure && sudo systemctl restart"
         yield Finding("cdi-restart", host.name, f"{text}: after a reboot the node stays down until vcluster up",
-                      f"{fix} docker", error=False)  # fmt: skip
+                      f"{fix} docker", severity="warning")  # fmt: skip
     if known[:1] == ("cdi",) and engine.missing_cdi_paths:
         text = f"the CDI file names {', '.join(engine.missing_cdi_paths)}, which does not exist"
         fix = f"on {host.name}: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
         # Libraries carry the driver's version and go into every container; a device may be of a GPU not asked for.
-        yield Finding("cdi-stale", host.name, text, fix, error=any(".so" in path for path in engine.missing_cdi_paths))
+        yield Finding(
+            "cdi-stale",
+            host.name,
+            text,
+            fix,
+            severity="error" if any(".so" in path for path in engine.missing_cdi_paths) else "warning",
+        )
 
 
 @each_host
@@ -140,7 +146,7 @@ def cdi_ignored(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[
         text = f"the CDI file for {KIND} is ignored: CDI is off in Docker {engine.version}, which has another way"
         switch = '{"features": {"cdi": true}} in /etc/docker/daemon.json (Docker 25 or newer)'
         fix = f"to use CDI all the same, on {host.name}: {switch}"
-        yield Finding("cdi-off", host.name, text, fix, error=False)
+        yield Finding("cdi-off", host.name, text, fix, severity="warning")
 
 
 @each_host
@@ -151,4 +157,4 @@ def toolkit(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Find
     if old and engine.cgroup_driver == "systemd" and ways(engine)[:1] != ("cdi",):
         text = f"NVIDIA Container Toolkit {engine.toolkit_version} with systemd's cgroups"
         fix = f"on {host.name}: upgrade nvidia-container-toolkit to 1.18 or newer, or use CDI: "
-        yield Finding("toolkit-old", host.name, text, f"{fix}sudo nvidia-ctk cdi generate", error=False)
+        yield Finding("toolkit-old", host.name, text, f"{fix}sudo nvidia-ctk cdi generate", severity="warning")

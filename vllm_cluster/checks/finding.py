@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
 from vllm_cluster.text import by_hosts
+
+Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
@@ -17,9 +20,14 @@ class Finding:
 
     code: str
     host: str
-    text: str
+    message: str
     fix: str
-    error: bool = True
+    severity: Severity = "error"
+
+    @property
+    def error(self) -> bool:
+        """Whether it keeps `up` from starting."""
+        return self.severity == "error"
 
 
 Check = Callable[[Inventory, Mapping[str, HostFacts]], Iterator[Finding]]

@@ -52,16 +52,16 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     busy = [gpu for gpu in wanted if gpus.busy(gpu)]
     if busy and not has_node(inventory, facts, "running"):
         used = ", ".join(f"{gpu.used_mib} of {gpu.memory_mib} MiB of GPU {gpu.index}" for gpu in busy[:MAX_NAMED])
-        yield Finding("gpu-busy", host.name, f"in use: {used}{_users(facts)}", _stop(host.name), error=False)
+        yield Finding("gpu-busy", host.name, f"in use: {used}{_users(facts)}", _stop(host.name), severity="warning")
     if split := [gpu.index for gpu in wanted if gpu.mig]:
         text = f"MIG is on for GPU {_list(split)}: a process sees at most one slice"
         fix = f"on {host.name}: sudo nvidia-smi -i {_list(split)} -mig 0"
-        yield Finding("mig-enabled", host.name, text, fix, error=False)
+        yield Finding("mig-enabled", host.name, text, fix, severity="warning")
     if wrong := {gpu.index: gpu.ecc_errors for gpu in wanted if gpu.ecc_errors}:
         text = "uncorrected memory errors since the driver was loaded: " + ", ".join(
             f"{errors} on GPU {index}" for index, errors in list(wrong.items())[:MAX_NAMED]
         )
-        yield Finding("gpu-ecc-errors", host.name, text, _reset(host.name, list(wrong)), error=False)
+        yield Finding("gpu-ecc-errors", host.name, text, _reset(host.name, list(wrong)), severity="warning")
 
 
 def _list(indices: list[int]) -> str:
@@ -98,16 +98,20 @@ def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
     if details.xids:
         text = f"the kernel's log has {len(details.xids)} Xid errors, the last: {details.xids[-1].strip()}"
         fix = f"look the number up in NVIDIA's list of Xid errors; on {host.name}: nvidia-smi -q, or reboot it"
-        yield Finding("xid", host.name, text, fix, error=False)
+        yield Finding("xid", host.name, text, fix, severity="warning")
     for index, gpu in enumerate(details.gpu_health):
         if what := [*gpu.repair_pending, *([f"action: {gpu.recovery}"] if gpu.recovery else [])]:
             text = f"GPU {index} needs a repair: {', '.join(what)}"
-            yield Finding("gpu-reset-needed", host.name, text, _reset(host.name, [index]), error=False)
+            yield Finding("gpu-reset-needed", host.name, text, _reset(host.name, [index]), severity="warning")
     if dead := [f"{links.total - links.active} of {links.total} on GPU {links.gpu}" for links in details.nvlinks
                 if 0 < links.active < links.total]:  # fmt: skip
         text = f"NVLinks are down: {', '.join(dead[:MAX_NAMED])}"
         yield Finding(
-            "nvlinks-down", host.name, text, f"on {host.name}: nvidia-smi nvlink -s; reset or reboot", error=False
+            "nvlinks-down",
+            host.name,
+            text,
+            f"on {host.name}: nvidia-smi nvlink -s; reset or reboot",
+            severity="warning",
         )
 
 
@@ -121,7 +125,7 @@ def _fabric(host: str, gpus: tuple[GpuHealth, ...], manager: str) -> Iterator[Fi
         text = f"GPU {_list(waiting or failed)} is not part of the NVSwitch fabric: {reason}"
         yield Finding("nvswitch-fabric", host, text, fix)
     elif manager == "failed":
-        yield Finding("nvswitch-fabric", host, "nvidia-fabricmanager has failed", fix, error=False)
+        yield Finding("nvswitch-fabric", host, "nvidia-fabricmanager has failed", fix, severity="warning")
 
 
 def same_gpus(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -132,11 +136,11 @@ def same_gpus(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[
     for name, kind, common in outliers(kinds):
         text = f"its GPUs are {kind}, those of other hosts {common}"
         fix = "one cluster for each kind: the GPU with the least memory and speed bounds all"
-        yield Finding("gpus-differ", name, text, fix, error=False)
+        yield Finding("gpus-differ", name, text, fix, severity="warning")
     drivers = {name: host.gpus[0].driver for name, host in facts.items() if host.gpus and host.gpus[0].driver}
     for name, driver, common in outliers(drivers):
         text = f"its driver is {driver}, that of other hosts {common}"
-        yield Finding("driver-differs", name, text, f"on {name}: install driver {common}", error=False)
+        yield Finding("driver-differs", name, text, f"on {name}: install driver {common}", severity="warning")
 
 
 @each_host
@@ -149,7 +153,7 @@ def driver(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
     if has and wants and has < wants:
         text = f"the driver knows CUDA {details.cuda}, the image was built for {details.image.cuda}"
         fix = f"on {host.name}: upgrade the driver, or name an image for CUDA {has}"
-        yield Finding("driver-old", host.name, text, fix, error=False)
+        yield Finding("driver-old", host.name, text, fix, severity="warning")
 
 
 def _major(version: str) -> int:

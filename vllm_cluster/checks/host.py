@@ -29,7 +29,7 @@ def paths(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     if inventory.model_cache in facts.missing_paths:
         text = f"model cache {inventory.model_cache} does not exist; vcluster up creates it"
         yield Finding(
-            "model-cache-missing", host.name, text, "correct model_cache if models are elsewhere", error=False
+            "model-cache-missing", host.name, text, "correct model_cache if models are elsewhere", severity="warning"
         )
 
 
@@ -41,11 +41,11 @@ def shared_memory(inventory: Inventory, host: Host, facts: HostFacts) -> Iterato
     wanted = OBJECT_STORE_BYTES + ranks * SHM_A_RANK
     if inventory.shm_size < wanted:
         text = f"shm_size gives {_mb(inventory.shm_size)}, {ranks} ranks and Ray may take {_mb(wanted)}"
-        yield Finding("shm-small", host.name, text, "set shm_size to 16g, or leave it out", error=False)
+        yield Finding("shm-small", host.name, text, "set shm_size to 16g, or leave it out", severity="warning")
     elif facts.memory_bytes and inventory.shm_size > facts.memory_bytes:
         text = f"shm_size gives {_mb(inventory.shm_size)}, the host has {_mb(facts.memory_bytes)} of memory"
         fix = f"set shm_size to {max(1, facts.memory_bytes >> 31)}g: it is taken from memory as it fills"
-        yield Finding("shm-large", host.name, text, fix, error=False)
+        yield Finding("shm-large", host.name, text, fix, severity="warning")
 
 
 def _mb(size: int) -> str:
@@ -76,7 +76,9 @@ def hostnames(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]
         first = seen.setdefault(host.hostname, name) if host.hostname else name
         if first != name:
             text = f"hostname {host.hostname} is also that of {first}: logs show both under one name"
-            yield Finding("same-hostname", name, text, f"on {name}: sudo hostnamectl set-hostname {name}", error=False)
+            yield Finding(
+                "same-hostname", name, text, f"on {name}: sudo hostnamectl set-hostname {name}", severity="warning"
+            )
 
 
 def clocks(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -88,5 +90,9 @@ def clocks(_: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
         if abs(clock - middle) > CLOCK_TOLERANCE:
             text = f"its clock is {clock - middle:+.0f} s from the other hosts'"
             yield Finding(
-                "clock-skew", name, text, f"on {name}: chronyc makestep, or timedatectl set-ntp true", error=False
+                "clock-skew",
+                name,
+                text,
+                f"on {name}: chronyc makestep, or timedatectl set-ntp true",
+                severity="warning",
             )

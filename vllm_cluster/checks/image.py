@@ -20,7 +20,7 @@ def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
         if there and there.id != image.id:
             text = f"{inventory.image} is {there.id[:19]} here and {image.id[:19]} on {image.source}"
             fix = f"vcluster up takes that of {image.source}, and leaves the name here: vcluster image push moves it"
-            yield Finding("image-differs", name, text, fix, error=False)
+            yield Finding("image-differs", name, text, fix, severity="warning")
 
 
 @each_host
@@ -43,11 +43,11 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
     if base is None:
         text = f"image {inventory.image} is not on the host"
         fix = f"to pull it now: docker pull {inventory.image}"
-        yield Finding("image-absent", host.name, text, fix, error=False)
+        yield Finding("image-absent", host.name, text, fix, severity="warning")
     elif find_image(node_image_name(base.id, inventory.ray), facts.images) is None:
         text = (
             f"vcluster up has not inspected {inventory.image} yet; "
             f"it adds Ray {inventory.ray} unless the image has one that fits"
         )
         fix = "vcluster up, on a machine whose pip reaches a package index: it downloads the wheels"
-        yield Finding("ray-layer", host.name, text, fix, error=False)
+        yield Finding("ray-layer", host.name, text, fix, severity="warning")

@@ -212,7 +212,7 @@ def _cut(
     if block == "hangs":
         return Finding("link-mtu", source, f"{group.where}: small messages pass, large ones hang: {size}", fix)
     text = f"{group.where}: {size}; TCP tolerates this, RDMA does not"
-    return Finding("link-mtu-differs", source, text, fix, error=False)
+    return Finding("link-mtu-differs", source, text, fix, severity="warning")
 
 
 def _sources(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> Iterator[Finding]:
@@ -224,4 +224,4 @@ def _sources(ways: Iterable[LinkResult], places: Mapping[str, HostAddress]) -> I
         reported.add((each.source, each.seen))
         text = f"{each.target} sees source address {each.seen}, inventory expects {planned}: another interface, or NAT"
         fix = f"on {each.source}: ip route get {places[each.target].address}; one interface a network, and no NAT"
-        yield Finding("link-source-address", each.source, text, fix, error=False)
+        yield Finding("link-source-address", each.source, text, fix, severity="warning")

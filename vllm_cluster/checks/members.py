@@ -16,4 +16,4 @@ def left(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findi
     for name, member in former(inventory, facts, kept.record if kept else None).items():
         text = f"{name} ({member.address}) left the inventory, and is still a member: its node may hold GPUs"
         fix = f"vcluster up removes its node; vcluster up --forget {name} where it is gone for good"
-        yield Finding("member-not-in-inventory", inventory.head_name, text, fix, error=False)
+        yield Finding("member-not-in-inventory", inventory.head_name, text, fix, severity="warning")

@@ -26,12 +26,12 @@ def place(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     if carrier and carrier.kind in OVER_THE_NETWORK:
         text = f"the model cache is on {carrier.kind} ({carrier.source}): every rank reads the weights through it"
         fix = "put models on local disks: model_cache in the inventory, then vcluster pull MODEL"
-        yield Finding("cache-on-network", host.name, text, fix, error=False)
+        yield Finding("cache-on-network", host.name, text, fix, severity="warning")
     free = facts.free_bytes.get(inventory.model_cache)
     if free is not None and free < 1e9:
         text = f"the model cache {inventory.model_cache} has {free / 1e6:.0f} MB free: no model can be downloaded"
         fix = f"on {host.name}: du -sh {inventory.model_cache}/hub/*, or a larger disk"
-        yield Finding("cache-full", host.name, text, fix, error=False)
+        yield Finding("cache-full", host.name, text, fix, severity="warning")
 
 
 @each_host
@@ -40,11 +40,11 @@ def incomplete_files(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
     if facts.details and facts.details.incomplete_files:
         text = f"incomplete downloads (interrupted or running): {facts.details.incomplete_files[0]}"
         fix = f"on {host.name}: hf download MODEL (resumes, fetches only what is missing)"
-        yield Finding("cache-incomplete", host.name, text, fix, error=False)
+        yield Finding("cache-incomplete", host.name, text, fix, severity="warning")
     if facts.details and facts.details.broken_symlinks:
         text = f"broken symlinks in the model cache: {facts.details.broken_symlinks[0]}"
         fix = "copy models with the files behind symlinks (rsync --copy-unsafe-links), or download them there"
-        yield Finding("broken-symlinks", host.name, text, fix, error=False)
+        yield Finding("broken-symlinks", host.name, text, fix, severity="warning")
 
 
 def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -55,13 +55,13 @@ def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterato
         if lacking := [model.replace("--", "/") for model in models if model not in revisions]:
             text = f"not in its model cache, and on other hosts: {', '.join(lacking[:MAX_NAMED])}"
             fix = f"on {name}: hf download {lacking[0]}, or every rank there downloads before it loads"
-            yield Finding("model-absent", name, text, fix, error=False)
+            yield Finding("model-absent", name, text, fix, severity="warning")
     for model in models:
         commits = {name: revisions[model] for name, revisions in held.items() if model in revisions}
         for name, commit, common in outliers(commits):
             text = f"{model.replace('--', '/')} is at {commit[:12]}, on other hosts at {common[:12]}"
             fix = f"serve with --revision={common}, or download that revision on {name}"
-            yield Finding("revision-differs", name, text, fix, error=False)
+            yield Finding("revision-differs", name, text, fix, severity="warning")
 
 
 def one_device(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -76,4 +76,4 @@ def one_device(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator
         if first != name and facts[first].boot_id != host.boot_id:
             text = f"the model cache is the {carrier.kind} file system {carrier.uuid}, as on {first}"
             fix = "if it is one disk, unmount it at once on all hosts but one, and share it with NFS"
-            yield Finding("shared-block-device", name, text, fix, error=False)
+            yield Finding("shared-block-device", name, text, fix, severity="warning")

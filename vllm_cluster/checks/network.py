@@ -56,11 +56,11 @@ def kinds(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         text = f"{nic.name} carries NCCL traffic and is a tunnel or a container bridge ({nic.kind or 'by name'})"
         others = (f"{other.addresses[0]} ({other.name})" for other in facts.nics if other.addresses and not other.inner)
         fix = f"set hosts.{host.name}.address to that of a network card; it has {', '.join(others) or 'none'}"
-        yield Finding("virtual-interface", host.name, text, fix, error=False)
+        yield Finding("virtual-interface", host.name, text, fix, severity="warning")
     if nic.state in ("DOWN", "LOWERLAYERDOWN"):
         text = f"{nic.name} carries NCCL traffic and is {nic.state}"
         fix = f"on {host.name}: cable it, or ip link set {quote(nic.name)} up"
-        yield Finding("nic-down", host.name, text, fix, error=False)
+        yield Finding("nic-down", host.name, text, fix, severity="warning")
 
 
 def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -71,7 +71,7 @@ def mtu(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
         device = nic.name if nic else ""
         text = f"the MTU of {device} is {size}, that of other hosts {common}"
         fix = f"on {name}: sudo ip link set {quote(device)} mtu {common}, for good in its configuration"
-        yield Finding("mtu-differs", name, text, fix, error=False)
+        yield Finding("mtu-differs", name, text, fix, severity="warning")
 
 
 @each_host
@@ -90,17 +90,17 @@ def outgoing_interface(inventory: Inventory, host: Host, facts: HostFacts) -> It
     if twins:
         text = f"{', '.join([nic.name, *twins])} are in one subnet: one may listen while the kernel sends by another"
         fix = f"on {host.name}: one interface a subnet, or routes by source address"
-        yield Finding("nics-one-subnet", host.name, text, fix, error=False)
+        yield Finding("nics-one-subnet", host.name, text, fix, severity="warning")
     for name, peer in inventory.hosts.items():
         way = facts.routes.get(peer.address)
         if name != host.name and holder and way not in (None, "lo", holder.name):
             text = f"traffic to {name} ({peer.address}) leaves by {way}, and {host.address} is on {holder.name}"
             fix = f"on {host.name}: ip route get {peer.address}; correct addresses or routes"
-            yield Finding("route-differs", host.name, text, fix, error=False)
+            yield Finding("route-differs", host.name, text, fix, severity="warning")
     if len(inventory.hosts) > 1 and 0 < nic.speed_mbit < SLOW_MBIT and not hcas(host, facts):
         text = f"{nic.name} runs at {nic.speed_mbit} Mbit/s, and no RDMA adapter is ACTIVE"
         fix = f"set hosts.{host.name}.address to that of a faster card, or keep TP within a host"
-        yield Finding("nic-slow", host.name, text, fix, error=False)
+        yield Finding("nic-slow", host.name, text, fix, severity="warning")
 
 
 @each_host
@@ -112,11 +112,11 @@ def hostname(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     fix = f"in /etc/hosts of {host.name}, give its own name the address {host.address}"
     if local := [address for address in resolves if _loopback(address)]:
         text = f"hostname {facts.hostname} resolves to {', '.join(local)}"
-        yield Finding("hostname-loopback", host.name, text, fix, error=False)
+        yield Finding("hostname-loopback", host.name, text, fix, severity="warning")
     elif not resolves:
         text = f"hostname {facts.hostname} does not resolve"
         fix = f"on {host.name}: echo {quote(f'{host.address} {facts.hostname}')} | sudo tee -a /etc/hosts"
-        yield Finding("hostname-unknown", host.name, text, fix, error=False)
+        yield Finding("hostname-unknown", host.name, text, fix, severity="warning")
 
 
 def _loopback(address: str) -> bool:
@@ -152,4 +152,4 @@ def _taken(inventory: Inventory, host: str, facts: HostFacts, key: str) -> Itera
         text = f"port {port} is already in use (ports.{key})"
         fix = f"on {host}: ss -ltnp 'sport = :{port}', then stop that process, or set ports.{key}"
         # Only `serve` needs the endpoint's, and on one address; only `pull` its own.
-        yield Finding("port-in-use", host, text, fix, error=key not in ("api", "pull"))
+        yield Finding("port-in-use", host, text, fix, severity="error" if key not in ("api", "pull") else "warning")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
+from vllm_cluster.checks.finding import Finding, Severity, each_host, has_node, outliers
 from vllm_cluster.core import gpus
 from vllm_cluster.core.adapters import left_out
 from vllm_cluster.core.desired import hcas
@@ -21,8 +21,8 @@ def named(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
             state = ports[0].state if ports else "not there"
             fix = f"correct hosts.{host.name}.hcas, or cable it"
             # A node that runs was made with it, and stays.
-            error = not has_node(inventory, facts, "running")
-            yield Finding("hca-inactive", host.name, f"{device} is {state}", fix, error=error)
+            severity: Severity = "warning" if has_node(inventory, facts, "running") else "error"
+            yield Finding("hca-inactive", host.name, f"{device} is {state}", fix, severity)
 
 
 @each_host
@@ -44,7 +44,7 @@ def idle(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding
         states = ", ".join(f"{hca.device} port {hca.port} is {hca.state}" for hca in facts.hcas[:4])
         text = f"no HCA is ACTIVE, so NCCL uses TCP: {states}"
         fix = f"on {host.name}: cable it; InfiniBand needs a subnet manager: ibstat"
-        yield Finding("hca-idle", host.name, text, fix, error=False)
+        yield Finding("hca-idle", host.name, text, fix, severity="warning")
 
 
 @each_host
@@ -54,7 +54,7 @@ def unused(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
         names = "; ".join(f"{port.device} ({why})" for port, why in rest)
         text = f"NCCL does not use every ACTIVE HCA: {names}"
         fix = f"to use others, name the devices in hosts.{host.name}.hcas"
-        yield Finding("hca-excluded", host.name, text, fix, error=False)
+        yield Finding("hca-excluded", host.name, text, fix, severity="warning")
 
 
 def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def alike(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Find
     for name, kind, common in outliers(kinds):
         text = f"ACTIVE HCAs: {kind}; on other hosts: {common}"
         fix = f"on {name}: ibstat; or name the same kind everywhere with hosts.{name}.hcas"
-        yield Finding("hcas-differ", name, text, fix, error=False)
+        yield Finding("hcas-differ", name, text, fix, severity="warning")
 
 
 @each_host
@@ -78,15 +78,15 @@ def direct(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
         return
     if not details.peermem and not details.open_driver:
         text = "nvidia_peermem is not loaded, and the driver is not the open one, which needs no module (DMA-BUF)"
-        yield Finding("peermem", host.name, text, f"on {host.name}: sudo modprobe nvidia_peermem", error=False)
+        yield Finding("peermem", host.name, text, f"on {host.name}: sudo modprobe nvidia_peermem", severity="warning")
     if details.iommu.startswith("DMA"):
         text = f"the IOMMU translates every access ({details.iommu})"
         fix = f"on {host.name}: add iommu=pt to the kernel's command line and reboot"
-        yield Finding("iommu-translates", host.name, text, fix, error=False)
+        yield Finding("iommu-translates", host.name, text, fix, severity="warning")
     if details.acs_enabled:
         text = "PCI ACS sends traffic between GPU and HCA through the CPU"
         fix = f"on {host.name}: turn ACS off in the firmware, or with setpci on each bridge at boot"
-        yield Finding("acs", host.name, text, fix, error=False)
+        yield Finding("acs", host.name, text, fix, severity="warning")
 
 
 @each_host
@@ -96,13 +96,13 @@ def rules(_: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     if used and facts.docker.rootless:
         text = f"Docker runs without root and may not lift the limit of locked memory ({_limit(facts)})"
         fix = f"on {host.name}: use the system's Docker, or raise LimitMEMLOCK of the user's service"
-        yield Finding("memlock-limited", host.name, text, fix, error=False)
+        yield Finding("memlock-limited", host.name, text, fix, severity="warning")
     routable = {(gid.device, gid.port) for gid in facts.gids if "v2" in gid.kind}
     for hca in used if facts.details else ():
         if hca.link_layer == "Ethernet" and (hca.device, hca.port) not in routable:
             text = f"{hca.device} port {hca.port} is Ethernet and has no RoCE v2 address"
             fix = f"on {host.name}: give {', '.join(hca.netdevs) or 'its interface'} an IP address: show_gids"
-            yield Finding("roce-address-missing", host.name, text, fix, error=False)
+            yield Finding("roce-address-missing", host.name, text, fix, severity="warning")
 
 
 def _limit(facts: HostFacts) -> str:

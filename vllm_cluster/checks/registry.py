@@ -70,7 +70,7 @@ class NotChecked:
 
     host: str
     what: str
-    why: str
+    reason: str
 
 
 def preflight(inventory: Inventory, facts: Mapping[str, HostFacts]) -> tuple[Finding, ...]:

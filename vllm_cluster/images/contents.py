@@ -140,7 +140,7 @@ def judged(
     if reach.unwritable:
         text = f"a container cannot write to {cache}: {reach.unwritable}"
         fix = f"set user: to the owner of {cache}, as `stat -c %u:%g {cache}` on {host} shows it"
-        yield Finding("cache-not-writable", host, text, fix, error=not offline)
+        yield Finding("cache-not-writable", host, text, fix, severity="error" if not offline else "warning")
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -51,12 +51,12 @@ class AllReduceReport:
 
     findings: tuple[Finding, ...] = ()
     rows: tuple[AllReduceTime, ...] = ()
-    transport: NcclTransport = field(default_factory=NcclTransport)
-    world: int = 0
+    nccl_transport: NcclTransport = field(default_factory=NcclTransport)
+    world_size: int = 0
     seconds: float = 0.0
     torch: str = ""
     # What the slowest host's link should give, in GB/s; None where it is unknown, or no link is in it.
-    expected: float | None = None
+    expected_gb_per_s: float | None = None
     # The errors of the ranks and what NCCL logged, where they failed.
     words: tuple[str, ...] = ()
 
@@ -149,7 +149,7 @@ def _tried(
     torch = str(ready[hosts[0]].get("torch", ""))[:40]
     words = () if whole.ok else (*whole.errors.values(), *whole.log)
     return AllReduceReport(
-        tuple(found), whole.rows(), chosen, len(whole.ranks), torch=torch, expected=expected, words=words
+        tuple(found), whole.rows(), chosen, len(whole.ranks), torch=torch, expected_gb_per_s=expected, words=words
     )
 
 

@@ -68,7 +68,7 @@ def usable(facts: HostFacts) -> HostFacts:
         HostError: it cannot be.
     """
     if problem := engine_problem(facts):
-        raise HostError(facts.host, problem.text, hint=problem.fix)
+        raise HostError(facts.host, problem.message, hint=problem.fix)
     return facts
 
 

@@ -21,7 +21,7 @@ def open_node(inventory: Inventory, connection: HostConnection) -> NodeHandle:
     """
     facts = connect_and_observe(inventory, connection)
     for finding in foreign(inventory, {connection.name: facts}):
-        raise PreflightFailed(f"{finding.host}: {finding.text}", hint=finding.fix)
+        raise PreflightFailed(f"{finding.host}: {finding.message}", hint=finding.fix)
     if node_of(inventory.cluster, facts) is None:
         raise NodeMissing(f"{connection.name}: the node is missing", hint="vcluster up")
     return NodeHandle(connection, inventory.cluster)

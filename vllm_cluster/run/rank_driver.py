@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vllm_cluster.checks.allreduce import Trial, binary
@@ -143,8 +143,8 @@ class RankDriver:
             self.emit(Event("progress", f"{len(trial.ranks)} ranks have found each other"))
         elif row.get("step") == "size":
             done = next(one for one in trial.rows() if one.bytes == row["bytes"])
-            text = f"all-reduce of {binary(done.bytes)}: {done.seconds * 1e3:.2f} ms, {done.bus:.2f} GB/s"
-            self.emit(Event("progress", text, data={"bytes": done.bytes, "seconds": done.seconds, "bus": done.bus}))
+            text = f"all-reduce of {binary(done.bytes)}: {done.seconds * 1e3:.2f} ms, {done.bus_gb_per_s:.2f} GB/s"
+            self.emit(Event("progress", text, data=asdict(done)))
 
     def _over(self, each: _RunningTrial, limits: TrialLimits) -> bool:
         """Whether a trial has ended; one that should have is ended."""

@@ -30,7 +30,7 @@ NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
 def test_rdma_with_gpu_direct() -> None:
     found = transport(RDMA.splitlines())
     assert found.kinds == ("P2P/CUMEM", "NET/IB/GDRDMA")
-    assert found.adapters == ("mlx5_0:1", "mlx5_1:1")
+    assert found.hcas == ("mlx5_0:1", "mlx5_1:1")
     assert found.version == "2.28.9+cuda13.0"
     assert not found.socket
 
@@ -60,6 +60,6 @@ def test_an_adapter_without_gpu_direct_and_a_warning() -> None:
 def test_what_two_h200_logged(recorded: str, kinds: tuple[str, ...], interfaces: tuple[str, ...]) -> None:
     """NCCL 2.28.9 on two GPUs of one host: by NVLink, with NCCL_P2P_DISABLE=1, and with NCCL_SHM_DISABLE=1 too."""
     found = transport((RECORDED / f"h200-x2-nccl-{recorded}.log").read_text().splitlines())
-    assert (found.kinds, found.interfaces, found.adapters) == (kinds, interfaces, ())
+    assert (found.kinds, found.interfaces, found.hcas) == (kinds, interfaces, ())
     assert found.indirect == (), "an Ethernet interface is no adapter"
     assert found.version

@@ -163,7 +163,7 @@ def test_who_holds_the_memory_is_named() -> None:
     (found,) = check_all(
         world.inventory(), hosts(**busy, other_containers=(Container("c0" * 32, "train", "running", "x", {}),))
     )
-    assert "60000 of 143771 MiB of GPU 0, by python (pid 4242, container train)" in found.text
+    assert "60000 of 143771 MiB of GPU 0, by python (pid 4242, container train)" in found.message
 
 
 def test_the_memory_that_our_node_holds_is_ours() -> None:
@@ -205,7 +205,7 @@ def test_drivers_that_differ_name_the_odd_one() -> None:
         for n, version in ((1, "580.1"), (2, "570.9"), (3, "580.1"))
     }
     (found,) = check_all(world.inventory(3), facts)
-    assert (found.code, found.host, "570.9" in found.text, "580.1" in found.fix) == (
+    assert (found.code, found.host, "570.9" in found.message, "580.1" in found.fix) == (
         "driver-differs",
         "gpu2",
         True,

@@ -49,7 +49,7 @@ def test_sound_links_have_no_findings() -> None:
 def test_a_port_that_is_closed_one_way_is_told_with_its_direction() -> None:
     (found,) = link_findings(seen(2, {("gpu2", "gpu1"): {"bad": {GCS: "silent"}}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-silent", "gpu1", True)
-    assert found.text == "gpu2 → gpu1: port 6379 (gcs): no answer (a firewall drops it); gpu1 → gpu2: all answer"
+    assert found.message == "gpu2 → gpu1: port 6379 (gcs): no answer (a firewall drops it); gpu1 → gpu2: all answer"
     assert "on gpu1: sudo ufw allow from 10.0.0.0/24" in found.fix
 
 
@@ -66,7 +66,7 @@ def test_a_port_that_is_closed_one_way_is_told_with_its_direction() -> None:
 def test_each_way_to_fail_has_its_code(word: str, code: str) -> None:
     (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"bad": {EPHEMERAL: word}}}), PLACES)
     assert (found.code, found.host) == (code, "gpu2")
-    assert "ports that the kernel chooses" in found.text
+    assert "ports that the kernel chooses" in found.message
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_each_way_to_fail_has_its_code(word: str, code: str) -> None:
 )
 def test_what_fails_alike_is_said_once(pairs: list[tuple[str, str]], host: str, text: str) -> None:
     (found,) = link_findings(seen(4, {pair: down(*pair) for pair in pairs}), PLACES)
-    assert found.text.startswith(f"{text}")
-    assert "every port" in found.text
+    assert found.message.startswith(f"{text}")
+    assert "every port" in found.message
     if text != "between all hosts":
         assert found.host == host
 
@@ -90,7 +90,7 @@ def test_what_fails_alike_is_said_once(pairs: list[tuple[str, str]], host: str, 
 def test_large_packets_that_are_lost_are_told_from_a_closed_port() -> None:
     (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "mtu": 9000, "passes": 1500}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-mtu", "gpu1", True)
-    assert "packets of 1500 bytes arrive, of 9000 do not" in found.text
+    assert "packets of 1500 bytes arrive, of 9000 do not" in found.message
     assert "ip link set dev eth1 mtu 1500" in found.fix
 
 
@@ -107,7 +107,7 @@ def test_another_source_address_is_told_once_for_all_who_see_it() -> None:
     broken = {("gpu3", other): {"seen": "10.0.9.9"} for other in ("gpu1", "gpu2")}
     (found,) = link_findings(seen(3, broken), PLACES)
     assert (found.code, found.host, found.error) == ("link-source-address", "gpu3", False)
-    assert "10.0.9.9, inventory expects 10.0.0.3" in found.text
+    assert "10.0.9.9, inventory expects 10.0.0.3" in found.message
 
 
 hosts_and_faults = st.integers(2, 6).flatmap(
@@ -126,7 +126,7 @@ def test_a_fault_is_never_lost_and_never_invented(drawn: tuple[int, set[tuple[st
     told: set[tuple[str, str]] = set()
     names = {f"gpu{n}" for n in range(1, count + 1)}
     for finding in found:
-        where = finding.text.partition(":")[0]
+        where = finding.message.partition(":")[0]
         words = where.replace("→", " ").replace("↔", " ").replace(",", " ").split()
         named = [word for word in words if word in names]
         if not named:
@@ -157,7 +157,7 @@ def test_whatever_a_host_says_is_a_way_or_refused(row: dict[str, Any]) -> None:
         return
     assert found.bad.keys() <= set(NAMES.values())
     for finding in link_findings([found], PLACES):
-        assert len(finding.text) < 400
+        assert len(finding.message) < 400
 
 
 def test_the_head_is_visited_on_more_ports() -> None:

@@ -69,7 +69,7 @@ def test_no_port_of_the_head_may_be_in_use(key: str) -> None:
     """A key that is added to `ports` is looked at too."""
     port = getattr(world.inventory().ports, key)
     (found,) = preflight(world.inventory(), world.hosts(gpu1={"listening": frozenset({port})}))
-    assert (found.code, found.host, found.text) == (
+    assert (found.code, found.host, found.message) == (
         "port-in-use",
         "gpu1",
         f"port {port} is already in use (ports.{key})",
@@ -81,7 +81,7 @@ def test_the_port_of_a_pull_is_looked_at_while_none_runs() -> None:
     facts["gpu2"] = replace(facts["gpu2"], listening=frozenset({6384, 7000}))
     (found,) = preflight(world.inventory(ports={"pull": 7000}), facts)
     assert (found.code, found.host, found.error) == ("port-in-use", "gpu2", False)
-    assert found.text == "port 7000 is already in use (ports.pull)"
+    assert found.message == "port 7000 is already in use (ports.pull)"
     pulling = replace(world.running(specs[1]), name="vcluster-lab-pull")
     facts["gpu2"] = replace(facts["gpu2"], containers=(*facts["gpu2"].containers, pulling))
     assert preflight(world.inventory(ports={"pull": 7000}), facts) == ()
@@ -92,7 +92,7 @@ def test_the_port_of_the_endpoint_is_looked_at_while_nodes_run_and_serve_nothing
     assert list(endpoint(world.inventory(), facts)) == []
     facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 8000}))
     (found,) = endpoint(world.inventory(), facts)
-    assert (found.code, found.host, found.error, found.text) == (
+    assert (found.code, found.host, found.error, found.message) == (
         "port-in-use",
         "gpu1",
         False,
@@ -107,7 +107,7 @@ def test_a_clock_that_is_off_is_measured_from_the_median(count: int) -> None:
     last = f"gpu{count}"
     found = preflight(world.inventory(count), world.hosts(count, **{last: {"clock": 1_700_003_600.0}}))
     assert [(f.code, f.host, f.error) for f in found] == [("clock-skew", last, False)]
-    assert "+3600 s" in found[0].text
+    assert "+3600 s" in found[0].message
 
 
 def test_a_clock_that_is_slow_makes_no_other_a_finding() -> None:

@@ -15,8 +15,8 @@ from vllm_cluster.run import allreduce
 REPORT = CheckReport(
     (
         Finding("port-in-use", "gpu1", "port 6379 is taken", "end it"),
-        Finding("clock-skew", "gpu1", "it is late", "set it", error=False),
-        Finding("clock-skew", "gpu2", "it is late", "set it", error=False),
+        Finding("clock-skew", "gpu1", "it is late", "set it", severity="warning"),
+        Finding("clock-skew", "gpu2", "it is late", "set it", severity="warning"),
     ),
     (NotChecked("gpu1", "Xid errors", "forbidden"), NotChecked("gpu2", "Xid errors", "forbidden")),
     ("gpu1", "gpu2"),
@@ -41,8 +41,8 @@ def test_what_is_true_of_several_hosts_is_said_once(capsys: pytest.CaptureFixtur
 
 def test_programs_get_every_host_and_the_reasons() -> None:
     document = report_document(REPORT)
-    assert document.keys() == {"v", "ok", "findings", "unseen", "hosts", "seconds", "collective"}
-    assert document["collective"] is None
+    assert document.keys() == {"v", "ok", "findings", "not_checked", "hosts", "seconds", "allreduce"}
+    assert document["allreduce"] is None
     assert document["ok"] is False
     assert [(row["code"], row["host"], row["failures"]) for row in document["findings"]] == [
         ("port-in-use", "gpu1", ["peer-unanswered", "dashboard-open", "port-taken"]),
@@ -68,6 +68,6 @@ def test_what_all_ranks_did_together(capsys: pytest.CaptureFixture[str]) -> None
         "     1 KiB      0.040 ms     0.030 GB/s",
         "   256 MiB      1.000 ms   402.500 GB/s",
     ]
-    document = report_document(report)["collective"]
-    assert (document["world"], document["rows"][1]["bus"]) == (16, 402.5)
+    document = report_document(report)["allreduce"]
+    assert (document["world_size"], document["rows"][1]["bus_gb_per_s"]) == (16, 402.5)
     assert "findings" not in document

@@ -149,7 +149,7 @@ def test_facts_of_real_hosts(name: str) -> None:
 def test_what_all_ranks_did_together() -> None:
     way = NcclTransport(("NET/IB/GDRDMA",), ("mlx5_0:1",))
     tried = allreduce.AllReduceReport(
-        (), (AllReduceTime(1 << 10, 4e-5, 0.03),), way, 16, torch="2.14.0", expected=400.0
+        (), (AllReduceTime(1 << 10, 4e-5, 0.03),), way, 16, torch="2.14.0", expected_gb_per_s=400.0
     )
     validate(["check"], json.dumps(report_document(CheckReport((), (), ("gpu1",), 9.0, tried))))
 

@@ -194,7 +194,7 @@ def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> 
     machine.tool("docker", f'echo "$@" >>{tmp_path}/asked; exit 124')
     found = engine_problem(machine.facts())
     assert found is not None
-    assert (found.code, found.text) == ("docker-stopped", "Docker does not answer: no answer within 10 s")
+    assert (found.code, found.message) == ("docker-stopped", "Docker does not answer: no answer within 10 s")
     assert found.fix == "on gpu1: sudo systemctl restart docker"
     assert (tmp_path / "asked").read_text().count("\n") == 1
 

@@ -61,7 +61,7 @@ def test_the_kind_breaks_a_tie_of_rates() -> None:
 
 def test_what_is_left_out_is_named_with_why() -> None:
     found = {one.code: one for one in check_all(world.inventory(1), {"gpu1": FULL})}
-    assert found["hca-excluded"].text.endswith(
+    assert found["hca-excluded"].message.endswith(
         "mlx5_6 (25 Gb/s, slower); mlx5_4 (farther from the GPUs); mlx5_5 (200 Gb/s, slower)"
     )
     assert not found["hca-excluded"].error

@@ -60,7 +60,7 @@ def test_busy_ones_are_taken_with_a_word_only() -> None:
     words = world.inventory(1, entries={"gpu1": {"gpus": 6}})
     (found,) = preflight(words, {"gpu1": host(0, 1, 2, 3)})
     assert (found.code, found.error) == ("gpu-busy", False)
-    assert "GPU 0" in found.text
+    assert "GPU 0" in found.message
     assert preflight(world.inventory(1, entries={"gpu1": {"gpus": 4}}), {"gpu1": host(0, 1, 2, 3)}) == ()
 
 

@@ -95,7 +95,7 @@ def test_a_way_that_an_engines_restart_breaks_is_named() -> None:
     facts = {"gpu1": replace(world.host(1), docker=engine("26.1.5+dfsg1, CDI on", True, "none"))}
     (found,) = preflight(world.inventory(1), facts)
     assert (found.code, found.error) == ("cdi-restart", False)
-    assert "until vcluster up" in found.text
+    assert "until vcluster up" in found.message
 
 
 def test_a_file_that_the_engine_ignores_is_named() -> None:
@@ -105,4 +105,4 @@ def test_a_file_that_the_engine_ignores_is_named() -> None:
     assert (found.code, found.error) == ("cdi-off", False)
     alone = {"gpu1": replace(world.host(1), docker=engine("26.1.5+dfsg1", True, "none"))}
     (error,) = preflight(world.inventory(1), alone)
-    assert (error.code, "ignored" in error.text) == ("gpu-runtime-missing", True)
+    assert (error.code, "ignored" in error.message) == ("gpu-runtime-missing", True)

@@ -41,7 +41,7 @@ def test_check_names_a_member_that_left() -> None:
     del facts["gpu2"]
     (found,) = left_members(inventory(1), facts)
     assert (found.code, found.host, found.error) == ("member-not-in-inventory", "gpu1", False)
-    assert "gpu2 (10.0.0.2) left the inventory" in found.text
+    assert "gpu2 (10.0.0.2) left the inventory" in found.message
     assert list(left_members(inventory(2), converged(inventory())[1])) == []
 
 

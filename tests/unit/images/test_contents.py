@@ -33,7 +33,7 @@ def test_each_thing_is_an_error_with_its_words(
 ) -> None:
     found = list(judged("v", "gpu1", replace(WELL, **inside), replace(SEES, **reach), gpus=2, cache="/models"))
     assert [(one.code, one.host, one.error) for one in found] == [(code, "gpu1", True)]
-    assert words in found[0].text
+    assert words in found[0].message
 
 
 def test_a_cache_that_others_fill_need_not_be_writable() -> None:

@@ -45,8 +45,8 @@ def works(_hosts: frozenset[str], _environment: Mapping[str, str]) -> str:
 def test_sound_ranks_have_figures_and_no_findings() -> None:
     report, events = run(Ranks(works, bus=lambda _: 11.0), 2)
     assert report.findings == ()
-    assert (report.world, len(report.rows), report.torch, report.expected) == (4, 5, "2.11.0", 12.5)
-    assert report.rows[-1].bus == pytest.approx(11.0)
+    assert (report.world_size, len(report.rows), report.torch, report.expected_gb_per_s) == (4, 5, "2.11.0", 12.5)
+    assert report.rows[-1].bus_gb_per_s == pytest.approx(11.0)
     assert [event.data["bytes"] for event in events if "bytes" in event.data] == [row.bytes for row in report.rows]
 
 
@@ -98,7 +98,9 @@ def test_a_link_is_named_by_both_its_ends() -> None:
     report, _ = run(Ranks(lambda hosts, _: "hangs" if hosts == bad or len(hosts) > 2 else "works"), 4)
     (found,) = report.findings
     assert (found.code, found.error) == ("allreduce-link", True)
-    assert found.text.startswith(("gpu1 ↔ gpu2: no rank got through 1 KiB", "gpu2 ↔ gpu1: no rank got through 1 KiB"))
+    assert found.message.startswith(
+        ("gpu1 ↔ gpu2: no rank got through 1 KiB", "gpu2 ↔ gpu1: no rank got through 1 KiB")
+    )
 
 
 def test_a_lone_host_is_tried_too() -> None:
@@ -111,7 +113,7 @@ def test_two_hosts_of_which_each_works_alone_have_their_link_blamed() -> None:
     report, _ = run(Ranks(lambda hosts, _: "hangs" if len(hosts) > 1 else "works"), 2)
     (found,) = report.findings
     assert found.code == "allreduce-link"
-    assert "each alone works" in found.text
+    assert "each alone works" in found.message
 
 
 def test_what_fails_only_once_blames_no_link() -> None:
@@ -119,8 +121,8 @@ def test_what_fails_only_once_blames_no_link() -> None:
     report, _ = run(Ranks(lambda *_: next(fates, "works")), 2)
     (found,) = report.findings
     assert found.code == "allreduce-together"
-    assert found.text.endswith("2 tried alone and 1 tried in pairs work")
-    assert "failed: unhandled system error" in found.text
+    assert found.message.endswith("2 tried alone and 1 tried in pairs work")
+    assert "failed: unhandled system error" in found.message
 
 
 @pytest.mark.slow
@@ -128,7 +130,7 @@ def test_all_together_fail_and_no_pair_does() -> None:
     report, _ = run(Ranks(lambda hosts, _: "hangs" if len(hosts) > 2 else "works"), 3)
     (found,) = report.findings
     assert found.code == "allreduce-together"
-    assert "3 tried in pairs work" in found.text
+    assert "3 tried in pairs work" in found.message
 
 
 @pytest.mark.slow
@@ -144,7 +146,7 @@ def test_thirty_two_hosts_are_bisected_in_a_few_rounds() -> None:
 @pytest.mark.parametrize(("hcas", "expected"), [((), 12.5), ((HCA,), 50.0)])
 def test_what_a_link_should_give_is_its_adapters_rate_else_its_interfaces(hcas: Any, expected: float) -> None:
     report, _ = run(Ranks(works, bus=lambda _: expected / 2 + 1), 2, hcas=hcas)
-    assert (report.expected, report.findings) == (expected, ())
+    assert (report.expected_gb_per_s, report.findings) == (expected, ())
     slow, _ = run(Ranks(works, bus=lambda _: expected / 2 - 1), 2, hcas=hcas)
     assert [found.code for found in slow.findings] == ["allreduce-slow"]
 
@@ -156,13 +158,13 @@ def test_the_slow_link_among_fast_ones_is_named() -> None:
     report, _ = run(Ranks(works, bus=bus), 4)
     (found,) = report.findings
     assert found.code == "allreduce-slow"
-    assert "gpu2 ↔ gpu3" in found.text or "gpu3 ↔ gpu2" in found.text
+    assert "gpu2 ↔ gpu3" in found.message or "gpu3 ↔ gpu2" in found.message
 
 
 def test_the_way_that_nccl_chose_is_read_from_its_log() -> None:
     log = ["NCCL INFO Channel : 1[1] -> 2[0] [send] via NET/Socket/0"]
     report, _ = run(Ranks(works, bus=lambda _: 40.0, log=log), 2, hcas=(HCA,))
-    assert report.transport.kinds == ("NET/Socket",)
+    assert report.nccl_transport.kinds == ("NET/Socket",)
     assert [found.code for found in report.findings] == ["allreduce-socket"]
 
 
@@ -189,4 +191,4 @@ def test_a_host_that_goes_away_in_the_middle_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Stream, "sendall", sendall)
     report, _ = run(ranks, 2)
     assert report.findings[0].host == "gpu2"
-    assert "the container went away" in report.findings[0].text
+    assert "the container went away" in report.findings[0].message

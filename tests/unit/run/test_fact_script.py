@@ -121,7 +121,7 @@ def test_a_driver_that_says_why(tmp_path: Path, script: str, count: int, said: s
     assert (tmp_path / "asked").exists() is (script != "sleep 30")
     inventory = world.inventory(1, entries={"gpu1": {"gpus": 2}})
     (found,) = [one for one in check_all(inventory, {"gpu1": host}) if one.code == "gpus-missing"]
-    assert found.text.endswith(f"(by nvidia-smi){': ' if said else ''}{said}")
+    assert found.message.endswith(f"(by nvidia-smi){': ' if said else ''}{said}")
 
 
 @pytest.mark.promise("P39")
@@ -136,7 +136,7 @@ def test_docker_that_answers_to_sudo_alone_is_told_as_that(tmp_path: Path, sudo:
     assert found.code == "docker-forbidden"
     assert found.fix == "on gpu1: sudo usermod -aG docker $USER, then log in again"
     only = "this user may use Docker only with sudo"
-    assert found.text == (only if sudo and "version" in sudo else "this user may not use Docker")
+    assert found.message == (only if sudo and "version" in sudo else "this user may not use Docker")
 
 
 def test_a_file_made_at_start_outranks_one_that_is_stale(tmp_path: Path) -> None:

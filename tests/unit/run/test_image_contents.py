@@ -91,7 +91,7 @@ def looked(facts: dict[str, HostFacts], *, leave: tuple[str, ...] = (), **docker
 def test_no_container_at_all_is_an_error_in_the_engines_words(at: str) -> None:
     (found,), docker = looked(world.hosts(), refuses=CGROUP, at=at)
     assert (found.code, found.host, found.error) == ("container-failed", "gpu2", True)
-    assert CGROUP in found.text
+    assert CGROUP in found.message
     assert docker.removed == list(docker.bodies)
 
 
@@ -101,7 +101,7 @@ def test_a_container_without_gpus_is_an_error() -> None:
     (found,), _ = looked(world.hosts(), prints=said)
     assert (found.code, found.host) == ("container-gpus-missing", "gpu2")
     (found,), _ = looked(world.hosts(), prints="exec format error")
-    assert (found.code, "does not run Python" in found.text) == ("image-unfit", True)
+    assert (found.code, "does not run Python" in found.message) == ("image-unfit", True)
 
 
 def test_it_is_a_nodes_container_and_makes_no_folder() -> None:

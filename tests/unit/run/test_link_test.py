@@ -52,9 +52,9 @@ def visit(inventory: Inventory, facts: dict[str, HostFacts]) -> tuple[list[str],
     with Fleet(inventory) as fleet:
         found, unseen = run_link_test(fleet, inventory, facts, events.append)
     # On loopback the kernel sends from 127.0.0.1 whichever of its addresses is meant.
-    told = [each for each in found if each.code != "link-source-address" or "127.0.0.1" not in each.text]
-    blind = [f"unseen {each.host} {each.why}" for each in unseen]
-    return [*(f"{each.code} {each.host} {each.text}" for each in told), *blind], events
+    told = [each for each in found if each.code != "link-source-address" or "127.0.0.1" not in each.message]
+    blind = [f"unseen {each.host} {each.reason}" for each in unseen]
+    return [*(f"{each.code} {each.host} {each.message}" for each in told), *blind], events
 
 
 def test_a_lone_host_has_no_links() -> None:

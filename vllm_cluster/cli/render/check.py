@@ -13,7 +13,7 @@ from vllm_cluster.checks.codes import CODES
 from vllm_cluster.checks.finding import merged
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.explain.catalogue import CHECKED
-from vllm_cluster.run import allreduce
+from vllm_cluster.run.allreduce import AllReduceReport
 from vllm_cluster.text import by_hosts, count
 
 
@@ -26,15 +26,15 @@ def report_document(report: CheckReport) -> dict[str, Any]:
             {**asdict(one), "why": CODES.get(one.code, ""), "failures": CHECKED.get(one.code, [])}
             for one in report.findings
         ],
-        "unseen": [asdict(one) for one in report.unseen],
+        "not_checked": [asdict(one) for one in report.not_checked],
         "hosts": list(report.hosts),
         "seconds": round(report.seconds, 3),
-        "collective": _collective_document(report.collective),
+        "allreduce": _allreduce_document(report.allreduce),
     }
 
 
-def _collective_document(tried: allreduce.AllReduceReport | None) -> dict[str, Any] | None:
-    if tried is None or not tried.world:
+def _allreduce_document(tried: AllReduceReport | None) -> dict[str, Any] | None:
+    if tried is None or not tried.world_size:
         return None
     document = asdict(tried)
     for key in ("findings", "words"):  # they are among the others
@@ -51,15 +51,15 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
     same = merged(report.findings)
     for finding in same:
         level, tone = ("error", red) if finding.error else ("warning", yellow)
-        out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(finding.host)}: {plain(finding.text)}\n")
+        out.write(f"{tone}{level}{end} {plain(finding.code)}  {plain(finding.host)}: {plain(finding.message)}\n")
         why = CODES.get(finding.code, "")
         out.write(f"  why: {why}\n" if why else "")
         out.writelines(f"  fix: {line}\n" for line in plain(paste(finding.fix)).splitlines())
     out.write("\n" if report.findings else "")
-    for one, hosts in by_hosts((replace(one, host=""), one.host) for one in report.unseen).items():
-        out.write(f"{dim}skipped on {plain(hosts)}: {plain(one.what)} ({plain(one.why)}){end}\n")
-    if report.collective and report.collective.rows:
-        _show_collective(report.collective)
+    for one, hosts in by_hosts((replace(one, host=""), one.host) for one in report.not_checked).items():
+        out.write(f"{dim}skipped on {plain(hosts)}: {plain(one.what)} ({plain(one.reason)}){end}\n")
+    if report.allreduce and report.allreduce.rows:
+        _show_allreduce(report.allreduce)
     errors = sum(finding.error for finding in same)
     found = (
         f"{count(errors, 'error')}, {count(len(same) - errors, 'warning')}" if report.findings else "no problems found"
@@ -67,11 +67,11 @@ def show_report(report: CheckReport, *, color: str, paste: Callable[[str], str] 
     out.write(f"{count(len(report.hosts), 'host')} checked in {report.seconds:.1f} s: {found}\n")
 
 
-def _show_collective(tried: allreduce.AllReduceReport) -> None:
+def _show_allreduce(tried: AllReduceReport) -> None:
     """The figures: one line a size."""
-    way = ", ".join((*tried.transport.kinds, *tried.transport.interfaces, *tried.transport.adapters))
-    sys.stdout.write(f"all-reduce over {tried.world} ranks by {plain(way)}, torch {plain(tried.torch)}:\n")
+    way = ", ".join((*tried.nccl_transport.kinds, *tried.nccl_transport.interfaces, *tried.nccl_transport.hcas))
+    sys.stdout.write(f"all-reduce over {tried.world_size} ranks by {plain(way)}, torch {plain(tried.torch)}:\n")
     for row in tried.rows:
-        sys.stdout.write(f"  {binary(row.bytes):>8}  {row.seconds * 1e3:9.3f} ms  {row.bus:8.3f} GB/s\n")
-    if tried.expected:
-        sys.stdout.write(f"  the slowest host's link should give {tried.expected:.1f} GB/s\n")
+        sys.stdout.write(f"  {binary(row.bytes):>8}  {row.seconds * 1e3:9.3f} ms  {row.bus_gb_per_s:8.3f} GB/s\n")
+    if tried.expected_gb_per_s:
+        sys.stdout.write(f"  the slowest host's link should give {tried.expected_gb_per_s:.1f} GB/s\n")
