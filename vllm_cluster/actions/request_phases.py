@@ -163,10 +163,10 @@ def _lacking(cluster: str, operations: Sequence[Operation]) -> str:
     """What a host lacks that `up` would do these operations on."""
     made = next((one for one in operations if isinstance(one, CreateNode)), None)
     if made and any(isinstance(one, RemoveContainer) and one.name == node_name(cluster) for one in operations):
-        return f"{_RENEWED} ({made.why})"
+        return f"{_RENEWED} ({made.reason})"
     for one in operations:
         if isinstance(one, RemoveContainer | StartNode | RestartNode) and one.name == node_name(cluster):
-            return f"the node must be {one.past} ({one.why})"
+            return f"the node must be {one.past} ({one.reason})"
     if any(isinstance(one, CreateNode) for one in operations):
         return "the node is missing"
     return operations[0].text

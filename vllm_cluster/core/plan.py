@@ -53,12 +53,12 @@ class _ContainerOperation:
     host: str
     id: str
     name: str
-    why: str
+    reason: str
 
     @property
     def text(self) -> str:
         """What happens, for people."""
-        return f"{self.verb} container {self.name} ({self.id[:12]}): {self.why}"
+        return f"{self.verb} container {self.name} ({self.id[:12]}): {self.reason}"
 
 
 class RemoveContainer(_ContainerOperation):
@@ -90,7 +90,7 @@ class CreateNode:
     past: ClassVar[str] = "created and started"
     host: str
     spec: ContainerSpec
-    why: str
+    reason: str
     # Where it replaces a node: what differs from that one.
     changes: tuple[FieldChange, ...] = ()
 
@@ -98,7 +98,7 @@ class CreateNode:
     def text(self) -> str:
         """What happens, for people."""
         spec = self.spec
-        return f"create {spec.role} {spec.name} with {count(spec.gpu_count, 'GPU')} on {spec.address}: {self.why}"
+        return f"create {spec.role} {spec.name} with {count(spec.gpu_count, 'GPU')} on {spec.address}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ class RemoveVolume:
     past: ClassVar[str] = "removed"
     host: str
     name: str
-    why: str
+    reason: str
 
     @property
     def text(self) -> str:
         """What happens, for people."""
-        return f"remove volume {self.name}: {self.why}"
+        return f"remove volume {self.name}: {self.reason}"
 
 
 @dataclass(frozen=True)

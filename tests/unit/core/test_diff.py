@@ -116,7 +116,7 @@ def test_a_changed_secret_is_the_reason_shown() -> None:
     _, facts = world.converged(world.inventory())
     inputs = replace(world.INPUTS, secrets={"ray-token": "11", "api-key": "33"})
     plan = diff(desired(world.inventory(), facts, inputs), facts)
-    reasons = {op.host: op.why for op in plan.operations() if isinstance(op, CreateNode)}
+    reasons = {op.host: op.reason for op in plan.operations() if isinstance(op, CreateNode)}
     assert reasons == {"gpu1": "secrets.api-key changed"}
 
 
@@ -135,7 +135,7 @@ def test_a_plan_names_each_field_from_and_to() -> None:
         "shm_size: 17179869184 -> 1073741824",
         "gpus: by a device request 0, 1 -> by a device request 0",
     ]
-    assert created["gpu1"].why == "image, environment.A, shm_size change"
+    assert created["gpu1"].reason == "image, environment.A, shm_size change"
 
 
 def test_a_node_of_the_landed_version_is_recreated_and_the_reason_says_so() -> None:

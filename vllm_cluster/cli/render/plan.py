@@ -28,11 +28,11 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     for stage in plan.stages:
         operations = []
         for operation in stage.operations:
-            row: dict[str, Any] = {"operation": operation.verb, **asdict(operation), "text": operation.text}
+            row: dict[str, Any] = {"operation": operation.verb, **asdict(operation), "message": operation.text}
             if isinstance(operation, CreateNode):
                 row["docker_create"] = create_line(operation.spec)
             operations.append(row)
-        barriers = [{"type": barrier.type, **asdict(barrier), "text": barrier.text} for barrier in stage.barriers]
+        barriers = [{"type": barrier.type, **asdict(barrier), "message": barrier.text} for barrier in stage.barriers]
         stages.append({"title": stage.title, "operations": operations, "barriers": barriers})
     return {
         "cluster": plan.cluster,
