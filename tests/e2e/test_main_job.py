@@ -44,7 +44,7 @@ def test_up_mends_an_image_without_ray_and_counts_every_gpu(cluster: Sandbox) ->
     assert cluster.docker("gpu2", "images", "-q", "vcluster-engine").strip()
     status = cluster.vcluster("status", "--json").ok().json()
     assert status["up"] is True
-    assert [(host["state"], host["counted"]) for host in status["hosts"]] == [("running", 2), ("running", 2)]
+    assert [(host["state"], host["joined_gpus"]) for host in status["hosts"]] == [("running", 2), ("running", 2)]
 
 
 @pytest.mark.cluster("up")

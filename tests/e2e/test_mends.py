@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 
 def counted(cluster: Sandbox) -> list[int]:
     """How many GPUs Ray counts on each host."""
-    return [host["counted"] for host in cluster.vcluster("status", "--json").json()["hosts"]]
+    return [host["joined_gpus"] for host in cluster.vcluster("status", "--json").json()["hosts"]]
 
 
 @pytest.mark.cluster("up")

@@ -49,7 +49,7 @@ def test_every_verb_on_many_hosts(verb: str, key: Path, tmp_path: Path) -> None:
         assert (last["ok"], len(last["hosts"])) == (True, SOME)
         assert not [one for one in last["not_checked"] if "links" in one["what"]]
     elif verb == "status":
-        assert last["up"] and [host["counted"] for host in last["hosts"]] == [2] * SOME
+        assert last["up"] and [host["joined_gpus"] for host in last["hosts"]] == [2] * SOME
     else:
         assert last["removed"] == 3 * SOME
 

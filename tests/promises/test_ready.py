@@ -35,7 +35,7 @@ def test_healthy_is_not_ready(world: World, completion: str, what: str) -> None:
         world.want("one")
         failed = world.phase("failed")
         assert (failed.ready_at, failed.seconds_to_ready) == (None, None)
-        measured.figure = f"never ready; named: {failed.first_failure.what[:80]}"
+        measured.figure = f"never ready; named: {failed.first_failure.summary[:80]}"
 
 
 def test_a_missing_worker_is_waited_for(world: World) -> None:

@@ -110,7 +110,7 @@ BATCH = {
     "key": "a1",
     "running": True,
     "input": True,
-    "asked": {"who": "ann@laptop", "at": 1.0, "source": "/home/ann/in.jsonl", "output": "/home/ann/out.jsonl"},
+    "asked": {"user": "ann@laptop", "time": 1.0, "source": "/home/ann/in.jsonl", "output": "/home/ann/out.jsonl"},
     "options": {"copies": 1, "fields": {}},
     "status": {"phase": "running", "note": "", "progress": {"total": 2000, "answered": 404}},
 }

@@ -137,7 +137,7 @@ def test_the_history_says_who_did_what_with_which_result(world: World, capsys: p
         ("stop", None),
     ]
     assert found[2].failure == "no such model"
-    assert all(entry.who for entry in found)
+    assert all(entry.user for entry in found)
     document = json.dumps(history_document("lab", found))
     validate(["history"], document)
     show_history("lab", found, color="never")
@@ -155,7 +155,7 @@ def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World)
     assert script.met, "nothing was appended"
     assert any(event.kind == "warning" and "history" in event.text for event in outcome.events)
     last = entries(world)[-1]
-    assert (last.what, last.result, last.who) == (("serve org/a",), "ready", "ada@laptop")
+    assert (last.operations, last.result, last.user) == (("serve org/a",), "ready", "ada@laptop")
 
 
 def test_requests_are_told_apart_and_an_up_names_its_hosts(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,12 +172,12 @@ def test_requests_are_told_apart_and_an_up_names_its_hosts(world: World, capsys:
     assert go_back(world)[0].error is None
     up, *requests = entries(world)
     long = "org/a --name long -- --max-model-len 8192 (TP=2 × PP=2)"
-    assert [one.what for one in requests] == [
+    assert [one.operations for one in requests] == [
         (f"serve {long}",),
         ("serve org/a (TP=1 × PP=4)",),
         (f"rollback to {long}",),
     ]
-    assert up.what[1] == "gpu2: prepare image, create container vcluster-lab"
+    assert up.operations[1] == "gpu2: prepare image, create container vcluster-lab"
     assert up.seconds is not None
     show_history("lab", [up], color="never")
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+  .* done after \d+ s$", capsys.readouterr().out.strip())
@@ -231,11 +231,11 @@ def test_restarts_by_vcluster_itself_are_in_the_history_and_in_explain(
         (90, "restarted", lost, None),
         (100, "gave up", f"{lost}; started 6 times within 60 min: no further attempts", None),
     ):
-        row = {**ready, "at": ready["at"] + at, "result": result, "what": what, "seconds": seconds}
+        row = {**ready, "time": ready["time"] + at, "result": result, "summary": what, "seconds": seconds}
         files["results.jsonl"] += json.dumps(row).encode() + b"\n"
     found = entries(world)
     validate(["history"], json.dumps(history_document("lab", found)))
-    assert [(one.verb, one.who, one.result, one.failure, one.seconds) for one in found[2:]] == [
+    assert [(one.verb, one.user, one.result, one.failure, one.seconds) for one in found[2:]] == [
         ("restart", "vcluster", "ready", stalled, 61.0),
         ("restart", "vcluster", None, lost, None),
         ("restart", "vcluster", "gave up", f"{lost}; started 6 times within 60 min: no further attempts", None),
@@ -258,7 +258,7 @@ def test_a_broken_line_hides_no_other(world: World) -> None:
     assert serve(world, "org/a").error is None
     files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
     for name in ("audit.jsonl", "results.jsonl"):
-        files[name] = b'{"half\n[]\n{"at": "x"}\n' + files[name] + b"\0\xff\n"
+        files[name] = b'{"half\n[]\n{"time": "x"}\n' + files[name] + b"\0\xff\n"
     assert [entry.verb for entry in entries(world)] == ["up", "serve"]
     files["ready.json"] = b"{"
     assert isinstance(go_back(world)[0].error, PreflightFailed)

@@ -116,7 +116,7 @@ def test_history_and_rollback_name_the_hosts(world: World) -> None:
     assert outcome.error is None, outcome.story()
     assert wanted(world)["ranks"] == {"10.0.0.2": 2}
     entries = lab.run(world, THREE, lambda inventory, _, runtime: history.history(inventory, runtime=runtime)).value
-    assert [entry.what[0] for entry in entries if entry.verb in ("serve", "rollback")] == [
+    assert [entry.operations[0] for entry in entries if entry.verb in ("serve", "rollback")] == [
         "serve org/model --hosts gpu2 (TP=2 × PP=1)",
         "serve org/model --hosts gpu3 (TP=1 × PP=1)",
         "rollback to org/model --hosts gpu2 (TP=2 × PP=1)",

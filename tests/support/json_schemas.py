@@ -117,7 +117,7 @@ def schemas() -> dict[str, Schema]:
         "top": keys(
             {
                 **_status(),
-                "at": NUMBER,
+                "time": NUMBER,
                 "loads": by_name(fields(HostLoad)),
                 "model": maybe(fields(ModelLoad)),
                 "seconds_left": maybe(NUMBER),

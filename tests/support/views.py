@@ -16,7 +16,7 @@ LOAD = HostLoad(35.2, 96, 100 * GIB, 2048 * GIB, 8, GPUS, "", 1.5e6, 2.5e8, {"10
 MODEL = ModelLoad(12, 3, 1843.2, 8.26, 4.5, 0.0, 71.4, 42.0, 0.116, 2.37, 0.0225, 0.065)
 HEAD = HostStatus("gpu1", "10.0.0.1", "head", "running", "0123456789ab", 8, 8, age_seconds=7300.0)
 WORKER = replace(HEAD, host="gpu2", address="10.0.0.2", role="worker")
-LOST = replace(WORKER, state="unreachable", counted=None, problem="no keepalive reply for 15 s", fix="ssh gpu2")
+LOST = replace(WORKER, state="unreachable", joined_gpus=None, problem="no keepalive reply for 15 s", fix="ssh gpu2")
 
 
 def serving(phase: Phase = "ready") -> ServeStatus:

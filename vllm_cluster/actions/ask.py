@@ -175,6 +175,6 @@ class ModelApi:
         if now.generation != self._serve.generation:
             return f"{self.model} was replaced by {now.name} ({now.phase}) before the answer ended"
         if now.phase != "ready" or now.attempt != self._serve.attempt:
-            why = now.failure.what if now.failure else now.detail
+            why = now.failure.summary if now.failure else now.detail
             return f"vLLM ended before the answer did; it is {now.phase}" + (f": {why}" if why else "")
         return None

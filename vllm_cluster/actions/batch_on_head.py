@@ -57,8 +57,8 @@ class HeadBatch:
     def asked(self, now: float) -> dict[str, Any]:
         """What the head keeps for those who look at all its batches."""
         return {
-            "who": whoami(),
-            "at": round(now, 3),
+            "user": whoami(),
+            "time": round(now, 3),
             "source": str(self.files.source.absolute()),
             "output": str(self.files.output.absolute()),
             "sha256": self.source_digest,

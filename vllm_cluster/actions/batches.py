@@ -37,8 +37,8 @@ class BatchOnHead:
     total: int | None
     source: str | None
     output: str | None
-    who: str | None
-    at: float | None
+    user: str | None
+    time: float | None
     repeat: int
     fields: Mapping[str, Any]
 
@@ -58,7 +58,7 @@ class BatchOnHead:
     @property
     def text(self) -> str:
         """The batch in a question: whose it is and how far."""
-        what = " of ".join(filter(None, (self.output or self.key, self.who)))
+        what = " of ".join(filter(None, (self.output or self.key, self.user)))
         return ", ".join(filter(None, (f"{what}: {self.state}", self.progress and f"{self.progress} answered")))
 
 
@@ -98,7 +98,7 @@ def ensure_own_output(known: Sequence[BatchOnHead], asked: Mapping[str, Any], ke
         UsageError: with what differs between the two.
     """
     for one in known:
-        if one.key != key and one.who == asked["who"] and one.output == asked["output"]:
+        if one.key != key and one.user == asked["user"] and one.output == asked["output"]:
             text = f"{one.output} is the output of another batch on the head, with {_differences(one, asked)}"
             raise UsageError(text, hint=f"{one.command}\nname another output with -o")
 
@@ -122,7 +122,7 @@ def _read(reply: Mapping[str, Any]) -> list[BatchOnHead]:
         # A row of an earlier version has no words of who asked for it.
         with suppress(KeyError, TypeError, ValueError, AttributeError):
             found.append(_one(row))
-    return sorted(found, key=lambda one: one.at or 0.0)
+    return sorted(found, key=lambda one: one.time or 0.0)
 
 
 def _one(row: Mapping[str, Any]) -> BatchOnHead:
@@ -137,8 +137,8 @@ def _one(row: Mapping[str, Any]) -> BatchOnHead:
         total=counts.get("total"),
         source=asked.get("source"),
         output=asked.get("output"),
-        who=asked.get("who"),
-        at=asked.get("at"),
+        user=asked.get("user"),
+        time=asked.get("time"),
         repeat=int(asked.get("copies") or options.get("copies") or 1),
         fields=dict(asked.get("fields") or options.get("fields") or {}),
     )

@@ -115,7 +115,7 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
 
 def _of_request(host: str, request: FailedRequest, read: Diagnosis) -> Diagnosis:
     """The verdict on the lines that a request left which could not be served; `read` is that on all logs."""
-    lines = "\n".join((*request.lines, "")) or f"{request.what}\n"
+    lines = "\n".join((*request.lines, "")) or f"{request.summary}\n"
     found = diagnose([scan(LogSource(f"{host}:request {request.name}", [(1, lines.encode("utf-8", "replace"))], host))])
     return replace(found, logs=read.logs, lines=read.lines, size=read.size)
 

@@ -101,7 +101,7 @@ class Follower:
         """Show a status; whether it is the end."""
         if serving.instead_of and self._error is None:
             self._error = _failure(self._fleet, self._inventory, self._asked, serving.instead_of)
-            text = f"{serving.instead_of.name} cannot be served: {serving.instead_of.what}"
+            text = f"{serving.instead_of.name} cannot be served: {serving.instead_of.summary}"
             text += f"\nserving the previous request again: {serving.name}"
             self._emit(Event("warning", text, data={"rollback_to": serving.name}))
         self._show(serving)
@@ -173,18 +173,18 @@ class VllmLog:
 def _whole(serving: ServeStatus) -> ServeFailure | None:
     """Its first failure, and why it is not started again where that is another reason."""
     first, last = serving.first_failure, serving.failure
-    if first is None or serving.detail in ("", first.what, last.what if last else ""):
+    if first is None or serving.detail in ("", first.summary, last.summary if last else ""):
         return first
-    return replace(first, what=f"{serving.detail}; the first failure: {first.what}")
+    return replace(first, summary=f"{serving.detail}; the first failure: {first.summary}")
 
 
 def _with_rollback(error: VclusterError, serving: ServeStatus) -> VclusterError:
     """The failure of a request, and whether what was served before it is back."""
     if serving.phase == "ready":
-        away = "" if serving.away_s is None else f", after {serving.away_s:.0f} s without it"
+        away = "" if serving.away_seconds is None else f", after {serving.away_seconds:.0f} s without it"
         error.message += f"\nthe previous request is back: {serving.name} is served again{away}"
     else:
-        why = f": {serving.first_failure.what}" if serving.first_failure else ""
+        why = f": {serving.first_failure.summary}" if serving.first_failure else ""
         error.message += f"\nthe previous request, {serving.name}, did not become ready again{why}"
     return error
 
@@ -198,7 +198,7 @@ def _failure(fleet: Fleet, inventory: Inventory, asked: Mapping[str, Any], found
         )
     error = HostError(
         host,
-        f"{asked['name']} cannot be served: {found.what}",
+        f"{asked['name']} cannot be served: {found.summary}",
         hint=request.command(asked, fleet.addresses),
     )
     last_words = "\n" + "\n".join(found.lines[-30:])

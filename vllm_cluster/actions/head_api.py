@@ -128,7 +128,7 @@ class HeadApi:
             return f"{self.model} was replaced by {now.name} ({now.phase})"
         if now.phase == "failed":
             why = now.first_failure or now.failure
-            return f"{self.model} failed: {why.what if why else now.detail}"
+            return f"{self.model} failed: {why.summary if why else now.detail}"
         return None
 
     def _restarting(self) -> bool:

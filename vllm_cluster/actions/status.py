@@ -34,7 +34,7 @@ RAY_STATUS = RemoteProgram("ray status", ("timeout", "30", "ray", "status"))
 
 @dataclass(frozen=True)
 class HostStatus:
-    """One host's row. `gpus` is what the inventory or the host has, `counted` what Ray on the head counts there.
+    """One host's row. `gpus` is what the inventory or the host has, `joined_gpus` what Ray on the head counts there.
 
     Both are None where they are unknown. `problem` may have several lines; `age_seconds` is the container's.
     """
@@ -45,7 +45,7 @@ class HostStatus:
     state: str
     container: str
     gpus: int | None
-    counted: int | None
+    joined_gpus: int | None
     problem: str = ""
     fix: str = ""
     age_seconds: float | None = None
@@ -122,8 +122,8 @@ def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
     unknown = _unknown(inventory, first.status, left)
     up = (
         not unknown
-        and not any(host.counted for host in left)
-        and all(host.state == RUNNING and host.counted == host.gpus and host.gpus for host in hosts)
+        and not any(host.joined_gpus for host in left)
+        and all(host.state == RUNNING and host.joined_gpus == host.gpus and host.gpus for host in hosts)
     )
     return ClusterStatus(
         inventory.cluster,

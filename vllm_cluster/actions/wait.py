@@ -118,7 +118,7 @@ class _Head:
             raise HostError(self._connection.name, "wait: no model is served or requested", hint="vcluster serve MODEL")
         if serve.phase == "failed":
             why = serve.first_failure or serve.failure
-            text = f"wait: {serve.name} failed: {why.what if why else serve.detail}"
+            text = f"wait: {serve.name} failed: {why.summary if why else serve.detail}"
             raise HostError(self._connection.name, text, hint="vcluster explain")
         if serve.phase == "ready":
             return ""

@@ -29,12 +29,12 @@ LATE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class View:
-    """The cluster at one moment: `at` is this machine's clock, `loads` are those of the hosts that report any.
+    """The cluster at one moment: `time` is this machine's clock, `loads` are those of the hosts that report any.
 
     `seconds_left` is about how long a start still takes, `metrics_error` why the model's load is not known.
     """
 
-    at: float
+    time: float
     status: ClusterStatus
     loads: Mapping[str, HostLoad] = field(default_factory=dict)
     model: ModelLoad | None = None

@@ -77,7 +77,7 @@ class NodeApi:
             return f"{self.model} was replaced by {now['name']} ({now['phase']})"
         if now["phase"] == "failed":
             why = now.get("first_failure") or now.get("failure") or {}
-            return f"{now['name']} failed: {why.get('what') or now.get('detail')}"
+            return f"{now['name']} failed: {why.get('summary') or now.get('detail')}"
         return None
 
     def _try(self, now: Mapping[str, Any]) -> str:

@@ -10,16 +10,16 @@ RESTARTER = "vcluster"
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a verb, and for a request to serve what became of it; `at` in seconds since 1970.
+    """One run of a verb, and for a request to serve what became of it; `time` in seconds since 1970.
 
     Also a restart of the served model by the head's node program (`restart`): `failure` is why, `seconds` how long it
     took until the model was ready again.
     """
 
-    at: float
-    who: str
+    time: float
+    user: str
     verb: str
-    what: tuple[str, ...]
+    operations: tuple[str, ...]
     request: int | None = None
     result: str | None = None
     seconds: float | None = None

@@ -78,8 +78,8 @@ class RayStatus:
 class ServeFailure:
     """How one run of vLLM ended; the first line is the root cause where it is known."""
 
-    at: Number
-    what: str
+    time: Number
+    summary: str
     lines: tuple[str, ...]
 
 
@@ -96,10 +96,10 @@ class FailedRequest(ServeFailure):
 class ServeStatus:
     """What is served and how far it is; `gpus` are those that Ray has and those that are wanted.
 
-    `request` counts what was asked for; `instead_of` is the one that failed, `away_s` how long its predecessor was not
-    served, `rollback_to` what is served again if this one does not get ready. `phases` are those of this start that are
-    over, with their seconds; `last_line` is the last one of vLLM's log. `ranks` are the GPUs that it takes (address →
-    number), empty where that is left to Ray.
+    `request` counts what was asked for; `instead_of` is the one that failed, `away_seconds` how long the one before it
+    was not served, `rollback_to` what is served again if this one does not get ready. `phases` are those of this start
+    that are over, with their seconds; `last_line` is the last one of vLLM's log. `ranks` are the GPUs that it takes
+    (address → number), empty where that is left to Ray.
     """
 
     generation: str
@@ -120,10 +120,10 @@ class ServeStatus:
     request: int = 0
     instead_of: FailedRequest | None = None
     rollback_to: str | None = None
-    away_s: Number | None = None
+    away_seconds: Number | None = None
     phases: tuple[tuple[str, Number], ...] = ()
     last_line: str = ""
-    token_age_s: Number | None = None
+    token_age_seconds: Number | None = None
     ranks: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -174,7 +174,7 @@ def current(status: NodeStatus, started: float, now: float | None) -> NodeStatus
 
 def _distrusted(status: NodeStatus, age: float) -> NodeStatus:
     why = f"the node program has not written its status for {age:.0f} s: it is stopped, or its disk is full"
-    serve = replace(status.serve, phase="unknown", detail=why, token_age_s=None) if status.serve else None
+    serve = replace(status.serve, phase="unknown", detail=why, token_age_seconds=None) if status.serve else None
     return replace(status, ray=replace(status.ray, state="unknown", error=why, nodes=()), serve=serve)
 
 

@@ -21,7 +21,13 @@ APPEND_SECONDS = 10.0
 
 
 def record(
-    node: NodeHandle, verb: str, what: Sequence[str], emit: Emit, *, request: int = 0, seconds: float | None = None
+    node: NodeHandle,
+    verb: str,
+    operations: Sequence[str],
+    emit: Emit,
+    *,
+    request: int = 0,
+    seconds: float | None = None,
 ) -> None:
     """Append one line, that of `serve` and `stop` with the number of the request, that of `up` with its `seconds`.
 
@@ -30,12 +36,12 @@ def record(
     """
     line = json.dumps(
         {
-            "at": round(node.connection.runtime.clock.time(), 3),
-            "who": whoami(),
+            "time": round(node.connection.runtime.clock.time(), 3),
+            "user": whoami(),
             "version": __version__,
             "run": node.connection.runtime.run,
             "verb": verb,
-            "what": list(what),
+            "operations": list(operations),
             **({"request": request} if request else {}),
             **({} if seconds is None else {"seconds": round(seconds, 1)}),
         }
@@ -54,9 +60,9 @@ def record(
 class AuditEntry:
     """One line of the history: who ran what; `time` by the clock of their laptop."""
 
-    who: str
+    user: str
     verb: str
-    what: str
+    summary: str
     time: float
     run: str
 
@@ -66,12 +72,12 @@ def last_change(node: NodeHandle) -> AuditEntry | None:
     raw = node.read(AUDIT_FILE) or b""
     try:
         last = json.loads(raw.splitlines()[-1])
-        time = float(last["at"])
+        time = float(last["time"])
         datetime.fromtimestamp(time)
-        done = [str(text) for text in last["what"]]
+        done = [str(text) for text in last["operations"]]
         verb, first = str(last["verb"]), done[0] if len(done) == 1 else count(len(done), "change")
         what = first if first.startswith(verb) else f"{verb} ({first})"
-        return AuditEntry(str(last["who"]), str(last["verb"]), what, time, str(last.get("run", "")))
+        return AuditEntry(str(last["user"]), str(last["verb"]), what, time, str(last.get("run", "")))
     except (ValueError, LookupError, TypeError, AttributeError, OSError, OverflowError):
         return None
 
@@ -82,4 +88,4 @@ def last_other(node: NodeHandle) -> str:
     if last is None or last.run == node.connection.runtime.run:
         return ""
     at = datetime.fromtimestamp(last.time).astimezone().isoformat(timespec="seconds")
-    return f"{last.who} ran {last.what} at {at}"
+    return f"{last.user} ran {last.summary} at {at}"

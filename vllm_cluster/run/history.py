@@ -27,7 +27,7 @@ def read_history(node: NodeHandle) -> list[Entry]:
     history = [_with_end(entry, ends.pop(entry.request, [])) if entry.request else entry for entry in entries]
     # A laptop that lost its connection right after it wrote the request has left no line of its own.
     history += [_with_end(_of_head(number, lines), lines) for number, lines in ends.items()]
-    return sorted([*history, *_restarts(results)], key=lambda entry: entry.at)
+    return sorted([*history, *_restarts(results)], key=lambda entry: entry.time)
 
 
 def restarts(node: NodeHandle, request_number: int) -> list[Entry]:
@@ -61,9 +61,11 @@ def _lines(node: NodeHandle, name: str) -> Iterator[Mapping[str, Any]]:
 def _entry(line: Mapping[str, Any]) -> Entry | None:
     try:
         number = line.get("request")
-        what = tuple(map(str, line["what"]))
-        at, who, verb = float(line["at"]), str(line["who"]), str(line["verb"])
-        return Entry(at, who, verb, what, int(number) if number else None, seconds=_number(line.get("seconds")))
+        operations = tuple(map(str, line["operations"]))
+        time, user, verb = float(line["time"]), str(line["user"]), str(line["verb"])
+        return Entry(
+            time, user, verb, operations, int(number) if number else None, seconds=_number(line.get("seconds"))
+        )
     except (KeyError, ValueError, TypeError):
         return None
 
@@ -71,7 +73,7 @@ def _entry(line: Mapping[str, Any]) -> Entry | None:
 def _of_head(number: int, lines: Sequence[Mapping[str, Any]]) -> Entry:
     first = lines[0]
     return Entry(
-        _number(first.get("at")) or 0.0, str(first.get("who")), "serve", (f"serve {first.get('model')}",), number
+        _number(first.get("time")) or 0.0, str(first.get("user")), "serve", (f"serve {first.get('model')}",), number
     )
 
 
@@ -80,7 +82,7 @@ def _with_end(entry: Entry, lines: Sequence[Mapping[str, Any]]) -> Entry:
         return entry
     # What ends it is written once: a later line is of another start of the same, on a head that moved.
     end = next((line for line in lines if line.get("result") != "failed"), lines[-1])
-    failure = next((str(line["what"]) for line in lines if line.get("result") == "failed"), None)
+    failure = next((str(line["summary"]) for line in lines if line.get("result") == "failed"), None)
     return replace(entry, result=str(end.get("result")), seconds=_number(end.get("seconds")), failure=failure)
 
 
@@ -92,9 +94,9 @@ def _restarts(results: Sequence[Mapping[str, Any]]) -> list[Entry]:
         if not isinstance(number, int) or result not in _OF_RESTARTS:
             continue
         if result != "ready again":
-            at, what = _number(line.get("at")) or 0.0, (f"restart {line.get('name')}",)
+            time, done = _number(line.get("time")) or 0.0, (f"restart {line.get('name')}",)
             end = "gave up" if result == "gave up" else None
-            found.append(Entry(at, RESTARTER, "restart", what, number, end, failure=str(line.get("what"))))
+            found.append(Entry(time, RESTARTER, "restart", done, number, end, failure=str(line.get("summary"))))
         elif found and found[-1].request == number and not found[-1].result:
             found[-1] = replace(found[-1], result="ready", seconds=_number(line.get("seconds")))
     return found

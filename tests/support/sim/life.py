@@ -211,12 +211,12 @@ def _remember(world: World, machine: Machine, box: Box, workload: dict[str, Any]
         "generation": workload["generation"],
         "model": workload["model"],
         "name": workload["name"],
-        "who": "ada@laptop",
+        "user": "ada@laptop",
     }
     back = (box.life.get("back") or {}).get("request") == course["request"]
     result = "back" if back and course["phase"] == "ready" else course["phase"]
-    end = {"at": world.host_time(machine), "request": course["request"], "result": result, "seconds": 0.9}
-    line = {**words, **end, "what": "no such model" if course["phase"] == "failed" else ""}
+    end = {"time": world.host_time(machine), "request": course["request"], "result": result, "seconds": 0.9}
+    line = {**words, **end, "summary": "no such model" if course["phase"] == "failed" else ""}
     files[results] = files.get(results, b"") + json.dumps(line).encode() + b"\n"
     before = box.life.get("before")
     if course["phase"] == "failed" and before and workload.get("rollback", True) and not back:
@@ -239,7 +239,7 @@ def planned(machine: Machine, box: Box, workload: dict[str, Any]) -> dict[str, i
     return {row["address"]: row["gpus"] for row in rows if not row["leaving"]} or workload["nodes"]
 
 
-_FAILURE = {"at": 1.0, "what": "no such model", "lines": ["OSError: no such model"]}
+_FAILURE = {"time": 1.0, "summary": "no such model", "lines": ["OSError: no such model"]}
 
 
 def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | None:
@@ -267,7 +267,7 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "seconds_to_ready": None,
         "ranks": workload.get("ranks", {}),
         "instead_of": back["failed"] if back else None,
-        "away_s": 137.0 if back else None,
+        "away_seconds": 137.0 if back else None,
     }
 
 

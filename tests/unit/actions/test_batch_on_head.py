@@ -263,7 +263,7 @@ def test_the_batches_of_the_head_are_listed_until_they_are_fetched(
         action.batch_on_head(wanted, head.events.append)
         assert listed() == []
     assert (running.state, running.total, running.output) == ("running", 30, str(wanted.files.output))
-    assert (done.answered, done.total, done.who) == (30, 30, whoami())
+    assert (done.answered, done.total, done.user) == (30, 30, whoami())
     empty, _, row, fetch = capsys.readouterr().out.splitlines()
     assert empty == "No batches on gpu1: what was answered there is fetched."
     assert "30/30     done" in row

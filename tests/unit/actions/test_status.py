@@ -18,5 +18,5 @@ def test_a_node_that_has_just_ended_has_no_gpus(state: str, counted: int) -> Non
     """Ray on the head counts them until it misses the node; one that was not seen may still run."""
     head = HostState(RUNNING, role="head", gpus=GPUS, status=view(HEAD, WORKER).status.head)
     found = assemble(make.inventory(2), {"gpu1": head, "gpu2": HostState(state, gpus=GPUS)})
-    assert [host.counted for host in found.hosts] == [GPUS, counted]
+    assert [host.joined_gpus for host in found.hosts] == [GPUS, counted]
     assert found.up is (state == RUNNING)

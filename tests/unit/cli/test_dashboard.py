@@ -22,7 +22,7 @@ def test_a_page_that_is_opened_late_has_what_was_before() -> None:
     assert found["view"]["hosts"][1]["fix"] == "ssh gpu2 -i a.yaml"
     assert [point.get("generated_tokens_per_second") for point in found["points"]] == [None, 8.26]
     assert [point["gpu_percent"] for point in found["points"]] == [93.5, 93.5]
-    texts = [event["text"] for event in found["events"]]
+    texts = [event["message"] for event in found["events"]]
     assert texts == ["org/model: ready", "gpu2: unreachable: no keepalive reply for 15 s", "lab is not up"]
 
 

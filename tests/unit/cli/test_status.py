@@ -115,7 +115,7 @@ def test_one_problem_of_several_hosts_is_one_line(capsys: Capture, monkeypatch: 
 
 
 def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = replace(GOOD, state="unreachable", counted=None, container="")
+    away = replace(GOOD, state="unreachable", joined_gpus=None, container="")
     found = ClusterStatus("lab", None, False, (away, replace(BAD, state="running")), None, ("gpu1",), "unreachable")
     out = shown(found, capsys, 80, monkeypatch)
     assert "lab is not up: ?/4 GPUs in Ray\n" in out

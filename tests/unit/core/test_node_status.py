@@ -13,7 +13,7 @@ from vllm_cluster.core.node_status import RayMembership, RayNode, UnreadableStat
 
 
 def document(**changed: Any) -> bytes:
-    failure = {"at": 1.5, "what": "it ended", "lines": ["ValueError: why", "more"]}
+    failure = {"time": 1.5, "summary": "it ended", "lines": ["ValueError: why", "more"]}
     serve = {
         "generation": "g",
         "model": "m",

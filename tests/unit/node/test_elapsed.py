@@ -32,11 +32,11 @@ def test_no_duration_is_of_the_wall_clock(world: World) -> None:
         served = world.phase(phase)
         if name == "good":
             assert 0 < served.seconds_to_ready < 1800
-    assert 0 < served.away_s < 1800
+    assert 0 < served.away_seconds < 1800
     assert all(seconds < 1800 for _, seconds in served.phases)
     rows = results(world)
     assert [rows["ready"]["seconds"] < 1800, rows["back"]["seconds"] < 1800] == [True, True]
-    assert 0 <= int(rows["replaced"]["what"].split()[-2]) < 1800
+    assert 0 <= int(rows["replaced"]["summary"].split()[-2]) < 1800
 
 
 def results(world: World) -> dict[str, Any]:

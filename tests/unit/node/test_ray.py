@@ -51,7 +51,7 @@ def test_ray_comes_back_and_so_does_what_is_served(world: World) -> None:
     (old,) = eventually(lambda: world.strays("ray"), "Ray's daemon")
     (world.fake / "ray.exit").touch()
     again = world.phase("ready", attempt=2)
-    assert "Ray ended on the head: ray start ended with exit code 1" in again.failure.what
+    assert "Ray ended on the head: ray start ended with exit code 1" in again.failure.summary
     assert not lives(world.attempts[0]["pid"])
     assert not lives(old)
     assert world.ray("up", restarts=1).ray.restarts == 1

@@ -38,10 +38,10 @@ def test_the_last_ready_one_comes_back(world: World) -> None:
     back = eventually(lambda: (s := world.status) and s.serve and s.serve.request == 2 and s.serve, "request 2")
     back = world.phase("ready", generation="good")
     assert (back.request, back.instead_of.name) == (2, "bad")
-    assert back.instead_of.what == "vLLM ended with exit code 1: OSError: no/such is not a local folder"
-    assert 0 < back.away_s < 300
+    assert back.instead_of.summary == "vLLM ended with exit code 1: OSError: no/such is not a local folder"
+    assert 0 < back.away_seconds < 300
     assert results(world) == [(1, "good", "ready"), (2, "bad", "failed"), (2, "bad", "back")]
-    assert {json.loads(line)["who"] for line in (world.state / "results.jsonl").read_text().splitlines()} == {
+    assert {json.loads(line)["user"] for line in (world.state / "results.jsonl").read_text().splitlines()} == {
         "ada@laptop"
     }
 
@@ -65,7 +65,7 @@ def test_it_is_served_in_the_next_container_too_and_the_bad_one_is_not_tried_aga
 def lines(world: World) -> list[tuple[str, str]]:
     """What was written of the last request, and why."""
     rows = [json.loads(line) for line in (world.state / "results.jsonl").read_text().splitlines()]
-    return [(row["result"], row["what"]) for row in rows]
+    return [(row["result"], row["summary"]) for row in rows]
 
 
 def test_each_restart_is_written_with_its_reason(world: World) -> None:

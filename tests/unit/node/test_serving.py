@@ -84,7 +84,7 @@ def test_what_never_was_ready_is_not_tried_again(world: World, code: int) -> Non
     world.want("one")
     failed = world.phase("failed")
     cause = "OSError: no/such is not a local folder and is not a valid model"
-    assert failed.detail == failed.first_failure.what == f"vLLM ended with exit code {code}: {cause}"
+    assert failed.detail == failed.first_failure.summary == f"vLLM ended with exit code {code}: {cause}"
     assert failed.first_failure.lines[0].endswith(f"[core.py:1] {cause}")
     assert len(failed.first_failure.lines) == 41
     assert len(world.attempts) == 1
@@ -103,14 +103,14 @@ def test_a_cause_may_take_several_lines(world: World) -> None:
     world.start()
     world.want("one")
     what = "vLLM ended with exit code 1: pydantic_core.ValidationError: 1 validation error for ModelConfig"
-    assert world.phase("failed").first_failure.what == f"{what} Value error, too long"
+    assert world.phase("failed").first_failure.summary == f"{what} Value error, too long"
 
 
 def test_a_program_that_is_not_there_is_named(world: World) -> None:
     world.start()
     world.want("one", argv=["vlmm", "serve"])
     failed = world.phase("failed").first_failure
-    assert (failed.what, failed.lines[-1]) == ("vLLM ended with exit code 127", "vlmm: No such file or directory")
+    assert (failed.summary, failed.lines[-1]) == ("vLLM ended with exit code 127", "vlmm: No such file or directory")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_healthy_is_not_ready(world: World, completion: str, what: str) -> None:
     world.start()
     world.want("one")
     failed = world.phase("failed")
-    assert what in failed.first_failure.what
+    assert what in failed.first_failure.summary
     assert (failed.ready_at, failed.seconds_to_ready) == (None, None)
     assert not any(lives(run["pid"]) for run in world.attempts)
     assert world.strays("vllm") == []
@@ -135,8 +135,8 @@ def test_what_once_was_ready_comes_back(world: World) -> None:
     world.phase("ready")
     os.kill(world.attempts[0]["pid"], signal.SIGKILL)
     again = world.phase("ready", attempt=3)
-    assert again.first_failure.what == "vLLM ended with exit code 137: RuntimeError: the first cause"
-    assert again.failure.what == "vLLM ended with exit code 1: error: the second"
+    assert again.first_failure.summary == "vLLM ended with exit code 137: RuntimeError: the first cause"
+    assert again.failure.summary == "vLLM ended with exit code 1: error: the second"
 
 
 def test_a_host_that_joins_or_leaves_is_counted_without_a_restart(world: World) -> None:
@@ -172,7 +172,7 @@ def test_a_server_that_answers_no_more_is_started_again(world: World) -> None:
     (world.fake / "sick").touch()
     eventually(lambda: not lives(world.attempts[0]["pid"]), "the sick server is ended")
     (world.fake / "sick").unlink()
-    assert "/health has not answered 200" in world.phase("ready", attempt=2).failure.what
+    assert "/health has not answered 200" in world.phase("ready", attempt=2).failure.summary
 
 
 def test_a_node_lost_while_loading_is_waited_for(world: World) -> None:
@@ -182,7 +182,7 @@ def test_a_node_lost_while_loading_is_waited_for(world: World) -> None:
     world.runs(1)
     world.nodes({HEAD: 2})
     waiting = world.phase("waiting", detail="127.0.0.2 is missing")
-    assert "Ray has lost 127.0.0.2" in waiting.failure.what
+    assert "Ray has lost 127.0.0.2" in waiting.failure.summary
     world.nodes({HEAD: 2, WORKER: 2})
     world.phase("ready", attempt=2)
 
@@ -193,7 +193,7 @@ def test_a_node_that_died_and_came_back_between_two_looks_is_lost(world: World) 
     world.want("one")
     world.runs(1)
     world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: "another"})
-    assert "Ray has lost 127.0.0.2" in world.phase("ready", attempt=2).failure.what
+    assert "Ray has lost 127.0.0.2" in world.phase("ready", attempt=2).failure.summary
 
 
 def test_vllm_may_die_before_ray_knows_why(world: World) -> None:
@@ -227,7 +227,7 @@ def test_nodes_that_are_always_lost_are_given_up(world: World) -> None:
         world.nodes({HEAD: 2, WORKER: 2}, ids={WORKER: f"id-{attempt}"})
     failed = world.phase("failed")
     assert failed.detail == "started 2 times within 60 min: no further attempts"
-    assert failed.first_failure.what == f"Ray has lost {WORKER}"
+    assert failed.first_failure.summary == f"Ray has lost {WORKER}"
 
 
 def test_another_wish_ends_the_one_before(world: World) -> None:
@@ -289,7 +289,7 @@ def test_somebody_elses_server_is_not_ours(world: World) -> None:
     world.start()
     with socket.create_server(("127.0.0.1", world.port)):
         world.want("one")
-        assert f"port {world.port} of 127.0.0.1 is taken" in world.phase("failed").first_failure.what
+        assert f"port {world.port} of 127.0.0.1 is taken" in world.phase("failed").first_failure.summary
     assert world.attempts == []
 
 

@@ -49,7 +49,7 @@ def test_a_model_that_answers_nothing_known_is_not_ready(world: World) -> None:
     world.plan({"paths": []})
     world.start()
     world.want("one")
-    what = world.phase("failed").first_failure.what
+    what = world.phase("failed").first_failure.summary
     assert "it answers no kind of request that vcluster knows: a completion ended with HTTP 404" in what
 
 
@@ -65,7 +65,7 @@ def test_an_engine_that_hangs_behind_a_200_is_not_ready_and_is_started_again(wor
     assert world.phase("hung").detail.startswith("no token for ")
     eventually(lambda: not lives(world.attempts[0]["pid"]), "the engine that hangs is ended")
     (world.fake / "hangs").unlink()
-    assert "no token for 2 s, though /health returns 200" in world.phase("ready", attempt=2).failure.what
+    assert "no token for 2 s, though /health returns 200" in world.phase("ready", attempt=2).failure.summary
 
 
 @pytest.mark.promise("P38")
@@ -95,7 +95,7 @@ def test_a_busy_engine_is_not_asked_and_an_idle_one_is(world: World) -> None:
         with (world.fake / "busy").open("ab") as file:
             file.write(b"x")
         serve = world.status and world.status.serve
-        return bool(serve and serve.phase == "ready" and (serve.token_age_s or 9) < 0.5)
+        return bool(serve and serve.phase == "ready" and (serve.token_age_seconds or 9) < 0.5)
 
     began = time.monotonic()
     while time.monotonic() - began < 3 * WATCHED["hung"]:
@@ -109,7 +109,7 @@ def test_a_start_that_stands_still_is_ended_with_what_did_not_move(world: World)
     world.plan({"lines": ["INFO Starting to load model org/model...\n"], "loading": True, "stubborn": True})
     world.start(HF_HUB_OFFLINE="1")
     world.want("one")
-    what = world.phase("failed").first_failure.what
+    what = world.phase("failed").first_failure.summary
     assert "while loading: nothing has moved for 3 s: no new line in the log" in what
     assert not lives(world.attempts[0]["pid"])
 
@@ -145,7 +145,7 @@ def test_restarts_have_a_budget(world: World) -> None:
     os.kill(world.attempts[0]["pid"], signal.SIGKILL)
     failed = world.phase("failed")
     assert failed.detail == "started 4 times within 60 min: no further attempts"
-    assert failed.first_failure.what == "vLLM ended with exit code 137: RuntimeError: the first cause"
+    assert failed.first_failure.summary == "vLLM ended with exit code 137: RuntimeError: the first cause"
     assert len(world.attempts) == 4
     # Neither another container nor time starts it again; a new request does.
     assert world.stop() == 0

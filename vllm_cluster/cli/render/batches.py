@@ -39,6 +39,6 @@ def _row(one: BatchOnHead) -> dict[str, str]:
         "output": plain(one.output or "?"),
         "answered": one.progress,
         "state": plain(f"{one.state}: {one.detail}" if one.detail else one.state),
-        "by": plain(one.who or ""),
-        "began": f"{age(max(0.0, time.time() - one.at))} ago" if one.at else "",
+        "by": plain(one.user or ""),
+        "began": f"{age(max(0.0, time.time() - one.time))} ago" if one.time else "",
     }

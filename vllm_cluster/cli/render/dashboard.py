@@ -28,7 +28,7 @@ class DashboardFeed:
     def show(self, view: View) -> None:
         """Take a view."""
         self._points.append(_point(view))
-        self._events += [{"at": view.at, "text": text} for text in changes(self._before, view)]
+        self._events += [{"time": view.time, "message": message} for message in changes(self._before, view)]
         self._before = view
         whole = {"view": view_document(view, self._paste), "points": list(self._points), "events": list(self._events)}
         self._whole = json.dumps(whole, default=str).encode()
@@ -45,7 +45,7 @@ class DashboardFeed:
 def _point(view: View) -> dict[str, object]:
     uses = [gpu.use_percent for load in view.loads.values() for gpu in load.gpus if gpu.use_percent is not None]
     model = view_document(view)["model"] or {}
-    return {"at": round(view.at, 1), "gpu_percent": sum(uses) / len(uses) if uses else None, **model}
+    return {"time": round(view.time, 1), "gpu_percent": sum(uses) / len(uses) if uses else None, **model}
 
 
 def changes(before: View | None, now: View) -> Iterator[str]:

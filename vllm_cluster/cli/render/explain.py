@@ -118,13 +118,13 @@ def _answer(found: Diagnosis) -> Iterable[str]:
 
 
 def _request(request: FailedRequest) -> str:
-    at = datetime.fromtimestamp(request.at).astimezone().strftime("%H:%M %Z")
-    return f"The last request that failed ({at}, {request.name}): {_cut(request.what)}"
+    at = datetime.fromtimestamp(request.time).astimezone().strftime("%H:%M %Z")
+    return f"The last request that failed ({at}, {request.name}): {_cut(request.summary)}"
 
 
 def _restart(entry: Entry) -> str:
     """What vcluster itself wrote when it started the model again."""
-    at = datetime.fromtimestamp(entry.at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    at = datetime.fromtimestamp(entry.time).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     seconds = "" if entry.seconds is None else f" after {entry.seconds:.0f} s"
     again = f"; ready again{seconds}" if entry.result == "ready" else ""
     return f"restarted by vcluster at {at}: {_cut(entry.failure or '')}{again}"

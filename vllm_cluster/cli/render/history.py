@@ -26,7 +26,7 @@ def show_history(cluster: str, entries: Sequence[Entry], *, color: str) -> None:
     if not entries:
         print(plain(f"No history of {cluster}."))
     for entry in entries:
-        line = "  ".join(filter(None, (_when(entry.at), entry.who, _what(entry), _result(entry))))
+        line = "  ".join(filter(None, (_when(entry.time), entry.user, _what(entry), _result(entry))))
         for row in _wrapped(plain(line)):
             print(f"{yellow if entry.failure else ''}{row}{end if entry.failure else ''}")
 
@@ -47,7 +47,7 @@ def _when(at: float) -> str:
 
 
 def _what(entry: Entry) -> str:
-    text = "; ".join(entry.what)
+    text = "; ".join(entry.operations)
     return text if text.startswith(entry.verb) else f"{entry.verb}: {text}" if text else entry.verb
 
 

@@ -49,7 +49,7 @@ def show_status(
     first, *lines = table(TITLES, [_row(host) for host in status.hosts], width)
     out.write(f"{bold}{first}{end}\n")
     for host, line in zip(status.hosts, lines, strict=True):
-        good = host.state == "running" and host.counted == host.gpus
+        good = host.state == "running" and host.joined_gpus == host.gpus
         out.write(f"{line}\n" if good else f"{yellow}{line}{end}\n")
     known = f" (id {status.id})" if status.id else ""
     whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}{known}"
@@ -80,7 +80,7 @@ def _row(host: HostStatus) -> dict[str, str]:
         "address": host.address,
         "role": host.role,
         "state": host.state,
-        "GPUs": f"{_number(host.counted)}/{_number(host.gpus)}",
+        "GPUs": f"{_number(host.joined_gpus)}/{_number(host.gpus)}",
         "age": "" if host.age_seconds is None else age(host.age_seconds),
         "container": host.container,
     }
@@ -90,7 +90,7 @@ def _row(host: HostStatus) -> dict[str, str]:
 def gpus_text(status: ClusterStatus) -> str:
     """Of all hosts of the inventory, also of those that could not be asked."""
     own = [host for host in status.hosts if host.role in ("head", "worker")]
-    counted = None if any(host.counted is None for host in own) else sum(host.counted or 0 for host in own)
+    counted = None if any(host.joined_gpus is None for host in own) else sum(host.joined_gpus or 0 for host in own)
     total = None if any(host.gpus is None for host in own) else sum(host.gpus or 0 for host in own)
     return f"{_number(counted)}/{_number(total)} GPUs in Ray"
 
@@ -112,7 +112,7 @@ def serving_lines(status: ClusterStatus) -> Iterator[str]:
             "No model is being served." if status.served is False else "served model: unknown (no status from the head)"
         )
     if status.changed:
-        yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.who}: {status.changed.what}"
+        yield f"last change{_ago(status.changed.time, status.now)}: {status.changed.user}: {status.changed.summary}"
 
 
 def _served(serve: ServeStatus, now: float | None, head: str) -> Iterator[str]:
@@ -124,18 +124,18 @@ def _served(serve: ServeStatus, now: float | None, head: str) -> Iterator[str]:
         yield f"{phase} at {url(serve.host, serve.port)}/v1" + (
             f" on {head}" if serve.host in ("127.0.0.1", "::1") else ""
         )
-    elif last and (serve.phase == "backoff" or (serve.phase == "failed" and serve.detail in ("", last.what))):
+    elif last and (serve.phase == "backoff" or (serve.phase == "failed" and serve.detail in ("", last.summary))):
         yield phase
     else:
         yield f"{phase}: {serve.detail}" if serve.detail else phase
     if last:
         yield _failure("recovered from a failure" if serve.phase == "ready" else "last failure", last, now)
-    if first and last and first.what != last.what and serve.phase != "ready":
+    if first and last and first.summary != last.summary and serve.phase != "ready":
         yield _failure("first failure", first, now)
 
 
 def _failure(title: str, failure: ServeFailure, now: float | None) -> str:
-    return f"{title}{_ago(failure.at, now)}: {failure.what}"
+    return f"{title}{_ago(failure.time, now)}: {failure.summary}"
 
 
 def _ago(time: float, now: float | None) -> str:

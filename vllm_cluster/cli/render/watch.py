@@ -34,7 +34,7 @@ def view_document(view: View, paste: Paste = lambda fix: fix) -> dict[str, Any]:
     """The view as JSON would have it: the document of `status`, and what hosts and model do now."""
     return {
         **status_document(view.status, paste),
-        "at": round(view.at, 3),
+        "time": round(view.time, 3),
         "loads": {host: asdict(load) for host, load in view.loads.items()},
         "model": asdict(view.model) if view.model else None,
         "seconds_left": view.seconds_left,
@@ -99,7 +99,7 @@ def line(view: View) -> str:
     """The view in one line."""
     status, serve = view.status, view.status.head.serve if view.status.head else None
     parts = [
-        time.strftime("%H:%M:%S", time.localtime(view.at)),
+        time.strftime("%H:%M:%S", time.localtime(view.time)),
         f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}",
     ]
     if serve:
@@ -112,7 +112,7 @@ def picture(view: View, width: int, height: int, paste: Paste = lambda fix: fix)
     """The lines of a picture that fits, each with its style; problems go before single GPUs."""
     status = view.status
     whole = f"{status.cluster} is {'up' if status.up else 'not up'}: {gpus_text(status)}"
-    clock = time.strftime("%H:%M:%S", time.localtime(view.at))
+    clock = time.strftime("%H:%M:%S", time.localtime(view.time))
     gap = width - len(whole) - len(clock)
     top: list[Styled] = [(f"{whole}{' ' * gap}{clock}" if gap > 1 else whole, "" if status.up else "yellow")]
     top += [(row, "") for text in serving_lines(status) for row in fitted(plain(text), width).split("\n")]
@@ -138,7 +138,7 @@ def _hosts(view: View, width: int, room: int) -> Iterator[Styled]:
     for host in view.status.hosts:
         load = view.loads.get(host.host)
         rows.append(_host(host, load))
-        styles.append("" if host.state == "running" and host.counted == host.gpus else "yellow")
+        styles.append("" if host.state == "running" and host.joined_gpus == host.gpus else "yellow")
         if load and len(load.gpus) > 1 and len(view.status.hosts) + single < room:
             rows += [_gpu(gpu) for gpu in load.gpus]
             styles += ["yellow" if gpu.error else "" for gpu in load.gpus]
@@ -146,7 +146,7 @@ def _hosts(view: View, width: int, room: int) -> Iterator[Styled]:
 
 
 def _host(host: HostStatus, load: HostLoad | None) -> dict[str, str]:
-    counted, gpus = ("?" if number is None else str(number) for number in (host.counted, host.gpus))
+    counted, gpus = ("?" if number is None else str(number) for number in (host.joined_gpus, host.gpus))
     known = {"host": plain(host.host).replace("\n", " "), "state": host.state, "GPUs": f"{counted}/{gpus}"}
     if load is None:
         return {**dict.fromkeys(TITLES, ""), **known}

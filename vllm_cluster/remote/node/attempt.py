@@ -100,7 +100,7 @@ class Attempt:
         self.child.drain()
         cause = " ".join(_WHO.sub("", line).strip() for line in self._cause)
         reported = f"{what}: {cause[:500]}" if cause else what
-        return {"at": round(time.time(), 3), "what": reported, "lines": [*self._cause, *self.child.tail]}
+        return {"time": round(time.time(), 3), "summary": reported, "lines": [*self._cause, *self.child.tail]}
 
     def _see(self, line: str) -> None:
         self._log.handle(logging.makeLogRecord({"msg": line}))

@@ -74,7 +74,7 @@ class Requests:
             return
         back = bool(self._kept["failed"])
         away = since(self._kept.get("began"))
-        self._kept |= {"ready": True, "ended": True, "away_s": away if back else None}
+        self._kept |= {"ready": True, "ended": True, "away_seconds": away if back else None}
         self._save()
         self._result("back" if back else "ready", "", away if back else seconds)
         served = self.served
@@ -88,14 +88,14 @@ class Requests:
         kept = self._kept
         if not kept or kept["ready"] or (kept["ended"] and not kept["failed"]):
             return False
-        what = failure or {"at": round(time.time(), 3), "what": "", "lines": []}
+        what = failure or {"time": round(time.time(), 3), "summary": "", "lines": []}
         if kept["failed"]:
             if not kept.get("stuck"):
                 kept["stuck"] = True
                 self._save()
-                self._result("not back", str(what["what"]))
+                self._result("not back", str(what["summary"]))
             return False
-        self._result("failed", str(what["what"]))
+        self._result("failed", str(what["summary"]))
         kept["ended"] = True
         back = bool(kept["back_to"] and kept["asked"].get("rollback", True))
         if back:
@@ -119,7 +119,7 @@ class Requests:
             "request": kept.get("number", 0),
             "instead_of": kept.get("failed"),
             "rollback_to": before["name"] if waits else None,
-            "away_s": kept.get("away_s"),
+            "away_seconds": kept.get("away_seconds"),
         }
 
     def _save(self) -> None:
@@ -129,13 +129,13 @@ class Requests:
         """Append one line to the history; a full disk costs the line alone."""
         asked = of or self._kept["asked"]
         line = {
-            "at": round(time.time(), 3),
+            "time": round(time.time(), 3),
             "request": self._kept["number"],
-            "who": self._kept["by"],
+            "user": self._kept["by"],
             **{key: asked.get(key) for key in ("generation", "model", "name")},
             "result": result,
             "seconds": seconds,
-            "what": what[:500],
+            "summary": what[:500],
         }
         path = self._state / RESULTS_FILE
         try:

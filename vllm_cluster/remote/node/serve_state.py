@@ -70,7 +70,7 @@ class ServeState:
     @property
     def what(self) -> str:
         """How the last attempt ended."""
-        return str(self.failure["what"]) if self.failure else ""
+        return str(self.failure["summary"]) if self.failure else ""
 
     def fail(self, failure: dict[str, Any]) -> None:
         """Remember how an attempt ended; the first one is the one that explains."""

@@ -121,7 +121,7 @@ class ServeController:
     def beat(self) -> dict[str, Any]:
         """What changes too often for each change to be written; it is written with the next beat."""
         attempt = self.attempt
-        return {"last_line": attempt.last_line, "token_age_s": attempt.token_age()} if attempt else {}
+        return {"last_line": attempt.last_line, "token_age_seconds": attempt.token_age()} if attempt else {}
 
     @property
     def _planned(self) -> dict[str, int]:
@@ -196,7 +196,7 @@ class ServeController:
         elif connect_error(wanted.host, wanted.port) is None:
             # Another program's server would answer our health check.
             what = f"port {wanted.port} of {wanted.host} is taken by another program"
-            course.fail({"at": round(time.time(), 3), "what": what, "lines": []})
+            course.fail({"time": round(time.time(), 3), "summary": what, "lines": []})
             self._decide(course, lost=False, judge=False)
         else:
             self._start(course, nodes)
