@@ -28,14 +28,14 @@ def test_serve_names_what_is_known_and_guesses_nothing_from_earlier_failures(clu
     failed = changed.vcluster("serve", MODEL)
     assert (failed.code, "cause (shm-small)" in failed.err) == (1, True), failed.err
     found = changed.vcluster("explain", "--json").ok().json()
-    assert (found["verdict"], found["cause"]["failure"]) == ("explained", "shm-small")
+    assert (found["result"], found["cause"]["id"]) == ("explained", "shm-small")
     assert found["cause"]["lines"][0]["source"].startswith("gpu")
     refused = changed.vcluster("serve", MODEL, "--", "--no-such-flag")
     assert (refused.code, "shm-small" in refused.err) == (3, False), refused.err
     cluster.vcluster("up", "--yes").ok()
     cluster.vcluster("serve", MODEL, "--yes").ok()
     well = cluster.vcluster("explain", "--json").ok().json()
-    assert (well["verdict"] in ("nothing", "healed"), well["cause"], well["symptom"]) == (True, None, None)
+    assert (well["result"] in ("nothing", "healed"), well["cause"], well["symptom"]) == (True, None, None)
 
 
 def served_by_attempt_after(sandbox: Sandbox, first: int) -> bool:
@@ -47,7 +47,7 @@ def served_by_attempt_after(sandbox: Sandbox, first: int) -> bool:
 @pytest.mark.cluster("serving")
 def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failure(sandbox: Sandbox) -> None:
     well = sandbox.vcluster("explain", "--json").ok().json()
-    assert (well["verdict"] in ("nothing", "healed"), well["cause"], well["symptom"]) == (True, None, None)
+    assert (well["result"] in ("nothing", "healed"), well["cause"], well["symptom"]) == (True, None, None)
     first = sandbox.vcluster("status", "--json").ok().json()["serving"]["attempt"]
     kill = "kill -9 $(ps -eo pid,args | awk '/[R]ayWorkerProc/ { print $1; exit }')"
     sandbox.docker("gpu2", "exec", sandbox.nodes()["gpu2"], "sh", "-c", kill)
@@ -56,13 +56,13 @@ def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failur
     def told() -> bool:
         said.append(sandbox.vcluster("explain", "--json").json())
         # Once vLLM has started again it is shown as past.
-        return said[-1]["verdict"] == "symptom" or "40" in said[-1]["earlier"]
+        return said[-1]["result"] == "symptom" or "rank-killed" in said[-1]["previous_attempts"]
 
     until(told)
     found = said[-1]
     until(lambda: served_by_attempt_after(sandbox, first), 240)
     assert found["cause"] is None
-    assert not found["symptom"] or found["symptom"]["failure"] == "rank-killed"
+    assert not found["symptom"] or found["symptom"]["id"] == "rank-killed"
 
 
 @pytest.mark.promise("P37", "P41")
@@ -86,8 +86,8 @@ def test_rays_last_words_are_the_answer_within_seconds_when_it_does_not_start(cl
     shown = {host["host"]: host["problem"] for host in cluster.vcluster("status", "--json").json()["hosts"]}
     assert "ray start ended with exit code" in shown["gpu1"]
     asked = cluster.vcluster("explain", "--json")
-    assert (asked.code, asked.json()["verdict"], asked.json()["symptom"]) == (1, "unknown", None)
-    assert any("ray start ended with exit code" in place["text"] for place in asked.json()["trouble"])
+    assert (asked.code, asked.json()["result"], asked.json()["symptom"]) == (1, "unknown", None)
+    assert any("ray start ended with exit code" in place["text"] for place in asked.json()["error_lines"])
 
 
 @pytest.mark.cluster("up")

@@ -56,8 +56,8 @@ def test_any_bytes(logs: list[bytes]) -> None:
 def test_any_mix_of_lines(logs: list[list[bytes]]) -> None:
     found = judged([b"".join(lines) for lines in logs])
     show_explained(found, color="never")
-    assert (found.kind == "explained") == (found.cause is not None)
-    assert found.kind != "nothing" or not found.trouble
+    assert (found.result == "explained") == (found.cause is not None)
+    assert found.result != "nothing" or not found.error_lines
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=60), st.integers(1, 400))
@@ -68,8 +68,8 @@ def test_how_a_log_is_cut_into_pieces_does_not_matter(lines: list[bytes], size: 
 
     whole = scan(LogSource("x", [(1, b"".join(lines))], year=2026))
     cut = scan(LogSource("x", pieces(), year=2026))
-    first = {known: (hit.first.number, hit.count) for known, hit in whole.hits.items()}
-    assert first == {known: (hit.first.number, hit.count) for known, hit in cut.hits.items()}
+    first = {known: (hit.first.line, hit.count) for known, hit in whole.hits.items()}
+    assert first == {known: (hit.first.line, hit.count) for known, hit in cut.hits.items()}
 
 
 @pytest.mark.parametrize("piece", NASTY)

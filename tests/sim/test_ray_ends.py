@@ -71,8 +71,8 @@ def test_explain_shows_words_that_it_does_not_know_rather_than_what_the_workers_
         assert box
         box.log = "[ray] Failed to connect to GCS at address 10.0.0.1:6379 within 5 seconds.\n"
         told = lab.run(world, inventory, lambda i, e, r: explain.of_cluster(i, e, runtime=r)).value.verdict
-    assert (told.kind, told.symptom) == ("unknown", None)
-    assert STRANGE in [place.text for place in told.trouble]
+    assert (told.result, told.symptom) == ("unknown", None)
+    assert STRANGE in [place.text for place in told.error_lines]
 
 
 def test_a_cluster_that_works_has_healed_of_what_its_logs_show() -> None:
@@ -83,4 +83,4 @@ def test_a_cluster_that_works_has_healed_of_what_its_logs_show() -> None:
         assert box
         box.log = "(raylet) A worker died or was killed while executing a task\nFrobError: strange\n"
         told = lab.run(world, inventory, lambda i, e, r: explain.of_cluster(i, e, runtime=r)).value.verdict
-    assert (told.kind, [one.failure.slug for one in told.survived]) == ("healed", ["rank-killed"])
+    assert (told.result, [one.failure.slug for one in told.recovered]) == ("healed", ["rank-killed"])

@@ -41,11 +41,11 @@ def judged(case: Case) -> tuple[Outcome, Diagnosis]:
     named = found.named
     slug = named.failure.slug if named else ""
     if case.kind == "healthy":
-        return ("right" if found.kind in ("nothing", "healed") else "wrong"), found
+        return ("right" if found.result in ("nothing", "healed") else "wrong"), found
     if case.kind == "unknown":
-        return ("wrong" if named or found.kind == "healed" else "right"), found
-    if slug in case.failures and (found.kind == "explained") == (case.kind == "cause"):
+        return ("wrong" if named or found.result == "healed" else "right"), found
+    if slug in case.failures and (found.result == "explained") == (case.kind == "cause"):
         return "right", found
     # A symptom where the cause was there to be read misleads no reader, and names nothing.
-    misleads = found.kind in ("explained", "healed") or bool(named and case.kind == "symptom")
+    misleads = found.result in ("explained", "healed") or bool(named and case.kind == "symptom")
     return ("wrong" if misleads else "unknown"), found

@@ -237,7 +237,7 @@ def _explain() -> Schema:
     place = fields(LogPosition)
     finding = keys(
         {
-            "failure": TEXT,
+            "id": TEXT,
             "kind": {"enum": ["cause", "symptom"]},
             "seen": TEXT,
             **dict.fromkeys(("cause", "meaning", "fix", "look", "found_by"), maybe(TEXT)),
@@ -249,16 +249,16 @@ def _explain() -> Schema:
     return keys(
         {
             "v": VERSION,
-            "verdict": {"enum": ["explained", "symptom", "unknown", "healed", "nothing"]},
+            "result": {"enum": ["explained", "symptom", "unknown", "healed", "nothing"]},
             "request": maybe(fields(FailedRequest)),
             "restarts": rows(fields(Entry)),
             "cause": maybe(finding),
             "symptom": maybe(finding),
-            **dict.fromkeys(("others", "notes", "survived"), rows(finding)),
-            **dict.fromkeys(("followed", "trouble", "strange"), rows(place)),
-            "silent": maybe(place),
+            **dict.fromkeys(("other_causes", "notes", "recovered"), rows(finding)),
+            **dict.fromkeys(("consequences", "error_lines", "unknown_lines"), rows(place)),
+            "last_line": maybe(place),
             "harmless": rows(fields(BenignMatch)),
-            "earlier": by_name(COUNT),
+            "previous_attempts": by_name(COUNT),
             "read": keys(dict.fromkeys(("logs", "lines", "bytes"), COUNT)),
             "unreachable": by_name(TEXT),
         }

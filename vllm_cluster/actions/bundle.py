@@ -168,9 +168,9 @@ def _files(
     yield "unreachable.json", _json({host: error.words() for host, error in failures.items()})
     yield "plan.json", _json(_plan(inventory, {name: host.facts for name, host in hosts.items()}))
     found = diagnose([scan(source) for source in sources(host.logs for host in hosts.values())])
-    places = found.named.places if found.named else found.trouble
+    places = found.named.places if found.named else found.error_lines
     failure = found.named.failure.slug if found.named else None
-    document = {"verdict": found.kind, "failure": failure, "lines": [asdict(place) for place in places]}
+    document = {"result": found.result, "failure": failure, "lines": [asdict(place) for place in places]}
     yield "explain.json", _json(document)
     for name, host in hosts.items():
         yield f"{name}/facts.json", _json(_facts(host.facts, inventory.image))

@@ -108,7 +108,7 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
     seen = [scan(source) for source in sources(logs.values())]
     found = diagnose(seen, healthy=_works(inventory, head))
     request = head.serve.instead_of if head and head.serve else None
-    if request and found.kind in ("nothing", "healed"):
+    if request and found.result in ("nothing", "healed"):
         return Explanation(_of_request(inventory.head_name, request, found), failures, request, restarted)
     return Explanation(found, failures, restarts=restarted)
 
@@ -146,7 +146,7 @@ def _of_ray(host: str, head: NodeStatus) -> Diagnosis:
         return found
     lines = text.strip().splitlines()
     places = tuple(LogPosition(seen.name, number, redact(line), host=host) for number, line in enumerate(lines, 1))
-    return replace(found, kind="unknown", symptom=None, trouble=places)
+    return replace(found, result="unknown", symptom=None, error_lines=places)
 
 
 def _works(inventory: Inventory, head: NodeStatus | None) -> bool:
@@ -199,7 +199,7 @@ def _named(error: VclusterError, found: MatchedFailure, model: str, *, last: boo
     `last`: its own remedy is the command that failed, which only helps once the cause is gone.
     """
     failure, place = found.failure, found.places[0]
-    where = "" if place.source == _OWN else f"\n  {place.source}:{place.number}: {place.text}"
+    where = "" if place.source == _OWN else f"\n  {place.source}:{place.line}: {place.text}"
     if failure.kind == "cause":
         error.message += f"\ncause ({failure.slug}): {failure.cause}{where}"
         # The error's own words: whoever raised it knows the host and the command, and the list does not.

@@ -42,9 +42,9 @@ def explain(
             lambda: explain_document(found.verdict, found.failures, found.request, found.restarts),
             lambda: show_explained(found.verdict, color=SETTINGS.color, request=found.request, restarts=found.restarts),
         )
-        if found.verdict.kind in ("unknown", "symptom"):
+        if found.verdict.result in ("unknown", "symptom"):
             raise SystemExit(EXIT_UNKNOWN)
-        if found.verdict.kind == "nothing" and found.failures:
+        if found.verdict.result == "nothing" and found.failures:
             raise SystemExit(EXIT_UNREACHABLE)
 
     Session(inventory, as_json=as_json).run(action)

@@ -41,9 +41,9 @@ class MatchedFailure:
 class BenignMatch:
     """A line that looks like a failure, why it is none, and what shows that work went on after it."""
 
-    place: LogPosition
+    line: LogPosition
     count: int
-    why: str
+    reason: str
     evidence: LogPosition | None
 
 
@@ -51,23 +51,23 @@ class BenignMatch:
 class Diagnosis:
     """What the logs show.
 
-    `cause` is there when the kind is "explained", `symptom` when it is "symptom": then no line names a cause.
-    `strange` are the first lines of trouble that no failure explains, `silent` is the last line of
+    `cause` is there when the result is "explained", `symptom` when it is "symptom": then no line names a cause.
+    `unknown_lines` are the first lines of trouble that no failure explains, `last_line` is the last line of
     the rank that ended first.
     """
 
-    kind: Kind
+    result: Kind
     cause: MatchedFailure | None
     symptom: MatchedFailure | None
-    others: tuple[MatchedFailure, ...]
+    other_causes: tuple[MatchedFailure, ...]
     notes: tuple[MatchedFailure, ...]
-    followed: tuple[LogPosition, ...]
+    consequences: tuple[LogPosition, ...]
     harmless: tuple[BenignMatch, ...]
-    survived: tuple[MatchedFailure, ...]
-    earlier: tuple[tuple[str, int], ...]
-    trouble: tuple[LogPosition, ...]
-    strange: tuple[LogPosition, ...]
-    silent: LogPosition | None
+    recovered: tuple[MatchedFailure, ...]
+    previous_attempts: tuple[tuple[str, int], ...]
+    error_lines: tuple[LogPosition, ...]
+    unknown_lines: tuple[LogPosition, ...]
+    last_line: LogPosition | None
     logs: int
     lines: int
     size: int
@@ -108,18 +108,18 @@ def diagnose(logs: Sequence[LogScan], *, since: Mapping[str, float] | None = Non
         kind = "unknown"
     shown = {place for found in (first, *others) if found for place in found.places}
     return Diagnosis(
-        kind=kind,
+        result=kind,
         cause=None if symptom else first,
         symptom=symptom,
-        others=tuple(others[:MAX_OTHERS]),
+        other_causes=tuple(others[:MAX_OTHERS]),
         notes=tuple(_findings(hit for hit in notes if first is None or hit.known.failure != first.failure.slug)),
-        followed=_once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=_when)),
+        consequences=_once(sorted((hit.first for hit in seen.failing if hit.first not in shown), key=_when)),
         harmless=tuple(_harmless(seen.hits, seen.stuck if first and not seen.failing else [])),
-        survived=tuple(survived),
-        earlier=tuple(sorted(seen.earlier.items())),
-        trouble=_ends(seen) if kind == "unknown" else (),
-        strange=tuple(seen.strange[:MAX_STRANGE]) if symptom else (),
-        silent=_silent(logs) if symptom else None,
+        recovered=tuple(survived),
+        previous_attempts=tuple(sorted(seen.earlier.items())),
+        error_lines=_ends(seen) if kind == "unknown" else (),
+        unknown_lines=tuple(seen.strange[:MAX_STRANGE]) if symptom else (),
+        last_line=_silent(logs) if symptom else None,
         logs=len(logs),
         lines=sum(log.lines for log in logs),
         size=sum(log.size for log in logs),
@@ -213,12 +213,12 @@ def _silent(logs: Sequence[LogScan]) -> LogPosition | None:
 
 def _when(place: LogPosition) -> tuple[bool, float, str, int]:
     """The order of lines: by time where they have one, the rest behind, log by log."""
-    return place.time is None, place.time or 0.0, place.source, place.number
+    return place.time is None, place.time or 0.0, place.source, place.line
 
 
 def _precedes(place: LogPosition, other: LogPosition) -> bool:
     if place.source == other.source:
-        return place.number < other.number
+        return place.line < other.line
     return place.time is not None and other.time is not None and place.time < other.time
 
 
@@ -284,7 +284,7 @@ def _ends(seen: _Evidence) -> tuple[LogPosition, ...]:
 
 def _once(places: Iterable[LogPosition]) -> tuple[LogPosition, ...]:
     """A line once, though several signs are in it."""
-    return tuple({(place.source, place.number): place for place in places}.values())
+    return tuple({(place.source, place.line): place for place in places}.values())
 
 
 def _harmless(hits: Iterable[SignMatch], stuck: Sequence[SignMatch]) -> list[BenignMatch]:
@@ -293,6 +293,6 @@ def _harmless(hits: Iterable[SignMatch], stuck: Sequence[SignMatch]) -> list[Ben
         if hit.known.kind is SignKind.HARMLESS and hit not in stuck:
             # Where words alone are harmless there is nothing to prove.
             one = BenignMatch(hit.first, hit.count, hit.known.why, hit.evidence if hit.known.failure else None)
-            same = found.get(one.why)
-            found[one.why] = replace(same, count=same.count + one.count) if same else one
+            same = found.get(one.reason)
+            found[one.reason] = replace(same, count=same.count + one.count) if same else one
     return list(found.values())

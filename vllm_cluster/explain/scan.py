@@ -41,9 +41,9 @@ class LogPosition:
     """A line, its position in the log and its source; secrets are redacted."""
 
     source: str
-    number: int
+    line: int
     text: str
-    who: str = ""
+    process: str = ""
     host: str = ""
     time: float | None = None
 
@@ -196,7 +196,7 @@ class _State:
 
     def _begin(self, seen: LogScan, place: LogPosition) -> None:
         """A new run of vLLM: what was found belongs to the one before it."""
-        new = seen.started is None or place.number - seen.started.number > BANNER
+        new = seen.started is None or place.line - seen.started.line > BANNER
         if new or progress.OWN_START in place.text:
             self._forget(seen, ray=False)
         if seen.stopped and seen.stopped.time and place.time:
@@ -208,7 +208,7 @@ class _State:
         for known in [known for known in seen.hits if known.host or not ray]:
             hit = seen.hits.pop(known)
             # What ends by a request writes symptoms of its end.
-            planned = known.kind is not SignKind.CAUSE and seen.stopped and hit.first.number > seen.stopped.number
+            planned = known.kind is not SignKind.CAUSE and seen.stopped and hit.first.line > seen.stopped.line
             if known.kind <= SignKind.SYMPTOM and not planned:
                 seen.earlier[known.failure] += 1
                 # Not what only looks like one: a rank that was killed yesterday explains nothing.
@@ -229,13 +229,13 @@ class _State:
             answers = found.start()
         if answers >= 0:
             place = self._at(number, part, answers)
-            if seen.started is None or place.number > seen.started.number:
+            if seen.started is None or place.line > seen.started.line:
                 seen.alive = place
         if self._open:
             at = max(answers, *(part.rfind(mark) for mark in _PROGRESS))
             after = self._at(number, part, at) if at >= 0 else None
             for hit in self._open[:]:
-                if after and after.number > hit.last.number:
+                if after and after.line > hit.last.line:
                     hit.evidence = after
                     self._open.remove(hit)
 

@@ -57,7 +57,7 @@ def test_the_remedy_of_a_model_that_cannot_be_served_has_its_name() -> None:
 def test_as_a_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(FOLDER / "disk-full.log", FOLDER / "healthy-one-process.log", as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["cause"]["failure"], found["read"]["logs"]) == ("explained", "disk-full", 2)
+    assert (found["result"], found["cause"]["id"], found["read"]["logs"]) == ("explained", "disk-full", 2)
     assert found["cause"]["lines"][0]["source"].endswith("disk-full.log")
 
 
@@ -102,7 +102,7 @@ def test_a_packed_log_a_pipe_and_standard_input(
     plain = json.loads(capsys.readouterr().out)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(text))))
     assert run(Path("-"), as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["cause"]["failure"] == plain["cause"]["failure"] == "context-too-long"
+    assert json.loads(capsys.readouterr().out)["cause"]["id"] == plain["cause"]["id"] == "context-too-long"
     reader, writer = os.pipe()
     os.write(writer, text[-4096:])
     os.close(writer)
@@ -137,7 +137,7 @@ def test_a_folder_of_logs_is_read_whole(tmp_path: Path, capsys: pytest.CaptureFi
     (logs / "events.bin").write_bytes(b"\0" * 10)
     assert run(tmp_path, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["cause"]["failure"], found["read"]["logs"]) == ("context-too-long", 2)
+    assert (found["cause"]["id"], found["read"]["logs"]) == ("context-too-long", 2)
 
 
 def test_what_cannot_be_read(

@@ -40,16 +40,16 @@ def test_a_cause_outranks_what_follows_from_it_though_that_is_said_first() -> No
     found = explained(head, worker)
     assert found.cause
     assert (found.cause.failure.slug, found.cause.places[0].source) == ("disk-full", "1")
-    assert found.cause.places[0].who == "RayWorkerProc pid=7, ip=10.0.0.2"
-    assert {place.number for place in found.followed} == {52, 53}
-    assert found.others == ()
+    assert found.cause.places[0].process == "RayWorkerProc pid=7, ip=10.0.0.2"
+    assert {place.line for place in found.consequences} == {52, 53}
+    assert found.other_causes == ()
 
 
 def test_the_earliest_of_two_causes_comes_first_whatever_log_it_stands_in() -> None:
     found = explained(at(5, PORT), at(4, CONTEXT))
     assert found.cause
     assert found.cause.failure.slug == "context-too-long"
-    assert [other.failure.slug for other in found.others] == ["port-taken"]
+    assert [other.failure.slug for other in found.other_causes] == ["port-taken"]
 
 
 def test_a_symptom_is_never_given_as_a_cause() -> None:
@@ -57,19 +57,19 @@ def test_a_symptom_is_never_given_as_a_cause() -> None:
         "x [c10d] The client socket has timed out after 600s while trying to connect to (10.0.0.1, 29501)\n"
     )
     assert found.symptom
-    assert (found.kind, found.cause, found.symptom.failure.slug) == ("symptom", None, "peer-unanswered")
+    assert (found.result, found.cause, found.symptom.failure.slug) == ("symptom", None, "peer-unanswered")
 
 
 def test_what_no_failure_explains_is_shown_beside_a_symptom_for_it_may_be_why() -> None:
     found = explained(at(1, START, "FrobnicationError: the frob is out\n", DIED, DEAD))
     assert found.symptom
-    assert (found.symptom.failure.slug, [place.text for place in found.strange]) == (
+    assert (found.symptom.failure.slug, [place.text for place in found.unknown_lines]) == (
         "rank-killed",
         ["FrobnicationError: the frob is out"],
     )
     # That something has failed is less than a line that no failure explains.
-    assert explained(at(1, START, DEAD)).kind == "symptom"
-    assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).kind == "unknown"
+    assert explained(at(1, START, DEAD)).result == "symptom"
+    assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).result == "unknown"
 
 
 def test_the_rank_that_fell_silent_first_is_named() -> None:
@@ -79,19 +79,19 @@ def test_the_rank_that_fell_silent_first_is_named() -> None:
 
     stuck = scan(LogSource("gpu1:serve.log", [(1, (at(1, START) + STUCK).encode())], "gpu1", 2026))
     found = diagnose([stuck, worker("1", 9), worker("2", 4), worker("3", 9)])
-    assert found.silent
-    assert (found.kind, found.silent.source) == ("symptom", "gpu2:ray/worker-2.out")
-    assert diagnose([stuck, worker("1", 9), worker("2", 9)]).silent is None
+    assert found.last_line
+    assert (found.result, found.last_line.source) == ("symptom", "gpu2:ray/worker-2.out")
+    assert diagnose([stuck, worker("1", 9), worker("2", 9)]).last_line is None
 
 
 def test_the_last_run_counts_and_the_earlier_ones_are_named() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, PORT))
     assert found.cause
-    assert (found.cause.failure.slug, found.earlier) == ("port-taken", (("context-too-long", 1),))
+    assert (found.cause.failure.slug, found.previous_attempts) == ("port-taken", (("context-too-long", 1),))
     # Also where it is in the log of another process.
     found = explained(at(9, START, PORT), at(1, CONTEXT))
     assert found.cause
-    assert (found.cause.failure.slug, found.earlier) == ("port-taken", (("context-too-long", 1),))
+    assert (found.cause.failure.slug, found.previous_attempts) == ("port-taken", (("context-too-long", 1),))
 
 
 def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> None:
@@ -100,8 +100,8 @@ def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> Non
     first = (begin + START + CONTEXT).format(minute="01")
     found = explained(first + begin.format(minute="02") + usage)
     assert found.cause
-    assert (found.cause.failure.slug, found.earlier) == ("flag-unknown", (("context-too-long", 1),))
-    assert explained(first).kind == "explained"
+    assert (found.cause.failure.slug, found.previous_attempts) == ("flag-unknown", (("context-too-long", 1),))
+    assert explained(first).result == "explained"
     # The node program's word, in a log of its own making.
     assert STARTS == OWN_START
 
@@ -113,20 +113,20 @@ def test_what_ends_by_a_request_is_no_failure() -> None:
     stop = "2026-11-21T02:05:00Z vcluster stops vLLM\n"
     ends = "[2026-11-21 02:{}:02,000 W 7 7] (gcs_server) Reporting worker exit, connection error code 2. End of file.\n"
     serving = begin + START.format(minute="01") + READY
-    assert explained(serving + stop + DEAD.format(minute="05"), ends.format("05")).kind == "nothing"
+    assert explained(serving + stop + DEAD.format(minute="05"), ends.format("05")).result == "nothing"
     # The same lines without the request, or before it, are one.
-    assert explained(serving, ends.format("05")).kind == "symptom"
-    assert explained(serving + stop, ends.format("04")).kind == "symptom"
+    assert explained(serving, ends.format("05")).result == "symptom"
+    assert explained(serving + stop, ends.format("04")).result == "symptom"
     # A new start after it fails by itself.
     again = "2026-11-21T02:09:00Z vcluster starts vLLM\n"
-    assert explained(serving + stop + again, ends.format("05"), ends.format("10")).kind == "symptom"
-    assert explained(serving + stop + again, ends.format("05")).kind == "nothing"
+    assert explained(serving + stop + again, ends.format("05"), ends.format("10")).result == "symptom"
+    assert explained(serving + stop + again, ends.format("05")).result == "nothing"
     assert STOPS == OWN_STOP
 
 
 def test_what_was_mended_by_a_new_start_is_no_failure_any_more() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, READY))
-    assert (found.kind, found.earlier) == ("nothing", (("context-too-long", 1),))
+    assert (found.result, found.previous_attempts) == ("nothing", (("context-too-long", 1),))
 
 
 def test_a_host_that_suffered_before_the_start_is_why_it_fails_when_nothing_better_is_there() -> None:
@@ -143,55 +143,55 @@ def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_
     for logs in ((died + flag,), (flag, died)):
         found = explained(*logs)
         assert found.cause
-        assert (found.cause.failure.slug, found.earlier) == ("flag-unknown", (("rank-killed", 1),))
+        assert (found.cause.failure.slug, found.previous_attempts) == ("flag-unknown", (("rank-killed", 1),))
 
 
 def test_what_the_server_has_survived_is_no_failure() -> None:
     found = explained(at(1, START, PORT) + READY)
-    assert (found.kind, [one.failure.slug for one in found.survived]) == ("healed", ["port-taken"])
-    assert explained(at(1, START) + READY + at(2, PORT)).kind == "explained"
+    assert (found.result, [one.failure.slug for one in found.recovered]) == ("healed", ["port-taken"])
+    assert explained(at(1, START) + READY + at(2, PORT)).result == "explained"
     refused = 'INFO: 10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
     found = explained(at(1, START, PORT) + READY + at(2, CONTEXT) + refused)
     assert found.cause
-    assert [one.failure.slug for one in (found.cause, *found.survived)] == ["context-too-long", "port-taken"]
+    assert [one.failure.slug for one in (found.cause, *found.recovered)] == ["context-too-long", "port-taken"]
 
 
 def test_long_work_is_harmless_with_the_evidence_and_a_stop_is_not() -> None:
     slow = explained((FOLDER / "healthy-slow-work.log").read_bytes())
     (entry,) = [entry for entry in slow.harmless if entry.evidence]
-    assert "No available shared memory broadcast block" in entry.place.text
+    assert "No available shared memory broadcast block" in entry.line.text
     assert entry.evidence is not None
-    assert entry.evidence.number > entry.place.number
+    assert entry.evidence.line > entry.line.line
     assert "200" in entry.evidence.text
     stuck = explained((FOLDER / "rank-stuck.log").read_bytes())
     assert stuck.symptom
     assert stuck.symptom.failure.slug == "rank-stuck"
-    assert not any("shared memory broadcast" in entry.place.text for entry in stuck.harmless)
+    assert not any("shared memory broadcast" in entry.line.text for entry in stuck.harmless)
 
 
 def test_loopback_is_the_cause_where_nobody_can_connect_and_no_cause_on_one_host() -> None:
     warning = (FOLDER / "healthy-loopback-on-one-host.log").read_text()
     failure = (FOLDER / "gloo-interface.log").read_text()
-    assert explained(warning).kind == "nothing"
+    assert explained(warning).result == "nothing"
     found = explained(warning, failure)
     assert found.cause
     assert found.cause.failure.slug == "loopback-address"
-    assert [other.failure.slug for other in found.others] == ["gloo-interface"]
+    assert [other.failure.slug for other in found.other_causes] == ["gloo-interface"]
 
 
 def test_what_is_not_known_is_called_unknown_with_the_last_lines() -> None:
     found = explained(at(1, START) + "Traceback (most recent call last):\nFrobnicationError: the frob is out\n")
-    assert (found.kind, found.cause) == ("unknown", None)
-    assert found.trouble[-1].text == "FrobnicationError: the frob is out"
+    assert (found.result, found.cause) == ("unknown", None)
+    assert found.error_lines[-1].text == "FrobnicationError: the frob is out"
     # However many lines after it show only that something has failed.
     ends = "".join(f"RuntimeError: Engine core initialization failed. ({n})\n" for n in range(30))
     found = explained(at(1, START) + "FrobnicationError: the frob is out\n" + ends)
-    assert (found.kind, found.trouble[0].text) == ("unknown", "FrobnicationError: the frob is out")
+    assert (found.result, found.error_lines[0].text) == ("unknown", "FrobnicationError: the frob is out")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "all is well\n", FILLER, "[state-dump] - num failed / plasma error: 0\n"])
 def test_where_nothing_failed_nothing_is_said(text: str) -> None:
-    assert explained(text).kind == "nothing"
+    assert explained(text).result == "nothing"
 
 
 def test_repeated_lines_count_as_often_as_ray_says() -> None:
@@ -243,7 +243,7 @@ def test_a_time_that_cannot_be_is_none() -> None:
 def test_lines_are_numbered_across_pieces() -> None:
     parts = [(1, b"a\nb\n"), (3, b"c\nCUDA out of memory\n"), (90, b"x\nfailed: Address already in use")]
     seen = scan(LogSource("x", parts))
-    assert {hit.first.number for hit in seen.hits.values()} == {4, 91}
+    assert {hit.first.line for hit in seen.hits.values()} == {4, 91}
     assert seen.lines == 91
     assert diagnose([seen]).size == sum(len(part) for _, part in parts)
 
@@ -258,15 +258,15 @@ def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
         found = explained(*noise, ends, cause)
         assert found.cause, name
         assert (found.cause.failure.slug, found.cause.places[0].source) == (name.split(".")[0], str(len(noise) + 1))
-        assert all(other.failure.kind == "cause" for other in found.others)
+        assert all(other.failure.kind == "cause" for other in found.other_causes)
 
 
 @pytest.mark.parametrize("like", HARMLESS, ids=lambda like: like["needle"][:40])
 def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: dict[str, str]) -> None:
     line = f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like['needle']}: error, failed\n"
     alone, after = explained(line), explained(line + READY)
-    assert (after.kind, [entry.why for entry in after.harmless]) == ("nothing", [like["why"]])
-    assert alone.kind == ("symptom" if like.get("else") else "nothing")
+    assert (after.result, [entry.reason for entry in after.harmless]) == ("nothing", [like["why"]])
+    assert alone.result == ("symptom" if like.get("else") else "nothing")
     assert (alone.symptom.failure.slug if alone.symptom else "") == like.get("else", "")
 
 
@@ -280,14 +280,14 @@ def test_a_planned_stop_lends_a_later_failure_no_evidence() -> None:
     planned, killed = gcs.format("13:58:13"), gcs.format("14:06:02")
     found = explained(vllm, planned * 2 + killed, state)
     assert found.symptom
-    assert (found.symptom.failure.slug, found.earlier) == ("rank-killed", ())
-    assert [(place.source, place.number) for place in found.symptom.places] == [("2", 1), ("1", 3)]
+    assert (found.symptom.failure.slug, found.previous_attempts) == ("rank-killed", ())
+    assert [(place.source, place.line) for place in found.symptom.places] == [("2", 1), ("1", 3)]
     # While the replacement starts, the end of what it replaces is nothing.
-    assert (explained(vllm, planned).kind, explained(vllm, planned).earlier) == ("nothing", ())
+    assert (explained(vllm, planned).result, explained(vllm, planned).previous_attempts) == ("nothing", ())
     # Also where the replacement itself was replaced: each planned stop counts.
     twice = vllm + "2026-11-22T14:10:00Z vcluster stops vLLM\n2026-11-22T14:10:09Z vcluster starts vLLM\n"
     found = explained(twice, planned + gcs.format("14:10:01"))
-    assert (found.kind, found.earlier) == ("nothing", ())
+    assert (found.result, found.previous_attempts) == ("nothing", ())
 
 
 def test_a_host_that_was_lost_outranks_the_ranks_that_ended_with_it() -> None:
@@ -296,7 +296,7 @@ def test_a_host_that_was_lost_outranks_the_ranks_that_ended_with_it() -> None:
     ended = "[2026-11-22 14:11:30,000 W 7 7] (raylet) A worker died or was killed while executing a task.\n"
     found = explained(ended + dead)
     assert found.symptom
-    assert (found.symptom.failure.slug, [other.failure.slug for other in found.others]) == (
+    assert (found.symptom.failure.slug, [other.failure.slug for other in found.other_causes]) == (
         "node-lost",
         ["rank-killed"],
     )

@@ -17,8 +17,8 @@ from vllm_cluster.explain.failure import SignKind
 def test_what_was_broken_is_named(path: Path) -> None:
     found = explained(path.read_bytes())
     named = found.named
-    assert named, found.trouble
-    assert (named.failure.slug, found.kind) == (
+    assert named, found.error_lines
+    assert (named.failure.slug, found.result) == (
         failure_of(path),
         "symptom" if named.failure.kind == "symptom" else "explained",
     )
@@ -46,17 +46,17 @@ def test_the_commonest_mistakes_are_named_by_one_line(line: str, slug: str) -> N
 def test_what_was_reported_is_named(slug: str, source: str, text: str) -> None:
     found = explained(text)
     if slug.startswith("note-"):
-        assert (found.kind, found.notes[0].failure.slug) == ("nothing", slug.removeprefix("note-")), source
+        assert (found.result, found.notes[0].failure.slug) == ("nothing", slug.removeprefix("note-")), source
     else:
         named = found.named
-        assert named, (source, found.trouble)
+        assert named, (source, found.error_lines)
         assert named.failure.slug == slug, source
 
 
 @pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.stem)
 def test_a_healthy_log_holds_no_failure(path: Path) -> None:
     found = explained(path.read_bytes())
-    assert (found.kind, found.cause, found.trouble) == ("nothing", None, ())
+    assert (found.result, found.cause, found.error_lines) == ("nothing", None, ())
 
 
 def test_every_failure_is_shown_by_a_log_or_says_why_not() -> None:
@@ -94,5 +94,5 @@ def test_a_slug_that_names_another_failure_names_one_that_exists() -> None:
 def test_what_nccl_says_of_ethernet_is_no_word_on_adapters() -> None:
     """Two H200s joined by TCP: NCCL calls GPU Direct disabled for eth0 too."""
     found = explained((FOLDER.parent / "gpu" / "h200-x2-nccl-socket.log").read_bytes())
-    assert (found.kind, [one.failure.slug for one in found.notes]) == ("nothing", ["nccl-over-tcp"])
+    assert (found.result, [one.failure.slug for one in found.notes]) == ("nothing", ["nccl-over-tcp"])
     assert len(found.harmless) == 1

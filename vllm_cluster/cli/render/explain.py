@@ -28,23 +28,23 @@ def explain_document(
     request: FailedRequest | None = None,
     restarts: Sequence[Entry] = (),
 ) -> dict[str, Any]:
-    """The verdict as JSON would have it."""
+    """The diagnosis as JSON would have it."""
     return {
         "v": 1,
-        "verdict": found.kind,
+        "result": found.result,
         "request": asdict(request) if request else None,
         "restarts": [asdict(entry) for entry in restarts],
         "cause": _finding(found.cause) if found.cause else None,
         "symptom": _finding(found.symptom) if found.symptom else None,
-        "others": [_finding(other) for other in found.others],
+        "other_causes": [_finding(other) for other in found.other_causes],
         "notes": [_finding(other) for other in found.notes],
-        "followed": [asdict(place) for place in found.followed],
+        "consequences": [asdict(place) for place in found.consequences],
         "harmless": [asdict(entry) for entry in found.harmless],
-        "survived": [_finding(other) for other in found.survived],
-        "earlier": dict(found.earlier),
-        "trouble": [asdict(place) for place in found.trouble],
-        "strange": [asdict(place) for place in found.strange],
-        "silent": asdict(found.silent) if found.silent else None,
+        "recovered": [_finding(other) for other in found.recovered],
+        "previous_attempts": dict(found.previous_attempts),
+        "error_lines": [asdict(place) for place in found.error_lines],
+        "unknown_lines": [asdict(place) for place in found.unknown_lines],
+        "last_line": asdict(found.last_line) if found.last_line else None,
         "read": {"logs": found.logs, "lines": found.lines, "bytes": found.size},
         "unreachable": {host: error.message for host, error in failures.items()},
     }
@@ -53,7 +53,7 @@ def explain_document(
 def _finding(found: MatchedFailure) -> dict[str, Any]:
     failure = found.failure
     return {
-        "failure": failure.slug,
+        "id": failure.slug,
         "kind": failure.kind,
         "seen": failure.symptom,
         "cause": failure.cause if failure.kind == "cause" else None,
@@ -70,7 +70,7 @@ def _finding(found: MatchedFailure) -> dict[str, Any]:
 def show_explained(
     found: Diagnosis, *, color: str, request: FailedRequest | None = None, restarts: Sequence[Entry] = ()
 ) -> None:
-    """Write the verdict on standard output; `request` is what it is about where something else is served by now."""
+    """Write the diagnosis on standard output; `request` is what it is about where something else is served by now."""
     bold, end = ("\x1b[1m", "\x1b[0m") if wants_color(color, stdout=True) else ("", "")
     first, *rest = [*([_request(request)] if request else []), *_lines(found), *map(_restart, restarts)]
     sys.stdout.write(f"{bold}{plain(first)}{end}\n" + "".join(plain(line) + "\n" for line in rest))
@@ -79,20 +79,20 @@ def show_explained(
 
 def _lines(found: Diagnosis) -> Iterable[str]:
     yield from _answer(found)
-    if found.others:
-        yield f"also:    {'; '.join(_named(other.failure) for other in found.others)}"
-    if (found.cause or found.symptom) and found.followed:
+    if found.other_causes:
+        yield f"also:    {'; '.join(_named(other.failure) for other in found.other_causes)}"
+    if (found.cause or found.symptom) and found.consequences:
         yield "consequences:"
-        yield from (_line(place) for place in found.followed[:3])
+        yield from (_line(place) for place in found.consequences[:3])
     for other in found.notes:
         yield f"note:    {_named(other.failure)}"
         yield _line(other.places[0])
     for entry in found.harmless:
-        yield f"harmless: {entry.place.source}:{entry.place.number}: {_cut(entry.place.text, 60)}"
-        yield f"          {entry.why}{_evidence(entry)}"
-    if found.kind != "healed":
-        yield from (f"recovered: {_named(other.failure)}; the server answered later" for other in found.survived)
-    for slug, times in found.earlier:
+        yield f"harmless: {entry.line.source}:{entry.line.line}: {_cut(entry.line.text, 60)}"
+        yield f"          {entry.reason}{_evidence(entry)}"
+    if found.result != "healed":
+        yield from (f"recovered: {_named(other.failure)}; the server answered later" for other in found.recovered)
+    for slug, times in found.previous_attempts:
         yield f"before the last start{f', {times} times' if times > 1 else ''}: {_named(FAILURES[slug])}"
     yield f"read:    {count(found.lines, 'line')} of {count(found.logs, 'log')}, {found.size / 1e6:.1f} MB"
 
@@ -102,13 +102,13 @@ def _answer(found: Diagnosis) -> Iterable[str]:
         yield from _cause(found.cause)
     elif found.symptom:
         yield from _symptom(found.symptom, found)
-    elif found.kind == "unknown":
+    elif found.result == "unknown":
         yield "Unrecognised failure. First and last error lines:"
-        yield from (_line(place) for place in found.trouble or found.followed)
+        yield from (_line(place) for place in found.error_lines or found.consequences)
         yield "fix:     vcluster bundle"
-    elif found.kind == "healed":
-        yield f"Recovered: it works now, after {count(len(found.survived), 'failure')}."
-        for other in found.survived:
+    elif found.result == "healed":
+        yield f"Recovered: it works now, after {count(len(found.recovered), 'failure')}."
+        for other in found.recovered:
             yield f"recovered: {_named(other.failure)}"
             yield _line(other.places[-1])
     elif found.size:
@@ -145,12 +145,12 @@ def _symptom(symptom: MatchedFailure, found: Diagnosis) -> Iterable[str]:
     failure = symptom.failure
     yield f"Only a symptom, and no line names its cause: {failure.cause} ({_link(failure)})"
     yield from _shown(symptom)
-    if found.strange:
+    if found.unknown_lines:
         yield "unrecognised lines, possibly the cause:"
-        yield from (_line(place) for place in found.strange)
-    if found.silent:
+        yield from (_line(place) for place in found.unknown_lines)
+    if found.last_line:
         yield "the first rank without output; its last line:"
-        yield _line(found.silent)
+        yield _line(found.last_line)
     yield f"look:    {failure.fix}"
 
 
@@ -161,7 +161,7 @@ def _shown(found: MatchedFailure) -> Iterable[str]:
 
 def _evidence(entry: BenignMatch) -> str:
     times = f"; {entry.count} times" if entry.count > 1 else ""
-    went_on = f"; work continued in line {entry.evidence.number}" if entry.evidence else ""
+    went_on = f"; work continued in line {entry.evidence.line}" if entry.evidence else ""
     return times + went_on
 
 
@@ -175,8 +175,8 @@ def _link(failure: KnownFailure) -> str:
 
 
 def _line(place: LogPosition) -> str:
-    who = f" ({place.who})" if place.who else ""
-    return f"  {place.source}:{place.number}:{who} {_cut(place.text.strip())}"
+    who = f" ({place.process})" if place.process else ""
+    return f"  {place.source}:{place.line}:{who} {_cut(place.text.strip())}"
 
 
 def _cut(text: str, width: int = WIDTH) -> str:
