@@ -207,7 +207,7 @@ def _plan() -> Schema:
 
 
 def _fit() -> Schema:
-    weights = keys({"stored": by_name(COUNT), "loaded": COUNT, "unused": COUNT, "estimated": YES})
+    weights = keys({"stored_bytes": by_name(COUNT), "loaded_bytes": COUNT, "unused_bytes": COUNT, "estimated": YES})
     kv_cache = keys({"dtype": TEXT, "bytes_per_token": maybe(COUNT), "bytes_per_request": maybe(COUNT)})
     layout = fields(Layout)
     return keys(
@@ -215,19 +215,19 @@ def _fit() -> Schema:
             "v": VERSION,
             "model": TEXT,
             "architecture": maybe(TEXT),
-            "splits_into_stages": maybe(YES),
+            "supports_pp": maybe(YES),
             "layers": maybe(COUNT),
             "weights": weights,
             "context": maybe(COUNT),
             "concurrency": COUNT,
             "kv_cache": kv_cache,
-            "rule_of_thumb": NUMBER,
+            "rule_of_thumb_bytes": NUMBER,
             "gpus": maybe(fields(GpuPool)),
-            "gpus_at_least": maybe(COUNT),
+            "min_gpus": maybe(COUNT),
             "layouts": rows(layout),
             "fits": maybe(YES),
-            "taken": maybe(layout),
-            "changes": rows(TEXT),
+            "recommended": maybe(layout),
+            "suggestions": rows(TEXT),
             "notes": rows(TEXT),
         }
     )

@@ -220,7 +220,7 @@ def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any
         )
     except (VclusterError, KeyError) as error:
         return {"unknown": str(error)}
-    operations = [{"host": one.host, "operation": one.verb, "text": one.text} for one in plan.operations()]
+    operations = [{"host": one.host, "operation": one.verb, "message": one.text} for one in plan.operations()]
     return {"findings": findings, "operations": operations}
 
 

@@ -99,7 +99,7 @@ def fit(
 
             found = fit_action.fit(str(model), workload, session.progress, gpus=given, load=session.load)
         session.show(lambda: verdict_document(found), lambda: show_verdict(found, color=SETTINGS.color))
-        if found.gpus and not found.taken:
+        if found.gpus and not found.recommended:
             raise SystemExit(EXIT_NOTHING_FITS)
 
     Session(inventory, as_json=as_json).run(action)

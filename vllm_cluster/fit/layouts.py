@@ -23,7 +23,7 @@ class GpuPool:
     """The GPUs there are: how many on each node, the bytes of the smallest, and whether RDMA joins all nodes."""
 
     nodes: tuple[int, ...]
-    memory: int
+    memory_bytes: int
     rdma: bool | None = None
 
 
@@ -77,20 +77,20 @@ class PipelineStage:
 class Layout:
     """A layout judged. The sizes are those of the fullest GPU.
 
-    `problem` is why it is impossible; `context` is the longest that fits, `requests` how many of the requested
-    context do, `tokens` how many fit in all; None where the KV cache is not known.
+    `problem` is why it is impossible; `max_context` is the longest that fits, `requests` how many of the requested
+    context do, `kv_cache_tokens` how many tokens fit in all; None where the KV cache is not known.
     """
 
     tp: int
     pp: int
-    why: str
+    reason: str
     problem: str
-    weights: int
-    reserve: int
-    left: int
-    context: int | None
+    weights_bytes: int
+    activation_bytes: int
+    kv_cache_bytes: int
+    max_context: int | None
     requests: int | None
-    tokens: int | None
+    kv_cache_tokens: int | None
     fits: bool
     notes: tuple[str, ...] = ()
 
@@ -162,7 +162,7 @@ def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
 
 
 def _stages(model: Model, gpus: GpuPool, tp: int, pp: int) -> tuple[PipelineStage, ...]:
-    budget = int(UTILISATION * gpus.memory)
+    budget = int(UTILISATION * gpus.memory_bytes)
     if not model.shape:
         weights = -(-model.weights.loaded // (tp * pp))
         return (PipelineStage(weights, FIXED, budget - weights - FIXED, ()),)

@@ -15,17 +15,17 @@ MAX_NODES, MAX_GPUS_PER_NODE = 64, 8
 
 @dataclass(frozen=True)
 class FitReport:
-    """The layouts, the best first; `taken` is the first of them that fits, `changes` what would fit when none does.
+    """The layouts, the best first; `recommended` is the first of them that fits.
 
-    Without GPUs it is only about sizes.
+    `suggestions` are what would fit when none does. Without GPUs it is only about sizes.
     """
 
     model: Model
     gpus: GpuPool | None
     workload: Workload
     layouts: tuple[Layout, ...]
-    taken: Layout | None
-    changes: tuple[str, ...]
+    recommended: Layout | None
+    suggestions: tuple[str, ...]
 
 
 def min_gpus(model: Model, memory: int, workload: Workload) -> int:
@@ -52,7 +52,9 @@ def report(model: Model, gpus: GpuPool | None, workload: Workload) -> FitReport:
     layouts = tuple(_layouts(model, gpus, workload))
     taken = next((layout for layout in layouts if layout.fits), None)
     if taken is None and not workload.context:
-        taken = max((layout for layout in layouts if layout.context), key=lambda one: one.context or 0, default=None)
+        taken = max(
+            (layout for layout in layouts if layout.max_context), key=lambda one: one.max_context or 0, default=None
+        )
     changes = () if taken else tuple(_changes(model, gpus, workload, layouts))
     return FitReport(model, gpus, workload, layouts, taken, changes)
 
@@ -108,9 +110,9 @@ def _divisors(number: int) -> list[int]:
 
 def _changes(model: Model, gpus: GpuPool, workload: Workload, layouts: tuple[Layout, ...]) -> Iterator[str]:
     """The nearest changes with which it would fit, each by itself."""
-    longest = max((layout.context or 0 for layout in layouts), default=0)
+    longest = max((layout.max_context or 0 for layout in layouts), default=0)
     if longest:
-        at = next(layout for layout in layouts if layout.context == longest)
+        at = next(layout for layout in layouts if layout.max_context == longest)
         yield f"a context of {longest} tokens: -- --max-model-len={longest} (TP={at.tp} × PP={at.pp})"
     together = max((layout.requests or 0 for layout in layouts), default=0)
     if together and workload.concurrency > 1:

@@ -197,7 +197,8 @@ def fewer(asked: Asked, found: Files, judged: Judged) -> str:
     words = f"--hosts {','.join(ranks)}" if whole else f"--tp {small.tp} --pp {small.pp}"
     return (
         f"it also fits on {small.tp * small.pp} of the {asked.tp * asked.pp} GPUs ({words}): on {', '.join(ranks)} a "
-        f"GPU holds {_gib(small.weights)} of weights, and the KV cache {small.requests} requests of {length} tokens"
+        f"GPU holds {_gib(small.weights_bytes)} of weights, "
+        f"and the KV cache {small.requests} requests of {length} tokens"
     )
 
 
@@ -232,12 +233,11 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
     advice = f"vcluster fit {asked.model} shows what fits"
     if layout.problem:
         yield RequestProblem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)
-    elif layout.weights + FIXED > UTILISATION * gpus.memory:
-        text = (
-            f"its weights take {_gib(layout.weights)} of a GPU's {_gib(gpus.memory)} at TP={asked.tp} × PP={asked.pp}"
-        )
+    elif layout.weights_bytes + FIXED > UTILISATION * gpus.memory_bytes:
+        sizes = f"{_gib(layout.weights_bytes)} of a GPU's {_gib(gpus.memory_bytes)}"
+        text = f"its weights take {sizes} at TP={asked.tp} × PP={asked.pp}"
         yield RequestProblem(head, f"{asked.model} does not fit: {text}", advice)
-    elif not layout.fits and layout.context is not None and layout.context * DOUBT < length:
+    elif not layout.fits and layout.max_context is not None and layout.max_context * DOUBT < length:
         yield RequestProblem(head, f"{asked.model} does not fit: {_short(layout, length)}", _shorter(layout, advice))
 
 
@@ -247,11 +247,12 @@ def _model(asked: Asked, found: Files, known: ModelConfig, judged: Judged) -> Mo
 
 
 def _short(layout: Layout, length: int) -> str:
-    return f"a GPU has {_gib(max(0, layout.left))} left for the KV cache, room for {layout.context} of {length} tokens"
+    left = _gib(max(0, layout.kv_cache_bytes))
+    return f"a GPU has {left} left for the KV cache, room for {layout.max_context} of {length} tokens"
 
 
 def _shorter(layout: Layout, advice: str) -> str:
-    return f"-- --max-model-len={layout.context}; {advice}" if layout.context else advice
+    return f"-- --max-model-len={layout.max_context}; {advice}" if layout.max_context else advice
 
 
 def _room(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:

@@ -65,10 +65,10 @@ def test_the_document(here: Hub) -> None:
     done = fit(LLAMA, *TWO_NODES, "--context", "128000", "--kv-cache-dtype", "fp8", "--json", endpoint=here.url)
     found = json.loads(done.stdout)
     assert done.stderr == ""
-    assert (found["v"], found["fits"], found["gpus_at_least"]) == (1, True, 11)
+    assert (found["v"], found["fits"], found["min_gpus"]) == (1, True, 11)
     assert found["kv_cache"] == {"dtype": "fp8", "bytes_per_token": 258048, "bytes_per_request": 128000 * 258048}
     assert [(row["tp"], row["pp"]) for row in found["layouts"]][:2] == [(8, 2), (16, 1)]
-    assert found["taken"] == found["layouts"][0]
+    assert found["recommended"] == found["layouts"][0]
 
 
 def test_nothing_fits(here: Hub) -> None:
@@ -80,7 +80,7 @@ def test_nothing_fits(here: Hub) -> None:
         "  2 nodes of 8 such GPUs",
     ]
     assert fit(LLAMA, *TWO_NODES, "--context", "8192", endpoint=here.url).returncode == 0
-    assert json.loads(fit(*argv, "--json", endpoint=here.url).stdout)["changes"] == ["2 nodes of 8 such GPUs"]
+    assert json.loads(fit(*argv, "--json", endpoint=here.url).stdout)["suggestions"] == ["2 nodes of 8 such GPUs"]
 
 
 def test_parameters_need_neither_hub_nor_host() -> None:
@@ -115,7 +115,7 @@ def test_a_folder(tmp_path: Path) -> None:
     for where in (tmp_path, tmp_path / "config.json"):
         alone = json.loads(fit(str(where), "--gpu-memory", "24GB", "--json").stdout)
         # 8.03 billion parameters in 16 bits, as the files have them.
-        assert abs(alone["weights"]["loaded"] - 16_060_522_496) < 1e7
+        assert abs(alone["weights"]["loaded_bytes"] - 16_060_522_496) < 1e7
         assert (alone["fits"], alone["weights"]["estimated"]) == (True, True)
     (tmp_path / "config.json").write_text('{"model_type": "lla')
     assert fit(str(tmp_path), "--gpu-memory", "24GB").returncode == 1

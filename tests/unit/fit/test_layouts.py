@@ -70,10 +70,10 @@ def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> No
     """Each is one that serve can make: several servers beside each other are not among them."""
     found = report(model(configs.LLAMA_405B), GpuPool((8, 8), 141 * GB, rdma=False), Workload(32768))
     assert splits(found) == [(8, 1), (8, 2), (16, 1), (4, 4), (2, 8), (1, 16)]
-    assert found.taken is found.layouts[0]
-    assert all(layout.why for layout in found.layouts)
-    assert found.layouts[0].why == "one node suffices, the others stay idle: --tp 8 --pp 1"
-    assert "the layout that serve takes without --tp and --pp" in found.layouts[1].why
+    assert found.recommended is found.layouts[0]
+    assert all(layout.reason for layout in found.layouts)
+    assert found.layouts[0].reason == "one node suffices, the others stay idle: --tp 8 --pp 1"
+    assert "the layout that serve takes without --tp and --pp" in found.layouts[1].reason
     across = " ".join(found.layouts[2].notes)
     assert "each is held by 2 GPUs" in across
     assert "no RDMA found" in across
@@ -87,7 +87,7 @@ def test_where_one_gpu_suffices_it_is_named_first() -> None:
 def test_where_some_nodes_suffice_the_others_are_spared() -> None:
     found = report(model(configs.LLAMA_405B), GpuPool((8,) * 5, 80 * GB), Workload(4096))
     assert splits(found)[0] == (8, 2)
-    assert "2 of the 5 nodes suffice" in found.layouts[0].why
+    assert "2 of the 5 nodes suffice" in found.layouts[0].reason
 
 
 def test_hosts_that_differ_are_laid_out_as_serve_does() -> None:
@@ -104,15 +104,15 @@ def test_the_next_best_is_taken_where_the_first_cannot_be() -> None:
     wide = model(configs.LLAMA_8B, num_attention_heads=20, num_key_value_heads=4, head_dim=128, hidden_size=2560)
     found = report(wide, GpuPool((8,), 80 * GB), Workload(1024))
     assert "20 attention heads" in found.layouts[1].problem
-    assert found.taken
-    assert (found.taken.tp, found.taken.pp) == (1, 1)
+    assert found.recommended
+    assert (found.recommended.tp, found.recommended.pp) == (1, 1)
 
 
 def test_a_class_without_stages_is_not_split_into_them() -> None:
     found = report(model(configs.LLAMA_70B, pipelines=False), GpuPool((2, 2), 80 * GB), Workload(8192))
     assert any("SupportsPP" in layout.problem for layout in found.layouts)
-    assert found.taken
-    assert found.taken.pp == 1
+    assert found.recommended
+    assert found.recommended.pp == 1
 
 
 def test_what_is_over_goes_to_the_later_stages_but_the_last() -> None:
@@ -127,42 +127,42 @@ def test_the_smallest_stage_bounds_the_cache() -> None:
     heavy = model(configs.LLAMA_8B, vocab_size=2_000_000)
     layout = evaluate(heavy, GpuPool((2,), 40 * GB), Workload(8192), 1, 2)
     budget = int(UTILISATION * 40 * GB)
-    assert layout.left < budget - layout.weights - layout.reserve + 1
-    assert layout.left == min(
-        budget - heavy.weights.on_stage(16, 32, 1) - 1024 * 2_000_000 * 6 - (1 << 30), layout.left
+    assert layout.kv_cache_bytes < budget - layout.weights_bytes - layout.activation_bytes + 1
+    assert layout.kv_cache_bytes == min(
+        budget - heavy.weights.on_stage(16, 32, 1) - 1024 * 2_000_000 * 6 - (1 << 30), layout.kv_cache_bytes
     )
 
 
 def test_a_shorter_context_is_good_enough_when_nobody_asked_for_one() -> None:
     gpus = GpuPool((1,), 24 * GB)
     found = report(model(configs.LLAMA_8B), gpus, Workload())
-    assert found.taken
-    assert not found.taken.fits
-    assert found.taken.context
-    assert 10_000 < found.taken.context < 131_072
-    assert report(model(configs.LLAMA_8B), gpus, Workload(found.taken.context)).taken
-    longer = report(model(configs.LLAMA_8B), gpus, Workload(found.taken.context + BLOCK))
-    assert longer.taken is None
+    assert found.recommended
+    assert not found.recommended.fits
+    assert found.recommended.max_context
+    assert 10_000 < found.recommended.max_context < 131_072
+    assert report(model(configs.LLAMA_8B), gpus, Workload(found.recommended.max_context)).recommended
+    longer = report(model(configs.LLAMA_8B), gpus, Workload(found.recommended.max_context + BLOCK))
+    assert longer.recommended is None
 
 
 def test_the_nearest_changes_are_named_and_each_helps() -> None:
     gpus, workload = GpuPool((1,), 24 * GB), Workload(30_000, 2)
     llama = model(configs.LLAMA_8B)
     found = report(llama, gpus, workload)
-    assert found.taken is None
-    context, together, bits, more = found.changes
-    assert report(llama, gpus, replace(workload, context=int(context.split("=")[1].split()[0]))).taken
+    assert found.recommended is None
+    context, together, bits, more = found.suggestions
+    assert report(llama, gpus, replace(workload, context=int(context.split("=")[1].split()[0]))).recommended
     assert together.startswith("1 request of")
-    assert report(llama, gpus, replace(workload, concurrency=1)).taken
+    assert report(llama, gpus, replace(workload, concurrency=1)).recommended
     assert "fp8" in bits
-    assert report(llama, gpus, replace(workload, kv_dtype="fp8")).taken
+    assert report(llama, gpus, replace(workload, kv_dtype="fp8")).recommended
     assert more == "1 node of 2 such GPUs"
-    assert report(llama, replace(gpus, nodes=(2,)), workload).taken
+    assert report(llama, replace(gpus, nodes=(2,)), workload).recommended
 
 
 def test_what_no_number_of_gpus_holds() -> None:
     found = report(model(configs.LLAMA_405B), GpuPool((1,), 2 * GB), Workload(1024))
-    assert (found.taken, found.changes) == (None, ())
+    assert (found.recommended, found.suggestions) == (None, ())
 
 
 @settings(deadline=None, max_examples=60)
@@ -184,10 +184,10 @@ def test_what_is_said_to_fit_does(
         if layout.fits:
             assert layout.requests is not None
             assert layout.requests >= concurrency
-            assert layout.context is not None
-            assert layout.context >= min(context, 1)
+            assert layout.max_context is not None
+            assert layout.max_context >= min(context, 1)
             assert layout.tp * layout.pp * memory * GB >= found.weights.loaded
-        if layout.context:
-            again = evaluate(found, gpus, Workload(layout.context, concurrency), layout.tp, layout.pp)
+        if layout.max_context:
+            again = evaluate(found, gpus, Workload(layout.max_context, concurrency), layout.tp, layout.pp)
             assert again.fits
     assert min_gpus(found, memory * GB, workload) >= 1

@@ -22,12 +22,12 @@ def verdict_document(found: FitReport) -> dict[str, Any]:
         "v": 1,
         "model": model.name,
         "architecture": shape.architecture if shape else None,
-        "splits_into_stages": model.pipelines,
+        "supports_pp": model.pipelines,
         "layers": len(shape.layers) if shape else None,
         "weights": {
-            "stored": dict(model.weights.stored),
-            "loaded": model.weights.loaded,
-            "unused": model.weights.unused,
+            "stored_bytes": dict(model.weights.stored),
+            "loaded_bytes": model.weights.loaded,
+            "unused_bytes": model.weights.unused,
             "estimated": model.weights.estimated,
         },
         "context": context or None,
@@ -37,13 +37,13 @@ def verdict_document(found: FitReport) -> dict[str, Any]:
             "bytes_per_token": _per_token(found) if shape else None,
             "bytes_per_request": model.request(context, workload.kv_bytes) if shape else None,
         },
-        "rule_of_thumb": rule_of_thumb(model.weights.loaded),
+        "rule_of_thumb_bytes": rule_of_thumb(model.weights.loaded),
         "gpus": asdict(found.gpus) if found.gpus else None,
-        "gpus_at_least": min_gpus(model, found.gpus.memory, workload) if found.gpus else None,
+        "min_gpus": min_gpus(model, found.gpus.memory_bytes, workload) if found.gpus else None,
         "layouts": [asdict(layout) for layout in found.layouts],
-        "fits": found.taken is not None if found.gpus else None,
-        "taken": asdict(found.taken) if found.taken else None,
-        "changes": list(found.changes),
+        "fits": found.recommended is not None if found.gpus else None,
+        "recommended": asdict(found.recommended) if found.recommended else None,
+        "suggestions": list(found.suggestions),
         "notes": list(shape.notes) if shape else [],
     }
 
@@ -67,7 +67,7 @@ def show_verdict(found: FitReport, *, color: str) -> None:
             lines.append(f"{name:<{widths[0]}}  {middle}  {state}".rstrip())
         reasons: dict[str, list[str]] = {}
         for layout in found.layouts:
-            reasons.setdefault("; ".join(filter(None, (layout.why, *layout.notes))), []).append(_name(layout))
+            reasons.setdefault("; ".join(filter(None, (layout.reason, *layout.notes))), []).append(_name(layout))
         lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()), ""]
     sys.stdout.write("".join(plain(line) + "\n" for line in lines))
     sys.stdout.write("".join(f"{bold}{plain(line)}{end}\n" for line in _conclusion(found)))
@@ -99,12 +99,12 @@ def _sizes(found: FitReport) -> list[tuple[str, str]]:
     text = f"{rule_of_thumb(weights.loaded) / 1e9:.0f} GB by P·4/(32/Q)·1.2 (ignores context length)"
     rows.append(("rule of thumb", text))
     if found.gpus:
-        count = min_gpus(model, found.gpus.memory, workload)
+        count = min_gpus(model, found.gpus.memory_bytes, workload)
         what = "weights and one such request" if shape else "weights"
         rows.append(("at least", f"{count} such {plural(count, 'GPU')}, by the plain sum of {what}"))
         nodes = " + ".join(map(str, found.gpus.nodes)) if len(set(found.gpus.nodes)) > 1 else ""
         nodes = nodes or f"{len(found.gpus.nodes)} × {found.gpus.nodes[0]}"
-        text = f"{nodes} of {found.gpus.memory / GIB:.1f} GiB, of which vLLM takes {UTILISATION:.0%}"
+        text = f"{nodes} of {found.gpus.memory_bytes / GIB:.1f} GiB, of which vLLM takes {UTILISATION:.0%}"
         rows.append(("GPUs", text))
     if shape and found.model.pipelines is None and any(layout.pp > 1 for layout in found.layouts):
         unknown = "pipeline parallelism support unknown (run with an inventory to ask the image's vLLM)"
@@ -119,26 +119,27 @@ def _name(layout: Layout) -> str:
 def _cells(layout: Layout) -> list[str]:
     if layout.problem:
         return [_name(layout), *[""] * 6, f"no: {layout.problem}"]
-    sizes = [f"{size / GIB:.1f} GiB" for size in (layout.weights, layout.reserve, layout.left)]
-    many = (layout.context, layout.requests, layout.tokens)
-    state = "fits" if layout.fits else "shorter context" if layout.context else "no"
+    sizes = [f"{size / GIB:.1f} GiB" for size in (layout.weights_bytes, layout.activation_bytes, layout.kv_cache_bytes)]
+    many = (layout.max_context, layout.requests, layout.kv_cache_tokens)
+    state = "fits" if layout.fits else "shorter context" if layout.max_context else "no"
     return [_name(layout), *sizes, *("?" if n is None else str(n) for n in many), state]
 
 
 def _conclusion(found: FitReport) -> list[str]:
-    taken, workload = found.taken, found.workload
+    taken, workload = found.recommended, found.workload
     if not found.gpus:
         return ["Compared with no GPUs: add --gpu-memory SIZE, --gpus NUMBER and --nodes NUMBER for a verdict."]
     if taken and taken.fits:
         if taken.requests is None:
-            return [f"The weights fit at {_name(taken)} and leave {taken.left / GIB:.1f} GiB a GPU for the KV cache."]
+            left = taken.kv_cache_bytes / GIB
+            return [f"The weights fit at {_name(taken)} and leave {left:.1f} GiB a GPU for the KV cache."]
         count = taken.requests
         what = f"{count} {plural(count, 'request')} of {found.model.context(workload)} tokens at once"
         return [f"It fits at {_name(taken)}, with room for {what}."]
     if taken:
-        flag = f"-- --max-model-len={taken.context}"
-        return [f"It fits at {_name(taken)} with a context of {taken.context} tokens at most: {flag}"]
+        flag = f"-- --max-model-len={taken.max_context}"
+        return [f"It fits at {_name(taken)} with a context of {taken.max_context} tokens at most: {flag}"]
     return [
         "Does not fit. Closest configurations that do:",
-        *(f"  {change}" for change in found.changes or ("none found",)),
+        *(f"  {change}" for change in found.suggestions or ("none found",)),
     ]
