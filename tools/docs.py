@@ -18,6 +18,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/reference/events.md": reference.events,
     "docs/reference/exit-codes.md": reference.exit_codes,
     "docs/reference/inventory.md": inventory.page,
+    "docs/reference/json/README.md": reference.json_index,
     "inventory.example.yaml": inventory.example,
 }
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import Any, get_args
 
 import typer
 
-from tests.support.json_schemas import schemas
+from tests.support.json_schemas import DOCUMENTS, schemas
 from vllm_cluster.checks.codes import CODES
 from vllm_cluster.cli.app import NAME, app
 from vllm_cluster.cli.help import COMMON, option_row, shown_name, usage_lines
@@ -16,6 +17,7 @@ from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.sandbox import SANDBOX
 from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.cli.verbs_models import MODELS
+from vllm_cluster.errors import VclusterError
 from vllm_cluster.events import Kind
 from vllm_cluster.explain.catalogue import CHECKED, FAILURES
 
@@ -26,11 +28,16 @@ EXIT_CODES = {
     3: "refused before anything was changed; `fit`: the model does not fit",
     4: "a host, or the hub, is unreachable; a connection that breaks later is 1",
     10: "`plan --exit-code`: there is something to do",
-    75: "another run holds the lease of a host, or this one lost it: run the command again; "
+    75: "another run changes the same hosts, model or output: run the command again when it has ended; "
     "`serve`: another request replaced this one",
-    124: "`wait`: not so in time",
+    124: "`wait`: timed out",
     130: "interrupted; completed steps are kept",
 }
+OF_COMMANDS = (
+    "other",
+    "that of the command that was run; 255: ssh could not connect",
+    "`exec`, `ssh`, `tunnel -- COMMAND`",
+)
 EVENTS = {
     "phase": "a phase of the verb has begun",
     "plan": "what `up` is about to do, as in `plan --json`",
@@ -41,13 +48,18 @@ EVENTS = {
     "note": "a fact that explains what follows",
     "warning": "a problem that does not end the verb",
     "result": "the outcome of a verb that succeeded",
-    "log": "a line of vLLM's log, with `-v`; `logs`: a line of a log, where `t` is when it was printed",
+    "log": "a line of vLLM's log, with `-v`; `logs`: a line of a log, where `time` is when it was printed",
     "error": "the verb failed: what happened, what to do, the exit code, and a row for each host concerned",
     "endpoint": "the model is ready: where it answers, and the command that asks it",
 }
 GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS}
 # Every event has these.
-OF_ALL_EVENTS = ("v", "t", "event", "text")
+OF_ALL_EVENTS = ("v", "time", "event", "message")
+# The modules with errors beside vllm_cluster.errors.
+_WITH_ERRORS = (
+    *("core.node_status", "docker.calls", "run.api_client"),
+    *("transport.connect_errors", "transport.ssh_config"),
+)
 # A bar within a cell, also within code.
 _BAR = r"\|"
 
@@ -65,9 +77,19 @@ def commands() -> str:
         options = [one for one in params if one.param_type_name == "option" and not one.hidden]
         common |= {one.name: option_row(one) for one in options if one.name in COMMON}
         lines += _verb(path, verb, params, [option_row(one) for one in options if one.name not in COMMON])
-    return _page(
-        [*lines, "", "## Options of every verb", "", *_options(common[name] for name in COMMON if name in common)]
-    )
+    program = _params(group)
+    own = [option_row(one) for one in program if one.name not in COMMON and not one.hidden]
+    lines += ["", f"## {NAME}", "", *_options(own)]
+    lines += ["", "## Options of every verb", "", *_options(common[name] for name in COMMON if name in common)]
+    return _page([*lines, "", *_exceptions(group)])
+
+
+def _exceptions(group: Any) -> Iterator[str]:
+    """The verbs that lack an option of the others."""
+    verbs = [(path.removeprefix(f"{NAME} "), {one.name for one in params}) for path, _, params in _verbs(group)]
+    for name, option in (("inventory", "--inventory"), ("as_json", "--json")):
+        without = [f"`{path}`" for path, known in verbs if name not in known]
+        yield f"- Without `{option}`: {', '.join(without)}."
 
 
 def _verbs(group: Any) -> Iterator[tuple[str, Verb, list[Any]]]:
@@ -115,9 +137,12 @@ def exit_codes() -> str:
         "that changes one names it in [CHANGELOG.md](../../CHANGELOG.md).",
         "",
     ]
-    verbs = {code: ", ".join(f"`{name}`" for name, verb in VERBS.items() if code in verb.exits) for code in EXIT_CODES}
-    rows = ((str(code), what, verbs[code] or "all") for code, what in EXIT_CODES.items())
-    return _page([*lines, *_table("code | meaning | named in the help of", rows)])
+    verbs = [(path.removeprefix(f"{NAME} "), verb.exits) for path, verb, _ in _verbs(typer.main.get_command(app))]
+    rows = [
+        (str(code), what, ", ".join(f"`{name}`" for name, exits in verbs if code in exits) or "all")
+        for code, what in EXIT_CODES.items()
+    ]
+    return _page([*lines, *_table("code | meaning | named in the help of", [*rows, OF_COMMANDS])])
 
 
 def events() -> str:
@@ -125,9 +150,8 @@ def events() -> str:
     lines = [
         "# Events",
         "",
-        "`up`, `serve`, `stop`, `rollback`, `down`, `tunnel`, `wait`, `logs`, `image push`, `image prune` and "
-        "`sandbox` write one JSON object a line with `--json`. "
-        "Each has `v` (1), `t` (seconds since the epoch), `event` and, but for `error` and `endpoint`, `text`, a "
+        f"{_names(_with_events())} write one JSON object a line with `--json`. "
+        "Each has `v` (1), `time` (seconds since the epoch), `event` and, but for `endpoint`, `message`, a "
         "sentence for people; `host` where it concerns one host. [The schema](json/events.schema.json) has the types.",
         "",
     ]
@@ -135,7 +159,61 @@ def events() -> str:
     for form in schemas()["events"]["anyOf"]:
         forms[form["properties"]["event"]["const"]].append(form["properties"])
     rows = ((f"`{kind}`", EVENTS[kind], "<br>".join(filter(None, map(_keys, forms[kind])))) for kind in forms)
-    return _page([*lines, *_table("event | meaning | keys of its own, a line for each form", rows)])
+    lines += [*_table("event | meaning | keys of its own, a line for each form", rows), "", "## Codes of errors", ""]
+    lines += ["`code` of an event `error`, and of each host's row in it.", ""]
+    codes = sorted((f"`{kind.code}`", str(kind.exit_code), (kind.__doc__ or "").partition("\n")[0])
+                   for kind in error_classes())  # fmt: skip
+    return _page([*lines, *_table("code | exit code | meaning", codes)])
+
+
+def json_index() -> str:
+    """What each verb writes with --json, and by which schema."""
+    lines = [
+        "# What `--json` writes",
+        "",
+        "Each schema lists every key; no other key is written. `make schemas` makes them from the code, and the tests "
+        "hold what the verbs really write against them.",
+        "",
+    ]
+    rows = [(f"`{command}`", _form(schema), _schema(schema)) for command, schema in DOCUMENTS.items()]
+    rows.append((_names(_with_events()), "a line an event", _schema("events")))
+    lines += [
+        *_table("verb | standard output | schema", rows),
+        "",
+        "`serve` and `rollback` end with an event `endpoint`. An error is an event `error`, of every verb: what "
+        "happened (`message`, and `code` for programs), what to do (`fix`, a line each) and the exit code, with a row "
+        "for each host where several are concerned. [Events](../events.md) has the codes.",
+    ]
+    return _page(lines)
+
+
+def _with_events() -> list[str]:
+    """The commands that write events with --json."""
+    verbs = _verbs(typer.main.get_command(app))
+    known = [path.removeprefix(f"{NAME} ") for path, _, params in verbs if any(one.name == "as_json" for one in params)]
+    return [name for name in known if name not in DOCUMENTS]
+
+
+def _names(commands: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in commands)
+
+
+def _form(schema: str) -> str:
+    return "a document each time, one a line" if schema == "top" else "one document"
+
+
+def _schema(name: str) -> str:
+    return f"[{name}]({name}.schema.json)"
+
+
+def error_classes() -> list[type[VclusterError]]:
+    """Every kind of error, in the order of the tree, but for those that no caller sees: their names begin with _."""
+    for module in _WITH_ERRORS:
+        import_module(f"vllm_cluster.{module}")
+    found: list[type[VclusterError]] = [VclusterError]
+    for kind in found:
+        found += [one for one in kind.__subclasses__() if not one.__name__.startswith("_") and one not in found]
+    return [kind for kind in found if kind.__module__.startswith("vllm_cluster.")]
 
 
 def _keys(form: Mapping[str, Any]) -> str:

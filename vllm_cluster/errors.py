@@ -37,6 +37,7 @@ class VclusterError(Exception):
     """A failure for a person to read: what happened, where, and what to do about it."""
 
     exit_code = 1
+    code = "failed"
 
     def __init__(
         self,
@@ -73,35 +74,46 @@ class VclusterError(Exception):
 
     def words(self) -> dict[str, object]:
         """The fields of this error alone."""
-        return {"error": type(self).__name__, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}
+        fix = (self.hint or "").splitlines()
+        return {"code": self.code, "message": self.message, "fix": fix, "exit_code": self.exit_code}
 
 
 class UsageError(VclusterError):
     """The command line asks for something that does not exist or does not fit."""
 
     exit_code = 2
+    code = "usage"
 
 
 class PortInUse(UsageError):
     """A local port that the call needs is taken."""
 
+    code = "port-in-use"
+
 
 class InventoryError(UsageError):
     """The inventory is wrong; the message begins with ``file:line: key``."""
+
+    code = "inventory"
 
 
 class PreflightFailed(VclusterError):
     """Known before anything was touched."""
 
     exit_code = 3
+    code = "preflight-failed"
 
 
 class NodeMissing(PreflightFailed):
     """The cluster has no node on a host now: it was never made, or `up` recreates it."""
 
+    code = "node-missing"
+
 
 class HostError(VclusterError):
     """One host failed at one step."""
+
+    code = "host-failed"
 
     def __init__(
         self, host: str, message: str, *, hint: str | None = None, again: tuple[str, ...] | None = None
@@ -130,38 +142,51 @@ class Unreachable(HostError):
     """No connection could be made, so nothing was sent."""
 
     exit_code = 4
+    code = "unreachable"
 
 
 class NoSession(Unreachable):
     """The host is connected and opens no further session."""
 
+    code = "no-session"
+
 
 class HostKeyRejected(Unreachable):
     """The host's key is unknown or is not the one that known_hosts holds."""
 
+    code = "host-key-rejected"
+
 
 class AuthenticationFailed(Unreachable):
     """The host answered and refused every key that was offered."""
+
+    code = "authentication-failed"
 
 
 class ShellUnusable(HostError):
     """The host lets us in, and its login shell runs no commands."""
 
     exit_code = 3
+    code = "no-shell"
 
 
 class ConnectionLost(HostError):
     """The connection broke while something was under way: it may or may not have happened."""
+
+    code = "connection-lost"
 
 
 class LeaseLost(ConnectionLost):
     """The lease ended while it was needed: another run may change the cluster now. Nothing more is sent."""
 
     exit_code = 75
+    code = "lease-lost"
 
 
 class TimedOut(HostError):
     """A deadline passed without an answer."""
+
+    code = "timed-out"
 
 
 class NodesNotJoined(HostError):
@@ -169,6 +194,8 @@ class NodesNotJoined(HostError):
 
     `cut_off` are hosts that have not joined a Ray that runs: what is between the hosts may be the cause.
     """
+
+    code = "nodes-not-joined"
 
     def __init__(self, host: str, message: str, *, hint: str | None = None, cut_off: Iterable[str] = ()) -> None:
         super().__init__(host, message, hint=hint)
@@ -178,6 +205,8 @@ class NodesNotJoined(HostError):
 class CommandFailed(HostError):
     """A command ran to its end and failed; keeps what it printed."""
 
+    code = "command-failed"
+
     def __init__(self, host: str, message: str, *, exit_code: int, stderr: str, hint: str | None = None) -> None:
         super().__init__(host, message, hint=hint)
         self.returncode = exit_code
@@ -186,6 +215,8 @@ class CommandFailed(HostError):
 
 class FleetError(VclusterError):
     """Several hosts failed; every host's error is kept."""
+
+    code = "hosts-failed"
 
     def __init__(self, failures: Mapping[str, VclusterError]) -> None:
         self._failures = MappingProxyType(dict(failures))
@@ -223,16 +254,20 @@ class Locked(VclusterError):
     """Another run is changing the cluster."""
 
     exit_code = 75
+    code = "locked"
 
 
 class Replaced(VclusterError):
     """A newer request superseded the one that this run waited for."""
 
     exit_code = 75
+    code = "replaced"
 
 
 class Aborted(VclusterError):
     """A person answered no to a question."""
+
+    code = "aborted"
 
     def __init__(self) -> None:
         super().__init__("Aborted. Nothing was changed.")
@@ -242,12 +277,14 @@ class WaitTimedOut(VclusterError):
     """What was waited for was not so in time, and may still come."""
 
     exit_code = 124
+    code = "wait-timed-out"
 
 
 class Interrupted(VclusterError):
     """The user asked to stop."""
 
     exit_code = 130
+    code = "interrupted"
 
     def __init__(
         self,

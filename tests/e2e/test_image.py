@@ -81,7 +81,7 @@ def test_a_host_gets_the_layer_that_it_lacks(sandbox: Sandbox) -> None:
         (sent,) = [event for event in done.events() if event["event"] == "start" and "layers" in event]
         assert (sent["host"], sent["layers"]) == ("gpu2", 1)
         assert sent["bytes"] == MEGABYTES * 10**6
-        arrived = [event["text"] for event in done.events() if event["event"] == "progress" and "bytes" in event]
+        arrived = [event["message"] for event in done.events() if event["event"] == "progress" and "bytes" in event]
         assert arrived[-1].endswith("its Docker unpacks it")
         result = done.event("result")
         assert (result["source"], result["sent"]) == ("gpu1", ["gpu2"])

@@ -38,7 +38,7 @@ def rows(sandbox: Sandbox, *argv: str) -> list[dict[str, Any]]:
 @pytest.mark.cluster("served")
 def test_the_lines_of_all_ranks_come_in_the_order_of_time_each_once(sandbox: Sandbox) -> None:
     every = rows(sandbox)
-    assert [row["t"] for row in every] == sorted(row["t"] for row in every)
+    assert [row["time"] for row in every] == sorted(row["time"] for row in every)
     assert {(row["host"], row["rank"]) for row in every if row["rank"] is not None} == {
         ("gpu1", 0),
         ("gpu1", 1),
@@ -46,21 +46,21 @@ def test_the_lines_of_all_ranks_come_in_the_order_of_time_each_once(sandbox: San
         ("gpu2", 3),
     }
     # Ray's copies of what a rank prints are left out: each rank's line is there from its own file.
-    assert not [row["text"] for row in every if row["text"].startswith("(RayWorker")]
-    loaded = [row for row in every if "Starting to load model" in row["text"]]
+    assert not [row["message"] for row in every if row["message"].startswith("(RayWorker")]
+    loaded = [row for row in every if "Starting to load model" in row["message"]]
     starts = len(loaded) // 4  # a cluster that was served before has the lines of each start
     assert sorted(row["rank"] for row in loaded) == sorted([0, 1, 2, 3] * starts)
     assert {row["source"] for row in every} >= {"node", "ray", "vllm"}
     third = rows(sandbox, "--rank", "3")
     assert {(row["host"], row["rank"]) for row in third} == {("gpu2", 3)}
-    assert [row["text"] for row in third] == [row["text"] for row in every if row["rank"] == 3]
+    assert [row["message"] for row in third] == [row["message"] for row in every if row["rank"] == 3]
     assert rows(sandbox, "gpu2", "--grep", "Ray runtime started")[0]["host"] == "gpu2"
     assert rows(sandbox, "--ray", "--since", "0.001") == []
     assert sandbox.vcluster("logs", "--rank", "99").code == 1
     nothing = sandbox.vcluster("logs", "--grep", "what no log has").ok()
     assert (nothing.out, nothing.err) == ("", "No line of the logs matches.\n")
     # On a busy machine the ranks begin further apart than what is folded into one line.
-    folded = [row["text"] for row in rows(sandbox, "--fold", "--grep", "Starting to load model")]
+    folded = [row["message"] for row in rows(sandbox, "--fold", "--grep", "Starting to load model")]
     counts = [re.search(r" \[repeated (\d) times on gpu\d(, gpu\d)?\]$", text) for text in folded]
     assert sum(int(count[1]) if count else 1 for count in counts) == 4 * starts, folded
 
@@ -160,7 +160,7 @@ class Follower:
             assert not list(validator("events").iter_errors(row)), line
             if row["event"] != "log":
                 self.notices.append(f"{row['event']} {row.get('host')}: {row['text']}")
-            elif found := re.fullmatch(r"tick (\d+)", row["text"]):
+            elif found := re.fullmatch(r"tick (\d+)", row["message"]):
                 self.ticks[row["host"]].append(int(found[1]))
 
     def end(self) -> None:
@@ -213,7 +213,7 @@ def test_a_node_that_restarts_loses_no_line_and_repeats_none(sandbox: Sandbox) -
         until(lambda: follower.ticks["gpu2"][-1] == last + 49)
         assert follower.ticks["gpu2"] == printed(sandbox, "gpu2")
         previous = rows(sandbox, "gpu2", "--previous", "--grep", "tick ")
-        assert previous[-1]["text"] == f"tick {last}"
+        assert previous[-1]["message"] == f"tick {last}"
     sandbox.vcluster("up", "--yes", "--wait", "30").ok()
 
 

@@ -37,7 +37,7 @@ def test_plan_changes_nothing_and_says_so_by_its_exit_code(cluster: Sandbox) -> 
 @pytest.mark.cluster("fresh", leaves="up")
 def test_up_mends_an_image_without_ray_and_counts_every_gpu(cluster: Sandbox) -> None:
     up = cluster.vcluster("up", "--json").ok()
-    notes = [event["text"] for event in up.events() if event["event"] == "note"]
+    notes = [event["message"] for event in up.events() if event["event"] == "note"]
     if any(event.get("operation") == "prepare image" for event in up.events()):
         assert any("has no Ray: adding ray[default]==2.56.1" in note for note in notes)
     assert up.event("result")["gpus"] == 4
@@ -61,7 +61,7 @@ def test_up_again_changes_nothing(cluster: Sandbox) -> None:
 def test_four_ranks_on_two_hosts_say_what_one_process_says(cluster: Sandbox) -> None:
     served = cluster.vcluster("serve", MODEL, "--json", "--", "--dtype", "float32").ok()
     last = [event for event in served.events() if "phases" in event][-1]
-    assert (last["phase"], last["text"].partition(" after ")[0]) == ("ready", "ready")
+    assert (last["phase"], last["message"].partition(" after ")[0]) == ("ready", "ready")
     phases = [phase for phase, _ in last["phases"] if phase != "waiting"]
     assert phases == sorted(phases, key=STEPS.index)
     assert {"importing", "joining", "loading", "probing"} <= set(phases)

@@ -94,7 +94,7 @@ def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox, mom
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)
-        if event["text"].startswith(moment) or (moment == "remove old containers" and event["event"] == "plan"):
+        if event["message"].startswith(moment) or (moment == "remove old containers" and event["event"] == "plan"):
             break
     else:
         raise AssertionError(f"up never came to {moment}")

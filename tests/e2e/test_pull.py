@@ -51,7 +51,7 @@ def pull(sandbox: Sandbox, hub: PullHub, *more: str) -> Run:
 def test_a_model_is_downloaded_once_and_then_left_alone(sandbox: Sandbox, hub: PullHub) -> None:
     events = sandbox.vcluster("pull", MODEL, "--json", HF_ENDPOINT=hub.url).ok().events()
     assert expected(sandbox, hub) and hub.sent == SIZE
-    assert events[-1]["text"].startswith(f"Pulled {MODEL} to gpu1, gpu2")
+    assert events[-1]["message"].startswith(f"Pulled {MODEL} to gpu1, gpu2")
     again = pull(sandbox, hub).ok()
     assert "Nothing was changed" in again.err and hub.sent == SIZE
     # The inventory's token went to the hub, from the host that downloads, and stays nowhere.

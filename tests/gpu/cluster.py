@@ -95,8 +95,8 @@ class Run:
     def phases(self) -> list[tuple[str, float]]:
         """What went on and for how long, in seconds, by the events of phases and of progress."""
         told = [event for event in self.events if event.get("event") in ("phase", "progress", "warning")]
-        ends = [event["t"] for event in told[1:]] + [self.began + self.seconds]
-        return [(str(e["text"]), round(end - e["t"], 2)) for e, end in zip(told, ends, strict=True)]
+        ends = [event["time"] for event in told[1:]] + [self.began + self.seconds]
+        return [(str(e["message"]), round(end - e["time"], 2)) for e, end in zip(told, ends, strict=True)]
 
 
 class Cluster:

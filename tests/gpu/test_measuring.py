@@ -59,10 +59,10 @@ def test_the_cache_that_the_last_start_told_of() -> None:
 
 def test_phases_take_the_time_until_the_next_one() -> None:
     events = (
-        {"event": "phase", "t": 100.0, "text": "connecting"},
-        {"event": "start", "t": 100.5, "text": "pull"},
-        {"event": "progress", "t": 101.5, "text": "loading"},
-        {"event": "endpoint", "t": 104.0, "text": "http"},
+        {"event": "phase", "time": 100.0, "message": "connecting"},
+        {"event": "start", "time": 100.5, "message": "pull"},
+        {"event": "progress", "time": 101.5, "message": "loading"},
+        {"event": "endpoint", "time": 104.0, "message": "http"},
     )
     run = Run(("serve",), 0, events, "", 5.0, 99.0)
     assert run.phases() == [("connecting", 1.5), ("loading", 2.5)]

@@ -129,7 +129,7 @@ def test_the_one_with_another_head_may_wait(sandbox: Sandbox) -> None:
         with heads_of(sandbox) as heads:
             runs = race(here, "--wait", "120", other=there, until=partial(held_by, sandbox, "up"))
         assert [run.process.returncode for run in runs] == [0, 0], [run.events[-1] for run in runs]
-        assert any(event["text"].startswith("waiting for ") for event in runs[1].events)
+        assert any(event["message"].startswith("waiting for ") for event in runs[1].events)
         # It waited, looked again, and moved the head that it then found.
         assert (head(sandbox), heads.most(), len(heads.told)) == (["gpu2"], 1, 3)
         whole(there)
@@ -236,7 +236,7 @@ def test_a_laptop_that_stands_still(sandbox: Sandbox, name: str) -> None:
         assert changes_since(sandbox, began) == []
         # A request that was written before it was suspended moved with the head.
         written = moment.verb == SERVE and SERVE[-1] in asked
-        assert (code, run.error()["error"]) == (75, "Replaced" if written else "LeaseLost"), run.events[-1]
+        assert (code, run.error()["code"]) == (75, "replaced" if written else "lease-lost"), run.events[-1]
         assert (sandbox.nodes(), request(sandbox), head(sandbox)) == (nodes, asked, ["gpu2"])
         assert took <= GIVES_UP
         whole(second)

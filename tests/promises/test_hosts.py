@@ -162,7 +162,7 @@ def test_a_clock_an_hour_off(sandbox: Sandbox) -> None:
         said = sandbox.vcluster("up", "--json").ok()
         warned = [event for event in said.events() if event.get("code") == "clock-skew"]
         assert [event["event"] for event in warned] == ["warning"], warned
-        assert re.search(r"(3600|3599) s", warned[0]["text"]), warned
+        assert re.search(r"(3600|3599) s", warned[0]["message"]), warned
         with something_to_do(sandbox, 1.5):
             judge(race(sandbox))
         measured.figure = f"warned ({warned[0]['text'].partition(';')[0]}), up continues; of two up one got the lease"

@@ -86,12 +86,12 @@ def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, transport: s
                 assert run.end() == 1
                 took = measured.seconds
             error = run.error()
-            assert error["error"] in ("ConnectionLost", "TimedOut"), error
+            assert error["code"] in ("connection-lost", "timed-out"), error
             assert error["host"] == host
             assert took <= SILENCE + MARGIN
         sandbox.vcluster("up", "--yes", "--wait", "30").ok()
         settle(sandbox, with_nodes(empty), SILENCE + 30)
-        measured.figure = f"{error['error'].lower()} after {took:.1f} s, by name; rerun converged"
+        measured.figure = f"{error['code']} after {took:.1f} s, by name; rerun converged"
 
 
 @pytest.mark.cluster("up")
@@ -107,7 +107,7 @@ def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox) -> None:
             measured.begin()
             free = lease_is_free_after(sandbox, measured.began, TIME_TO_LIVE + 2)
             assert run.end() == 75
-        assert run.error()["error"] == "LeaseLost"
+        assert run.error()["code"] == "lease-lost"
         measured.figure = (
             f"free after {free:.1f} s of {TIME_TO_LIVE} s to live; its holder ended after {measured.seconds:.1f} s"
         )
@@ -175,7 +175,7 @@ def test_a_stopped_docker(sandbox: Sandbox, empty: Stand) -> None:
                 assert run.end() == 1
                 took = measured.seconds
             error = run.error()
-        assert (error["error"], error["host"]) == ("TimedOut", "gpu2"), error
+        assert (error["code"], error["host"]) == ("timed-out", "gpu2"), error
         # Once for what was asked, and once to take back what had been made.
         assert took <= 2 * CALL_SECONDS + MARGIN
         sandbox.vcluster("up", "--yes", "--wait", "30").ok()

@@ -48,6 +48,6 @@ def test_the_other_may_wait(sandbox: Sandbox) -> None:
                 for run in (one, other):
                     run.end()
         assert (one.process.returncode, other.process.returncode) == (0, 0)
-        assert any(event["text"].startswith("waiting for ") for event in other.events)
+        assert any(event["message"].startswith("waiting for ") for event in other.events)
         assert (operations(one), operations(other)) == (1, 0)
         measured.figure = "it waited, found nothing left to do, exit 0"

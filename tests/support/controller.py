@@ -102,7 +102,7 @@ def moment(event: Event | None) -> str:
     if event is None:
         return "its end"
     where = f"{event['host']}: " if event.get("host") else ""
-    text = event.get("operation") or event["text"].partition("\n")[0]
+    text = event.get("operation") or event["message"].partition("\n")[0]
     return f"{event['event']} {where}{text}"[:60].strip()
 
 

@@ -44,25 +44,13 @@ COMMAND = "make schemas"
 Schema = dict[str, Any]
 TEXT, NUMBER, COUNT, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 VERSION = {"const": 1}
-# The document of a verb; every other verb with --json writes events.
-DOCUMENTS = (
-    "plan",
-    "status",
-    "top",
-    "check",
-    "facts",
-    "models",
-    "image",
-    "fit",
-    "explain",
-    "bundle",
-    "history",
-    "complete",
-    "chat",
-    "endpoint",
-    "batch",
-    "bench",
-)
+# The schema of what a command prints; every other command with --json prints events.
+DOCUMENTS = {
+    **dict.fromkeys(("top", "status --watch"), "top"),
+    **{name: name for name in ("plan", "status", "check", "facts", "fit", "explain", "bundle", "history")},
+    **{name: name for name in ("complete", "chat", "endpoint", "bench")},
+    **{"models ls": "models", "image ls": "image", "batch --list": "batch"},
+}
 OPERATIONS = get_args(plan.Operation)
 
 
@@ -308,12 +296,12 @@ def _events() -> list[Schema]:
     start |= {"phases": rows(passed), "last_line": TEXT}
     batch: Schema = {**dict.fromkeys(("total", "answered", "failed", "concurrency"), COUNT)}
     batch |= {"tokens_per_second": NUMBER, "seconds_left": maybe(NUMBER)}
-    moved: Schema = dict.fromkeys(("bytes", "total", "rate"), COUNT)
+    moved: Schema = dict.fromkeys(("bytes", "total_bytes", "bytes_per_second"), COUNT)
     part: Schema = {**moved, "phase": TEXT, "error": TEXT}
     forms: list[tuple[str, Schema]] = [
         *((kind, part) for kind in ("progress", "done", "failed")),
         ("progress", moved),
-        ("progress", {"bytes": COUNT, "total": COUNT}),
+        ("progress", {"bytes": COUNT, "total_bytes": COUNT}),
         ("note", {"commit": TEXT, "size_bytes": COUNT}),
         ("warning", {"code": TEXT, "path": TEXT}),
         *((kind, {}) for kind in ("phase", "note", "failed", "warning", "progress", "start", "log")),
@@ -348,21 +336,21 @@ def _events() -> list[Schema]:
         ("result", fields(BatchResult)["properties"]),
         ("log", {"source": TEXT, "rank": maybe(COUNT)}),
     ]
-    base: Schema = {"v": VERSION, "t": NUMBER, "text": TEXT}
+    base: Schema = {"v": VERSION, "time": NUMBER, "message": TEXT}
     return [keys({**base, "event": {"const": kind}, **data}, {"host": TEXT}) for kind, data in forms]
 
 
 def _error() -> Schema:
-    words: Schema = {"error": TEXT, "message": TEXT, "hint": maybe(TEXT), "exit_code": COUNT}
+    words: Schema = {"code": TEXT, "message": TEXT, "fix": rows(TEXT), "exit_code": COUNT}
     done, failed = keys({"state": {"const": "ok"}}), keys({"state": {"const": "failed"}, **words}, {"host": TEXT})
     more = {"host": TEXT, "hosts": by_name({"anyOf": [done, failed]})}
-    return keys({"v": VERSION, "t": NUMBER, "event": {"const": "error"}, **words}, more)
+    return keys({"v": VERSION, "time": NUMBER, "event": {"const": "error"}, **words}, more)
 
 
 def _endpoint() -> Schema:
     texts = ("model", "url", "head", "curl", "key")
     return keys(
-        {"v": VERSION, "t": NUMBER, "event": {"const": "endpoint"}, **dict.fromkeys(texts, TEXT), "exposed": YES}
+        {"v": VERSION, "time": NUMBER, "event": {"const": "endpoint"}, **dict.fromkeys(texts, TEXT), "exposed": YES}
     )
 
 
@@ -374,7 +362,8 @@ def validator(name: str) -> Draft202012Validator:
 
 def validate(argv: Sequence[str], output: str) -> None:
     """Hold what a command wrote with --json against its schema: one document, or events line by line."""
-    verb = next((word for word in argv if word in DOCUMENTS and "--end" not in argv), "events")
+    verbs = {command.partition(" ")[0] for command in DOCUMENTS}
+    verb = next((word for word in argv if word in verbs and "--end" not in argv), "events")
     verb = "top" if "--watch" in argv else verb
     # With --list alone.
     verb = "events" if verb == "batch" and "--list" not in argv else verb

@@ -128,7 +128,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         elif "lost" in row:
             lost.append((str(row["lost"]), str(row["to"])))
         else:
-            data = {"bytes": row["bytes"], "total": row["total"]}
+            data = {"bytes": row["bytes"], "total_bytes": row["total"]}
             hosts.emit(Event("progress", f"hashing {size(row['bytes'])} of {size(row['total'])}", via, data))
 
     def question(do: str, rows: list[HubFile]) -> None:

@@ -170,7 +170,8 @@ def _ended(one: _Seen) -> PullStatus:
 def _show(seen: Mapping[str, _Seen], emit: Emit) -> None:
     for name, one in seen.items():
         now, rate = one.status, one.rate()
-        data = {"phase": now.phase, "bytes": now.bytes, "total": now.total, "rate": round(rate), "error": now.error}
+        data = {"phase": now.phase, "bytes": now.bytes, "total_bytes": now.total, "error": now.error}
+        data["bytes_per_second"] = round(rate)
         if now.phase in ("serving", "done", "failed") and one.shown == "end":
             continue
         one.shown = "end" if now.phase in ("serving", "done", "failed") else ""
@@ -186,7 +187,7 @@ def _show(seen: Mapping[str, _Seen], emit: Emit) -> None:
     rate = sum(one.rate() for one in seen.values())
     if total:
         text = f"pulling {size(there)} of {size(total)} on {count(len(seen), 'host')}{_left(total - there, rate)}"
-        emit(Event("progress", text, data={"bytes": there, "total": total, "rate": round(rate)}))
+        emit(Event("progress", text, data={"bytes": there, "total_bytes": total, "bytes_per_second": round(rate)}))
 
 
 def _words(now: PullStatus, rate: float) -> str:

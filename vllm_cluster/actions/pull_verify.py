@@ -91,7 +91,7 @@ def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel)
         elif "damaged" in row:
             found.damaged[str(row["damaged"]["path"])] = str(row["damaged"]["why"])
         else:
-            data = {"bytes": row["bytes"], "total": row["total"]}
+            data = {"bytes": row["bytes"], "total_bytes": row["total"]}
             text = f"hashing {size(row['bytes'])} of {size(row['total'])}"
             hosts.emit(Event("progress", text, connection.name, data))
 

@@ -181,6 +181,8 @@ def _distrusted(status: NodeStatus, age: float) -> NodeStatus:
 class UnreadableStatus(VclusterError):
     """A status file that this vcluster cannot read."""
 
+    code = "unreadable-status"
+
 
 def membership(planned: Mapping[str, int], nodes: Sequence[RayNode]) -> RayMembership:
     """Compare what is planned (GPUs by address) with Ray's living nodes.

@@ -33,6 +33,8 @@ T = TypeVar("T")
 class NotFound(CommandFailed):
     """Docker has no such container, image, volume or file."""
 
+    code = "not-found"
+
 
 @dataclass(frozen=True)
 class Call:

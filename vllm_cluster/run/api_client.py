@@ -23,6 +23,8 @@ DATA, DONE = b"data:", b"[DONE]"
 class Refused(VclusterError):
     """The server answered with an error."""
 
+    code = "api-refused"
+
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -31,9 +33,13 @@ class Refused(VclusterError):
 class Broken(VclusterError):
     """The connection ended before the answer did, or its bytes are not an answer."""
 
+    code = "api-broken"
+
 
 class Silent(VclusterError):
     """Nothing arrived for too long."""
+
+    code = "api-silent"
 
 
 def post(port: int, path: str, body: Mapping[str, Any], key: str, seconds: float) -> Iterator[Mapping[str, Any]]:

@@ -130,7 +130,7 @@ class PlanExecution:
 
     def _do(self, connection: HostConnection, operation: Operation) -> None:
         self.lease.check()
-        data = {"operation": operation.verb, "text": operation.text}
+        data = {"operation": operation.verb, "message": operation.text}
         self.emit(Event("start", operation.text, connection.name, data))
         try:
             self._carry_out(connection, operation)

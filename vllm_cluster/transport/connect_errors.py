@@ -139,6 +139,8 @@ def no_name(at: SshEndpoint, why: str = "") -> Unreachable:
 class ClosedBeforeLogin(Unreachable):
     """The server closed the connection before the login: it may take the next one."""
 
+    code = "closed-before-login"
+
 
 def connect_with_retry(connect: Callable[[], T], deadline: Deadline) -> T:
     """Connect, and again after a moment when the server had too much to do.

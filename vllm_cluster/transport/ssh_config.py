@@ -34,6 +34,8 @@ _SESSION = ("SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no")
 class NoSshCommand(UsageError):
     """There is no ssh on this machine to ask."""
 
+    code = "no-ssh"
+
 
 @dataclass(frozen=True)
 class SshEndpoint:

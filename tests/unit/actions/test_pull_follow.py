@@ -93,7 +93,7 @@ def test_the_total_of_all_hosts_is_the_same_from_the_first_moment_to_the_last(mo
 
     def emit(event: Event) -> None:
         if event.host is None and event.kind == "progress":
-            totals.add(event.data["total"])
+            totals.add(event.data["total_bytes"])
 
     assert followed(monkeypatch, answer, emit, runtime).failed
     assert totals == {20}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import json_schemas, landed, world
-from tests.support.json_schemas import COMMAND, FOLDER, texts, validate
+from tests.support.json_schemas import COMMAND, DOCUMENTS, FOLDER, schemas, texts, validate
 from tests.support.logs import HEALTHY, PRODUCED, explained
 from tests.support.paths import FIXTURES
 from tests.support.sim import lab, make
@@ -180,3 +180,8 @@ def test_a_schema_refuses_what_it_does_not_know(
     spoil(document)
     with pytest.raises(AssertionError, match="status --json"):
         json_schemas.validate(["status"], json.dumps(document))
+
+
+def test_each_schema_is_that_of_a_command() -> None:
+    """And is listed beside it in docs/reference/json."""
+    assert set(schemas()) == {*DOCUMENTS.values(), "events"}

@@ -38,8 +38,16 @@ def test_a_program_gets_every_byte_that_is_text(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     validate(("logs",), out)
     first, second = map(json.loads, out.splitlines())
-    assert first == {"v": 1, "t": 1.5, "event": "log", "text": "plain", "host": "gpu1", "source": "vllm", "rank": None}
-    assert (second["text"], second["rank"]) == (LINES[1].text, 3)
+    assert first == {
+        "v": 1,
+        "time": 1.5,
+        "event": "log",
+        "message": "plain",
+        "host": "gpu1",
+        "source": "vllm",
+        "rank": None,
+    }
+    assert (second["message"], second["rank"]) == (LINES[1].text, 3)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90", 90), ("1.5s", 1.5), ("10m", 600), ("1h30m", 5400)])

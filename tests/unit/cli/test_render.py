@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import world
+from tools.reference import error_classes
 from vllm_cluster.actions.request_phases import Endpoint
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.endpoint import curl_line, show_endpoint
@@ -148,8 +149,18 @@ def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "error: a: nothing listens\nb: no route\nfix: start sshd\n"
     errors.show(error, as_json=True, color="never")
     row = json.loads(capsys.readouterr().out)
-    assert (row["exit_code"], row["hosts"]["b"]["error"]) == (4, "Unreachable")
-    assert row["t"] > 0, "every JSON line has its time"
+    assert (row["exit_code"], row["hosts"]["b"]["code"]) == (4, "unreachable")
+    assert (row["code"], row["fix"]) == ("hosts-failed", ["start sshd"])
+    assert row["time"] > 0, "every JSON line has its time"
+
+
+def test_each_error_has_a_code_of_its_own() -> None:
+    """Several kinds share an exit code."""
+    kinds = error_classes()
+    assert len(kinds) > 20
+    assert [kind.__name__ for kind in kinds if "code" not in vars(kind)] == []
+    assert len({kind.code for kind in kinds}) == len(kinds)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", kind.code) for kind in kinds)
 
 
 def test_one_cause_on_several_hosts_is_one_line() -> None:

@@ -35,7 +35,7 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
     if as_json:
         document = {
             "v": 1,
-            "t": round(time.time(), 3),
+            "time": round(time.time(), 3),
             "event": "endpoint",
             "model": endpoint.model,
             "url": where,

@@ -26,7 +26,7 @@ def show(error: VclusterError, *, as_json: bool, color: str, log: Path | None = 
     if as_json:
         # Where standard output cannot be written, which may be the error itself, it is for people after all.
         with suppress(OSError):
-            print(json.dumps({"v": 1, "t": round(time.time(), 3), "event": "error", **error.as_json()}), flush=True)
+            print(json.dumps({"v": 1, "time": round(time.time(), 3), "event": "error", **error.as_json()}), flush=True)
             return
     red, bold, end = ("\x1b[31m", "\x1b[1m", "\x1b[0m") if wants_color(color, stdout=False) else ("", "", "")
     # A person's decision is not an error.

@@ -49,5 +49,5 @@ def _shown(text: str) -> str:
 
 
 def _as_json(line: Line) -> str:
-    row = {"v": 1, "t": round(line.at / 1e9, 6), "event": "log", "text": line.text, "host": line.host}
+    row = {"v": 1, "time": round(line.at / 1e9, 6), "event": "log", "message": line.text, "host": line.host}
     return json.dumps({**row, "source": line.source, "rank": line.rank}) + "\n"
