@@ -25,7 +25,7 @@ def rate(sandbox: Sandbox, source: Path, *options: str) -> float:
         done = sandbox.vcluster("batch", str(source), "-o", f"{folder}/out.jsonl", "--json", *options).ok()
         events = [json.loads(line) for line in done.out.splitlines()]
     (result,) = [event for event in events if event["event"] == "result"]
-    return float(result["now"] / result["seconds"])
+    return float(result["answered_now"] / result["seconds"])
 
 
 def measure(sandbox: Sandbox) -> Iterator[tuple[str, float]]:

@@ -274,7 +274,7 @@ def _bench() -> Schema:
         {
             "v": VERSION,
             "complete": YES,
-            **dict.fromkeys(("began", "preset", "cluster", "model", "name", "image"), TEXT),
+            **dict.fromkeys(("started", "preset", "cluster", "model", "name", "image"), TEXT),
             "flags": rows(TEXT),
             "versions": keys(dict.fromkeys(("vcluster", "vllm"), TEXT)),
             "hosts": rows(fields(HostHardware)),

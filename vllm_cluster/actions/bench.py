@@ -175,7 +175,7 @@ def _document(
     return {
         "v": 1,
         "complete": False,
-        "began": datetime.fromtimestamp(head.runtime.clock.time(), UTC).isoformat(timespec="seconds"),
+        "started": datetime.fromtimestamp(head.runtime.clock.time(), UTC).isoformat(timespec="seconds"),
         "preset": wanted.preset,
         "cluster": inventory.cluster,
         "model": serve.model,
@@ -205,7 +205,7 @@ def hardware(name: str, address: str, facts: HostFacts) -> HostHardware:
         name=name,
         gpus=tuple(f"{gpu.name} ({gpu.memory_mib} MiB)" for gpu in facts.gpus),
         driver=next((gpu.driver for gpu in facts.gpus), ""),
-        adapters=tuple(f"{hca.device}: {hca.link_layer}, {hca.rate}" for hca in facts.hcas if hca.active),
+        hcas=tuple(f"{hca.device}: {hca.link_layer}, {hca.rate}" for hca in facts.hcas if hca.active),
         interface=f"{nic.name}, MTU {nic.mtu}{speed}" if nic else "",
         architecture=facts.architecture,
     )

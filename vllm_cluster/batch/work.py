@@ -33,7 +33,7 @@ class BatchResult:
 
     total: int
     answered: int
-    now: int
+    answered_now: int
     failed: int
     invalid: int
     prompt_tokens: int
@@ -100,7 +100,7 @@ class Work:
         return BatchResult(
             total=meter.total,
             answered=meter.before + meter.answered,
-            now=meter.answered,
+            answered_now=meter.answered,
             failed=meter.failed,
             invalid=meter.invalid,
             prompt_tokens=meter.prompt_tokens,

@@ -197,11 +197,10 @@ def _show(session: Session, result: BatchResult, source: Path, errors: Path) -> 
     tokens = result.prompt_tokens + result.completion_tokens
     of_prompts = f", {result.prompt_tokens} of them of prompts" if result.completion_tokens else ""
     rate = f", {tokens} tokens at {tokens / result.seconds:.0f}/s{of_prompts}" if tokens and result.seconds else ""
-    if result.now:
-        before = result.answered - result.now
-        text = (
-            f"Answered {count(result.now, 'request')}{f', {before} of {result.total} before' if before else ''}{rate}"
-        )
+    if result.answered_now:
+        before = result.answered - result.answered_now
+        earlier = f", {before} of {result.total} before" if before else ""
+        text = f"Answered {count(result.answered_now, 'request')}{earlier}{rate}"
     else:
         text = f"{result.answered} of {count(result.total, 'request')} were answered before"
     session.emit(Event("result", text, data=asdict(result)))

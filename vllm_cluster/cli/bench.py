@@ -193,5 +193,5 @@ def _compare(session: Session, folders: list[Path]) -> None:
         )
         return
     print(*compared_lines(rows), sep="\n")
-    if any(row.p is None for row in rows):
+    if any(row.p_value is None for row in rows):
         print("A load with a single run shows no noise: measure both with --repeat 3 or more")

@@ -49,7 +49,7 @@ class HostHardware:
     name: str
     gpus: tuple[str, ...]
     driver: str
-    adapters: tuple[str, ...]
+    hcas: tuple[str, ...]
     interface: str
     architecture: str
 

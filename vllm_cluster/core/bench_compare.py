@@ -24,7 +24,7 @@ class ComparedFigure:
     before: float
     after: float
     change_percent: float
-    p: float | None
+    p_value: float | None
     different: bool
     better: bool
 

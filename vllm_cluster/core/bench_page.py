@@ -51,7 +51,7 @@ def picture(document: Mapping[str, Any]) -> str:
     below = f'<g transform="translate(0,{top})">{_rates(points)}</g>'
     below += f'<g transform="translate(0,{top + HEIGHT})">{_rates_by_latency(points)}</g>'
     # A line each, as both together are wider than the picture.
-    versions = f"{_versions(document)}, {str(document['began'])[:10]}"
+    versions = f"{_versions(document)}, {str(document['started'])[:10]}"
     heading = _label(EDGE, 18, str(document["name"]), "start", "#111") + _label(EDGE, 36, versions, "start")
     paper = '<rect width="100%" height="100%" fill="#fff"/>'
     return _svg(paper + heading + below, top + 2 * HEIGHT) + "\n"
@@ -79,7 +79,7 @@ _TITLES = {
 
 
 def _summary(document: Mapping[str, Any]) -> str:
-    return f"{_versions(document)}, image {document['image']}, began {document['began']}"
+    return f"{_versions(document)}, image {document['image']}, started {document['started']}"
 
 
 def _versions(document: Mapping[str, Any]) -> str:
@@ -117,7 +117,7 @@ def _hosts(hosts: Sequence[Mapping[str, Any]]) -> str:
             ", ".join(one["gpus"]) or "CPU",
             str(one["driver"]),
             str(one["interface"]),
-            ", ".join(one["adapters"]),
+            ", ".join(one["hcas"]),
         ]
         for one in hosts
     ]

@@ -25,7 +25,7 @@ _NONE = "<none>"
 
 @dataclass(frozen=True)
 class ClusterImage:
-    """An image that a cluster uses or used: its names, its size in bytes, when it was made, and what for.
+    """An image that a cluster uses or used: its names, its size, when it was made, and what for.
 
     `base` is the id of the image that an engine image is made from, empty for one that is such a base. The state is
     "runs" where a container was made from it, "wanted" where the inventory names it, "before" for the last one that
@@ -35,7 +35,7 @@ class ClusterImage:
     id: str
     names: tuple[str, ...]
     digest: str
-    size: int
+    size_bytes: int
     created: int
     state: State
     base: str = ""
@@ -148,5 +148,5 @@ def _of_cluster(image: Image, base: str, known: Collection[str], cluster: str) -
 
 def freed(images: Sequence[ClusterImage], removed: Collection[str]) -> int:
     """The bytes that go with some of a host's images: an engine image has its base's layers, too."""
-    sizes = {image.id: image.size for image in images}
-    return sum(image.size - sizes.get(image.base, 0) for image in images if image.id in removed)
+    sizes = {image.id: image.size_bytes for image in images}
+    return sum(image.size_bytes - sizes.get(image.base, 0) for image in images if image.id in removed)

@@ -13,14 +13,14 @@ _COLUMNS = 6
 class CachedModel:
     """A model in a cache: a repository of the hub at its commit, or a folder, whose name begins with `./`.
 
-    `size` is what it takes on the disk, in bytes; `used` when its weights were last read, by the host's clock: a file
+    `size_bytes` is what it takes on the disk; `last_read` when its weights were read, by the host's clock: a file
     system that keeps no such time has when they were written. `problem` is empty where it is complete.
     """
 
     name: str
     commit: str
-    size: int
-    used: float | None
+    size_bytes: int
+    last_read: float | None
     problem: str
 
 
@@ -46,7 +46,7 @@ def _models(lines: list[str]) -> Iterator[CachedModel]:
             # As huggingface_hub writes it: "--" for the one "/" of a repository.
             name=name.replace("--", "/", 1) if kind == "hub" else f"./{name}",
             commit=commit,
-            size=1024 * int(kib) if kib.isdecimal() else 0,
-            used=float(used) if used.isdecimal() else None,
+            size_bytes=1024 * int(kib) if kib.isdecimal() else 0,
+            last_read=float(used) if used.isdecimal() else None,
             problem=problem,
         )

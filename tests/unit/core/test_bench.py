@@ -59,7 +59,7 @@ def test_a_real_difference_is_seen_with_its_direction() -> None:
 
 def test_one_run_shows_no_noise_and_other_loads_are_not_compared() -> None:
     chance = random.Random(7)
-    assert {(row.p, row.different) for row in compare(measured(chance, 1), measured(chance, 3, factor=9))} == {
+    assert {(row.p_value, row.different) for row in compare(measured(chance, 1), measured(chance, 3, factor=9))} == {
         (None, False)
     }
     assert compare(measured(chance, 3, levels=(1,)), measured(chance, 3, levels=(2,))) == []
@@ -109,9 +109,9 @@ DOCUMENT = {
     "name": "<b>m</b>",
     "versions": {"vllm": "0.32.0", "vcluster": "0.1.0"},
     "image": "i",
-    "began": "2026-01-01",
+    "started": "2026-01-01",
     "flags": ["--x=<script>"],
-    "hosts": [{"name": "gpu1", "gpus": [], "driver": "", "adapters": [], "interface": "eth0"}],
+    "hosts": [{"name": "gpu1", "gpus": [], "driver": "", "hcas": [], "interface": "eth0"}],
     "points": measured(random.Random(1), 2),
 }
 

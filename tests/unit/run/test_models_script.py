@@ -47,8 +47,8 @@ def test_a_complete_model_has_its_commit_and_its_size(tmp_path: Path, shell: lis
     hub_model(tmp_path, "org/name--with-dashes", 2)
     (model,) = listed(tmp_path, shell).values()
     assert (model.name, model.commit, model.problem) == ("org/name--with-dashes", COMMIT, "")
-    assert 100_000 <= model.size < 200_000
-    assert model.used is not None
+    assert 100_000 <= model.size_bytes < 200_000
+    assert model.last_read is not None
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def compared_lines(rows: Sequence[ComparedFigure]) -> Iterable[str]:
 
 
 def _verdict(row: ComparedFigure) -> str:
-    if row.p is None:
+    if row.p_value is None:
         return "one run: unknown"
     if not row.different:
         return "no difference"

@@ -52,7 +52,7 @@ def _row(found: FoundImages, held: dict[str, ClusterImage]) -> dict[str, str]:
         # Of an image that brings its own it is known where `up` has looked.
         "ray": plain(", ".join(sorted({image.ray for image in held.values()} - {""}))),
         "vllm": plain(one.vllm),
-        "size": f"{one.size / 1e9:.1f} GB",
+        "size": f"{one.size_bytes / 1e9:.1f} GB",
         "made": f"{age(max(0.0, time.time() - one.created))} ago" if one.created else "",
         "hosts": f"all {len(held)}" if len(held) == len(found.hosts) > 1 else ", ".join(held),
         "state": one.state,

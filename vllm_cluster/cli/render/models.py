@@ -58,11 +58,11 @@ def _states(models: tuple[CachedModel, ...], pull: RunningPull | None) -> Iterat
 
 def _row(found: CachedModels, state: str, held: dict[str, CachedModel]) -> dict[str, str]:
     one = next(iter(held.values()))
-    used = max((model.used for model in held.values() if model.used), default=None)
+    used = max((model.last_read for model in held.values() if model.last_read), default=None)
     return {
         "model": plain(one.name),
         "revision": plain(one.commit[:12]),
-        "size": size(max(model.size for model in held.values())),
+        "size": size(max(model.size_bytes for model in held.values())),
         "hosts": f"all {len(held)}" if len(held) == len(found.hosts) > 1 else ", ".join(held),
         "last read": f"{age(time.time() - used)} ago" if used else "",
         "state": plain(state),
