@@ -146,4 +146,4 @@ def test_a_node_of_the_landed_version_is_recreated_and_the_reason_says_so() -> N
     facts["gpu2"] = replace(facts["gpu2"], containers=(old,))
     plan = diff(specs, facts)
     assert kinds(plan) == [("remove", "gpu2"), ("create", "gpu2")]
-    assert {getattr(op, "why", "") for op in plan.operations()} == {"made by an earlier version of vcluster (0.1.0)"}
+    assert {getattr(op, "reason", "") for op in plan.operations()} == {"made by an earlier version of vcluster (0.1.0)"}
