@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from tests.support.json_schemas import schemas
 from tests.support.views import HEAD, LOST, MODEL, WORKER, serving, view
 from vllm_cluster.cli.render.dashboard import MAX_EVENTS, MAX_POINTS, DashboardFeed, changes
 
@@ -24,6 +26,24 @@ def test_a_page_that_is_opened_late_has_what_was_before() -> None:
     assert [point["gpu_percent"] for point in found["points"]] == [93.5, 93.5]
     texts = [event["message"] for event in found["events"]]
     assert texts == ["org/model: ready", "gpu2: unreachable: no keepalive reply for 15 s", "lab is not up"]
+
+
+def keys_of(schema: Any) -> set[str]:
+    """The keys of an object, also where there may be none in its place."""
+    return set(schema.get("properties", ())).union(*map(keys_of, schema.get("anyOf", ())))
+
+
+def test_the_page_reads_keys_that_are_there() -> None:
+    """A key that is renamed shows as `undefined` in a browser, and as an error nowhere."""
+    page = DashboardFeed(str).page()[1].decode()
+    top = schemas()["top"]
+    parts = {"serve": "serving", "model": "model"}
+    objects = {"view": top, **{name: top["properties"][key] for name, key in parts.items()}}
+    objects["host"] = top["properties"]["hosts"]["items"]
+    objects["load"] = top["properties"]["loads"]["additionalProperties"]
+    for name, schema in objects.items():
+        read = set(re.findall(rf"\b{name}\??\.(\w+)", page))
+        assert read and read <= keys_of(schema), name
 
 
 def test_what_it_keeps_is_bounded() -> None:
