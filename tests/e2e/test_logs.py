@@ -159,7 +159,7 @@ class Follower:
             row = json.loads(line)
             assert not list(validator("events").iter_errors(row)), line
             if row["event"] != "log":
-                self.notices.append(f"{row['event']} {row.get('host')}: {row['text']}")
+                self.notices.append(f"{row['event']} {row.get('host')}: {row['message']}")
             elif found := re.fullmatch(r"tick (\d+)", row["message"]):
                 self.ticks[row["host"]].append(int(found[1]))
 

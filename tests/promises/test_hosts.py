@@ -165,7 +165,7 @@ def test_a_clock_an_hour_off(sandbox: Sandbox) -> None:
         assert re.search(r"(3600|3599) s", warned[0]["message"]), warned
         with something_to_do(sandbox, 1.5):
             judge(race(sandbox))
-        measured.figure = f"warned ({warned[0]['text'].partition(';')[0]}), up continues; of two up one got the lease"
+        measured.figure = f"warned ({warned[0]['message'].partition(';')[0]}), up continues; of two up one got it"
 
 
 @pytest.mark.deep
