@@ -165,7 +165,8 @@ def test_a_clock_an_hour_off(sandbox: Sandbox) -> None:
         assert re.search(r"(3600|3599) s", warned[0]["message"]), warned
         with something_to_do(sandbox, 1.5):
             judge(race(sandbox))
-        measured.figure = f"warned ({warned[0]['message'].partition(';')[0]}), up continues; of two up one got it"
+        text = warned[0]["message"].partition(";")[0]
+        measured.figure = f"warned ({text}), up continues; of two up one got the lease"
 
 
 @pytest.mark.deep
