@@ -142,7 +142,7 @@ def exit_codes() -> str:
         (str(code), what, ", ".join(f"`{name}`" for name, exits in verbs if code in exits) or "all")
         for code, what in EXIT_CODES.items()
     ]
-    return _page([*lines, *_table("code | meaning | named in the help of", [*rows, OF_COMMANDS])])
+    return _page([*lines, *_table("code | meaning | listed in the help of", [*rows, OF_COMMANDS])])
 
 
 def events() -> str:

@@ -1,4 +1,4 @@
-"""The golden data: a Docker data root with the engine image in it, and the model, both made once.
+"""The golden data: a Docker data root with the CPU image in it, and the model, both made once.
 
 Every host starts from a clone of it (docker/host/clone), so no image is loaded twice.
 """
@@ -121,7 +121,7 @@ def _build_engine(builder: Container, report: Report) -> None:
     # From a file on stdin there is no context: nothing of the build folder is sent.
     build = f"docker build --network none --build-arg BASE={installed} --tag {CPU_IMAGE} - < {_BUILD}/Dockerfile"
     execute(builder, ["sh", "-c", build], deadline=300, env={"DOCKER_BUILDKIT": "0"})
-    # Hosts are to hold the engine image alone; what it is built on stays as its layers.
+    # Hosts are to hold the CPU image alone; what it is built on stays as its layers.
     _run(builder, f"docker image rm {installed} {base}")
 
 

@@ -51,7 +51,7 @@ def measure_up(sandbox: Sandbox) -> tuple[float, float]:
     sandbox.vcluster("up", "--yes").ok()
     sandbox.vcluster("down", "--yes").ok()
     plan: dict[str, Any] = sandbox.vcluster("plan", "--json").ok().json()
-    image = sandbox.docker("gpu1", "images", "vcluster-engine", "--format", "{{.Repository}}:{{.Tag}}").strip()
+    image = sandbox.docker("gpu1", "images", "vcluster-node", "--format", "{{.Repository}}:{{.Tag}}").strip()
     ours, theirs = [], []
     for round_ in range(ROUNDS):
         theirs.append(by_hand.up(sandbox, plan, image))

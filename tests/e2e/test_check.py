@@ -134,18 +134,18 @@ def test_one_name_for_two_images(cluster: Sandbox) -> None:
 
 @pytest.mark.cluster("empty")
 def test_an_image_without_ray_is_told_before_up_mends_it(cluster: Sandbox) -> None:
-    with no_engine_image(cluster):
+    with no_node_image(cluster):
         report = check(cluster)
     found = {(one["code"], one["host"], one["severity"] == "error") for one in report["findings"]}
     assert found == {("ray-layer", host, False) for host in HOSTS}
 
 
 @contextmanager
-def no_engine_image(cluster: Sandbox) -> Iterator[None]:
+def no_node_image(cluster: Sandbox) -> Iterator[None]:
     """The hosts as before their first `up`."""
-    listed = {host: cluster.docker(host, "images", "-q", "--no-trunc", "vcluster-engine").split() for host in HOSTS}
+    listed = {host: cluster.docker(host, "images", "-q", "--no-trunc", "vcluster-node").split() for host in HOSTS}
     named = {
-        host: cluster.docker(host, "images", "--format", "{{.Repository}}:{{.Tag}}", "vcluster-engine").split()
+        host: cluster.docker(host, "images", "--format", "{{.Repository}}:{{.Tag}}", "vcluster-node").split()
         for host in HOSTS
     }
     try:

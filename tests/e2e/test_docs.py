@@ -237,7 +237,7 @@ def test_the_models_page_on_folders(sandbox: Sandbox, tmp_path: Path) -> None:
 def test_the_images_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On a cluster that is up, whose hosts have the same image."""
     said = {command: shell(command, tmp_path, {**sandbox.environment}) for command in commands("images.md")}
-    assert re.search(r"^vcluster-engine:\S+ .* all 2 .* runs$", said["vcluster image ls"], re.MULTILINE)
+    assert re.search(r"^vcluster-node:\S+ .* all 2 .* in-use$", said["vcluster image ls"], re.MULTILINE)
 
 
 @pytest.mark.cluster("served")
@@ -263,7 +263,7 @@ def test_the_batch_page(sandbox: Sandbox, tmp_path: Path) -> None:
 @pytest.mark.cluster("served")
 def test_the_benchmark_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """With few requests in the place of many: vLLM's figures, what was measured, and no secret."""
-    few = "--prompts 8 --output 4 --concurrency 1,4 --repeat 1"
+    few = "--prompts 8 --output-len 4 --concurrency 1,4 --repeat 1"
     for command in commands("benchmark.md"):
         shell(command if "--compare" in command else f"{command} {few}", tmp_path, {**sandbox.environment})
     found = json.loads((tmp_path / "before" / "results.json").read_text())

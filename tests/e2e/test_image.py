@@ -164,12 +164,12 @@ def test_an_image_that_nothing_needs_is_removed_and_no_other(sandbox: Sandbox) -
         assert sandbox.inventory.read_text() == text
         listed = sandbox.vcluster("image", "ls", "--json", inventory=inventory).ok().json()["hosts"]
         states = {image["names"][0]: image["state"] for image in listed["gpu2"] if image["names"]}
-        assert (states[first], states[second], states[third]) == ("unused", "before", "runs")
+        assert (states[first], states[second], states[third]) == ("unused", "previous", "in-use")
         before = set(names(sandbox, "gpu2"))
         refused = sandbox.vcluster("image", "prune", inventory=inventory)
         assert (refused.code, set(names(sandbox, "gpu2"))) == (2, before)
         sandbox.vcluster("image", "prune", "--yes", inventory=inventory).ok()
-        engine = f"vcluster-engine:{seen(sandbox, 'gpu2', second)['Id'][7:19]}"
+        engine = f"vcluster-node:{seen(sandbox, 'gpu2', second)['Id'][7:19]}"
         assert first not in names(sandbox, "gpu2")
         assert any(one.startswith(engine) for one in names(sandbox, "gpu2"))
         assert {second, third} < set(names(sandbox, "gpu2"))

@@ -41,7 +41,7 @@ def test_up_mends_an_image_without_ray_and_counts_every_gpu(cluster: Sandbox) ->
     if any(event.get("operation") == "prepare image" for event in up.events()):
         assert any("has no Ray: adding ray[default]==2.56.1" in note for note in notes)
     assert up.event("result")["gpus"] == 4
-    assert cluster.docker("gpu2", "images", "-q", "vcluster-engine").strip()
+    assert cluster.docker("gpu2", "images", "-q", "vcluster-node").strip()
     status = cluster.vcluster("status", "--json").ok().json()
     assert status["up"] is True
     assert [(host["state"], host["joined_gpus"]) for host in status["hosts"]] == [("running", 2), ("running", 2)]

@@ -90,4 +90,4 @@ def test_prometheus_scrapes_the_cluster_and_each_expression_has_series(sandbox: 
             until(lambda: up(prometheus) == [("sandbox", "1")], LONG)
             until(lambda: alerts(prometheus) == set(), LONG)
     finally:
-        sandbox.vcluster("endpoint", "--end")
+        sandbox.vcluster("endpoint", "--close")

@@ -39,7 +39,7 @@ def hub(sandbox: Sandbox) -> Iterator[PullHub]:
     forget(sandbox, MODEL)
     with hub_for(sandbox, {MODEL: repository(FILES)}) as made:
         yield made
-    sandbox.vcluster("pull", "--stop").ok()
+    sandbox.vcluster("pull", "--cancel").ok()
     forget(sandbox, MODEL)
 
 
@@ -240,7 +240,7 @@ def test_a_pull_that_is_left_is_stopped_and_leaves_no_container(sandbox: Sandbox
     hub.rate = 1e6
     pull(sandbox, hub, "--detach").ok()
     until(lambda: has(sandbox, "gpu1", 1 << 20))
-    stopped = sandbox.vcluster("pull", "--stop").ok()
+    stopped = sandbox.vcluster("pull", "--cancel").ok()
     assert f"Stopped the pull of {MODEL}" in stopped.err
     hub.rate = 0.0
     pull(sandbox, hub).ok()

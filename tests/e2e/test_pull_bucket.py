@@ -33,7 +33,7 @@ def lab(sandbox: Sandbox) -> Iterator[Bucket]:
             yield made
         finally:
             sandbox.on("gpu2", "iptables", "-D", *rule, root=True)
-            sandbox.vcluster("pull", "--stop").ok()
+            sandbox.vcluster("pull", "--cancel").ok()
             remove(sandbox)
 
 

@@ -30,7 +30,7 @@ def far_hub(sandbox: Sandbox) -> Iterator[PullHub]:
         finally:
             for host in HOSTS:
                 sandbox.on(host, "iptables", "-D", *rule, root=True)
-            sandbox.vcluster("pull", "--stop").ok()
+            sandbox.vcluster("pull", "--cancel").ok()
             forget(sandbox, MODEL)
 
 

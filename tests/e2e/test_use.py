@@ -51,7 +51,7 @@ def laptop(cluster: Sandbox, tmp_path: Path) -> Iterator[Sandbox]:
     """A laptop with a cache of its own; a tunnel that a test leaves open is ended."""
     here = Sandbox(cluster.folder, {**cluster.environment, "XDG_CACHE_HOME": str(tmp_path)})
     yield here
-    here.vcluster("endpoint", "--end").ok()
+    here.vcluster("endpoint", "--close").ok()
 
 
 def shell(sandbox: Sandbox, script: str) -> str:
@@ -156,7 +156,7 @@ def test_the_openai_client_finds_its_way_and_nothing_is_left(laptop: Sandbox) ->
     python = shell(laptop, f"vcluster endpoint --python | {sys.executable}")
     assert python.strip()
     assert json.loads(shell(laptop, 'eval "$(vcluster endpoint --curl)"'))["choices"]
-    assert "Ended the tunnel." in laptop.vcluster("endpoint", "--end").ok().err
+    assert "Closed the tunnel." in laptop.vcluster("endpoint", "--close").ok().err
     assert start_time(found["tunnel"]["pid"]) is None
     assert list(tunnels.iterdir()) == []
 

@@ -79,7 +79,7 @@ def test_no_byte_of_the_laptop_reaches_docker_on_a_host(
     environment = {**noted.environment, **made.environment, "XDG_CACHE_HOME": cache, **proxies}
     there = replace(noted, environment=environment)
     with attack("P31", "config.json, netrc, proxies and caches full of canaries, every byte sent") as measured:
-        if layer := noted.docker("gpu1", "images", "-q", "vcluster-engine").split():
+        if layer := noted.docker("gpu1", "images", "-q", "vcluster-node").split():
             noted.docker("gpu1", "rmi", "-f", *layer)
         on(noted, "gpu1", f"rm -f {NOTES}/*")
         for verb in VERBS:

@@ -139,7 +139,7 @@ def as_a_line(spec: ContainerSpec) -> None:
 
 def as_a_body(spec: ContainerSpec) -> None:
     """What the engine is sent holds the same, and names that need no quoting in an address."""
-    body = json.loads(json.dumps(node_body(spec, "vcluster-engine:x", "sha256:x")).encode())
+    body = json.loads(json.dumps(node_body(spec, "vcluster-node:x", "sha256:x")).encode())
     assert body["Env"] == [f"{key}={value}" for key, value in spec.environment]
     assert all("\0" not in entry for entry in body["Env"])
     volumes = [[volume["Source"], volume["Target"]] for volume in body["HostConfig"]["Mounts"]]

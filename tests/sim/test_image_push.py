@@ -208,13 +208,13 @@ def test_the_clusters_image_whose_name_moves_can_be_listed_and_removed(there: bo
         rows: tuple[ClusterImage, ...] = listed(world).value.hosts["gpu2"]
         return {row.id: row.state for row in rows}
 
-    assert states() == {old: "unused", new: "wanted"}
+    assert states() == {old: "unused", new: "desired"}
     with lab.inside(world):
         removed = lab.run(
             world, inventory, lambda lab_, emit, runtime: prune(lab_, emit, confirm=lambda _: True, runtime=runtime)
         )
     assert removed.error is None, removed.story()
-    assert states() == {new: "wanted"}
+    assert states() == {new: "desired"}
     assert old not in machine.images
     assert moved(sent(world)) == []
 

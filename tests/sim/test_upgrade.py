@@ -101,7 +101,9 @@ def test_the_landed_versions_cluster_is_recreated_once_and_asked() -> None:
     world, inventory = landed.serving()
     with lab.inside(world):
         before = lab.run(world, inventory, lab.do_plan)
-        assert {text.split(": ", 1)[1] for _, text in lab.texts(before.value)} == {
+        assert {text.partition(": ")[2] or text for _, text in lab.texts(before.value)} == {
+            # That version called its node images vcluster-engine.
+            "add ray[default]==2.56.1 to vllm/vllm-openai:v0.33.0 if it has no Ray",
             "made by an earlier version of vcluster (0.1.0)",
             "members gpu1, gpu2",
         }

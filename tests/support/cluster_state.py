@@ -94,7 +94,7 @@ def cluster(sandbox: Sandbox) -> Sandbox:
 @pytest.fixture(scope="session")
 def normal(sandbox: Sandbox, keeper: Keeper) -> Normal:
     """How long an `up` on empty hosts takes that are not attacked."""
-    if not sandbox.docker("gpu2", "images", "-q", "vcluster-engine"):
+    if not sandbox.docker("gpu2", "images", "-q", "vcluster-node"):
         keeper.bring("up")  # it makes the image, once
     found = Normal(sandbox)
     found.seconds = found.measure()

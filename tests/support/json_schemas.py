@@ -325,7 +325,7 @@ def _events() -> list[Schema]:
         ("result", {"gpus": COUNT, "hosts": COUNT, "operations": COUNT, "round_trips": by_name(COUNT)}),
         ("result", {"model": TEXT, "changed": YES}),
         ("result", {"stopped": YES}),
-        ("result", {"ended": YES}),
+        ("result", {"closed": YES}),
         ("result", {"removed": {"type": ["integer", "boolean"]}}),
         ("result", {"image": TEXT, "id": TEXT, "source": TEXT, "sent": rows(TEXT)}),
         ("result", {"model": TEXT, "hosts": rows(TEXT), "removed_bytes": COUNT}),
@@ -363,7 +363,7 @@ def validator(name: str) -> Draft202012Validator:
 def validate(argv: Sequence[str], output: str) -> None:
     """Hold what a command wrote with --json against its schema: one document, or events line by line."""
     verbs = {command.partition(" ")[0] for command in DOCUMENTS}
-    verb = next((word for word in argv if word in verbs and "--end" not in argv), "events")
+    verb = next((word for word in argv if word in verbs and "--close" not in argv), "events")
     verb = "top" if "--watch" in argv else verb
     # With --list alone.
     verb = "events" if verb == "batch" and "--list" not in argv else verb

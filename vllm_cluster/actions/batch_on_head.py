@@ -88,7 +88,7 @@ def batch_on_head(
             raise interrupted(work, wanted.files, more) from None
 
 
-def end(wanted: HeadBatch, emit: Emit, *, runtime: Runtime = SYSTEM) -> BatchResult:
+def cancel(wanted: HeadBatch, emit: Emit, *, runtime: Runtime = SYSTEM) -> BatchResult:
     """Stop the batch on the head, fetch what is answered, and remove it there.
 
     Raises:

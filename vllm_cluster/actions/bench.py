@@ -58,7 +58,7 @@ class ContextLimit:
         if self.tokens and not wanted.prompts and longest > self.tokens:
             point = next(one for one in wanted.points if one.input + one.output == longest)
             text = f"{point.input} tokens in and {point.output} out are {longest}; {self.fact}"
-            raise UsageError(text, hint=f"use a smaller --input or --output\n{self._longer(longest)}")
+            raise UsageError(text, hint=f"use a smaller --input-len or --output-len\n{self._longer(longest)}")
 
     @property
     def fact(self) -> str:

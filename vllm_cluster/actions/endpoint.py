@@ -69,7 +69,7 @@ def endpoint(
     return ClientEndpoint(_url("127.0.0.1", open_one.port), key, serve.name, open_one)
 
 
-def end(inventory: Inventory, cache: Path) -> bool:
+def close(inventory: Inventory, cache: Path) -> bool:
     """End the tunnel in the background, and remove all that was noted of it; whether one was open."""
     found = state(inventory, cache)
     with found.locked():

@@ -166,7 +166,7 @@ def add_cause(
     since: Mapping[str, float] | None = None,
     model: str = "MODEL",
 ) -> VclusterError:
-    """The same error with its cause, where one is named; `otherwise` are vLLM's last words of this `model`.
+    """The same error with its cause, where one is known; `otherwise` are vLLM's last words of this `model`.
 
     The error's own words are a log too, and what they name gets no second cause. The hosts' logs are read only for
     an error without a cause, and only for what was written `since` the attempt began, by each host's clock.

@@ -56,7 +56,7 @@ def _found(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -
 
 
 def prune(inventory: Inventory, emit: Emit, *, confirm: Confirm, wait: float = 0.0, runtime: Runtime = SYSTEM) -> int:
-    """Remove the cluster's images that neither run, nor are wanted, nor are the previous ones; returns how many.
+    """Remove the cluster's images that are neither in use, nor desired, nor the previous ones; returns how many.
 
     Raises:
         Aborted, UsageError: it was not confirmed.
@@ -93,7 +93,7 @@ class _Unused:
 def _unused(hosts: HostImages) -> dict[str, _Unused]:
     found = {}
     for host, there in hosts.items():
-        # A name of a base is taken away while an engine image holds its layers, which go with that; but an image
+        # A name of a base is taken away while a node image holds its layers, which go with that; but an image
         # without a name cannot be removed before those that are made from it.
         unused = sorted((image for image in there if image.state == "unused"), key=_turn)
         if unused:

@@ -46,7 +46,7 @@ def write(
     """
     seeds = _seeds(hosts, hosts_matching(None, pattern) if pattern else ())
     if not seeds:
-        where = f"no Host of your ssh_config matches {pattern}" if pattern else "no host was named"
+        where = f"no Host of your ssh_config matches {pattern}" if pattern else "no host was given"
         raise UsageError(where, hint=INIT)
     if output and output.exists() and not force:
         raise UsageError(f"{output} already exists", hint="or write another file: -o FILE", again=("--force",))
@@ -81,15 +81,15 @@ def _ensure_loadable(text: str) -> None:
 
 
 def _seeds(given: Sequence[str], matching: Iterable[str]) -> list[HostSeed]:
-    """The hosts that were named, and those of ssh_config: of a host of both, what was named with it is kept.
+    """The hosts that were given, and those of ssh_config: of a host of both, what was given with it is kept.
 
     Raises:
-        UsageError: one is named twice.
+        UsageError: one is given twice.
     """
     seeds: dict[str, HostSeed] = {}
     for seed in map(_seed, given):
         if seed.name in seeds:
-            raise UsageError(f"host {seed.name} is named twice", hint=f"name {seed.name} once")
+            raise UsageError(f"host {seed.name} is given twice", hint=f"give {seed.name} once")
         seeds[seed.name] = seed
     return list({**seeds, **{name: HostSeed(name) for name in matching if name not in seeds}}.values())
 

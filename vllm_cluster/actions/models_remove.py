@@ -67,7 +67,7 @@ def _refuse_used(hosts: PullHosts, place: CachePlace) -> None:
     # One that has just begun does not yet name its model.
     if {place.model, ""} & {*pulled.values()}:
         raise Locked(
-            f"{place.model} is being pulled to {', '.join(pulled)}", hint=f"vcluster pull {place.model} --stop"
+            f"{place.model} is being pulled to {', '.join(pulled)}", hint=f"vcluster pull {place.model} --cancel"
         )
     inventory, facts = hosts.inventory, hosts.facts
     served = served_by(inventory.cluster, {name: seen.containers for name, seen in facts.items()}, hosts.fleet)

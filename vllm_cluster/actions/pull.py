@@ -64,7 +64,7 @@ def bring_everywhere(hosts: PullHosts, wanted: WantedModel) -> None:
     raise VclusterError(f"{wanted.name}: other pulls came and went meanwhile", again=())
 
 
-def stop(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runtime = SYSTEM) -> None:
+def cancel(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runtime = SYSTEM) -> None:
     """Stop the pull that runs, where it is of the wanted model; what is on the disks stays for another pull.
 
     Raises:
@@ -74,8 +74,8 @@ def stop(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runtime
         there = statuses(hosts)
         model = next((one.model for one in there.values() if one.model), "")
         if wanted and model and model != wanted:
-            text = f"No pull of {wanted} runs"
-            raise Locked(f"{text}: {model} is being pulled to {', '.join(there)}", hint=f"vcluster pull {model} --stop")
+            text = f"No pull of {wanted} runs: {model} is being pulled to {', '.join(there)}"
+            raise Locked(text, hint=f"vcluster pull {model} --cancel")
         remove(hosts, there)
         text = f"Stopped the pull of {model or 'a model'}. What arrived is kept." if there else "No pull runs."
         emit(Event("result", text, data={"model": model, "changed": bool(there)}))
@@ -233,7 +233,7 @@ def _finish(
             text = "Interrupted. This machine sends no more files; what arrived is kept."
             raise Interrupted(text, again=()) from None
         text = f"Interrupted. The pull of {wanted.name} continues on the hosts; run the same command to look on."
-        raise Interrupted(text, hint="vcluster pull --stop", again=()) from None
+        raise Interrupted(text, hint="vcluster pull --cancel", again=()) from None
     if ended.unfed:
         hosts.emit(Event("note", f"no machine sends the files of {wanted.name} any more: this one does"))
         return False

@@ -19,7 +19,7 @@ WINDOW_SECONDS = 10.0
 MIN_SECONDS = 2.0
 # A host that does not answer for as long has failed for this pull.
 LOST_SECONDS = 60.0
-# A host that has not answered for as long is named.
+# A host that has not answered for as long is reported.
 SILENT_SECONDS = 5.0
 # Until a container that was made has its plan; where its maker died in between, it never has one.
 START_SECONDS = 60.0

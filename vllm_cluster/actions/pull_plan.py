@@ -25,7 +25,7 @@ ID_BYTES = 8
 
 @dataclass(frozen=True)
 class WantedModel:
-    """The model as it was named, and how it is to be brought."""
+    """The model as it was asked for, and how it is to be brought."""
 
     model: str
     revision: str = ""

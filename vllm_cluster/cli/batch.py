@@ -55,10 +55,14 @@ Concurrent = Annotated[
         show_default=False,
     ),
 ]
-Away = Annotated[
+RetryTimeout = Annotated[
     float,
     typer.Option(
-        "--wait", metavar="DURATION", min=0, max=1e9, help="Longest wait for a model or a connection to come back."
+        "--retry-timeout",
+        metavar="DURATION",
+        min=0,
+        max=1e9,
+        help="Longest wait for a model or a connection to come back.",
     ),
 ]
 Timeout = Annotated[
@@ -75,7 +79,7 @@ Detach = Annotated[bool, typer.Option("--detach", "-d", help="With --on-head: fe
 List = Annotated[
     bool, typer.Option("--list", "-l", help="Show the batches on the head whose answers are not all fetched.")
 ]
-End = Annotated[bool, typer.Option("--end", help="With --on-head: stop it, and fetch what is answered.")]
+Cancel = Annotated[bool, typer.Option("--cancel", help="With --on-head: stop it, and fetch what is answered.")]
 
 
 @with_sampling
@@ -89,9 +93,9 @@ def batch(
     set_: question.Set = None,
     on_head: OnHead = False,
     detach: Detach = False,
-    end: End = False,
+    cancel: Cancel = False,
     list_: List = False,
-    wait: Away = 3600.0,
+    retry_timeout: RetryTimeout = 3600.0,
     timeout: Timeout = 3600.0,
     inventory: InventoryPath = None,
     as_json: Json = False,
@@ -100,13 +104,13 @@ def batch(
 
     def action(session: Session) -> None:
         if list_:
-            _list(session, wait, given=source is not None or output is not None)
+            _list(session, retry_timeout, given=source is not None or output is not None)
             return
         if source is None:
             text = "IN is missing: --list shows the batches on the head" if on_head else "IN is missing"
             raise UsageError(text, hint="vcluster batch --list" if on_head else "vcluster batch --help")
         out = _out_of(source, output)
-        _ensure_one_way(on_head=on_head, detach=detach, end=end)
+        _ensure_one_way(on_head=on_head, detach=detach, cancel=cancel)
         fields = question.fields(sampling, set_ or (), None)
         loaded = session.load()
         from vllm_cluster.actions.batch import CEILING
@@ -120,11 +124,11 @@ def batch(
         seconds = LIVE_SECONDS if live else LINE_SECONDS
         options = Options(repeat, fields, concurrency, CEILING, timeout, seconds)
         if on_head:
-            _on_head(session, HeadBatch(loaded, files, options, wait), detach=detach, end=end)
+            _on_head(session, HeadBatch(loaded, files, options, retry_timeout), detach=detach, cancel=cancel)
             return
         from vllm_cluster.actions.batch import batch as answer
 
-        _show(session, answer(loaded, files, options, session.emit, wait=wait), files.source, files.errors)
+        _show(session, answer(loaded, files, options, session.emit, wait=retry_timeout), files.source, files.errors)
 
     Session(inventory, as_json=as_json).run(action)
 
@@ -143,21 +147,21 @@ def _out_of(source: Path, output: Path | None) -> Path:
     return expanded(output)
 
 
-def _ensure_one_way(*, on_head: bool, detach: bool, end: bool) -> None:
-    if (detach or end) and not on_head:
-        raise UsageError("--detach and --end are for a batch on the head", again=("--on-head",))
-    if detach and end:
-        raise UsageError("--detach and --end exclude each other", hint="vcluster batch --help")
+def _ensure_one_way(*, on_head: bool, detach: bool, cancel: bool) -> None:
+    if (detach or cancel) and not on_head:
+        raise UsageError("--detach and --cancel are for a batch on the head", again=("--on-head",))
+    if detach and cancel:
+        raise UsageError("--detach and --cancel exclude each other", hint="vcluster batch --help")
 
 
-def _list(session: Session, wait: float, *, given: bool) -> None:
+def _list(session: Session, retry_timeout: float, *, given: bool) -> None:
     if given:
         raise UsageError("--list shows all batches on the head: use it without IN and -o", hint="vcluster batch --list")
     loaded = session.load()
     from vllm_cluster.actions.batches import batches
     from vllm_cluster.cli.render.batches import batches_document, show_batches
 
-    found = batches(loaded, session.progress, wait=wait)
+    found = batches(loaded, session.progress, wait=retry_timeout)
     session.show(
         lambda: batches_document(loaded.head_name, found), lambda: show_batches(loaded.head_name, found, session.paste)
     )
@@ -167,15 +171,15 @@ def _errors_of(output: Path) -> Path:
     return output.with_suffix(f".errors{output.suffix or '.jsonl'}")
 
 
-def _on_head(session: Session, wanted: HeadBatch, *, detach: bool, end: bool) -> None:
+def _on_head(session: Session, wanted: HeadBatch, *, detach: bool, cancel: bool) -> None:
     from vllm_cluster.actions.batch_on_head import batch_on_head
-    from vllm_cluster.actions.batch_on_head import end as end_it
+    from vllm_cluster.actions.batch_on_head import cancel as cancel_batch
     from vllm_cluster.events import Event
     from vllm_cluster.text import count
 
     files, head = wanted.files, wanted.inventory.head_name
-    if end:
-        found = end_it(wanted, session.emit)
+    if cancel:
+        found = cancel_batch(wanted, session.emit)
         text = f"Stopped on {head}; {found.answered} of {count(found.total, 'request')} are answered in {files.output}"
         session.emit(Event("result", text, data=asdict(found)))
         return

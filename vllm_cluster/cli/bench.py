@@ -35,10 +35,10 @@ Levels = Annotated[
     ),
 ]
 TokensIn = Annotated[
-    int | None, typer.Option("--input", metavar="TOKENS", min=1, help="Tokens of each prompt.", show_default=False)
+    int | None, typer.Option("--input-len", metavar="TOKENS", min=1, help="Tokens of each prompt.", show_default=False)
 ]
 TokensOut = Annotated[
-    int | None, typer.Option("--output", metavar="TOKENS", min=1, help="Tokens of each answer.", show_default=False)
+    int | None, typer.Option("--output-len", metavar="TOKENS", min=1, help="Tokens of each answer.", show_default=False)
 ]
 Dataset = Annotated[
     Path | None,

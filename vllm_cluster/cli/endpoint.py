@@ -17,7 +17,7 @@ Direct = Annotated[
     bool, typer.Option("--direct", help="For machines that reach the head, of a model served with --expose.")
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Open a tunnel in the background, where none is open.")]
-End = Annotated[bool, typer.Option("--end", help="End the tunnel in the background.")]
+Close = Annotated[bool, typer.Option("--close", help="Close the tunnel in the background.")]
 
 
 def endpoint(
@@ -26,7 +26,7 @@ def endpoint(
     curl: Curl = False,
     direct: Direct = False,
     detach: Detach = False,
-    end: End = False,
+    close: Close = False,
     inventory: InventoryPath = None,
     as_json: Json = False,
 ) -> None:
@@ -34,20 +34,20 @@ def endpoint(
 
     def action(session: Session) -> None:
         form = _form({"--env": env, "--python": python, "--curl": curl})
-        if direct and (detach or end):
-            raise UsageError("--direct needs no tunnel: leave out --detach and --end")
-        if detach and end:
-            raise UsageError("--detach and --end exclude each other", hint="vcluster endpoint --end")
+        if direct and (detach or close):
+            raise UsageError("--direct needs no tunnel: leave out --detach and --close")
+        if detach and close:
+            raise UsageError("--detach and --close exclude each other", hint="vcluster endpoint --close")
         loaded = session.load()
         from vllm_cluster.actions import endpoint as action_of
         from vllm_cluster.cli.render.clients import show_clients
         from vllm_cluster.events import Event
         from vllm_cluster.laptop import cache_folder
 
-        if end:
-            ended = action_of.end(loaded, cache_folder())
-            text = "Ended the tunnel." if ended else "No tunnel is open in the background."
-            session.emit(Event("result", text, data={"ended": ended}))
+        if close:
+            closed = action_of.close(loaded, cache_folder())
+            text = "Closed the tunnel." if closed else "No tunnel is open in the background."
+            session.emit(Event("result", text, data={"closed": closed}))
             return
         again = None
         if detach:

@@ -62,7 +62,7 @@ def _target(words: list[str], argv: list[str], *, chosen: bool) -> tuple[str | N
     before = argv[: argv.index("--")] if "--" in argv else argv
     if not chosen:
         if not words or ("--" in argv and words[0] not in before):
-            raise UsageError("no host was named", hint="vcluster exec HOST -- COMMAND\nvcluster exec --head -- COMMAND")
+            raise UsageError("missing HOST", hint="vcluster exec HOST -- COMMAND\nvcluster exec --head -- COMMAND")
         return words[0], words[1:]
     if "--" in argv and words and len(words) > len(argv) - len(before) - 1:
         raise UsageError(

@@ -69,7 +69,7 @@ class Parsed(TyperCommand):
     verb: Verb
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the words behind the verb; all unknown options are named at once."""
+        """Parse the words behind the verb; all unknown options are reported at once."""
         end = args.index("--") if "--" in args else len(args)
         args = [word for word in args[:end] if word not in self.verb.habits] + args[end:]
         given = list(args)

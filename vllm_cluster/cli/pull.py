@@ -83,13 +83,13 @@ def pull(
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash every file on every host, and repair what is damaged.")
     ] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the pull that runs; what arrived is kept.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop the pull that runs; what arrived is kept.")] = False,
     as_json: Json = False,
 ) -> None:
     """Bring a model to every host."""
-    if stop + verify + detach > 1:
-        raise UsageError("--stop, --verify and --detach exclude each other", hint="vcluster pull --help")
-    if not model and not stop:
+    if cancel + verify + detach > 1:
+        raise UsageError("--cancel, --verify and --detach exclude each other", hint="vcluster pull --help")
+    if not model and not cancel:
         raise UsageError("missing MODEL", hint="vcluster pull ORG/NAME")
 
     def action(session: Session) -> None:
@@ -97,12 +97,12 @@ def pull(
         from vllm_cluster.actions.assess import LOCAL, require_one_local
 
         here = via == LOCAL
-        wanted = _wanted(model or "", via or "", name or "", detach=detach, of_hosts=verify or stop)
+        wanted = _wanted(model or "", via or "", name or "", detach=detach, of_hosts=verify or cancel)
         loaded = session.load()
         if here:
             require_one_local(loaded, "--via")
-        if stop:
-            action.stop(loaded, session.emit, wanted.model)
+        if cancel:
+            action.cancel(loaded, session.emit, wanted.model)
         elif verify:
             from vllm_cluster.actions.pull_verify import verify as check
 

@@ -49,7 +49,7 @@ def up(
     folder: Folder = Path("sandbox"),
     as_json: Json = False,
 ) -> None:
-    """Make hosts with sshd and Docker of their own, a CPU engine image, a tiny model, and an inventory."""
+    """Make hosts with sshd and Docker of their own, a CPU image of vLLM, a tiny model, and an inventory."""
 
     def action(session: Session) -> None:
         import vcluster_sandbox as sandbox

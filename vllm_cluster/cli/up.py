@@ -24,14 +24,16 @@ def up(
             "--forget", metavar="HOST", help="Forget HOST, which left the inventory and is gone for good. Repeatable."
         ),
     ] = None,
-    pull: Annotated[bool, typer.Option("--pull", help="Resolve the image's tag in its registry again.")] = False,
+    pull_image: Annotated[
+        bool, typer.Option("--pull-image", help="Resolve the image's tag in its registry again.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as vcluster plan does.")] = False,
 ) -> None:
     """Bring every host to the state of the inventory."""
 
     def action(session: Session) -> None:
-        if dry_run and pull:
-            raise UsageError("--pull pulls, and --dry-run changes nothing", hint="leave one of them out")
+        if dry_run and pull_image:
+            raise UsageError("--pull-image pulls, and --dry-run changes nothing", hint="leave one of them out")
         if dry_run:
             plan.show(session, exit_code=False, forget=forget or ())
             return
@@ -40,7 +42,7 @@ def up(
 
         cache, confirm = cache_folder(), session.confirm(yes)
         up_action.up(
-            loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or (), renew_image=pull
+            loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or (), renew_image=pull_image
         )
 
     Session(inventory, as_json=as_json, changes=True, after_plan=True).run(action)

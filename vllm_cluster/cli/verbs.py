@@ -173,7 +173,7 @@ VERBS = {
         "a report for a browser. --compare shows what differs between two folders by more than noise.",
         (
             "vcluster bench",
-            "vcluster bench --concurrency 1,64 --input 1024 --output 256 --repeat 5",
+            "vcluster bench --concurrency 1,64 --input-len 1024 --output-len 256 --repeat 5",
             "vcluster bench --compare bench-before bench-after",
         ),
         {1: "a run failed; those before it are kept", 3: "no model is ready", **READ},
@@ -183,12 +183,12 @@ VERBS = {
         _USE,
         "endpoint:endpoint",
         "Print what OpenAI clients need: URL, key, a snippet.",
-        "With --detach a tunnel stays open in the background; a later call finds it, and --end ends it.",
+        "With --detach a tunnel stays open in the background; a later call finds it, and --close closes it.",
         (
             "vcluster endpoint --detach",
             'eval "$(vcluster endpoint --env)"',
             "vcluster endpoint --python > ask.py",
-            "vcluster endpoint --end",
+            "vcluster endpoint --close",
         ),
         {3: "no model is ready, or this machine cannot reach it", **READ},
     ),

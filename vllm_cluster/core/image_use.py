@@ -17,8 +17,9 @@ from vllm_cluster.core.images import (
 from vllm_cluster.core.spec import BASE_IMAGE, BUILT_FOR, SPEC, VLLM_VERSION
 from vllm_cluster.facts.host_facts import Container, Image
 
-State = Literal["runs", "wanted", "before", "unused"]
-_ENGINE = re.compile(rf"{NODE_IMAGE_REPOSITORY}:([0-9a-f]{{12}})-ray(.+)")
+State = Literal["in-use", "desired", "previous", "unused"]
+# A cluster that was made before node images had their name has images of the other one, which `prune` finds so.
+_NODE_IMAGE = re.compile(rf"(?:{NODE_IMAGE_REPOSITORY}|vcluster-engine):([0-9a-f]{{12}})-ray(.+)")
 # As Docker lists an image without a name, up to version 24.
 _NONE = "<none>"
 
@@ -27,9 +28,9 @@ _NONE = "<none>"
 class ClusterImage:
     """An image that a cluster uses or used: its names, its size, when it was made, and what for.
 
-    `base` is the id of the image that an engine image is made from, empty for one that is such a base. The state is
-    "runs" where a container was made from it, "wanted" where the inventory names it, "before" for the last one that
-    was used before, and "unused".
+    `base` is the id of the image that a node image is built on, empty for a base image. The state is "in-use" where
+    a container was made from it, "desired" where the inventory names it, "previous" for the last one that was used
+    before, and "unused".
     """
 
     id: str
@@ -48,38 +49,38 @@ def cluster_images(
 ) -> tuple[ClusterImage, ...]:
     """The images of a cluster on a host, from all its images and containers; those of other clusters are left out.
 
-    An engine image carries the name of the cluster that it was built for: a host has one of a name, and the id goes
+    A node image carries the name of the cluster that it was built for: a host has one of a name, and the id goes
     with `down`. One that an earlier version built, or that is another name of its base, is known by its base. A base
-    has names of the inventory's repository alone, or none any more, and an engine image was made from it, or
+    has names of the inventory's repository alone, or none any more, and a node image was made from it, or
     `image push` moved its name to another: any other image of that repository belongs to others.
     """
     repository = repository_and_tag(canonical(reference))[0]
     wanted = find_image(reference, images)
     earlier = {image.id for image in images if earlier_image_name(cluster, image.id) in image.tags}
-    every = list(_engines(images))
+    every = list(_node_images(images))
     nameless = {base for image, base, _ in every if image.labels.get(BUILT_FOR) == cluster}
     known = {one.id: one for one in images if one == wanted or _is_of(repository, cluster, one, nameless)}
-    engines = [row for row in every if _of_cluster(row[0], row[1], known, cluster)]
-    # What another cluster's engine image is made from is left to that cluster.
+    built = [row for row in every if _of_cluster(row[0], row[1], known, cluster)]
+    # What another cluster's node image is made from is left to that cluster.
     theirs = {base for image, base, _ in every if not _of_cluster(image, base, known, cluster)}
-    made_from = ({base for _, base, _ in engines} | earlier) - theirs
+    made_from = ({base for _, base, _ in built} | earlier) - theirs
     bases = {image_id: image for image_id, image in known.items() if image_id in made_from or image == wanted}
     used = {container.image_id for container in containers}
-    # What runs is made from an engine image, and that one from its base.
-    used |= {base for image, base, _ in engines if image.id in used}
+    # What runs is made from a node image, and that one from its base.
+    used |= {base for image, base, _ in built if image.id in used}
     keep = {wanted.id} if wanted else set()
-    keep |= {image.id for image, base, _ in engines if base in keep}
-    idle = [row for row in engines if not {row[0].id} & (used | keep)]
+    keep |= {image.id for image, base, _ in built if base in keep}
+    idle = [row for row in built if not {row[0].id} & (used | keep)]
     before = max(idle, key=lambda row: row[0].created, default=None)
     last = {before[0].id, before[1]} if before else set()
 
     def state(image: Image) -> State:
-        states: tuple[tuple[State, Collection[str]], ...] = (("runs", used), ("wanted", keep), ("before", last))
+        states: tuple[tuple[State, Collection[str]], ...] = (("in-use", used), ("desired", keep), ("previous", last))
         return next((name for name, ids in states if image.id in ids), "unused")
 
-    made = {image.id: (base, ray) for image, base, ray in engines if image.id != base}
-    rays = {base: ray for image, base, ray in engines if image.id == base}
-    found_images = {**bases, **{image.id: image for image, _, _ in engines}}
+    made = {image.id: (base, ray) for image, base, ray in built if image.id != base}
+    rays = {base: ray for image, base, ray in built if image.id == base}
+    found_images = {**bases, **{image.id: image for image, _, _ in built}}
     return tuple(
         ClusterImage(
             image.id,
@@ -116,26 +117,26 @@ def _is_of(repository: str, cluster: str, image: Image, nameless: Collection[str
     if not _given(image):
         return image.id in nameless
     earlier = earlier_image_name(cluster, image.id)
-    given = [name for name in _names(image) if not _ENGINE.fullmatch(name)]
-    # One that brings its own Ray has an engine image's name, too: it does not show whose it is.
+    given = [name for name in _names(image) if not _NODE_IMAGE.fullmatch(name)]
+    # One that brings its own Ray has a node image's name, too: it does not show whose it is.
     names = [name for name in given or _digests(image) if name != earlier]
     same = all(repository_and_tag(canonical(name))[0] == repository for name in names)
     return same and bool(names or earlier in given)
 
 
 def loses_its_name(reference: str, cluster: str, images: Sequence[Image], image_id: str, name: str) -> bool:
-    """Whether an image is a cluster's, and has no name but an engine image's once this one means another image."""
+    """Whether an image is a cluster's, and has no name but a node image's once this one means another image."""
     of_cluster = {image.id for image in cluster_images(reference, cluster, images, ())}
     names = (tag for image in images if image.id == image_id for tag in _names(image))
-    return image_id in of_cluster and all(tag == canonical(name) or bool(_ENGINE.fullmatch(tag)) for tag in names)
+    return image_id in of_cluster and all(tag == canonical(name) or bool(_NODE_IMAGE.fullmatch(tag)) for tag in names)
 
 
-def _engines(images: Sequence[Image]) -> Iterator[tuple[Image, str, str]]:
-    """Each engine image, the id of its base, empty where that is not there, and its Ray."""
+def _node_images(images: Sequence[Image]) -> Iterator[tuple[Image, str, str]]:
+    """Each node image, the id of its base, empty where that is not there, and its Ray."""
     short = {image.id.removeprefix("sha256:")[:12]: image.id for image in images}
     for image in images:
         for tag in image.tags:
-            if found := _ENGINE.fullmatch(tag):
+            if found := _NODE_IMAGE.fullmatch(tag):
                 yield image, image.labels.get(BASE_IMAGE) or short.get(found[1], ""), found[2]
         # Its name went to one that was built later; a copy of a node that a person made has the labels of the node too.
         if not _given(image) and BUILT_FOR in image.labels and SPEC not in image.labels:
@@ -147,6 +148,6 @@ def _of_cluster(image: Image, base: str, known: Collection[str], cluster: str) -
 
 
 def freed(images: Sequence[ClusterImage], removed: Collection[str]) -> int:
-    """The bytes that go with some of a host's images: an engine image has its base's layers, too."""
+    """The bytes that go with some of a host's images: a node image has its base's layers, too."""
     sizes = {image.id: image.size_bytes for image in images}
     return sum(image.size_bytes - sizes.get(image.base, 0) for image in images if image.id in removed)

@@ -1,4 +1,4 @@
-"""Which image of a host a reference means, and what the engine image made from it is called."""
+"""Which image of a host a reference means, and what the node image made from it is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_cluster.facts.host_facts import Image
 
-NODE_IMAGE_REPOSITORY = "vcluster-engine"
+NODE_IMAGE_REPOSITORY = "vcluster-node"
 EARLIER_IMAGE_REPOSITORY = "vcluster-earlier"
 
 # Docker's own stores, which know a layer by the digest of its archive. containerd's knows it by that of its compressed
@@ -99,7 +99,7 @@ def find_image(reference: str, images: Iterable[Image]) -> Image | None:
 
 
 def node_image_tag(base_id: str, ray: str) -> str:
-    """The tag of the engine image: the base's id, so that another base is another image, and the Ray version.
+    """The tag of the node image: the base's id, so that another base is another image, and the Ray version.
 
     An image that brings its own Ray gets this name too, without a layer: the name records that it was looked at.
     """
@@ -116,5 +116,5 @@ def earlier_image_name(cluster: str, image_id: str) -> str:
 
 
 def node_image_name(base_id: str, ray: str) -> str:
-    """The full name of the engine image."""
+    """The full name of the node image."""
     return f"{NODE_IMAGE_REPOSITORY}:{node_image_tag(base_id, ray)}"

@@ -93,7 +93,7 @@ def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str
         texts.append(f"{serve['name']} is served at {addresses[1]}")
     try:
         if left := [address for address in named if address not in there]:
-            raise UsageError(f"{', '.join(left)} of {', '.join(named)}, which --hosts named, has left; {_again(moved)}")
+            raise UsageError(f"{', '.join(left)} of --hosts {','.join(named)} has left; {_again(moved)}")
         tp, pp = _sizes(moved, there)
     except UsageError as error:
         return Followed(written(None, raw), f"{serve['name']} is not served any more: {error.message}")

@@ -29,7 +29,7 @@ RAY_LAYER = LABEL + "ray"
 VERSION = LABEL + "version"
 FORMAT_LABEL = LABEL + "format"
 SECRET = LABEL + "secret."
-# Of an engine image, and inherited by containers: the name of the cluster that it was built for, and its vLLM.
+# Of a node image, and inherited by containers: the name of the cluster that it was built for, and its vLLM.
 BUILT_FOR = LABEL + "built-for"
 VLLM_VERSION = LABEL + "vllm"
 

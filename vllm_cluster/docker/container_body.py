@@ -14,10 +14,10 @@ from vllm_cluster.core.spec import BASE_IMAGE, ContainerSpec, GpuRequest, Mount
 STOP_SECONDS = 30
 
 
-def node_body(spec: ContainerSpec, engine_image: str, base_image_id: str) -> dict[str, Any]:
+def node_body(spec: ContainerSpec, node_image: str, base_image_id: str) -> dict[str, Any]:
     """The body of the call that creates a node's container."""
     return {
-        "Image": engine_image,
+        "Image": node_image,
         "Entrypoint": [spec.command[0]],
         "Cmd": list(spec.command[1:]),
         "Env": [f"{key}={value}" for key, value in (*spec.environment, *_runtime_variables(spec))],

@@ -15,8 +15,8 @@ from vllm_cluster.inventory.words import nearest, shown
 # Keys that people bring from elsewhere, and the keys of this file for them.
 _INSTEAD = {
     ("heads",): "a cluster has one head: `head: NAME`",
-    ("hosts", "*", "head"): "the head is named once, at the top of the file: `head: NAME`",
-    ("hosts", "*", "role"): "the head is named once, at the top of the file: `head: NAME`; all others are workers",
+    ("hosts", "*", "head"): "the head is set once, at the top of the file: `head: NAME`",
+    ("hosts", "*", "role"): "the head is set once, at the top of the file: `head: NAME`; all others are workers",
     ("hosts", "*", "name"): "a host's name is its key under hosts",
 }
 _PASSWORDS = {"passwd", "password", "passphrase", "ssh_password", "ansible_password", "sudo_password"}

@@ -40,7 +40,7 @@ def hold(barrier: SameImage | HeadReady | GpusJoined, plan: Plan, fleet: Fleet, 
 
 
 def _ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None:
-    """Each node is made from this image, or will be: by its engine image, as the name may mean another one there."""
+    """Each node is made from this image, or will be: by its node image, as the name may mean another one there."""
     new = {one.host: one.spec.ray for one in plan.operations() if isinstance(one, CreateNode)}
 
     def made_from(connection: HostConnection) -> str | None:

@@ -190,7 +190,7 @@ def test_what_was_fetched_stays_where_it_is_ended(head: Head) -> None:
         wanted = head.wanted()
         action.batch_on_head(wanted, head.events.append, detach=True)
         until(lambda: head.answered() >= 12, 60)
-        ended = action.end(wanted, head.events.append)
+        ended = action.cancel(wanted, head.events.append)
         hold.set()
         assert ended.answered == len(texts(wanted)) >= 12
         assert not (head.state / "batch").exists()

@@ -134,7 +134,7 @@ def test_only_the_pull_that_is_meant_is_stopped(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(action, "statuses", lambda _: {"gpu1": RUNS})
     monkeypatch.setattr(action, "remove", lambda _, names: removed.append(names))
     with nullcontext() if stopped else pytest.raises(Locked, match="No pull of lab/other runs: lab/model is being"):
-        action.stop(INVENTORY, lambda _: None, wanted)
+        action.cancel(INVENTORY, lambda _: None, wanted)
     assert bool(removed) == stopped
 
 

@@ -127,6 +127,6 @@ def test_what_stops_names_the_model_of_a_pull_that_has_not_begun(monkeypatch: py
     events: list[str] = []
     hosts = hosts_with(left := Docker(labels(*ended())), Docker())
     monkeypatch.setattr(action, "looked_at", lambda *_: nullcontext(hosts))
-    action.stop(INVENTORY, lambda event: events.append(event.text))
+    action.cancel(INVENTORY, lambda event: events.append(event.text))
     assert left.labels is None
     assert events == ["Stopped the pull of lab/model. What arrived is kept."]

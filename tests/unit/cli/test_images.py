@@ -15,14 +15,14 @@ from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.errors import Unreachable
 
 NAME = "vllm/vllm-openai:v0.32.0"
-BASE = ClusterImage(f"sha256:{'1' * 64}", (NAME,), "", 20 * 10**9, int(time.time()) - 7300, "runs")
-ENGINE = replace(
-    BASE, id=f"sha256:{'2' * 64}", names=("vcluster-engine:111111111111-ray2.56.1",), base=BASE.id, ray="2.56.1"
+BASE = ClusterImage(f"sha256:{'1' * 64}", (NAME,), "", 20 * 10**9, int(time.time()) - 7300, "in-use")
+NODE_IMAGE = replace(
+    BASE, id=f"sha256:{'2' * 64}", names=("vcluster-node:111111111111-ray2.56.1",), base=BASE.id, ray="2.56.1"
 )
 OLD = replace(BASE, id=f"sha256:{'3' * 64}", names=(), digest="vllm/vllm-openai@sha256:12", state="unused")
 FOUND = FoundImages(
-    # Each host has built its engine image itself.
-    {"gpu1": (BASE, ENGINE), "gpu2": (BASE, replace(ENGINE, id=f"sha256:{'4' * 64}"), OLD)},
+    # Each host has built its node image itself.
+    {"gpu1": (BASE, NODE_IMAGE), "gpu2": (BASE, replace(NODE_IMAGE, id=f"sha256:{'4' * 64}"), OLD)},
     {"gpu3": Unreachable("gpu3", "no answer")},
 )
 
@@ -34,16 +34,16 @@ def shown(capsys: pytest.CaptureFixture[str], found: FoundImages) -> list[str]:
 
 def test_hosts_that_have_the_same_share_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, FOUND) == [
-        "IMAGE ID RAY SIZE MADE HOSTS STATE",
-        "vllm/vllm-openai:v0.32.0 111111111111 20.0 GB 2 h ago all 2 runs",
-        "vcluster-engine:111111111111-ray2.56.1 2.56.1 20.0 GB 2 h ago all 2 runs",
+        "IMAGE ID RAY SIZE CREATED HOSTS STATE",
+        "vllm/vllm-openai:v0.32.0 111111111111 20.0 GB 2 h ago all 2 in-use",
+        "vcluster-node:111111111111-ray2.56.1 2.56.1 20.0 GB 2 h ago all 2 in-use",
         "vllm/vllm-openai@sha256:12 333333333333 20.0 GB 2 h ago gpu2 unused",
     ]
 
 
 def test_an_image_that_brings_ray_has_one_row_also_where_no_node_was_made(capsys: pytest.CaptureFixture[str]) -> None:
     said = shown(capsys, FoundImages({"gpu1": (BASE,), "gpu2": (replace(BASE, ray="2.56.1"),)}, {}))
-    assert said[1:] == ["vllm/vllm-openai:v0.32.0 111111111111 2.56.1 20.0 GB 2 h ago all 2 runs"]
+    assert said[1:] == ["vllm/vllm-openai:v0.32.0 111111111111 2.56.1 20.0 GB 2 h ago all 2 in-use"]
 
 
 def test_a_name_for_two_images_is_said(capsys: pytest.CaptureFixture[str]) -> None:

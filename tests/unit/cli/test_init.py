@@ -95,7 +95,7 @@ def test_addresses_for_hosts_of_ssh_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "text", "fix"),
     [
-        (["gpu1=10.0.0.1", "gpu1=10.0.0.2"], "host gpu1 is named twice", "name gpu1 once"),
+        (["gpu1=10.0.0.1", "gpu1=10.0.0.2"], "host gpu1 is given twice", "give gpu1 once"),
         (["ubuntu@gpu1=10.0.0.1"], "a host's name holds no user", "hosts.gpu1.ssh: {user: ubuntu}"),
         (["gpu1=10.0.0.1", "--image", "a b"], "image: ", "fix: correct --image\n"),
     ],

@@ -69,7 +69,7 @@ def test_images_come_before_anything_is_removed() -> None:
     assert all(isinstance(op, PrepareImage) and op.pull for op in plan.stages[0].operations)
 
 
-def test_an_image_without_its_engine_image_is_prepared_and_not_pulled() -> None:
+def test_an_image_without_its_node_image_is_prepared_and_not_pulled() -> None:
     facts = world.hosts(gpu2={"images": (world.BASE,)})
     plan = diff(desired(world.inventory(), facts, world.INPUTS), facts)
     images = [operation for operation in plan.operations() if isinstance(operation, PrepareImage)]

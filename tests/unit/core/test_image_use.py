@@ -22,14 +22,14 @@ def base(number: int, *names: str, digests: tuple[str, ...] = ()) -> Image:
     return Image(sha(number), names or (f"{REPOSITORY}:v{number}",), digests, {}, 20 * 10**9, number)
 
 
-def engine(number: int, made_from: int, owner: str = OURS) -> Image:
+def built(number: int, made_from: int, owner: str = OURS, repository: str = "vcluster-node") -> Image:
     labels = {BASE_IMAGE: sha(made_from), **({BUILT_FOR: owner} if owner else {})}
-    name = f"vcluster-engine:{made_from:064x}"[: len("vcluster-engine:") + 12] + "-ray2.56.1"
+    name = f"{repository}:{made_from:064x}"[: len(repository) + 13] + "-ray2.56.1"
     return Image(sha(number), (name,), (), labels, 21 * 10**9, number)
 
 
 def short(number: int) -> int:
-    """A number whose id begins with it: names of engine images hold the beginning."""
+    """A number whose id begins with it: names of node images hold the beginning."""
     return number << 208
 
 
@@ -40,7 +40,7 @@ def container(image: int) -> Container:
 B1, B2, B3, B4 = (short(number) for number in (1, 2, 3, 4))
 ALL = (
     *(base(number, f"{REPOSITORY}:v{at}") for at, number in enumerate((B1, B2, B3, B4), 1)),
-    *(engine(100 + at, number) for at, number in enumerate((B1, B2, B3, B4), 1)),
+    *(built(100 + at, number) for at, number in enumerate((B1, B2, B3, B4), 1)),
 )
 
 
@@ -49,11 +49,11 @@ def states(images: tuple[Image, ...], *used: int, wanted: str = f"{REPOSITORY}:v
     return {image.id: image.state for image in found}
 
 
-def test_what_runs_is_wanted_or_was_before_is_kept_with_its_base() -> None:
+def test_an_image_in_use_desired_or_previous_is_kept_with_its_base() -> None:
     found = states(ALL, 103)
-    assert {found[sha(103)], found[sha(B3)]} == {"runs"}
-    assert {found[sha(104)], found[sha(B4)]} == {"wanted"}
-    assert {found[sha(102)], found[sha(B2)]} == {"before"}
+    assert {found[sha(103)], found[sha(B3)]} == {"in-use"}
+    assert {found[sha(104)], found[sha(B4)]} == {"desired"}
+    assert {found[sha(102)], found[sha(B2)]} == {"previous"}
     assert {found[sha(101)], found[sha(B1)]} == {"unused"}
 
 
@@ -62,7 +62,7 @@ def test_what_runs_is_wanted_or_was_before_is_kept_with_its_base() -> None:
     [
         base(short(9), "postgres:17"),
         base(short(9), f"{REPOSITORY}:a-colleague-runs-it-by-hand"),
-        engine(109, B1, owner="another-cluster"),
+        built(109, B1, owner="another-cluster"),
     ],
     ids=["another repository", "of the repository, and never ours", "built for another cluster"],
 )
@@ -75,32 +75,37 @@ def test_an_image_whose_name_went_to_another_is_listed(listed: tuple[str, ...]) 
     """A build under the same name left them: Docker lists them as <none>, and its own prune removes them."""
     digests = tuple(name.replace(":", "@") for name in listed)
     bare = replace(base(B1), tags=listed, digests=digests)
-    rebuilt = replace(engine(101, B1), tags=listed, digests=digests)
+    rebuilt = replace(built(101, B1), tags=listed, digests=digests)
     found = states((bare, rebuilt, *ALL[1:4], *ALL[5:]))
     assert (found[bare.id], found[rebuilt.id]) == ("unused", "unused")
     found = states((bare, rebuilt, *ALL[1:4], *ALL[5:]), 101)
-    assert (found[bare.id], found[rebuilt.id]) == ("runs", "runs")
+    assert (found[bare.id], found[rebuilt.id]) == ("in-use", "in-use")
 
 
 def test_an_image_without_a_name_that_is_of_others_is_not_listed() -> None:
     """Also one that is a copy of a node, which a person made of its container: it has the labels of the image."""
-    bare, theirs = replace(base(B1), tags=()), replace(engine(109, B2, owner="another-cluster"), tags=())
-    copy = replace(engine(110, B4), tags=())
+    bare, theirs = replace(base(B1), tags=()), replace(built(109, B2, owner="another-cluster"), tags=())
+    copy = replace(built(110, B4), tags=())
     copy = replace(copy, labels={**copy.labels, SPEC: "{}"})
     assert not {bare.id, theirs.id, copy.id} & set(states((bare, theirs, copy, *ALL[1:4], *ALL[5:])))
 
 
 def test_a_base_is_left_where_others_need_it() -> None:
-    """Another cluster's engine image is made from it, or it has a name that a person gave it."""
-    assert sha(B1) not in states((*ALL, engine(109, B1, owner="another-cluster")))
+    """Another cluster's node image is made from it, or it has a name that a person gave it."""
+    assert sha(B1) not in states((*ALL, built(109, B1, owner="another-cluster")))
     named = base(B1, f"{REPOSITORY}:v1", "colleague/vllm:mine")
     assert sha(B1) not in states((named, *ALL[1:]))
 
 
 def test_a_container_of_anybody_keeps_an_image() -> None:
     found = states(ALL, 101)
-    assert {found[sha(101)], found[sha(B1)]} == {"runs"}
-    assert states(ALL, B1)[sha(B1)] == "runs"
+    assert {found[sha(101)], found[sha(B1)]} == {"in-use"}
+    assert states(ALL, B1)[sha(B1)] == "in-use"
+
+
+def test_a_node_image_under_the_earlier_name_is_listed() -> None:
+    earlier = built(109, B1, repository="vcluster-engine")
+    assert states((*ALL, earlier))[earlier.id] == "previous"
 
 
 def test_a_base_whose_tag_has_moved_is_known_by_its_digest() -> None:
@@ -109,8 +114,8 @@ def test_a_base_whose_tag_has_moved_is_known_by_its_digest() -> None:
 
 
 def test_an_image_that_was_renamed_is_known_by_the_name_of_its_cluster() -> None:
-    engine_name = f"vcluster-engine:{sha(B1)[7:19]}-ray2.56.1"
-    for names in ([], [engine_name]):
+    node_image = f"vcluster-node:{sha(B1)[7:19]}-ray2.56.1"
+    for names in ([], [node_image]):
         for cluster in (OURS, "other"):
             renamed = Image(sha(B1), (*names, earlier_image_name(cluster, sha(B1))), (), {}, 1, 1)
             assert (sha(B1) in states((renamed, *ALL[1:4]))) == (cluster == OURS)
@@ -120,7 +125,7 @@ def test_an_image_that_was_renamed_is_known_by_the_name_of_its_cluster() -> None
     ("names", "expected"),
     [
         ((f"{REPOSITORY}:v4",), True),
-        ((f"{REPOSITORY}:v4", f"vcluster-engine:{sha(B4)[7:19]}-ray2.56.1"), True),
+        ((f"{REPOSITORY}:v4", f"vcluster-node:{sha(B4)[7:19]}-ray2.56.1"), True),
         ((f"{REPOSITORY}:v4", f"{REPOSITORY}:nightly"), False),
     ],
 )
@@ -131,9 +136,9 @@ def test_an_image_loses_its_name_where_it_has_no_other(names: tuple[str, ...], e
 
 
 def test_an_image_that_brings_its_own_ray_is_one_image_with_two_names() -> None:
-    own = Image(sha(B1), (f"{REPOSITORY}:v1", f"vcluster-engine:{sha(B1)[7:19]}-ray2.56.1"), (), {}, 1, 1)
+    own = Image(sha(B1), (f"{REPOSITORY}:v1", f"vcluster-node:{sha(B1)[7:19]}-ray2.56.1"), (), {}, 1, 1)
     (found,) = cluster_images(f"{REPOSITORY}:v1", OURS, [own], [])
-    assert (found.state, found.base, found.ray) == ("wanted", "", "2.56.1")
+    assert (found.state, found.base, found.ray) == ("desired", "", "2.56.1")
 
 
 def test_layers_that_two_images_share_are_counted_once() -> None:

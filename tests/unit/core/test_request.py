@@ -57,7 +57,7 @@ def test_a_request_goes_with_a_host_that_it_named(*, by_default: bool) -> None:
     serve = asked({A: 8, B: 8, C: 8}, 8, 2, [B, C], by_default=by_default)
     gone, text = followed(serve, {A: 8, B: 8})
     assert gone is None
-    assert f"{C} of {B}, {C}, which --hosts named, has left; to serve it again: vcluster serve org/llama" in text
+    assert f"{C} of --hosts {B},{C} has left; to serve it again: vcluster serve org/llama" in text
 
 
 def test_a_default_layout_follows_within_the_named_hosts() -> None:

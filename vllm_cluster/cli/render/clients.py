@@ -66,6 +66,6 @@ def _curl(endpoint: ClientEndpoint, words: list[str]) -> str:
 def _plain(endpoint: ClientEndpoint, words: list[str]) -> str:
     lines = [f"url:    {endpoint.url}", f"model:  {endpoint.model}", f"key:    {shlex.join(words)}"]
     if endpoint.tunnel:
-        end = shlex.join([*("endpoint" if word == "key" else word for word in words), "--end"])
-        lines.append(f"tunnel: process {endpoint.tunnel.pid}, until {end}")
+        close = shlex.join([*("endpoint" if word == "key" else word for word in words), "--close"])
+        lines.append(f"tunnel: process {endpoint.tunnel.pid}, until {close}")
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.image_use import ClusterImage
 from vllm_cluster.text import age
 
-TITLES = {"image": 0, "id": 1, "ray": 4, "vllm": 4, "size": 2, "made": 5, "hosts": 1, "state": 0}
+TITLES = {"image": 0, "id": 1, "ray": 4, "vllm": 4, "size": 2, "created": 5, "hosts": 1, "state": 0}
 
 
 def images_document(found: FoundImages) -> dict[str, Any]:
@@ -28,13 +28,13 @@ def show_images(found: FoundImages, wanted: str, *, color: str) -> None:
     groups: dict[tuple[str, str], dict[str, ClusterImage]] = {}
     for host, images in found.hosts.items():
         for image in images:
-            # Each host builds its own engine image: by its name it is the same.
+            # Each host builds its own node image: by its name it is the same.
             key = image.names[0] if image.base and image.names else image.id
             groups.setdefault((image.state, key), {})[host] = image
     if not groups:
         print(f"No images of this cluster on {', '.join(found.hosts)}.")
         return
-    order = ("runs", "wanted", "before", "unused")
+    order = ("in-use", "desired", "previous", "unused")
     rows = [_row(found, held) for key, held in sorted(groups.items(), key=lambda row: order.index(row[0][0]))]
     width = columns()
     for line in table(TITLES, rows, width):
@@ -45,7 +45,7 @@ def show_images(found: FoundImages, wanted: str, *, color: str) -> None:
 
 def _row(found: FoundImages, held: dict[str, ClusterImage]) -> dict[str, str]:
     one = next(iter(held.values()))
-    names = [name for name in one.names if not (one.ray and not one.base and name.startswith("vcluster-engine:"))]
+    names = [name for name in one.names if not (one.ray and not one.base and name.startswith("vcluster-node:"))]
     return {
         "image": plain(", ".join(names) or one.digest or "(no name)"),
         "id": "" if one.base and one.names else one.id.removeprefix("sha256:")[:12],
@@ -53,7 +53,7 @@ def _row(found: FoundImages, held: dict[str, ClusterImage]) -> dict[str, str]:
         "ray": plain(", ".join(sorted({image.ray for image in held.values()} - {""}))),
         "vllm": plain(one.vllm),
         "size": f"{one.size_bytes / 1e9:.1f} GB",
-        "made": f"{age(max(0.0, time.time() - one.created))} ago" if one.created else "",
+        "created": f"{age(max(0.0, time.time() - one.created))} ago" if one.created else "",
         "hosts": f"all {len(held)}" if len(held) == len(found.hosts) > 1 else ", ".join(held),
         "state": one.state,
     }
