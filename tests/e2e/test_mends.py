@@ -120,7 +120,7 @@ def test_the_group_comes_back_by_itself_when_ray_dies_on_a_worker(cluster: Sandb
 def alive(cluster: Sandbox) -> set[str]:
     """The ids of Ray's living nodes; a raylet that comes back has a new one."""
     said = cluster.docker("gpu1", "exec", cluster.nodes()["gpu1"], "python3", "/opt/vcluster/node.py", "status")
-    return {node["id"] for node in json.loads(said)["ray"]["nodes"] if node["alive"]}
+    return {node["id"] for node in json.loads(said)["group"]["nodes"] if node["alive"]}
 
 
 @pytest.mark.cluster("up")

@@ -27,9 +27,15 @@ from vllm_cluster.run.node_files import digest, node_files
 ROUND_TRIP = 0.1
 IMAGE = "vllm/vllm-openai:v0.33.0"
 BASE = "sha256:" + "ab" * 32
+NODE_IMAGE = node_image_name(BASE, ("ray==2.56.1",))
 IMAGES = [
     {"Id": BASE, "RepoTags": [IMAGE], "RepoDigests": [], "Labels": {}},
-    {"Id": "sha256:" + "cd" * 32, "RepoTags": [node_image_name(BASE, "2.56.1")], "RepoDigests": [], "Labels": {}},
+    {
+        "Id": "sha256:" + "cd" * 32,
+        "RepoTags": [NODE_IMAGE],
+        "RepoDigests": [],
+        "Labels": {},
+    },
 ]
 SECRETS = {"ray-token": "11", "api-key": "22"}
 ID = "ab" * 8
@@ -144,7 +150,7 @@ class Cluster:
             spec = specs[host.name]
             ray = {"state": "up", "restarts": 0, "error": None, "version": "2.56.1", "nodes": []}
             ray |= {"nodes": nodes} if spec.role == "head" else {}
-            status = {"v": 1, "role": spec.role, "updated": time.time(), "ray": ray, "serve": None, "error": None}
+            status = {"v": 1, "role": spec.role, "updated": time.time(), "group": ray, "serve": None, "error": None}
             hosts.append(
                 {
                     "address": host.loopback,

@@ -66,7 +66,7 @@ def nodes(sandbox: Sandbox) -> set[str]:
     """The ids of Ray's living nodes."""
     status = told(sandbox)
     assert status is not None
-    return {node["id"] for node in status["ray"]["nodes"] if node["alive"]}
+    return {node["id"] for node in status["group"]["nodes"] if node["alive"]}
 
 
 @pytest.mark.deep

@@ -60,4 +60,4 @@ def test_what_its_node_program_wrote_can_be_read() -> None:
     ready = read["head-ready"].serve
     assert ready
     assert (ready.phase, ready.name, read["head-idle"].serve) == ("ready", "model", None)
-    assert sum(node.gpus for node in read["head-ready"].ray.nodes if node.alive) == 4
+    assert sum(node.gpus for node in read["head-ready"].group.nodes if node.alive) == 4

@@ -8,7 +8,7 @@ from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.actions.watch import View
 from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.load import GpuLoad, HostLoad
-from vllm_cluster.core.node_status import NodeStatus, Phase, RayNode, RayStatus, ServeStatus
+from vllm_cluster.core.node_status import GroupNode, GroupStatus, NodeStatus, Phase, ServeStatus
 
 GIB = 1 << 30
 GPUS = tuple(GpuLoad(n, "NVIDIA H100", "", 90 + n, 70 * GIB, 80 * GIB, 500.0, 700.0, 60 + n) for n in range(8))
@@ -29,7 +29,7 @@ def serving(phase: Phase = "ready") -> ServeStatus:
 
 def view(*hosts: HostStatus, serve: ServeStatus | None = None, **more: object) -> View:
     """A view of these hosts; those that run report their load."""
-    ray = RayStatus("up", 0, None, "2", tuple(RayNode(one.host, one.address, True, 8) for one in hosts))
+    ray = GroupStatus("up", 0, None, "2", tuple(GroupNode(one.host, one.address, True, 8) for one in hosts))
     up = all(one.state == "running" for one in hosts)
     status = ClusterStatus("lab", "id", up, hosts, NodeStatus("head", 1.0, ray, serve), (), now=8200.0)
     loads = {one.host: LOAD for one in hosts if one.state == "running"}

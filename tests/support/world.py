@@ -13,7 +13,7 @@ from vllm_cluster.inventory.model import Inventory
 
 IMAGE = "vllm/vllm-openai:v0.33.0"
 BASE = Image("sha256:" + "ab" * 32, (IMAGE,), (), {})
-ENGINE = Image("sha256:" + "cd" * 32, (node_image_name(BASE.id, "2.56.1"),), (), {})
+ENGINE = Image("sha256:" + "cd" * 32, (node_image_name(BASE.id, ("ray==2.56.1",)),), (), {})
 INPUTS = Inputs(program="aa", secrets={"ray-token": "11", "api-key": "22"})
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cluster import __version__
+from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import engine_problem, preflight
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
@@ -214,7 +215,7 @@ def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any
         return {"unknown": "not every host answered"}
     try:
         findings = [asdict(finding) for finding in preflight(inventory, facts)]
-        kept = {"ray-token": "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
+        kept = {backend.TOKEN: "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
         plan = diff(
             desired(inventory, facts, Inputs(digest(node_files()), kept, cluster_id(inventory, facts) or "")), facts
         )

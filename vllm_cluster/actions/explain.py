@@ -103,8 +103,8 @@ def of_cluster(inventory: Inventory, emit: Emit, *, runtime: Runtime = SYSTEM) -
         logs, failures = fleet.each(read)
         head = _head(fleet, inventory) if inventory.head_name in logs else None
         restarted = _restarts(fleet, inventory, head)
-    if head and head.ray.ended:
-        return Explanation(_of_ray(inventory.head_name, head), failures, restarts=restarted)
+    if head and head.group.ended:
+        return Explanation(_of_group(inventory.head_name, head), failures, restarts=restarted)
     seen = [scan(source) for source in sources(logs.values())]
     found = diagnose(seen, healthy=_works(inventory, head))
     request = head.serve.instead_of if head and head.serve else None
@@ -134,12 +134,12 @@ def _restarts(fleet: Fleet, inventory: Inventory, head: NodeStatus | None) -> Se
     return restarts(node, head.serve.request)[-MAX_RESTARTS:]
 
 
-def _of_ray(host: str, head: NodeStatus) -> Diagnosis:
+def _of_group(host: str, head: NodeStatus) -> Diagnosis:
     """The verdict on the last words of a Ray that has ended on the head.
 
     No other host can join it, so what the others write is not evidence, and a symptom explains less than these words.
     """
-    text = f"{head.ray.error}\n"
+    text = f"{head.group.error}\n"
     seen = scan(LogSource(f"{host}:ray", [(1, text.encode("utf-8", "replace"))], host))
     found = diagnose([seen])
     if found.cause:
@@ -151,9 +151,9 @@ def _of_ray(host: str, head: NodeStatus) -> Diagnosis:
 
 def _works(inventory: Inventory, head: NodeStatus | None) -> bool:
     """Whether every host is in Ray, and what is served, if anything, is ready."""
-    if head is None or head.ray.state != "up" or (head.serve and head.serve.phase != "ready"):
+    if head is None or head.group.state != "up" or (head.serve and head.serve.phase != "ready"):
         return False
-    alive = {node.address for node in head.ray.nodes if node.alive}
+    alive = {node.address for node in head.group.nodes if node.alive}
     return alive == {host.address for host in inventory.hosts.values()}
 
 
@@ -184,8 +184,10 @@ def add_cause(
     # vLLM's log is older than what `up` does: a model that could not be served explains nothing of it.
     asked = (own, *sources(logs.values(), of_vllm=bool(otherwise)))
     head = _head(fleet, inventory) if inventory.head_name in logs else None
-    down = head is not None and head.ray.ended
-    found = _of_ray(inventory.head_name, head) if head and down else diagnose([scan(one) for one in asked], since=since)
+    down = head is not None and head.group.ended
+    found = (
+        _of_group(inventory.head_name, head) if head and down else diagnose([scan(one) for one in asked], since=since)
+    )
     error.message += "" if found.cause else otherwise
     if found.named:
         return _named(error, found.named, model, last=bool(otherwise))

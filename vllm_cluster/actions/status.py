@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_cluster.actions.head import at_head
+from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import found_gpus
 from vllm_cluster.core.identity import cluster_id, foreign, node_of
 from vllm_cluster.core.members import Record, former, record_of
-from vllm_cluster.core.node_status import NodeStatus, RayNode
+from vllm_cluster.core.node_status import GroupNode, NodeStatus
 from vllm_cluster.core.spec import ROLE
 from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
@@ -29,7 +30,7 @@ RUNNING, STARTING, STOPPED, MISSING = "running", "starting", "stopped", "missing
 UNREACHABLE, DOCKER_ERROR, SHELL_ERROR, UNKNOWN = "unreachable", "docker-error", "shell-error", "unknown"
 
 OUTSIDE = "not in the inventory"
-RAY_STATUS = RemoteProgram("ray status", ("timeout", "30", "ray", "status"))
+GROUP_STATUS = RemoteProgram(" ".join(backend.STATUS_ARGV), ("timeout", "30", *backend.STATUS_ARGV))
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,11 @@ def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
     )
 
 
-def ray_status(inventory: Inventory) -> str:
+def group_status(inventory: Inventory) -> str:
     """What `ray status` prints on the head: a picture up to 5 s old, for people."""
     with at_head(inventory) as head:
         usable(observe(inventory, head))
-        return NodeHandle(head, inventory.cluster).run(RAY_STATUS, 40).text
+        return NodeHandle(head, inventory.cluster).run(GROUP_STATUS, 40).text
 
 
 def look(inventory: Inventory, connection: HostConnection) -> HostState:
@@ -203,11 +204,11 @@ def _host(inventory: Inventory, name: str, row: HostState, head: HostState, expe
     counted = 0 if row.state in (MISSING, STOPPED) else _counted(head, address)
     gpus = row.gpus if row.gpus is not None else inventory.hosts[name].gpu_number or expected
     problems, fix = [row.problem] if row.problem else [], row.fix
-    ray = row.status.ray if row.status else None
-    if ray and (ray.state != "up" or ray.error):
-        problems.append(f"Ray is {ray.state}: {ray.words}".strip(": "))
-        fix = fix or ("vcluster explain" if ray.error else "")
-    elif ray and counted is not None and counted != gpus:
+    group = row.status.group if row.status else None
+    if group and (group.state != "up" or group.error):
+        problems.append(f"Ray is {group.state}: {group.words}".strip(": "))
+        fix = fix or ("vcluster explain" if group.error else "")
+    elif group and counted is not None and counted != gpus:
         problems.append(f"Ray reports {counted} of {gpus} GPUs")
         fix = fix or "vcluster up"
     elif row.state == STARTING:
@@ -238,8 +239,8 @@ def _former(
     )
 
 
-def _alive(head: NodeStatus | None) -> list[RayNode]:
-    return [node for node in head.ray.nodes if node.alive] if head else []
+def _alive(head: NodeStatus | None) -> list[GroupNode]:
+    return [node for node in head.group.nodes if node.alive] if head else []
 
 
 def _counted(head: HostState, address: str) -> int | None:

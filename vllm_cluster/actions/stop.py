@@ -122,7 +122,7 @@ def _stopped(state: StopState) -> str:
     status = state.node.state().status if serving else None
     if serving is None or status is None:
         return "Withdrew the request to serve."
-    have, want = sum(node.gpus for node in status.ray.nodes if node.alive), serving.gpus[1]
+    have, want = sum(node.gpus for node in status.group.nodes if node.alive), serving.gpus[1]
     gpus = f"({have:g}/{want:g} GPUs)"
     if have == want:
         return f"Stopped {serving.name}. Cluster {state.inventory.cluster} is still up {gpus}."

@@ -95,7 +95,7 @@ class _Head:
         planned = {one.address: one.gpus for one in record.members if not one.leaving} if record else {}
         if planned and (address := self._inventory.hosts[self._inventory.head_name].address) not in planned:
             self._refuse_other(address)
-        found = membership(planned, status.ray.nodes)
+        found = membership(planned, status.group.nodes)
         absent = [name for address, name in names.items() if address in found.missing or address not in planned]
         others = [address for address in found.foreign if address not in names]
         wrong = [names.get(address, address) for address in found.wrong]

@@ -1,12 +1,18 @@
-"""The command line and the environment of Ray on one node."""
+"""Ray as the way to join nodes: its command line, its environment, its ports, its secret and its files."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from vllm_cluster.inventory.model import Ports
+from vllm_cluster.inventory.model import Inventory, Ports
 from vllm_cluster.text import host_port
 
+# The secret that its nodes and drivers show, generated once for a cluster.
+TOKEN = "ray-token"  # noqa: S105 (a name)
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 (a name)
+# Its executor fills gaps in a worker's environment from the head's, but for what is in this file of vLLM's folder.
+NOT_PASSED_ON = "ray_non_carry_over_env_vars.json"
+STATUS_ARGV = ("ray", "status")
 # vLLM moves its tensors itself; Ray's default would take 30 % of the memory.
 OBJECT_STORE_BYTES = 200_000_000
 # Where it listens, as keys of the inventory's `ports`: on every node, on the head alone, and on the head's loopback.
@@ -15,6 +21,11 @@ HEAD_PORTS = ("gcs", "client_server")
 LOOPBACK_PORTS = ("dashboard",)
 # The range of its workers, whose processes come and go.
 WORKER_PORTS = ("worker_min", "worker_max")
+
+
+def requirements(inventory: Inventory) -> tuple[str, ...]:
+    """What images that come without get (name==version)."""
+    return (f"ray=={inventory.ray}",)
 
 
 def start_argv(
@@ -53,12 +64,12 @@ def start_argv(
     return ["ray", "start", *head, *flags]
 
 
-def environment(*, head_address: str, ports: Ports, token_path: str) -> dict[str, str]:
+def environment(*, head_address: str, ports: Ports, token_file: str) -> dict[str, str]:
     """The environment of Ray and of all that talks to it, the same on every node."""
     return {
         # Both, on every node: `ray start --address` never turns authentication on by itself.
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": token_path,
+        TOKEN_PATH: token_file,
         # Without it a driver looks for a cluster in /tmp/ray, and finds the one that died.
         "RAY_ADDRESS": host_port(head_address, ports.gcs),
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from vllm_cluster.backends import backend
 from vllm_cluster.checks.finding import Finding, each_host
 from vllm_cluster.core.images import find_image, node_image_name
 from vllm_cluster.core.one_image import resolve
@@ -44,10 +45,10 @@ def prepared(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Fin
         text = f"image {inventory.image} is not on the host"
         fix = f"to pull it now: docker pull {inventory.image}"
         yield Finding("image-absent", host.name, text, fix, severity="warning")
-    elif find_image(node_image_name(base.id, inventory.ray), facts.images) is None:
+    elif find_image(node_image_name(base.id, backend.requirements(inventory)), facts.images) is None:
         text = (
             f"vcluster up has not inspected {inventory.image} yet; "
-            f"it adds Ray {inventory.ray} unless the image has one that fits"
+            f"it adds {' '.join(backend.requirements(inventory))} unless the image has one that fits"
         )
         fix = "vcluster up, on a machine whose pip reaches a package index: it downloads the wheels"
         yield Finding("ray-layer", host.name, text, fix, severity="warning")

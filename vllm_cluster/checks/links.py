@@ -8,14 +8,14 @@ from functools import cache
 from ipaddress import ip_address
 from typing import Any
 
-from vllm_cluster.backends import ray
+from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.text import plural
 
 EPHEMERAL = "ephemeral"
 # What nodes connect to on every node; the first and the last port of the workers' range represent all of it.
-_EVERYWHERE = (*ray.NODE_PORTS, "pull", *ray.WORKER_PORTS)
+_EVERYWHERE = (*backend.NODE_PORTS, "pull", *backend.WORKER_PORTS)
 
 # How a port failed: the finding's code and message.
 _FAILED = {
@@ -57,7 +57,7 @@ class LinkResult:
 
 def ports_of(inventory: Inventory, host: str) -> dict[int, str]:
     """The pinned ports that other hosts reach on this one, with their names."""
-    keys = _EVERYWHERE + (ray.HEAD_PORTS if host == inventory.head_name else ())
+    keys = _EVERYWHERE + (backend.HEAD_PORTS if host == inventory.head_name else ())
     return {getattr(inventory.ports, key): f"{getattr(inventory.ports, key)} ({_shown(key)})" for key in keys}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from shlex import quote
 
-from vllm_cluster.backends import ray
+from vllm_cluster.backends import backend
 from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
 from vllm_cluster.core.desired import hcas, interface
 from vllm_cluster.core.pull import container_name
@@ -134,8 +134,8 @@ def ports(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
         yield from _taken(inventory, host.name, facts, "pull")
     if has_node(inventory, facts, "running", "paused"):
         return  # the node itself listens; a paused one keeps its ports
-    of_head = (*ray.HEAD_PORTS, *ray.LOOPBACK_PORTS, "api") if host.name == inventory.head_name else ()
-    for key in (*ray.NODE_PORTS, *of_head):
+    of_head = (*backend.HEAD_PORTS, *backend.LOOPBACK_PORTS, "api") if host.name == inventory.head_name else ()
+    for key in (*backend.NODE_PORTS, *of_head):
         yield from _taken(inventory, host.name, facts, key)
 
 

@@ -43,7 +43,7 @@ def logs(
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.", show_default=False)
     ] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Only Ray, with the files of its own processes.")] = False,
+    group: Annotated[bool, typer.Option("--ray", help="Only Ray, with the files of its own processes.")] = False,
     polls: Annotated[bool, typer.Option("--polls", help="Also vLLM's lines about vcluster's own polls.")] = False,
     vllm: Annotated[bool, typer.Option("--vllm", help="Only vLLM: its server, and all ranks.")] = False,
     since: Since = None,
@@ -63,7 +63,7 @@ def logs(
         raise UsageError(
             "--previous has ended: it cannot be followed", hint="vcluster logs --previous\nvcluster logs --follow"
         )
-    if rank is not None and (ray or vllm):
+    if rank is not None and (group or vllm):
         raise UsageError(
             "--rank is a part of vLLM's log: use it without --ray and --vllm", hint=f"vcluster logs --rank {rank}"
         )
@@ -77,7 +77,7 @@ def logs(
         chosen = tuple(dict.fromkeys(hosts)) if hosts else tuple(loaded.hosts)
         # Who searches, and a program, gets all lines.
         every = polls or bool(grep) or session.as_json
-        asked = LogRequest(chosen, rank, ray, vllm, since, grep, previous, follow, every)
+        asked = LogRequest(chosen, rank, group, vllm, since, grep, previous, follow, every)
         writer = LogWriter(tuple(loaded.hosts), as_json=session.as_json, color=SETTINGS.color)
         found = logs_action(loaded, asked, _notices(session), writer.write, errors=errors, fold=fold, last=tail)
         if not (found or session.as_json or tail == 0 or SETTINGS.verbosity < 0):

@@ -27,13 +27,13 @@ Number = Annotated[
 def status(
     inventory: InventoryPath = None,
     as_json: Json = False,
-    ray: Annotated[bool, typer.Option("--ray", help="Print what ray status prints on the head.")] = False,
+    group: Annotated[bool, typer.Option("--ray", help="Print what ray status prints on the head.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the view, with loads, until Ctrl-C.")] = False,
     interval: Interval = INTERVAL_SECONDS,
     count: Number = None,
 ) -> None:
     """Show hosts, GPUs and the served model."""
-    if watch and ray:
+    if watch and group:
         raise UsageError("--ray and --watch exclude each other", hint="vcluster status --watch\nvcluster status --ray")
     if not watch and (count is not None or interval != INTERVAL_SECONDS):
         raise UsageError("--interval and --count need --watch", again=("--watch",))
@@ -47,8 +47,8 @@ def status(
         from vllm_cluster.cli.render.status import show_status, status_document
         from vllm_cluster.cli.render.text import plain
 
-        if ray:
-            print(plain(status_action.ray_status(loaded)))
+        if group:
+            print(plain(status_action.group_status(loaded)))
             return
         found = status_action.status(loaded, session.progress)
         session.show(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vllm_cluster.backends import ray
+from vllm_cluster.backends import backend
 from vllm_cluster.core import adapters, gpus
 from vllm_cluster.core.spec import ContainerSpec, Mount, Role, secrets_volume, state_volume
 from vllm_cluster.facts.host_facts import Hca, HostFacts
@@ -75,7 +75,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
     count = gpu_count(host, facts, inventory.accelerator)
     secrets = {name: value for name, value in inputs.secrets.items() if role == "head" or name != "api-key"}
     ports = hcas(host, facts)
-    argv = ray.start_argv(role, address=host.address, head_address=head_address, gpus=count, ports=inventory.ports)
+    argv = backend.start_argv(role, address=host.address, head_address=head_address, gpus=count, ports=inventory.ports)
     waits_for = [] if role == "head" else ["--head", host_port(head_address, inventory.ports.gcs)]
     spec_secrets = tuple(sorted(secrets.items()))
     return ContainerSpec(
@@ -84,6 +84,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         role=role,
         address=host.address,
         head_address=head_address,
+        requirements=backend.requirements(inventory),
         gpu_count=count,
         command=("python3", NODE_PROGRAM, role, *waits_for, "--", *argv),
         environment=tuple(sorted(_environment(inventory, host, facts, secrets, head_address).items())),
@@ -123,10 +124,10 @@ def _environment(
         **({"HOME": f"{STATE_FOLDER}/home", "USER": "vcluster", "LOGNAME": "vcluster"} if inventory.user else {}),
         **inventory.environment,
         **_compiled(inventory),
-        **ray.environment(
+        **backend.environment(
             head_address=head_address,
             ports=inventory.ports,
-            token_path=f"{SECRETS_FOLDER}/ray-token-{secrets['ray-token']}",
+            token_file=f"{SECRETS_FOLDER}/{backend.TOKEN}-{secrets[backend.TOKEN]}",
         ),
         "VLLM_HOST_IP": host.address,
         "VLLM_CONFIG_ROOT": f"{CODE_FOLDER}/config",
@@ -155,7 +156,7 @@ def _compiled(inventory: Inventory) -> dict[str, str]:
     Not in the model cache, which hosts may share: files there are locked badly or not at all, and what lies in such a
     cache is loaded and run without a check.
     """
-    key = hashlib.sha256(f"{inventory.image} {inventory.ray}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(" ".join([inventory.image, *backend.requirements(inventory)]).encode()).hexdigest()[:12]
     folder = f"{STATE_FOLDER}/compiled/{key}"
     names = {
         "VLLM_CACHE_ROOT": "vllm",

@@ -111,12 +111,12 @@ def _reason(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> _Rea
 
 def _image(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> tuple[Operation, ...]:
     if not image.id:
-        return (PrepareImage(spec.host, spec.image, spec.ray, pull=True),)
-    if find_image(node_image_name(image.id, spec.ray), facts.images):
+        return (PrepareImage(spec.host, spec.image, spec.requirements, pull=True),)
+    if find_image(node_image_name(image.id, spec.requirements), facts.images):
         return ()
     there = image.source == spec.host or any(one.id == image.id for one in facts.images)
     way = {} if there else {"digest": image.digest, "source": image.source}
-    return (PrepareImage(spec.host, spec.image, spec.ray, pull=not there, base=image.id, **way),)
+    return (PrepareImage(spec.host, spec.image, spec.requirements, pull=not there, base=image.id, **way),)
 
 
 def _move(head: ContainerSpec, members: Membership | None) -> tuple[Operation, ...]:

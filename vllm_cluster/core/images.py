@@ -98,12 +98,13 @@ def find_image(reference: str, images: Iterable[Image]) -> Image | None:
     return None
 
 
-def node_image_tag(base_id: str, ray: str) -> str:
-    """The tag of the node image: the base's id, so that another base is another image, and the Ray version.
+def node_image_tag(base_id: str, requirements: tuple[str, ...]) -> str:
+    """The tag of the node image: the base's id, so that another base is another image, and what it was made to have.
 
-    An image that brings its own Ray gets this name too, without a layer: the name records that it was looked at.
+    An image that brings its own gets this name too, without a layer: the name records that it was looked at.
     """
-    return f"{base_id.removeprefix('sha256:')[:12]}-ray{ray}"
+    parts = (requirement.replace("==", "") for requirement in requirements)
+    return "-".join((base_id.removeprefix("sha256:")[:12], *parts))
 
 
 def earlier_image_name(cluster: str, image_id: str) -> str:
@@ -115,6 +116,6 @@ def earlier_image_name(cluster: str, image_id: str) -> str:
     return f"{EARLIER_IMAGE_REPOSITORY}:{cluster}-{image_id.removeprefix('sha256:')[:12]}"
 
 
-def node_image_name(base_id: str, ray: str) -> str:
+def node_image_name(base_id: str, requirements: tuple[str, ...]) -> str:
     """The full name of the node image."""
-    return f"{NODE_IMAGE_REPOSITORY}:{node_image_tag(base_id, ray)}"
+    return f"{NODE_IMAGE_REPOSITORY}:{node_image_tag(base_id, requirements)}"

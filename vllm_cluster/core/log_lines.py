@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 SECOND = 1_000_000_000
 # The parts of a container's log, as --vllm and --ray choose them.
-NODE, RAY, VLLM = "node", "ray", "vllm"
+NODE, GROUP, VLLM = "node", "ray", "vllm"
 # What the node program writes before each line.
-_MARKS = {b"[node] ": NODE, b"[nodes] ": NODE, b"[ray] ": RAY, b"[vllm] ": VLLM}
+_MARKS = {b"[node] ": NODE, b"[nodes] ": NODE, b"[ray] ": GROUP, b"[vllm] ": VLLM}
 # Ray copies what ranks print into the head's log, and leaves out what several of them print.
 _COPIED = re.compile(rb"\(RayWorker\w* pid=\d+(?:, ip=([0-9a-fA-F.:]+))?\) ")
 # What the node program, `top` and a batch ask for, several times a minute.
@@ -33,7 +33,7 @@ class LogRequest:
 
     hosts: tuple[str, ...]
     rank: int | None = None
-    ray: bool = False
+    group: bool = False
     vllm: bool = False
     since: float | None = None
     grep: str = ""
@@ -47,13 +47,13 @@ class LogRequest:
         """The parts of a container's log; none where one rank is asked for."""
         if self.rank is not None:
             return frozenset()
-        asked = {source for source, wanted in ((RAY, self.ray), (VLLM, self.vllm)) if wanted}
-        return frozenset(asked or {NODE, RAY, VLLM})
+        asked = {source for source, wanted in ((GROUP, self.group), (VLLM, self.vllm)) if wanted}
+        return frozenset(asked or {NODE, GROUP, VLLM})
 
     @property
     def ranks(self) -> bool:
         """Whether what the ranks print is read, from their own files."""
-        return self.vllm or not self.ray
+        return self.vllm or not self.group
 
 
 def split_source(raw: bytes) -> tuple[str, bytes]:

@@ -1,4 +1,4 @@
-"""What a node reports about itself, read from its status.json; and Ray's nodes against the plan."""
+"""What a node reports about itself, read from its status.json; and the members of the group against the plan."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AllowInfNan, TypeAdapter, ValidationError
+from pydantic import AliasChoices, AllowInfNan, Field, TypeAdapter, ValidationError
 
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.progress import TROUBLE
 
 VERSION = 1
-RayState = Literal["waiting", "starting", "up", "down", "unknown"]
+GroupState = Literal["waiting", "starting", "up", "down", "unknown"]
 # NaN and Infinity are numbers to Python's JSON alone.
 Number = Annotated[float, AllowInfNan(False)]
 # Those of a start are in their order; "unknown" is set here: the node program has written nothing for too long.
@@ -41,8 +41,8 @@ DATE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class RayNode:
-    """One node as Ray lists it; a dead one stays in the list."""
+class GroupNode:
+    """One member as the backend lists it; a dead one stays in the list."""
 
     id: str
     address: str
@@ -51,14 +51,14 @@ class RayNode:
 
 
 @dataclass(frozen=True)
-class RayStatus:
-    """Ray on one node; `nodes` are known on the head only."""
+class GroupStatus:
+    """What joins the nodes, on one of them; the other `nodes` are known on the head only."""
 
-    state: RayState
+    state: GroupState
     restarts: int
     error: str | None
     version: str | None
-    nodes: tuple[RayNode, ...]
+    nodes: tuple[GroupNode, ...]
     # In a row; an earlier version of the node program does not write it.
     failures: int = 0
 
@@ -94,12 +94,12 @@ class FailedRequest(ServeFailure):
 
 @dataclass(frozen=True)
 class ServeStatus:
-    """What is served and how far it is; `gpus` are those that Ray has and those that are wanted.
+    """What is served and how far it is; `gpus` are those that have joined and those that are wanted.
 
     `request` counts what was asked for; `instead_of` is the one that failed, `away_seconds` how long the one before it
     was not served, `rollback_to` what is served again if this one does not get ready. `phases` are those of this start
     that are over, with their seconds; `last_line` is the last one of vLLM's log. `ranks` are the GPUs that it takes
-    (address → number), empty where that is left to Ray.
+    (address → number), empty where that is left to the backend.
     """
 
     generation: str
@@ -136,15 +136,16 @@ class NodeStatus:
 
     role: str
     updated: Number
-    ray: RayStatus
+    # An earlier version's key is the name of the one backend there was.
+    group: Annotated[GroupStatus, Field(validation_alias=AliasChoices("group", "ray"))]
     serve: ServeStatus | None
     error: str | None = None
     beat: Number | None = None
 
 
 @dataclass(frozen=True)
-class RayMembership:
-    """Ray's living nodes against the plan, by address."""
+class GroupMembership:
+    """The living members against the plan, by address."""
 
     missing: tuple[str, ...]
     foreign: tuple[str, ...]
@@ -175,7 +176,7 @@ def current(status: NodeStatus, started: float, now: float | None) -> NodeStatus
 def _distrusted(status: NodeStatus, age: float) -> NodeStatus:
     why = f"the node program has not written its status for {age:.0f} s: it is stopped, or its disk is full"
     serve = replace(status.serve, phase="unknown", detail=why, token_age_seconds=None) if status.serve else None
-    return replace(status, ray=replace(status.ray, state="unknown", error=why, nodes=()), serve=serve)
+    return replace(status, group=replace(status.group, state="unknown", error=why, nodes=()), serve=serve)
 
 
 class UnreadableStatus(VclusterError):
@@ -184,8 +185,8 @@ class UnreadableStatus(VclusterError):
     code = "unreadable-status"
 
 
-def membership(planned: Mapping[str, int], nodes: Sequence[RayNode]) -> RayMembership:
-    """Compare what is planned (GPUs by address) with Ray's living nodes.
+def membership(planned: Mapping[str, int], nodes: Sequence[GroupNode]) -> GroupMembership:
+    """Compare what is planned (GPUs by address) with the living members.
 
     Two living nodes at one address (one has just died, unnoticed, the other has taken its place) count as wrong.
     """
@@ -193,7 +194,7 @@ def membership(planned: Mapping[str, int], nodes: Sequence[RayNode]) -> RayMembe
     for node in nodes:
         if node.alive:
             alive[node.address] = alive.get(node.address, 0) + node.gpus
-    return RayMembership(
+    return GroupMembership(
         missing=tuple(address for address in planned if address not in alive),
         foreign=tuple(address for address in alive if address not in planned),
         wrong=tuple(address for address in planned if address in alive and alive[address] != planned[address]),

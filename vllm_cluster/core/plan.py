@@ -14,7 +14,7 @@ from vllm_cluster.text import count
 
 @dataclass(frozen=True)
 class PrepareImage:
-    """Have the image on a host, and a node image from it that holds Ray.
+    """Have the image on a host, and a node image from it that meets the requirements.
 
     `base` is its id, empty where no host has it yet; `digest` is how a registry knows it, `source` a host that has it.
     """
@@ -23,7 +23,7 @@ class PrepareImage:
     past: ClassVar[str] = "the image is ready"
     host: str
     image: str
-    ray: str
+    requirements: tuple[str, ...]
     pull: bool
     base: str = ""
     digest: str = ""
@@ -33,7 +33,7 @@ class PrepareImage:
     def text(self) -> str:
         """What happens, for people."""
         fetch = f"{self._fetch}, then " if self.pull else ""
-        return f"{fetch}add ray[default]=={self.ray} to {self.image} if it has no Ray"
+        return f"{fetch}add {' '.join(self.requirements)} to {self.image} unless it has one that fits"
 
     @property
     def _fetch(self) -> str:

@@ -25,7 +25,7 @@ ROLE = LABEL + "role"
 SPEC = LABEL + "spec"
 HEAD_ADDRESS = LABEL + "head-address"
 BASE_IMAGE = LABEL + "base-image"
-RAY_LAYER = LABEL + "ray"
+REQUIREMENTS = LABEL + "requirements"
 VERSION = LABEL + "version"
 FORMAT_LABEL = LABEL + "format"
 SECRET = LABEL + "secret."
@@ -80,7 +80,8 @@ class GpuRequest:
 class ContainerSpec:
     """Everything that decides what a node's container is. Values of secrets are left out; their ids are not.
 
-    `program` is a hash of the files of the node program. A new field needs a default that means what was before it.
+    `program` is a hash of the files of the node program, `requirements` (name==version) are added to an image that
+    lacks them. A new field needs a default that means what was before it.
     """
 
     host: str
@@ -89,7 +90,6 @@ class ContainerSpec:
     address: str
     head_address: str
     image: str
-    ray: str
     gpu_count: int
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
@@ -104,6 +104,7 @@ class ContainerSpec:
     secrets: tuple[tuple[str, str], ...] = ()
     cluster_id: str = ""
     user: str = ""
+    requirements: tuple[str, ...] = ()
     # What the inventory sets, and does not leave to what is found; no part of the container.
     intent: tuple[tuple[str, str], ...] = ()
 
@@ -136,7 +137,7 @@ class ContainerSpec:
             ROLE: self.role,
             HEAD_ADDRESS: self.head_address,
             SPEC: self.document,
-            RAY_LAYER: self.ray,
+            REQUIREMENTS: " ".join(self.requirements),
             FORMAT_LABEL: str(FORMAT),
             VERSION: __version__,
             **{SECRET + name: identity for name, identity in self.secrets},

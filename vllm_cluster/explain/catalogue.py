@@ -80,7 +80,7 @@ _TROUBLE = ("CRITICAL", "FATAL", "Traceback", "panic:", "Segmentation fault", "c
 _WHOLE = dict.fromkeys(
     (
         *(known.needle for known in SIGNS),
-        *(*progress.START, progress.OWN_START, progress.OWN_STOP, *progress.RAY_START),
+        *(*progress.START, progress.OWN_START, progress.OWN_STOP, *progress.GROUP_START),
         *_TROUBLE,
     )
 )

@@ -16,7 +16,7 @@ _LEVEL = re.compile(
     r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? )?\[?[^\[\] ]{1,120}:\d{1,6}\] ?"
 )
 # Ray's own lines: Python's with a tab, C++'s with a letter, and dumps of its state, full of words like "failed: 0".
-_RAY_LEVEL = re.compile(r"^[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |^\[[\d-]{10} [\d:,]{12} ([A-Z]) |^\[(state-dump)\]")
+_GROUP_LEVEL = re.compile(r"^[\d-]{10} [\d:]{8},\d{3}\s([A-Z]+) |^\[[\d-]{10} [\d:,]{12} ([A-Z]) |^\[(state-dump)\]")
 # What Docker, its compose, and a build service put before a line.
 _DOCKER = re.compile(
     r"^(?:[\w.-]{1,60} {1,40}\| )?(?:E   )?"
@@ -71,7 +71,7 @@ def parse_line(raw: bytes, year: int) -> LogLine:
         who.append(nccl[1])
     repeated = _REPEATED.search(text)
     text = _REPEATED.sub("", text, count=1) if repeated else text
-    level = _LEVEL.match(text) or _RAY_LEVEL.match(text)
+    level = _LEVEL.match(text) or _GROUP_LEVEL.match(text)
     text = _LEVEL.sub("", text, count=1).strip()
     times = int(repeated[1]) if repeated else 1
     return LogLine(time, " ".join(who), text, times, next(filter(None, level.groups()), "") if level else "")

@@ -34,7 +34,7 @@ START = ("vLLM API server version", "non-default args:")
 OWN_START = "vcluster starts vLLM"
 # vLLM is stopped by a request: from here on its processes end, and write so.
 OWN_STOP = "vcluster stops vLLM"
-RAY_START = ("Ray runtime started",)
+GROUP_START = ("Ray runtime started",)
 
 # Ray's lists of what may be the reason.
 POSSIBLE = re.compile(r"Possible reasons include|There are some potential root causes|Some common causes include")

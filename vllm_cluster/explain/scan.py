@@ -156,8 +156,8 @@ class _State:
             self._begin(seen, self._place(number, parsed))
         elif progress.OWN_STOP in parsed.words:
             seen.stopped = self._place(number, parsed)
-        elif any(mark in parsed.words for mark in progress.RAY_START):
-            self._forget(seen, ray=True)
+        elif any(mark in parsed.words for mark in progress.GROUP_START):
+            self._forget(seen, group=True)
         # At DEBUG vLLM reports attempts that it gives up as part of a normal start.
         found, trouble = classify(parsed.words) if parsed.level != "DEBUG" else ((), False)
         if not (found or trouble):
@@ -198,23 +198,23 @@ class _State:
         """A new run of vLLM: what was found belongs to the one before it."""
         new = seen.started is None or place.line - seen.started.line > BANNER
         if new or progress.OWN_START in place.text:
-            self._forget(seen, ray=False)
+            self._forget(seen, group=False)
         if seen.stopped and seen.stopped.time and place.time:
             seen.stops.append((seen.stopped.time, place.time))
         seen.started, seen.alive, seen.stopped = place, None, None
 
-    def _forget(self, seen: LogScan, *, ray: bool) -> None:
+    def _forget(self, seen: LogScan, *, group: bool) -> None:
         """Put aside what an earlier run was about; a host's own trouble may still be why this one fails."""
-        for known in [known for known in seen.hits if known.host or not ray]:
+        for known in [known for known in seen.hits if known.host or not group]:
             hit = seen.hits.pop(known)
             # What ends by a request writes symptoms of its end.
             planned = known.kind is not SignKind.CAUSE and seen.stopped and hit.first.line > seen.stopped.line
             if known.kind <= SignKind.SYMPTOM and not planned:
                 seen.earlier[known.failure] += 1
                 # Not what only looks like one: a rank that was killed yesterday explains nothing.
-                if known.host and known.kind is SignKind.CAUSE and not ray:
+                if known.host and known.kind is SignKind.CAUSE and not group:
                     seen.before.setdefault(known, hit)
-        if ray:
+        if group:
             seen.before.clear()
         else:
             seen.trouble.clear()

@@ -47,21 +47,26 @@ class ImageContents:
         return ray is not None and _release(ray) >= MIN_RAY
 
     @property
-    def has_usable_ray(self) -> bool:
-        """Whether that Ray has the dashboard packages that nodes need."""
+    def is_complete(self) -> bool:
+        """Whether nodes can use it as it is: its Ray has the dashboard packages that they need."""
         return self.ray_is_new and not self.lacking
 
     @property
-    def ray_problem(self) -> str:
-        """Why nodes cannot use its Ray as it is; only where they cannot."""
+    def brings(self) -> str:
+        """What it has by itself of what joins nodes, for people."""
+        return f"Ray {self.version('ray')}"
+
+    @property
+    def problem(self) -> str:
+        """Why nodes cannot use it as it is; only where they cannot."""
         version = self.version("ray")
         if version and self.ray_is_new:
             return f"Ray {version} without {', '.join(self.lacking[:3])}, which its dashboard needs"
         return f"Ray {version}, too old for token authentication" if version else "no Ray"
 
-    def ray_to_add(self, wanted: str) -> str:
-        """The version to add: its own where only something beside it is missing."""
-        return (self.version("ray") or wanted) if self.ray_is_new else wanted
+    def to_add(self, wanted: Sequence[str]) -> str:
+        """What to add of what is wanted (name==version): its own version where only something beside it is missing."""
+        return f"ray=={self.version('ray')}" if self.ray_is_new else wanted[0]
 
     @property
     def refusal(self) -> str:

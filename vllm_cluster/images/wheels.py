@@ -21,15 +21,15 @@ DOWNLOAD_SECONDS = 1800
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def wheels(inside: ImageContents, ray: str, cache: Path, run: Run = subprocess.run) -> Path:
-    """A folder with the wheels of ray[default] and what it needs beyond the image; downloaded once.
+def wheels(inside: ImageContents, requirement: str, cache: Path, run: Run = subprocess.run) -> Path:
+    """A folder with the wheels of what is required, Ray with its extras, and what it needs beyond the image.
 
     Raises:
         VclusterError: pip could not get them, or the cache folder cannot be used.
     """
     try:
         with naming(cache):
-            return _wheels(inside, ray, cache, run)
+            return _wheels(inside, _version(requirement), cache, run)
     except OSError as error:
         found = meaning(error) or VclusterError(f"cannot use {cache}: {error}")
         raise VclusterError(found.message, hint="export XDG_CACHE_HOME=FOLDER, a folder with 500 MB to write") from None
@@ -92,6 +92,15 @@ def _drop_present(inside: ImageContents, folder: Path) -> None:
         name, version = wheel.name.split("-")[:2]
         if (name.lower().replace(".", "_"), version) in present:
             wheel.unlink()
+
+
+def arguments(base: str, requirement: str) -> dict[str, str]:
+    """The build's arguments."""
+    return {"BASE": base, "RAY": _version(requirement)}
+
+
+def _version(requirement: str) -> str:
+    return requirement.partition("==")[2]
 
 
 def context(folder: Path) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm_cluster.backends import backend
 from vllm_cluster.backends.nccl import NcclTransport, transport
 from vllm_cluster.checks import allreduce
 from vllm_cluster.checks.allreduce import AllReduceTime, Pair, Trial
@@ -65,7 +66,7 @@ def run_allreduce(fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFa
     """Try it, in at most `SECONDS`. Leaves nothing; hosts on which it cannot be tried are findings."""
     clock, deadline = fleet.runtime.clock, fleet.runtime.after(SECONDS - CLEARING_SECONDS)
     began = clock.monotonic()
-    inputs = Inputs("", {"ray-token": "none"}, cluster_id(inventory, facts) or "")
+    inputs = Inputs("", {backend.TOKEN: "none"}, cluster_id(inventory, facts) or "")
     # Only the secrets' paths depend on their ids, and no rank reads a secret here.
     specs = {spec.host: _bare(inventory, spec) for spec in desired(inventory, facts, inputs)}
     if any(container.state == "running" for host in facts.values() for container in host.containers):
@@ -112,7 +113,7 @@ def _image(spec: ContainerSpec, facts: HostFacts) -> str:
     base = find_image(spec.image, facts.images)
     if base is None:
         raise HostError(spec.host, f"image {spec.image} is not on the host", hint="vcluster up")
-    return (find_image(node_image_name(base.id, spec.ray), facts.images) or base).id
+    return (find_image(node_image_name(base.id, spec.requirements), facts.images) or base).id
 
 
 def _unseen(host: str, error: VclusterError) -> Finding:

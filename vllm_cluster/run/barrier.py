@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vllm_cluster.core.images import node_image_name
-from vllm_cluster.core.node_status import RayMembership, membership
+from vllm_cluster.core.node_status import GroupMembership, membership
 from vllm_cluster.core.plan import CreateNode, GpusJoined, HeadReady, Plan, SameImage
 from vllm_cluster.core.spec import BASE_IMAGE, node_name
 from vllm_cluster.errors import CommandFailed, HostError, NodesNotJoined, Unreachable
@@ -41,7 +41,7 @@ def hold(barrier: SameImage | HeadReady | GpusJoined, plan: Plan, fleet: Fleet, 
 
 def _ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None:
     """Each node is made from this image, or will be: by its node image, as the name may mean another one there."""
-    new = {one.host: one.spec.ray for one in plan.operations() if isinstance(one, CreateNode)}
+    new = {one.host: one.spec.requirements for one in plan.operations() if isinstance(one, CreateNode)}
 
     def made_from(connection: HostConnection) -> str | None:
         if connection.name not in new:
@@ -70,7 +70,7 @@ def await_ray(connection: HostConnection, plan: Plan, emit: Emit) -> None:
     while True:
         node = NodeHandle(connection, plan.cluster).state()
         refuse_failing(connection.name, node, before)
-        if node.status and node.status.ray.state == "up":
+        if node.status and node.status.group.state == "up":
             return
         if (text := _waiting_for_head(node)) != shown:
             emit(Event("progress", text, connection.name))
@@ -119,12 +119,12 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit) -> None:
         clock.sleep(POLL)
 
 
-def count(plan: Plan, head: NodeState) -> RayMembership:
+def count(plan: Plan, head: NodeState) -> GroupMembership:
     """What Ray on the head counts, against the plan."""
-    return membership(plan.gpus, head.status.ray.nodes if head.status else ())
+    return membership(plan.gpus, head.status.group.nodes if head.status else ())
 
 
-def _explain(found: RayMembership, names: Mapping[str, str], nodes: Mapping[str, NodeState]) -> str:
+def _explain(found: GroupMembership, names: Mapping[str, str], nodes: Mapping[str, NodeState]) -> str:
     missing = [names.get(address, address) for address in found.missing]
     parts = [f"waiting for {name}{_trouble(nodes.get(name))}" for name in missing]
     parts += [f"{names.get(a, a)} joined Ray but is not in the inventory" for a in found.foreign]
@@ -134,16 +134,16 @@ def _explain(found: RayMembership, names: Mapping[str, str], nodes: Mapping[str,
 
 def _trouble(node: NodeState | None) -> str:
     """What a worker knows of its way to the head."""
-    ray = node.status.ray if node and node.status else None
+    ray = node.status.group if node and node.status else None
     return f" ({ray.words})" if ray and ray.error else ""
 
 
 def _is_up(node: NodeState) -> bool:
-    return node.status is not None and node.status.ray.state == "up"
+    return node.status is not None and node.status.group.state == "up"
 
 
 def _waiting_for_head(node: NodeState) -> str:
-    ray = node.status.ray if node.status else None
+    ray = node.status.group if node.status else None
     return f"Ray is {ray.state} on the head: {ray.words}" if ray and ray.error else "waiting for Ray on the head"
 
 
@@ -155,7 +155,7 @@ def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:
     Raises:
         CommandFailed: with Ray's own last words.
     """
-    ray = node.status.ray if node.status else None
+    ray = node.status.group if node.status else None
     if ray is None:
         return
     ends = ray.restarts - before.setdefault(host, ray.restarts)
@@ -165,7 +165,7 @@ def refuse_failing(host: str, node: NodeState, before: dict[str, int]) -> None:
 
 
 def _ensure_connected(host: str, node: NodeState, seconds: float) -> None:
-    ray = node.status.ray if node.status else None
+    ray = node.status.group if node.status else None
     # One that joined before its way to the head was cut is up, and knows of it, too.
     if ray and ray.error and ray.state in ("waiting", "up") and seconds > CONNECT_SECONDS:
         raise NodesNotJoined(
@@ -176,7 +176,7 @@ def _ensure_connected(host: str, node: NodeState, seconds: float) -> None:
         )
 
 
-def _refuse_outsider(plan: Plan, found: RayMembership, seconds: float) -> None:
+def _refuse_outsider(plan: Plan, found: GroupMembership, seconds: float) -> None:
     """Refuse a node outside the inventory that keeps an otherwise complete Ray from being what is planned."""
     if found.missing or found.wrong:
         return

@@ -173,20 +173,20 @@ class PlanExecution:
     def _prepare_image(self, connection: HostConnection, operation: PrepareImage) -> None:
         engine = connection.engine
         base = self._images.bring(connection, operation)
-        name = node_image_name(base, operation.ray)
+        name = node_image_name(base, operation.requirements)
         if engine.image_info(name):
             return
         inside = self._probe(connection, operation.image, base)
-        if inside.has_usable_ray:
-            self.emit(Event("note", f"{operation.image} brings Ray {inside.version('ray')}", connection.name))
-            engine.tag(base, NODE_IMAGE_REPOSITORY, node_image_tag(base, operation.ray))
+        if inside.is_complete:
+            self.emit(Event("note", f"{operation.image} brings {inside.brings}", connection.name))
+            engine.tag(base, NODE_IMAGE_REPOSITORY, node_image_tag(base, operation.requirements))
             return
-        ray = inside.ray_to_add(operation.ray)
-        text = f"{operation.image} has {inside.ray_problem}: adding ray[default]=={ray}"
+        requirement = inside.to_add(operation.requirements)
+        text = f"{operation.image} has {inside.problem}: adding {requirement}"
         self.emit(Event("note", text, connection.name))
-        self.emit(Event("progress", f"downloading ray[default]=={ray}", connection.name))
-        context = self._context(inside, ray)
-        arguments = {"BASE": base, "RAY": ray}
+        self.emit(Event("progress", f"downloading {requirement}", connection.name))
+        context = self._context(inside, requirement)
+        arguments = wheels.arguments(base, requirement)
         deadline = connection.runtime.after(BUILD_SECONDS + len(context) / MIN_UPLOAD)
         sent = sending(connection, len(context), name, self.emit)
         labels = {BASE_IMAGE: base, BUILT_FOR: self.plan.cluster, VLLM_VERSION: inside.version("vllm") or ""}
@@ -208,12 +208,12 @@ class PlanExecution:
             raise HostError(connection.name, f"{image} {inside.refusal}", hint="set image to a vLLM image")
         return inside
 
-    def _context(self, inside: ImageContents, ray: str) -> bytes:
+    def _context(self, inside: ImageContents, requirement: str) -> bytes:
         # Hosts with one image need one download; the others wait for it here.
         with self._downloading:
             if inside not in self._contexts:
                 self._contexts[inside] = wheels.context(
-                    wheels.wheels(inside, ray, self.cache, self.fleet.runtime.processes)
+                    wheels.wheels(inside, requirement, self.cache, self.fleet.runtime.processes)
                 )
             return self._contexts[inside]
 
@@ -264,9 +264,9 @@ class PlanExecution:
             raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=ended.text)
 
     def _names(self, spec: ContainerSpec) -> tuple[str, str]:
-        """The id of the image that the inventory names, and the name of the one with Ray."""
+        """The id of the image that the inventory names, and the name of the one that nodes run."""
         base = self._images.id_for(spec.image)
-        return base, node_image_name(base, spec.ray)
+        return base, node_image_name(base, spec.requirements)
 
     def _create_or_adopt(self, engine: DockerApi, spec: ContainerSpec, body: Mapping[str, object]) -> str:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import Finding
 from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.identity import cluster_id, without_lease
@@ -29,7 +30,7 @@ def look_inside(
     fleet: Fleet, inventory: Inventory, facts: Mapping[str, HostFacts], emit: Emit, *, leave: Collection[str] = ()
 ) -> list[Finding]:
     """What is wrong in a container on each host that has the image, but for those to `leave`; nothing of it stays."""
-    inputs = Inputs("", {"ray-token": "none"}, cluster_id(inventory, facts) or "")
+    inputs = Inputs("", {backend.TOKEN: "none"}, cluster_id(inventory, facts) or "")
     wanted = {spec.host: spec for spec in desired(inventory, facts, inputs)}
     there = [
         name for name, host in facts.items() if not host.docker.problem and find_image(inventory.image, host.images)
@@ -70,7 +71,7 @@ def _look(connection: HostConnection, inventory: Inventory, facts: HostFacts, sp
     base = find_image(inventory.image, facts.images)
     if base is None:
         return []
-    image = find_image(node_image_name(base.id, spec.ray), facts.images) or base
+    image = find_image(node_image_name(base.id, spec.requirements), facts.images) or base
     cache = inventory.model_cache
     folder = cache if any(mount.target == cache for mount in spec.mounts) else "/tmp"  # noqa: S108 (in the container)
     place = TemporaryContainer(without_lease(inventory.cluster), "probe", image.id, like=spec)

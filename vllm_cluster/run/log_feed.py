@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, Protocol
 
-from vllm_cluster.core.log_lines import RAY, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
+from vllm_cluster.core.log_lines import GROUP, SECOND, VLLM, Line, LogRequest, copied_from, is_poll, split_source
 from vllm_cluster.docker.log_frames import LogFrames, Position, StampedLine, Stamps
 from vllm_cluster.docker.output import OutputFrames
 from vllm_cluster.errors import CommandFailed, HostError
@@ -72,10 +72,10 @@ class ContainerFeed:
 
 
 class FileFeed:
-    """Ray's files in a node: what each of its ranks prints, or with `ray` what Ray itself does."""
+    """Ray's files in a node: what each of its ranks prints, or what Ray itself does."""
 
-    def __init__(self, node: NodeHandle, asked: LogRequest, merge: LogMerge, *, ray: bool) -> None:
-        self._node, self._asked, self._merge, self._ray = node, asked, merge, ray
+    def __init__(self, node: NodeHandle, asked: LogRequest, merge: LogMerge, *, group: bool) -> None:
+        self._node, self._asked, self._merge, self._group = node, asked, merge, group
         self._offsets: dict[str, int] = {}
         self._skip: list[str] | None = None
         self._since: int | None = None
@@ -84,7 +84,7 @@ class FileFeed:
         """As of any feed."""
         self._since = self._since or _since(self._node, self._asked, offset)
         asked: dict[str, Any] = {"follow": self._asked.follow, "previous": self._asked.previous}
-        asked |= {"rank": self._asked.rank, "ray": self._ray, "since": self._since}
+        asked |= {"rank": self._asked.rank, "group": self._group, "since": self._since}
         asked |= {"offsets": self._offsets, "skip": self._skip}
         script = files("vllm_cluster.remote.image").joinpath("log_tail.py").read_text()
         argv = ["python3", "-c", script, json.dumps(asked)]
@@ -112,7 +112,7 @@ class FileFeed:
             return None
         stem = name.rpartition("/")[2].rpartition(".")[0]
         # A process of Ray's that has not become a rank yet, or never will.
-        source = RAY if self._ray else VLLM if rank is not None else f"pid {stem.rpartition('-')[2]}"
+        source = GROUP if self._group else VLLM if rank is not None else f"pid {stem.rpartition('-')[2]}"
         return Line(at - offset, self._node.host, source, text, rank)
 
 

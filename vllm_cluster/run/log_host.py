@@ -48,11 +48,11 @@ class HostLogs:
         self._inventory, self._connection, self._asked = inventory, connection, asked
         self._merge, self._emit = merge, emit
         self._node = node = NodeHandle(connection, inventory.cluster)
-        self._ranks = FileFeed(node, asked, merge, ray=False) if asked.ranks else None
-        ray = FileFeed(node, asked, merge, ray=True) if asked.ray else None
+        self._ranks = FileFeed(node, asked, merge, group=False) if asked.ranks else None
+        group = FileFeed(node, asked, merge, group=True) if asked.group else None
         container = ContainerFeed(node, asked, merge, covered) if asked.sources else None
         self._container = container
-        self._feeds: list[Feed] = [feed for feed in (self._ranks, ray, container) if feed]
+        self._feeds: list[Feed] = [feed for feed in (self._ranks, group, container) if feed]
         for feed in self._feeds:
             merge.add(feed)
         self._lock, self._stopped = threading.Lock(), threading.Event()

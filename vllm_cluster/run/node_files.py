@@ -6,16 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from vllm_cluster.backends import backend
 from vllm_cluster.core.desired import CODE_FOLDER
 from vllm_cluster.run import node_program
 
-# Ray's executor fills gaps in a worker's environment from the head's. These are each node's own, or are not passed on.
+# Each node's own, or not passed on: what starts ranks on other nodes fills gaps there from the head's environment.
 PER_NODE_VARIABLES = (
     "GLOO_SOCKET_IFNAME",
     "HF_TOKEN_PATH",
     "NCCL_IB_HCA",
     "NCCL_SOCKET_IFNAME",
-    "RAY_AUTH_TOKEN_PATH",
+    backend.TOKEN_PATH,
     "VCLUSTER_API_KEY_FILE",
     "VLLM_HOST_IP",
 )
@@ -26,7 +27,7 @@ def node_files() -> dict[str, bytes]:
     own = json.dumps(PER_NODE_VARIABLES).encode()
     return {
         **{f"{CODE_FOLDER}/{path}": content for path, content in node_program.program().items()},
-        f"{CODE_FOLDER}/config/ray_non_carry_over_env_vars.json": own,
+        f"{CODE_FOLDER}/config/{backend.NOT_PASSED_ON}": own,
     }
 
 

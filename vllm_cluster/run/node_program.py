@@ -8,7 +8,10 @@ from importlib import resources
 
 _MODULES = (
     "api.py",
+    "argv.py",
     "attempt.py",
+    "backends/__init__.py",
+    "backends/ray.py",
     "checker.py",
     "compiled.py",
     "elapsed.py",
@@ -21,8 +24,6 @@ _MODULES = (
     "timing.py",
     "phases.py",
     "process.py",
-    "ray_command.py",
-    "ray_nodes.py",
     "requests.py",
     "serving.py",
     "serve_request.py",
@@ -33,7 +34,7 @@ _MODULES = (
 def program() -> Mapping[str, bytes]:
     """The files of the node program, by their path below its folder; `node.py` is what to run.
 
-    The package's folders are there without its `__init__` code, which is for laptops.
+    The package's own folders are there without their `__init__` code, which is for laptops.
     """
     here = resources.files("vllm_cluster.remote.node")
     parts = {name: here.joinpath(name).read_bytes() for name in ("supervisor.py", "vcluster_auth.py", *_MODULES)}

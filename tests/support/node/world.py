@@ -21,9 +21,9 @@ from vllm_cluster.run.node_program import program
 FAKES = Path(__file__).parent / "fakes"
 PACE = {
     "tick": 0.02,
-    "ray_backoff": 0.05,
-    "ray_backoff_most": 0.2,
-    "ray_stop": 0.5,
+    "group_backoff": 0.05,
+    "group_backoff_most": 0.2,
+    "group_stop": 0.5,
     "nodes": 0.02,
     "look": 0.05,
     "misses": 2,
@@ -204,7 +204,7 @@ class World:
 
         def there() -> NodeStatus | None:
             status = self.status
-            return status if status and status.ray.state == state and status.ray.restarts >= restarts else None
+            return status if status and status.group.state == state and status.group.restarts >= restarts else None
 
         return self.until(there, f"Ray {state}")
 

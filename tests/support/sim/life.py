@@ -287,7 +287,7 @@ def say(world: World, machine: Machine, box: Box) -> None:
         "v": 1,
         "role": role(box),
         "beat": BEAT,
-        "ray": {
+        "group": {
             "state": life["state"],
             "restarts": life["restarts"],
             "failures": life.get("failures", 0),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from tests.support.sim import lab, life
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Box, Machine, World, ours
+from vllm_cluster.backends import backend
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.kept import secret_ids
 from vllm_cluster.core.spec import BASE_IMAGE, secrets_volume
@@ -29,7 +30,9 @@ def converged(world: World, inventory: Inventory) -> None:
         # Where its name was pruned away, the node knows what it was made from.
         assert base is None or node.labels[BASE_IMAGE] == base.id, f"{name}: made from another image"
         engine = machine.images[node.image]
-        assert base is None or machine.picture(node_image_name(base.id, inventory.ray)) is engine, name
+        assert base is None or machine.picture(node_image_name(base.id, backend.requirements(inventory))) is engine, (
+            name
+        )
         assert "ray" in engine.have, f"{name}: no Ray in it"
         assert node.environment["VLLM_HOST_IP"] == host.address
         for key, value in inventory.environment.items():

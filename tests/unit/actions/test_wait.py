@@ -38,7 +38,7 @@ class Machine:
 
 
 def gpus(head: _Head, machine: Any) -> str:
-    status: Any = SimpleNamespace(ray=SimpleNamespace(nodes=()))
+    status: Any = SimpleNamespace(group=SimpleNamespace(nodes=()))
     return head._gpus(machine, status)
 
 

@@ -30,7 +30,7 @@ def status_of(serve: dict[str, Any] | None) -> str:
     """The status of a head whose Ray counts both hosts."""
     nodes = [{"id": name, "address": f"10.0.0.{name}", "alive": True, "gpus": 1} for name in ("1", "2")]
     ray = {"state": "up", "restarts": 0, "error": None, "version": "2", "nodes": nodes}
-    return json.dumps({"v": 1, "role": "head", "updated": time.time(), "beat": 5.0, "ray": ray, "serve": serve})
+    return json.dumps({"v": 1, "role": "head", "updated": time.time(), "beat": 5.0, "group": ray, "serve": serve})
 
 
 def served(name: str, phase: str = "ready", **more: object) -> dict[str, Any]:

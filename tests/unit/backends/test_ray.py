@@ -45,7 +45,7 @@ def test_an_ipv6_address_is_bracketed_where_a_port_follows() -> None:
 
 
 def test_every_node_has_the_token_and_the_address() -> None:
-    told = ray.environment(head_address="fd00::1", ports=PORTS, token_path="/run/secrets/token")
+    told = ray.environment(head_address="fd00::1", ports=PORTS, token_file="/run/secrets/token")
     assert (told["RAY_AUTH_MODE"], told["RAY_AUTH_TOKEN_PATH"]) == ("token", "/run/secrets/token")
     assert told["RAY_ADDRESS"] == "[fd00::1]:7001"
     assert told["RAY_USAGE_STATS_ENABLED"] == "0"

@@ -198,7 +198,7 @@ def test_a_create_line_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_same_on_several_hosts_is_one_line_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    images = tuple(PrepareImage(host, "vllm:1", "2.56.1", True) for host in ("gpu1", "gpu2", "gpu3"))
+    images = tuple(PrepareImage(host, "vllm:1", ("ray==2.56.1",), True) for host in ("gpu1", "gpu2", "gpu3"))
     show_plan(Plan("lab", "id", (Stage("images", images),), {}, "gpu1"), color="never", verbosity=0)
     lines = [line for line in capsys.readouterr().out.splitlines() if "pull" in line]
     assert len(lines) == 1

@@ -24,7 +24,7 @@ from vllm_cluster.cli.paste import pasteable
 from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.cli.session import Session
-from vllm_cluster.core.node_status import NodeStatus, RayNode, RayStatus, ServeFailure, ServeStatus
+from vllm_cluster.core.node_status import GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
 
 Capture = pytest.CaptureFixture[str]
 FINGERPRINT = "SHA256:" + "Zk9" * 14
@@ -43,7 +43,7 @@ def served(phase: str, **more: object) -> ServeStatus:
 
 def cluster(*hosts: HostStatus, serve: ServeStatus | None = None, up: bool = True) -> ClusterStatus:
     """A cluster of these hosts, two hours after its model began its phase."""
-    ray = RayStatus("up", 0, None, "2", tuple(RayNode(one.host, one.address, True, 2) for one in hosts))
+    ray = GroupStatus("up", 0, None, "2", tuple(GroupNode(one.host, one.address, True, 2) for one in hosts))
     return ClusterStatus("lab", "id", up, hosts, NodeStatus("head", 1.0, ray, serve), (), now=8200.0)
 
 

@@ -108,7 +108,7 @@ def test_the_document_is_that_of_the_schema(found: View, capsys: pytest.CaptureF
     assert "ssh gpu2 -i a.yaml" in out or len(json.loads(out)["hosts"]) == 1
 
 
-@pytest.mark.parametrize("options", [{"ray": True, "watch": True}, {"count": 2}, {"interval": 5.0}])
+@pytest.mark.parametrize("options", [{"group": True, "watch": True}, {"count": 2}, {"interval": 5.0}])
 def test_options_that_do_not_go_together(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         verb.status(**options)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ def test_an_image_is_found_by_tag_digest_or_id() -> None:
 
 
 def test_the_node_image_is_named_by_base_and_ray() -> None:
-    assert node_image_name("sha256:" + "ab" * 32, "2.56.1") == "vcluster-node:abababababab-ray2.56.1"
+    assert node_image_name("sha256:" + "ab" * 32, ("ray==2.56.1",)) == "vcluster-node:abababababab-ray2.56.1"
 
 
 def stored(*layers: str, driver: str = "overlay2") -> Content:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_cluster.core.node_status import RayMembership, RayNode, UnreadableStatus, current, membership, parse_status
+from vllm_cluster.core.node_status import (
+    GroupMembership,
+    GroupNode,
+    UnreadableStatus,
+    current,
+    membership,
+    parse_status,
+)
 
 
 def document(**changed: Any) -> bytes:
@@ -38,12 +45,12 @@ def document(**changed: Any) -> bytes:
         "version": "2.56.1",
         "nodes": [{"id": "a", "address": "10.0.0.1", "alive": True, "gpus": 2.0}],
     }
-    return json.dumps({"v": 1, "role": "head", "updated": 2.5, "ray": ray, "serve": serve, **changed}).encode()
+    return json.dumps({"v": 1, "role": "head", "updated": 2.5, "group": ray, "serve": serve, **changed}).encode()
 
 
 def test_reads_what_a_node_writes() -> None:
     status = parse_status(document(later="a key that a newer node has"))
-    assert status.ray.nodes == (RayNode("a", "10.0.0.1", True, 2.0),)
+    assert status.group.nodes == (GroupNode("a", "10.0.0.1", True, 2.0),)
     assert status.serve is not None
     assert (status.serve.phase, status.serve.progress) == ("loading", (1, 2))
     assert status.serve.first_failure is not None
@@ -51,7 +58,7 @@ def test_reads_what_a_node_writes() -> None:
     assert parse_status(document(serve=None)).serve is None
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"{}", b'{"v": 1}', document(ray={}), b"\xff"])
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"{}", b'{"v": 1}', document(group={}), b"\xff"])
 def test_what_no_node_writes_is_one_clear_error(raw: bytes) -> None:
     with pytest.raises(UnreadableStatus, match="cannot be read"):
         parse_status(raw)
@@ -79,23 +86,23 @@ def test_no_bytes_are_a_traceback(raw: bytes) -> None:
         parse_status(raw)
 
 
-def node(address: str, gpus: float = 2, *, alive: bool = True) -> RayNode:
-    return RayNode(f"id-{address}-{gpus}", address, alive, gpus)
+def node(address: str, gpus: float = 2, *, alive: bool = True) -> GroupNode:
+    return GroupNode(f"id-{address}-{gpus}", address, alive, gpus)
 
 
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
-        ([node("a"), node("b")], RayMembership((), (), (), 4, 4)),
-        ([node("a"), node("b", 0, alive=False)], RayMembership(("b",), (), (), 2, 4)),
-        ([node("a"), node("b", 1)], RayMembership((), (), ("b",), 3, 4)),
-        ([node("a"), node("b"), node("c", 8)], RayMembership((), ("c",), (), 4, 4)),
-        ([node("a"), node("b"), node("b", 2)], RayMembership((), (), ("b",), 6, 4)),
-        ([node("a", 0, alive=False), node("a"), node("b")], RayMembership((), (), (), 4, 4)),
-        ([], RayMembership(("a", "b"), (), (), 0, 4)),
+        ([node("a"), node("b")], GroupMembership((), (), (), 4, 4)),
+        ([node("a"), node("b", 0, alive=False)], GroupMembership(("b",), (), (), 2, 4)),
+        ([node("a"), node("b", 1)], GroupMembership((), (), ("b",), 3, 4)),
+        ([node("a"), node("b"), node("c", 8)], GroupMembership((), ("c",), (), 4, 4)),
+        ([node("a"), node("b"), node("b", 2)], GroupMembership((), (), ("b",), 6, 4)),
+        ([node("a", 0, alive=False), node("a"), node("b")], GroupMembership((), (), (), 4, 4)),
+        ([], GroupMembership(("a", "b"), (), (), 0, 4)),
     ],
 )
-def test_membership(nodes: list[RayNode], expected: RayMembership) -> None:
+def test_membership(nodes: list[GroupNode], expected: GroupMembership) -> None:
     found = membership({"a": 2, "b": 2}, nodes)
     assert found == expected
     assert found.complete == (nodes in ([node("a"), node("b")], [node("a", 0, alive=False), node("a"), node("b")]))
@@ -120,7 +127,7 @@ def test_a_status_is_worth_what_its_age_says(updated: float, started: float, now
     assert (worth.serve.phase if worth and worth.serve else None) == found
     if found == "unknown":
         assert worth is not None
-        assert (worth.ray.state, worth.ray.nodes) == ("unknown", ())
+        assert (worth.group.state, worth.group.nodes) == ("unknown", ())
 
 
 @pytest.mark.parametrize(("started", "found"), [(90.0, True), (101.0, False)])

@@ -22,17 +22,17 @@ def inside(**have: str) -> ImageContents:
 
 @pytest.mark.parametrize(("ray", "will_do"), [("2.56.1", True), ("2.55.0", True), ("2.54.9", False), ("2.9", False)])
 def test_ray_must_be_able_to_ask_for_a_token(ray: str, will_do: bool) -> None:
-    assert inside(vllm="0.33.0", ray=ray).has_usable_ray is will_do
+    assert inside(vllm="0.33.0", ray=ray).is_complete is will_do
 
 
 def test_a_ray_without_what_its_dashboard_needs_gets_that_beside_it() -> None:
     plain = replace(inside(vllm="0.33.0", ray="2.56.1"), lacking=("aiohttp",))
-    assert (plain.ray_is_new, plain.has_usable_ray, plain.ray_to_add("2.60.0")) == (True, False, "2.56.1")
+    assert (plain.ray_is_new, plain.is_complete, plain.to_add(["ray==2.60.0"])) == (True, False, "ray==2.56.1")
 
 
 def test_an_image_without_ray() -> None:
     found = inside(vllm="0.33.0")
-    assert (found.has_usable_ray, found.version("ray"), found.version("vllm")) == (False, None, "0.33.0")
+    assert (found.is_complete, found.version("ray"), found.version("vllm")) == (False, None, "0.33.0")
 
 
 def test_an_image_that_prints_something_else() -> None:
@@ -52,7 +52,7 @@ def test_pip_is_asked_once_with_the_images_versions_held(tmp_path: Path, monkeyp
     monkeypatch.setattr(wheels, "_download", download)
     image = inside(vllm="0.33.0", click="8.1")
     for _ in range(2):
-        folder = wheels.wheels(image, "2.56.1", tmp_path)
+        folder = wheels.wheels(image, "ray==2.56.1", tmp_path)
     assert asked == [["click==8.1\nvllm==0.33.0\n"]]
     with tarfile.open(fileobj=io.BytesIO(wheels.context(folder))) as tar:
         names = tar.getnames()
@@ -63,7 +63,7 @@ def test_pip_is_asked_once_with_the_images_versions_held(tmp_path: Path, monkeyp
 def test_pip_that_fails_both_ways_is_an_error_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheels, "_download", lambda *_: "no matching distribution")
     with pytest.raises(VclusterError, match=r"ray\[default\]==2.56.1 for Python 3.12.3 on x86_64: no matching"):
-        wheels.wheels(inside(vllm="1"), "2.56.1", tmp_path)
+        wheels.wheels(inside(vllm="1"), "ray==2.56.1", tmp_path)
 
 
 def test_what_an_image_says_gives_pip_no_option() -> None:

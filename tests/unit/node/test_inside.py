@@ -68,14 +68,14 @@ def made(site: Path, *have: str, frontend: str = FRONTEND) -> ImageContents:
 def test_a_whole_image(tmp_path: Path) -> None:
     inside = made(tmp_path, "aiohttp", "aiohttp_cors", "click")
     assert (inside.version("ray"), inside.version("vllm"), inside.cuda) == ("2.56.1", "0.33.0", "13.0")
-    assert (inside.lacking, inside.unknown, inside.has_usable_ray, inside.refusal) == ((), (), True, "")
+    assert (inside.lacking, inside.unknown, inside.is_complete, inside.refusal) == ((), (), True, "")
 
 
 def test_plain_ray_lacks_what_its_dashboard_needs(tmp_path: Path) -> None:
     """As vLLM's images before 0.18 had it: its version is new enough, and `ray start` with a dashboard dies."""
     inside = made(tmp_path, "aiohttp", "click")
-    assert (inside.lacking, inside.ray_is_new, inside.has_usable_ray) == (("aiohttp_cors",), True, False)
-    assert inside.ray_to_add("2.58.0") == "2.56.1"
+    assert (inside.lacking, inside.ray_is_new, inside.is_complete) == (("aiohttp_cors",), True, False)
+    assert inside.to_add(["ray==2.58.0"]) == "ray==2.56.1"
 
 
 def test_a_vllm_without_an_option_of_ours(tmp_path: Path) -> None:

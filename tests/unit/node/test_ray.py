@@ -24,10 +24,10 @@ def starts(world: World) -> list[str]:
 def test_the_head_tells_rays_nodes(world: World) -> None:
     world.start("head", "--head")
     world.ray("up")
-    status = eventually(lambda: world.status if world.status and world.status.ray.nodes else None, "nodes")
-    told = [(node.address, node.alive, node.gpus) for node in status.ray.nodes]
+    status = eventually(lambda: world.status if world.status and world.status.group.nodes else None, "nodes")
+    told = [(node.address, node.alive, node.gpus) for node in status.group.nodes]
     assert told == [(HEAD, True, 2), ("127.0.0.2", True, 2), ("9.9.9.9", False, 0)]
-    assert (status.role, status.serve, status.ray.error) == ("head", None, None)
+    assert (status.role, status.serve, status.group.error) == ("head", None, None)
     assert starts(world) == ["start --head --block"]
 
 
@@ -40,7 +40,7 @@ def test_nothing_is_left_when_told_to_stop(world: World) -> None:
     assert world.stop() == 0
     assert world.strays("ray") + world.strays("vllm") == []
     assert not lives(world.attempts[0]["pid"])
-    assert world.ray("down").ray.nodes == ()
+    assert world.ray("down").group.nodes == ()
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_ray_comes_back_and_so_does_what_is_served(world: World) -> None:
     assert "Ray ended on the head: ray start ended with exit code 1" in again.failure.summary
     assert not lives(world.attempts[0]["pid"])
     assert not lives(old)
-    assert world.ray("up", restarts=1).ray.restarts == 1
+    assert world.ray("up", restarts=1).group.restarts == 1
 
 
 @pytest.mark.slow
@@ -62,12 +62,12 @@ def test_ray_that_does_not_start_is_tried_later_and_later(world: World) -> None:
     (world.fake / "ray.refuses").touch()
     world.start()
     status = world.ray("down", restarts=3)
-    assert (status.ray.failures, status.ray.ended) == (3, True)
-    assert status.ray.words.startswith("RuntimeError: Version mismatch")
-    assert status.ray.error is not None
-    assert "exit code 1\nRuntimeError: Version mismatch" in status.ray.error
+    assert (status.group.failures, status.group.ended) == (3, True)
+    assert status.group.words.startswith("RuntimeError: Version mismatch")
+    assert status.group.error is not None
+    assert "exit code 1\nRuntimeError: Version mismatch" in status.group.error
     (world.fake / "ray.refuses").unlink()
-    assert world.ray("up", restarts=3).ray.error is None
+    assert world.ray("up", restarts=3).group.error is None
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_a_raylet_that_ended_unnoticed_is_noticed(world: World) -> None:
 def test_a_worker_waits_for_the_head_and_follows_a_new_one(world: World) -> None:
     world.start("worker", "--address=head")
     waiting = world.ray("waiting")
-    assert waiting.ray.error == f"{HEAD}:{world.gcs}: Connection refused"
+    assert waiting.group.error == f"{HEAD}:{world.gcs}: Connection refused"
     assert starts(world) == []
     with head(world):
         world.ray("up")
@@ -123,29 +123,29 @@ def test_a_worker_knows_that_the_head_does_not_answer(world: World) -> None:
     """Its way was cut after it had joined: Ray itself takes a minute to notice."""
     with socket.create_server((HEAD, world.gcs), backlog=1) as server, contextlib.ExitStack() as held:
         world.start("worker", "--address=head")
-        while not (world.status and world.status.ray.state == "up"):
+        while not (world.status and world.status.group.state == "up"):
             server.accept()[0].close()
         # No program takes calls any more: once its queue is full, the kernel drops what knocks, as a firewall does.
         for _ in range(3):
             caller = held.enter_context(socket.socket())
             caller.setblocking(False)
             caller.connect_ex((HEAD, world.gcs))
-        told = eventually(lambda: world.status and world.status.ray.error, "the silence is noticed")
+        told = eventually(lambda: world.status and world.status.group.error, "the silence is noticed")
         assert told == f"{HEAD}:{world.gcs}: timed out"
         assert world.status
-        assert world.status.ray.state == "up"
-        while world.status and world.status.ray.error:
+        assert world.status.group.state == "up"
+        while world.status and world.status.group.error:
             server.accept()[0].close()
 
 
 def test_the_list_of_nodes_is_asked_for_again_when_it_stops(world: World) -> None:
     world.start()
-    eventually(lambda: world.status and world.status.ray.nodes, "nodes")
+    eventually(lambda: world.status and world.status.group.nodes, "nodes")
     table = world.fake / "nodes.json"
     table.rename(world.fake / "hidden")
-    eventually(lambda: world.status and not world.status.ray.nodes, "the nodes are unknown")
+    eventually(lambda: world.status and not world.status.group.nodes, "the nodes are unknown")
     (world.fake / "hidden").rename(table)
-    eventually(lambda: world.status and world.status.ray.nodes, "nodes again")
+    eventually(lambda: world.status and world.status.group.nodes, "nodes again")
     assert len(starts(world)) == 1
 
 

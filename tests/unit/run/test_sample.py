@@ -226,7 +226,7 @@ def test_a_round_trip_is_read_from_the_kernel_without_a_packet(monkeypatch: pyte
     assert 0 < found["127.0.0.1"] < 1000
     monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.1")
     nodes = [{"address": f"10.0.0.{n}", "alive": n < 3} for n in (1, 2, 3)]
-    assert program.peers(json.dumps({"ray": {"nodes": nodes}})) == {"10.0.0.2"}
+    assert program.peers(json.dumps({"group": {"nodes": nodes}})) == {"10.0.0.2"}
     assert program.peers("") == program.peers("{}") == set()
 
 

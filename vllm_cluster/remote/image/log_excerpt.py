@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 STATE = "/var/lib/vcluster"
-RAY_LOGS = "/tmp/ray/session_latest/logs"  # noqa: S108 - where Ray puts them
+GROUP_LOGS = "/tmp/ray/session_latest/logs"  # noqa: S108 - where Ray puts them
 HEAD, TAIL, MIDDLE = 32 << 10, 160 << 10, 200
 MAX_FILES, MAX_BYTES = 48, 2_500_000
 PACKAGES = (
@@ -31,13 +31,13 @@ _TROUBLE = re.compile(
 )
 
 
-def paths(state: Path, ray: Path) -> list[tuple[str, Path]]:
+def paths(state: Path, logs: Path) -> list[tuple[str, Path]]:
     """The files by name: vLLM's, then Ray's, the newest workers first."""
     own = [(name, state / name) for name in ("serve.log.1", "serve.log", "status.json", "crash.log")]
     fixed = ("raylet.err", "gcs_server.err", "raylet.out", "gcs_server.out", "ray_process_exit.log")
-    workers = [path for pattern in ("worker-*.err", "worker-*.out") for path in ray.glob(pattern)]
+    workers = [path for pattern in ("worker-*.err", "worker-*.out") for path in logs.glob(pattern)]
     newest = sorted(workers, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_FILES]
-    return own + [(f"ray/{path.name}", path) for path in (*(ray / name for name in fixed), *newest)]
+    return own + [(f"ray/{path.name}", path) for path in (*(logs / name for name in fixed), *newest)]
 
 
 def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -56,13 +56,13 @@ def pieces(path: Path) -> Iterator[tuple[int, bytes]]:
             number += 1
 
 
-def main(state: str = STATE, ray: str = RAY_LOGS) -> None:
+def main(state: str = STATE, logs: str = GROUP_LOGS) -> None:
     """Print all of it."""
     found = {name: version for name in PACKAGES if (version := _version(name))}
     versions = row("versions.json", 1, json.dumps({"python": sys.version.split()[0], **found}))
     print(versions)
     left = MAX_BYTES - len(versions) - 1
-    for name, path in paths(Path(state), Path(ray)):
+    for name, path in paths(Path(state), Path(logs)):
         try:
             if not path.is_file() or not path.stat().st_size:
                 continue

@@ -1,7 +1,7 @@
 """Runs inside a node's container by `python3 -c`: sends the lines of Ray's files, its ranks' among them, as they come.
 
-Standard library alone. The argument is JSON: `follow`, `previous` (the session before), `rank` (one alone), `ray` (its
-own files, not those of ranks), `since` (nanoseconds since 1970), `offsets` (how far each file was sent before) and
+Standard library alone. The argument is JSON: `follow`, `previous` (the session before), `rank` (one alone), `group`
+(its own files, not those of ranks), `since` (nanoseconds since 1970), `offsets` (how far each file was sent before) and
 `skip` (sessions that are not sent; null: those before the last). Prints JSON, one value a line: {"skip": …} first,
 {"file": number, "name": …, "rank": …} before a file's first line, and [number, nanoseconds, end, text] for a line. It
 ends when its input ends.
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-RAY = "/tmp/ray"  # noqa: S108 - where Ray puts its sessions
+SESSIONS = "/tmp/ray"  # noqa: S108 - where Ray puts its sessions
 PIECE = 256 << 10
 MAX_LINE = 64 << 10
 POLL_SECONDS = 0.2
@@ -28,14 +28,14 @@ POLL_SECONDS = 0.2
 UNENDED_SECONDS = 2.0
 RANK_BYTES = 256 << 10
 _RANK = re.compile(rb"world_size=\d+ rank=(\d+) |\brank (\d+) in world size ")
-_OF_RAY = ("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err")
+_OF_GROUP = ("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err")
 # vLLM's "INFO 11-22 13:40:21", glog's "W1122 13:40:23.553351", Python's and Ray's "2026-11-22 13:40:23,553".
 _TIME = re.compile(
     rb"(?:(?:\b(?:INFO|WARNING|ERROR|DEBUG|CRITICAL) |(\d{4})-)(\d\d)-(\d\d)|\b[IWEF](\d\d)(\d\d))"
     rb"[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
 )
 # What a process writes for Ray's own reader of its file.
-_FOR_RAY = (b":job_id:", b":actor_name:", b":task_name:")
+_FOR_GROUP = (b":job_id:", b":actor_name:", b":task_name:")
 Row = tuple[int, int, int, bytes]
 
 
@@ -110,13 +110,13 @@ class Tail:
 class Sender:
     """Sends what is new of each file."""
 
-    def __init__(self, asked: dict[str, Any], ray: Path) -> None:
-        self._asked, self._ray = asked, ray
+    def __init__(self, asked: dict[str, Any], folder: Path) -> None:
+        self._asked, self._folder = asked, folder
         self._tails: dict[str, Tail] = {}
         self._ranks: dict[str, int] = {}
         self._named: dict[str, int | None] = {}
-        latest = (ray / "session_latest").resolve().name
-        older = sorted(path.name for path in ray.glob("session_2*") if path.name != latest)
+        latest = (folder / "session_latest").resolve().name
+        older = sorted(path.name for path in folder.glob("session_2*") if path.name != latest)
         skip = [latest, *older[:-1]] if asked["previous"] else older
         self._skip = set(asked["skip"] if asked["skip"] is not None else skip)
         _print({"skip": sorted(self._skip)})
@@ -132,7 +132,7 @@ class Sender:
         sys.stdout.flush()
 
     def _rows(self, name: str, path: Path, *, live: bool) -> Iterator[Row]:
-        rank = None if self._asked["ray"] else self._rank(path)
+        rank = None if self._asked["group"] else self._rank(path)
         if self._asked["rank"] not in (None, rank):
             return
         try:
@@ -141,7 +141,7 @@ class Sender:
                 self._tails[name] = Tail(len(self._tails), path, self._asked["offsets"].get(name, 0))
             tail = self._tails[name]
             for row in tail.rows(live=live, ended=not self._asked["follow"]):
-                if row[3].startswith(_FOR_RAY):
+                if row[3].startswith(_FOR_GROUP):
                     continue
                 if self._named.get(name, -1) != rank:
                     self._named[name] = rank
@@ -151,8 +151,8 @@ class Sender:
             return  # it was removed with its session
 
     def _files(self) -> list[tuple[str, Path]]:
-        patterns = _OF_RAY if self._asked["ray"] else ("worker-*.out", "worker-*.err")
-        sessions = [path for path in self._ray.glob("session_2*") if path.name not in self._skip]
+        patterns = _OF_GROUP if self._asked["group"] else ("worker-*.out", "worker-*.err")
+        sessions = [path for path in self._folder.glob("session_2*") if path.name not in self._skip]
         found = [path for session in sessions for one in patterns for path in (session / "logs").glob(one)]
         return sorted((f"{path.parents[1].name}/{path.name}", path) for path in found)
 
@@ -175,10 +175,10 @@ def _print(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
 
 
-def main(asked: str, ray: str = RAY) -> None:
+def main(asked: str, folder: str = SESSIONS) -> None:
     """Send until all is sent, or until the input ends."""
     wanted = json.loads(asked)
-    sender, live = Sender(wanted, Path(ray)), False
+    sender, live = Sender(wanted, Path(folder)), False
     while True:
         sender.send(live=live)
         live = True

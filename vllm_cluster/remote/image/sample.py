@@ -229,7 +229,7 @@ def _min_rtt(message: bytes) -> float | None:
 def peers(status: str) -> set[str]:
     """The addresses of Ray's other nodes, by what this node has written; the head alone knows them."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        nodes = {str(node["address"]) for node in json.loads(status)["ray"]["nodes"] if node["alive"]}
+        nodes = {str(node["address"]) for node in json.loads(status)["group"]["nodes"] if node["alive"]}
         return nodes - {os.environ.get("VLLM_HOST_IP", "")}
     return set()
 

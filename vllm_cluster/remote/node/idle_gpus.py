@@ -6,40 +6,17 @@ take GPUs of one host, and it ends with the process that made it.
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from vllm_cluster.remote.node.backends import backend
 from vllm_cluster.remote.node.process import Child, end
 
-HELD = "the idle GPUs are held"
-# For GPUs that no rank has; one that another program took through Ray is never free.
-HOLD_SECONDS = 30.0
 # Before another try.
 PAUSE = 5.0
-
-
-def hold_gpus(idle: Mapping[str, int]) -> int:
-    """Take these GPUs (address → number) in Ray until this process ends; a process of its own, as Ray's drivers are."""
-    ray = importlib.import_module("ray")
-    groups = importlib.import_module("ray.util")
-    ray.init(log_to_driver=False)
-    there = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    # Of a host that is away, Ray takes them once it is back.
-    held = {
-        address: groups.placement_group([{"GPU": 1, f"node:{address}": 0.001}] * number, strategy="STRICT_PACK")
-        for address, number in idle.items()
-    }
-    for address in there & held.keys():
-        if not held[address].wait(HOLD_SECONDS):
-            print(f"{idle[address]} GPUs of {address} are not free", flush=True)
-            return 1
-    print(HELD, flush=True)
-    while True:
-        time.sleep(3600)
 
 
 class IdleGpus:
@@ -81,4 +58,4 @@ class IdleGpus:
         self.child, self._idle, self._held = None, {}, False
 
     def _see(self, line: str) -> None:
-        self._held = self._held or line == HELD
+        self._held = self._held or line == backend.HELD

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vllm_cluster.remote.node.backends import backend
 from vllm_cluster.remote.node.process import descendants
 from vllm_cluster.remote.node.timing import Timing
 
@@ -44,7 +45,7 @@ def folder_bytes(folder: Path) -> int:
 
 def vllm_processes(session: Callable[[], list[int]]) -> list[int]:
     """The processes of vLLM on this host: its own session, and its ranks, which Ray starts."""
-    return [*session(), *(pid for pid in descendants() if _read(pid, "comm").startswith("ray::RayWorker"))]
+    return [*session(), *(pid for pid in descendants() if _read(pid, "comm").startswith(backend.RANK_PROCESS))]
 
 
 def _read(pid: int, name: str) -> str:

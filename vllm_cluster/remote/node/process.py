@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from vllm_cluster.remote.node.backends import backend
 from vllm_cluster.remote.node.key_file import keys
 
 KEPT_LINES = 40
 MAX_LINE = 16 * 1024
-SECRET_FILES = ("RAY_AUTH_TOKEN_PATH", "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
+SECRET_FILES = (backend.TOKEN_PATH, "VCLUSTER_API_KEY_FILE", "HF_TOKEN_PATH")
 # JSON: the variables that only processes below this one get, and the file with the value of each.
 HIDDEN_VARIABLES = "VCLUSTER_SECRET_ENVIRONMENT"
 _THREADS = 17  # of /proc/PID/stat behind the name: proc(5), num_threads

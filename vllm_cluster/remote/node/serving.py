@@ -80,7 +80,7 @@ class ServeController:
         """Whether no start of a model is under way, which needs the processors itself."""
         return self.course is None or self.course.phase in ("ready", "failed")
 
-    def ray_ended(self, why: str) -> None:
+    def group_ended(self, why: str) -> None:
         """End vLLM, whose ranks have gone with Ray."""
         if self.course and self.attempt:
             self._ended(self.course, self.attempt, why, lost=True)

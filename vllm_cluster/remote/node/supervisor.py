@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs in every container under its init: keeps Ray up and, on the head, keeps a model served.
+"""Runs in every container under its init: keeps the group of nodes up and, on the head, keeps a model served.
 
 Standard library only and Python 3.10, because it runs in any image that the user chose.
 One loop looks at everything five times a second and alone decides, so nothing needs a lock. Threads do only what
@@ -22,14 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_cluster.remote.node.argv import Place, place
 from vllm_cluster.remote.node.attempt import connect_error
+from vllm_cluster.remote.node.backends import backend
 from vllm_cluster.remote.node.checker import Standby, check, serve_checks
 from vllm_cluster.remote.node.compiled import keep_compiled
 from vllm_cluster.remote.node.files import write_whole
-from vllm_cluster.remote.node.idle_gpus import hold_gpus
 from vllm_cluster.remote.node.process import Child, descendants, end, log_line, missing_secrets, secret_environment
-from vllm_cluster.remote.node.ray_command import listen_address, option, place, ray_version
-from vllm_cluster.remote.node.ray_nodes import ray_nodes
 from vllm_cluster.remote.node.serving import ServeController
 from vllm_cluster.remote.node.timing import Timing
 
@@ -47,13 +46,13 @@ def state_folder() -> Path:
 
 
 class Supervisor:
-    """Ray on this host and, on the head, the list of Ray's nodes and what is served."""
+    """What joins the nodes, on this host; on the head also the list of them, and what is served."""
 
-    def __init__(self, role: str, command: Sequence[str], head: tuple[str, int] | None, pace: Timing) -> None:
+    def __init__(self, role: str, command: Sequence[str], head: Place | None, pace: Timing) -> None:
         self.stopping = threading.Event()
         self._role, self._command, self._head, self._pace = role, command, head, pace
-        self._ray: Child | None = None
-        self._ray_state, self._ray_error, self._restarts, self._failures = "waiting", "", 0, 0
+        self._group: Child | None = None
+        self._group_state, self._group_error, self._restarts, self._failures = "waiting", "", 0, 0
         self._running = False
         self._due = self._next_look = 0.0
         self._misses: dict[str, int] = {}
@@ -63,7 +62,7 @@ class Supervisor:
         self._checker = Standby(state_folder())
         self._nodes: list[dict[str, Any]] | None = None
         self._nodes_at = 0.0
-        self._version = ray_version()
+        self._version = backend.version()
         self._written: dict[str, Any] = {}
         self._written_at = 0.0
         self._serving = (
@@ -74,7 +73,7 @@ class Supervisor:
         """Keep everything up until a stop; a bug ends this program and the container, and Docker starts it again."""
         try:
             while not self.stopping.is_set():
-                self._keep_ray()
+                self._keep_group()
                 if self._serving:
                     self._keep_watch()
                     self._serving.tick(self._nodes)
@@ -86,24 +85,24 @@ class Supervisor:
             self.stopping.set()
             if self._serving:
                 self._serving.close()
-            end(descendants, lambda: self._pace.ray_stop, self._reap)
-            self._ray_state, self._ray_error, self._nodes = "down", "the node stops", None
+            end(descendants, lambda: self._pace.group_stop, self._reap)
+            self._group_state, self._group_error, self._nodes = "down", "the node stops", None
             self.publish()
         return 0
 
     def publish(self) -> None:
         """Write status.json when something is new, and at each beat: its age shows whether this program lives."""
-        ray = {
-            "state": self._ray_state,
+        group = {
+            "state": self._group_state,
             "restarts": self._restarts,
             "failures": self._failures,
-            "error": self._ray_error or None,
+            "error": self._group_error or None,
             "version": self._version,
             "nodes": self._nodes or [],
         }
         serving = self._serving
         serve, error = (serving.status(), serving.error) if serving else (None, None)
-        status = {"v": 1, "role": self._role, "beat": self._pace.beat, "ray": ray, "serve": serve, "error": error}
+        status = {"v": 1, "role": self._role, "beat": self._pace.beat, "group": group, "serve": serve, "error": error}
         content = json.loads(json.dumps(status))  # a copy, of what can change under it
         now = time.monotonic()
         if content == self._written and now - self._written_at < self._pace.beat:
@@ -113,44 +112,44 @@ class Supervisor:
         if not write_whole(state_folder() / "status.json", {**content, **beat, "updated": time.time()}):
             self._written_at = now - self._pace.beat + UNWRITTEN_SECONDS
 
-    # ---- Ray
+    # ---- the group
 
-    def _keep_ray(self) -> None:
-        if self._ray is None:
-            self._start_ray()
-        elif trouble := self._trouble(self._ray):
-            self._end_ray(self._ray, trouble)
+    def _keep_group(self) -> None:
+        if self._group is None:
+            self._start_group()
+        elif trouble := self._trouble(self._group):
+            self._end_group(self._group, trouble)
 
-    def _start_ray(self) -> None:
+    def _start_group(self) -> None:
         now = time.monotonic()
         if now < self._due:
             return
         if self._role == "worker" and self._head and (error := connect_error(*self._head)):
-            self._ray_state = "waiting"
-            self._ray_error = f"{self._head[0]}:{self._head[1]}: {error.strerror or error}"
-            self._due = now + self._pace.ray_backoff
+            self._group_state = "waiting"
+            self._group_error = f"{self._head[0]}:{self._head[1]}: {error.strerror or error}"
+            self._due = now + self._pace.group_backoff
             return
-        if folder := option(self._command, "--temp-dir"):
-            # Each start leaves a session's logs; the last one is kept, to show what happened.
-            for old in sorted(Path(folder).glob("session_2*"))[:-1]:
+        if logs := backend.earlier_logs(self._command):
+            # The last ones are kept, to show what happened.
+            for old in sorted(Path(logs[0]).glob(logs[1]))[:-1]:
                 shutil.rmtree(old, ignore_errors=True)
-        self._ray_state, self._running = "starting", False
+        self._group_state, self._running = "starting", False
         self._misses.clear()
-        self._ray = Child("ray", self._command, os.environ, self._see_ray)
+        self._group = Child("ray", self._command, os.environ, self._see_group)
 
-    def _see_ray(self, line: str) -> None:
-        self._running = self._running or "Ray runtime started" in line
+    def _see_group(self, line: str) -> None:
+        self._running = self._running or backend.RUNNING in line
 
-    def _trouble(self, ray: Child) -> str | None:
+    def _trouble(self, group: Child) -> str | None:
         """What is wrong with Ray, if anything."""
-        now, lasted = time.monotonic(), time.monotonic() - ray.began
-        if (code := ray.code()) is not None:
+        now, lasted = time.monotonic(), time.monotonic() - group.began
+        if (code := group.code()) is not None:
             return f"ray start ended with exit code {code}{signal_words(code)}"
         if not self._running:
-            return f"ray start has not come up in {lasted:.0f} s" if lasted > self._pace.ray_start else None
-        if self._ray_state != "up":
-            self._ray_state, self._ray_error = "up", ""
-        if lasted > self._pace.ray_steady:
+            return f"ray start has not come up in {lasted:.0f} s" if lasted > self._pace.group_start else None
+        if self._group_state != "up":
+            self._group_state, self._group_error = "up", ""
+        if lasted > self._pace.group_steady:
             self._failures = 0
         if now < self._next_look:
             return None
@@ -165,7 +164,7 @@ class Supervisor:
         """
         for what, where in (
             ("the head's Ray", self._head),
-            ("the raylet", listen_address(self._command, "--node-manager-port")),
+            ("the raylet", backend.own_place(self._command)),
         ):
             error = connect_error(*where) if where else None
             refused = isinstance(error, ConnectionRefusedError)
@@ -175,44 +174,38 @@ class Supervisor:
             if where and where == self._head:
                 self._silent = self._silent + 1 if error else 0
                 silent = self._silent >= self._pace.misses
-                self._ray_error = f"{where[0]}:{where[1]}: {error.strerror or error}" if error and silent else ""
+                self._group_error = f"{where[0]}:{where[1]}: {error.strerror or error}" if error and silent else ""
         return None
 
-    def _end_ray(self, ray: Child, trouble: str) -> None:
+    def _end_group(self, group: Child, trouble: str) -> None:
         """Clear all that this Ray has left: the next one refuses to start beside any of it."""
         log_line("node", trouble)
-        ray.drain()
-        self._ray_state = "down"
-        self._ray_error = "\n".join([trouble, *list(ray.tail)[-ERROR_LINES:]])
+        group.drain()
+        self._group_state = "down"
+        self._group_error = "\n".join([trouble, *list(group.tail)[-ERROR_LINES:]])
         if self._serving:
-            self._serving.ray_ended(f"Ray ended on the head: {trouble}")
+            self._serving.group_ended(f"Ray ended on the head: {trouble}")
         self._nodes = None
         self.publish()
-        end(descendants, lambda: self._pace.ray_stop, self._reap)
-        ray.code()
-        self._ray = self._watch = None
+        end(descendants, lambda: self._pace.group_stop, self._reap)
+        group.code()
+        self._group = self._watch = None
         self._restarts += 1
         # A worker whose head has gone has not failed: it waits for the head's port, not for longer and longer.
         self._failures = (
             1 if self._role == "worker" and self._head and connect_error(*self._head) else self._failures + 1
         )
-        pause = min(self._pace.ray_backoff_most, self._pace.ray_backoff * 2.0 ** min(self._failures - 1, 16))
+        pause = min(self._pace.group_backoff_most, self._pace.group_backoff * 2.0 ** min(self._failures - 1, 16))
         self._due = time.monotonic() + pause
 
-    # ---- Ray's nodes
+    # ---- its members
 
     def _keep_watch(self) -> None:
         now = time.monotonic()
         if self._watch is None:
-            if self._ray_state == "up" and now >= self._watch_due:
+            if self._group_state == "up" and now >= self._watch_due:
                 every = self._pace.nodes
-                argv = [
-                    sys.executable,
-                    __file__,
-                    "ray-nodes",
-                    f"--address={os.environ['RAY_ADDRESS']}",
-                    f"--every={every}",
-                ]
+                argv = [sys.executable, __file__, "members", f"--every={every}"]
                 self._nodes_at = now
                 self._watch = Child("nodes", argv, os.environ, self._see_nodes, quiet=True)
         elif self._watch.code() is not None or now - self._nodes_at > self._pace.nodes_stale:
@@ -220,7 +213,7 @@ class Supervisor:
             self._watch.drain()
             log_line("nodes", f"ended: {' | '.join(list(self._watch.tail)[-3:])[:2000]}")
             self._watch.code()
-            self._watch, self._nodes, self._watch_due = None, None, now + self._pace.ray_backoff
+            self._watch, self._nodes, self._watch_due = None, None, now + self._pace.group_backoff
 
     def _see_nodes(self, line: str) -> None:
         if line.startswith('{"nodes"'):
@@ -229,7 +222,7 @@ class Supervisor:
     def _reap(self) -> None:
         """Orphans come to this process; those that a thread waits for are left to it."""
         serving = self._serving.children if self._serving else ()
-        children = (self._ray, self._watch, self._checker.child, *serving)
+        children = (self._group, self._watch, self._checker.child, *serving)
         known = {child.pid for child in children if child}
         try:
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -252,31 +245,29 @@ def main(argv: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for role in ("head", "worker"):
         command = commands.add_parser(role)
-        command.add_argument("ray", nargs="+", help="-- ray start … --block")
+        command.add_argument("argv", nargs="+", help="-- the command that joins the nodes")
         if role == "worker":
-            command.add_argument("--head", required=True, help="host:port of the head's Ray")
-    nodes = commands.add_parser("ray-nodes")
-    nodes.add_argument("--address", required=True)
-    nodes.add_argument("--every", type=float, default=1.0)
+            command.add_argument("--head", required=True, help="host:port of the head")
+    commands.add_parser("members").add_argument("--every", type=float, default=1.0)
     commands.add_parser("status")
     commands.add_parser("hold-gpus").add_argument("idle")
     commands.add_parser("checker")
     commands.add_parser("check")
     given = parser.parse_args(argv)
-    if given.command == "ray-nodes":
-        return ray_nodes(given.address, given.every)
+    if given.command == "members":
+        return backend.print_members(given.every)
     if given.command == "hold-gpus":
-        return hold_gpus(json.loads(given.idle))
+        return backend.hold_gpus(json.loads(given.idle))
     if given.command in ("checker", "check"):
         return serve_checks() if given.command == "checker" else check(state_folder())
     if given.command == "status":
         sys.stdout.write((state_folder() / "status.json").read_text() + "\n")
         return 0
-    head = place(given.head) if given.command == "worker" else listen_address(given.ray, "--port")
-    return supervise(given.command, given.ray, head)
+    head = place(given.head) if given.command == "worker" else backend.head_place(given.argv)
+    return supervise(given.command, given.argv, head)
 
 
-def supervise(role: str, command: Sequence[str], head: tuple[str, int] | None) -> int:
+def supervise(role: str, command: Sequence[str], head: Place | None) -> int:
     """Be the node until a signal stops it."""
     logging.raiseExceptions = False  # a full disk must not fill the container's log with tracebacks
     # Orphans of Ray and vLLM become children of this process: else none could find them.

@@ -12,11 +12,11 @@ class Timing:
     tick: float = 0.2
     # status.json is written at least this often: who reads it distrusts what is older than a few of these.
     beat: float = 5.0
-    ray_backoff: float = 1.0
-    ray_backoff_most: float = 30.0
-    ray_steady: float = 60.0
-    ray_start: float = 180.0
-    ray_stop: float = 8.0
+    group_backoff: float = 1.0
+    group_backoff_most: float = 30.0
+    group_steady: float = 60.0
+    group_start: float = 180.0
+    group_stop: float = 8.0
     nodes: float = 1.0
     nodes_stale: float = 15.0
     look: float = 2.0

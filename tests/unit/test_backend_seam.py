@@ -1,0 +1,73 @@
+"""What joins the nodes is behind `backends`: a second way beside Ray should not cross the rooms."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.modules import MODULES, nodes, room
+
+RAY = re.compile(r"(?<![a-z])ray(?![a-z])|Ray(?![a-z])|(?<![A-Z])RAY(?![A-Z])")
+# Where code names Ray.
+HOMES = ("backends/", "remote/node/backends/", "images/", "run/barrier.py")
+# What people write or read under that name: the inventory's key and its default, a column, a key of JSON.
+FOR_PEOPLE = {"cli/app.py", "cli/render/images.py", "core/image_use.py", "inventory/model.py", "versions.py"}
+# Literals without a space that are not texts: names of files, variables, processes and packages that are Ray's.
+LITERALS = {
+    "actions/explain.py": "the name of a log, as users see it",
+    "checks/docker.py": "names of containers of other launchers",
+    "cli/app.py": "the name beside its version",
+    "core/image_use.py": "the name of an image",
+    "cli/logs.py": "the option",
+    "cli/render/images.py": "the column",
+    "cli/status.py": "the option",
+    "core/log_lines.py": "the mark of lines, as users see it",
+    "core/node_status.py": "the key of an earlier version",
+    "inventory/reserved.py": "variables that users may not set; what reads an inventory imports no backend",
+    "remote/image/inspect_image.py": "what runs in an image is one file",
+    "remote/image/log_excerpt.py": "what runs in an image is one file",
+    "remote/image/log_tail.py": "what runs in an image is one file",
+    "remote/image/sample.py": "what runs in an image is one file",
+    "remote/node/supervisor.py": "the mark of lines, as users see it",
+    "run/log_feed.py": "how Ray copies a line of a rank",
+    "run/logs.py": "names of files in an excerpt",
+    "run/node_program.py": "a file's name",
+    "run/private_names.py": "words that are no secret",
+    "checks/codes.py": "a finding's code",
+    "checks/image.py": "a finding's code",
+}
+
+
+def given_names(path: Path) -> Iterator[str]:
+    """Every name in a file's code: of variables, attributes, arguments, functions, classes and imports."""
+    for node in nodes(path):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.FunctionDef(name=name):
+                yield name
+            case ast.ClassDef(name=name) | ast.keyword(arg=str(name)) | ast.alias(name=name):
+                yield name
+
+
+def literals(path: Path) -> Iterator[str]:
+    """Every string of a file that has no space: a text for people has."""
+    for node in nodes(path):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            text = node.value if isinstance(node.value, str) else node.value.decode(errors="replace")
+            if not re.search(r"\s", text.strip()):
+                yield text
+
+
+def naming(words: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The files outside Ray's own with such words in them."""
+    found = {file: {word for word in those if RAY.search(word)} for file, those in words.items()}
+    return {file: those for file, those in found.items() if those and not file.startswith(HOMES)}
+
+
+def test_code_names_ray_in_its_own_rooms_alone() -> None:
+    assert naming({room(path): set(given_names(path)) for path in MODULES}).keys() == FOR_PEOPLE
+
+
+def test_literals_of_ray_elsewhere_are_listed_with_their_reason() -> None:
+    assert naming({room(path): set(literals(path)) for path in MODULES}).keys() == LITERALS.keys()
