@@ -94,7 +94,7 @@ def test_a_killed_connection_is_lost_not_failed(
     assert isinstance(error, Unreachable), "nothing was sent, and the error must say so"
 
 
-def test_a_stopped_sshd_holds_nobody_beyond_the_deadline(
+def test_a_stopped_sshd_delays_no_call_beyond_its_deadline(
     kind: Kind, client: Client, server: Sshd, connect: Connect, tmp_path: Path
 ) -> None:
     client.add("h", server)
@@ -167,7 +167,7 @@ def near(tmp_path: Path, user_key: Path) -> Iterator[Sshd]:
 
 # It measures waits of seconds, which vLLM's starts beside it on two cores stretch.
 @pytest.mark.alone
-def test_silence_of_a_host_is_told_from_silence_of_a_command(
+def test_silence_of_a_host_differs_from_silence_of_a_command(
     *, client: Client, server: Sshd, near: Sshd, shared_server: Sshd, connect: Connect, tmp_path: Path
 ) -> None:
     """One wait for all of it: a dead host is lost in time, and one whose commands only listen is not."""

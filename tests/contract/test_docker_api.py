@@ -104,7 +104,7 @@ def test_a_container_needs_an_image_that_is_there(docker: Docker) -> None:
         docker.client.create(docker.name("one"), body)
 
 
-def test_start_stop_and_restart_say_whether_they_did_anything(docker: Docker) -> None:
+def test_start_stop_and_restart_return_whether_they_changed_anything(docker: Docker) -> None:
     made = docker.create("one", "sleep 60")
     steps = [("stop", 304), ("start", 204), ("start", 304), ("stop", 204), ("stop", 304), ("restart", 204)]
     states = ["created", "running", "running", "exited", "exited", "running"]
@@ -313,7 +313,7 @@ def test_a_build_streams_lines_and_names_an_image(docker: Docker) -> None:
     assert info["Config"]["Labels"] == docker.labels
 
 
-def test_a_build_that_fails_says_so_inside_the_stream(docker: Docker) -> None:
+def test_a_build_that_fails_reports_it_inside_the_stream(docker: Docker) -> None:
     context = recipe("ARG BASE", "FROM ${BASE}", "RUN exit 3")
     answer = build(docker, context)
     reason = "The command '/bin/sh -c exit 3' returned a non-zero code: 3"

@@ -133,7 +133,7 @@ def test_a_tunnel_ends_with_a_reason_when_its_connection_does(
 
 @pytest.mark.promise("P37")
 @pytest.mark.parametrize("kind", REMOTE)
-def test_a_tunnel_through_which_nothing_passes_is_no_tunnel(
+def test_a_tunnel_through_which_nothing_passes_is_an_error(
     kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd
 ) -> None:
     client.add("h", server)
@@ -146,7 +146,7 @@ def test_a_tunnel_through_which_nothing_passes_is_no_tunnel(
 
 @pytest.mark.promise("P37")
 @pytest.mark.parametrize("kind", REMOTE)
-def test_an_end_that_goes_away_and_comes_back_is_told(
+def test_an_api_that_goes_away_and_comes_back_is_reported(
     kind: Kind, connect: Callable[..., Transport], client: Client, server: Sshd
 ) -> None:
     client.add("h", server)

@@ -200,7 +200,7 @@ def test_a_new_key_is_accepted_once_when_asked(
     assert client.known.read_text() == before
 
 
-def test_a_new_key_is_noted_hashed_where_ssh_config_says_so(
+def test_a_new_key_is_stored_hashed_where_ssh_config_asks_for_it(
     client: Client, shared_server: Sshd, connect: Connect
 ) -> None:
     client.add("h", shared_server, "HashKnownHosts yes", known="")

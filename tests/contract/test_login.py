@@ -75,7 +75,7 @@ def test_a_name_without_address_is_named(kind: Kind, client: Client) -> None:
 
 
 @pytest.mark.parametrize("words", [b"", b"SSH-2.0-x\r\n", b"HTTP/1.0 400 Bad\r\n"])
-def test_a_server_that_never_goes_on_is_given_up(kind: Kind, client: Client, shared_server: Sshd, words: bytes) -> None:
+def test_a_login_that_hangs_ends_at_its_deadline(kind: Kind, client: Client, shared_server: Sshd, words: bytes) -> None:
     client.add("h", shared_server)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         accepted: list[socket.socket] = []
@@ -118,7 +118,9 @@ def test_a_server_that_hangs_up_first_is_named(kind: Kind, client: Client, share
     assert "MaxStartups" in error.hint
 
 
-def test_a_refused_key_says_which_were_offered(kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path) -> None:
+def test_a_refused_key_lists_which_were_offered(
+    kind: Kind, client: Client, shared_server: Sshd, tmp_path: Path
+) -> None:
     client.key = keygen(tmp_path / "stranger")
     client.add("h", shared_server)
     listed = subprocess.run(["ssh-keygen", "-lf", client.key], capture_output=True, text=True, check=True)
@@ -300,7 +302,7 @@ def test_ssh_config_is_read_without_the_ssh_command(
 
 
 @pytest.mark.promise("P39")
-def test_too_many_keys_are_told_with_the_way_to_offer_one(
+def test_too_many_keys_are_an_error_that_shows_how_to_offer_one(
     *, kind: Kind, client: Client, agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(3):
@@ -321,7 +323,7 @@ def test_too_many_keys_are_told_with_the_way_to_offer_one(
 
 
 @pytest.mark.promise("P39")
-def test_a_second_factor_is_told_as_one(kind: Kind, client: Client, tmp_path: Path) -> None:
+def test_a_second_factor_is_reported_as_one(kind: Kind, client: Client, tmp_path: Path) -> None:
     options = ("PasswordAuthentication yes", "AuthenticationMethods publickey,password")
     server = Sshd(tmp_path / "sshd", client.key, options=options).start()
     try:
@@ -335,7 +337,7 @@ def test_a_second_factor_is_told_as_one(kind: Kind, client: Client, tmp_path: Pa
 
 
 @pytest.mark.promise("P39")
-def test_a_server_without_sessions_is_told_as_one(kind: Kind, client: Client, tmp_path: Path) -> None:
+def test_a_server_without_sessions_is_reported_as_one(kind: Kind, client: Client, tmp_path: Path) -> None:
     server = Sshd(tmp_path / "sshd", client.key, options=("MaxSessions 0",)).start()
     transport = make(client.target("h"), kind)
     try:

@@ -148,7 +148,7 @@ def test_silence_ends_with_the_deadline(place: Somewhere) -> None:
             running.next(Deadline.after(0.2))
 
 
-def test_a_line_may_be_as_long_as_is_said(place: Somewhere) -> None:
+def test_a_line_may_be_as_long_as_its_limit(place: Somewhere) -> None:
     text = "x" * (2 * MAX_LINE)
     program, where = place.made(f"print('{{\"text\": \"' + 'x' * {len(text)} + '\"}}')")
     assert run(place.connection, replace(program, max_line=4 * MAX_LINE), where, soon()).messages == ({"text": text},)

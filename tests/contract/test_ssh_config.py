@@ -27,7 +27,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("what", LINES)
-def test_commands_and_streams_are_ours(
+def test_ssh_config_changes_no_command_and_no_stream(
     *,
     kind: Kind,
     what: str,

@@ -104,7 +104,7 @@ def test_silence_is_a_time_out(host: Transport) -> None:
     stream.close()
 
 
-def test_input_that_nobody_takes_is_a_time_out(host: Transport) -> None:
+def test_input_that_is_never_read_is_a_timeout(host: Transport) -> None:
     stream = host.open_stream(["sleep", "30"], soon())
     stream.settimeout(0.5)
     with pytest.raises(TimeoutError):
@@ -123,7 +123,7 @@ def test_a_command_that_is_gone_takes_no_input(host: Transport) -> None:
     stream.close()
 
 
-def test_a_command_that_does_not_exist_says_so(host: Transport) -> None:
+def test_a_command_that_does_not_exist_is_reported(host: Transport) -> None:
     stream = host.open_stream(["no-such-command"], soon())
     stream.settimeout(10)
     assert read_all(stream) == b""
@@ -131,7 +131,7 @@ def test_a_command_that_does_not_exist_says_so(host: Transport) -> None:
     stream.close()
 
 
-def test_a_command_that_ends_with_255_is_no_lost_connection(host: Transport) -> None:
+def test_exit_code_255_of_a_command_differs_from_a_lost_connection(host: Transport) -> None:
     stream = host.open_stream(["sh", "-c", "echo x; exit 255"], soon())
     stream.settimeout(10)
     assert read_all(stream) == b"x\n"

@@ -149,7 +149,7 @@ def test_another_cluster_on_the_same_hosts(cluster: Sandbox) -> None:
 
 
 @pytest.mark.cluster("up", leaves="empty")
-def test_a_lease_that_somebody_holds(cluster: Sandbox) -> None:
+def test_a_lease_that_another_run_holds(cluster: Sandbox) -> None:
     """The lock is a flock on the head; here a person holds it."""
     folder = "/tmp/vcluster"
     made = f"mkdir {folder} && chgrp docker {folder} && chmod 2770 {folder}"

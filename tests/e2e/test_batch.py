@@ -57,7 +57,7 @@ def test_a_batch_that_was_killed_is_continued(cluster: Sandbox, tmp_path: Path) 
 
 
 @pytest.mark.cluster("serving")
-def test_the_head_answers_a_batch_that_nobody_looks_at(cluster: Sandbox, tmp_path: Path) -> None:
+def test_the_head_answers_a_batch_that_no_client_follows(cluster: Sandbox, tmp_path: Path) -> None:
     source, output = write_requests(tmp_path / "in.jsonl", 30, 16), tmp_path / "out.jsonl"
     command = ("batch", str(source), "-o", str(output), "--on-head", "--json")
     begun = cluster.vcluster(*command, "--detach").ok()

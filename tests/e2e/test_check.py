@@ -133,7 +133,7 @@ def test_one_name_for_two_images(cluster: Sandbox) -> None:
 
 
 @pytest.mark.cluster("empty")
-def test_an_image_without_ray_is_told_before_up_mends_it(cluster: Sandbox) -> None:
+def test_an_image_without_ray_is_reported_before_up_adds_it(cluster: Sandbox) -> None:
     with no_node_image(cluster):
         report = check(cluster)
     found = {(one["code"], one["host"], one["severity"] == "error") for one in report["findings"]}

@@ -53,12 +53,12 @@ def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failur
     sandbox.docker("gpu2", "exec", sandbox.nodes()["gpu2"], "sh", "-c", kill)
     said: list[dict[str, Any]] = []
 
-    def told() -> bool:
+    def symptom_is_shown() -> bool:
         said.append(sandbox.vcluster("explain", "--json").json())
         # Once vLLM has started again it is shown as past.
         return said[-1]["result"] == "symptom" or "rank-killed" in said[-1]["previous_attempts"]
 
-    until(told)
+    until(symptom_is_shown)
     found = said[-1]
     until(lambda: served_by_attempt_after(sandbox, first), 240)
     assert found["cause"] is None

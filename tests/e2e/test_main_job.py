@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.cluster("empty")
-def test_plan_changes_nothing_and_says_so_by_its_exit_code(cluster: Sandbox) -> None:
+def test_plan_changes_nothing_and_its_exit_code_shows_changes(cluster: Sandbox) -> None:
     before = {host: cluster.docker(host, "ps", "-aq") for host in ("gpu1", "gpu2")}
     planned = cluster.vcluster("plan", "--exit-code", "--json")
     assert planned.code == 10
@@ -35,7 +35,7 @@ def test_plan_changes_nothing_and_says_so_by_its_exit_code(cluster: Sandbox) -> 
 
 
 @pytest.mark.cluster("fresh", leaves="up")
-def test_up_mends_an_image_without_ray_and_counts_every_gpu(cluster: Sandbox) -> None:
+def test_up_adds_ray_to_an_image_and_counts_every_gpu(cluster: Sandbox) -> None:
     up = cluster.vcluster("up", "--json").ok()
     notes = [event["message"] for event in up.events() if event["event"] == "note"]
     if any(event.get("operation") == "prepare image" for event in up.events()):
@@ -58,7 +58,7 @@ def test_up_again_changes_nothing(cluster: Sandbox) -> None:
 
 
 @pytest.mark.cluster("up", leaves="serving")
-def test_four_ranks_on_two_hosts_say_what_one_process_says(cluster: Sandbox) -> None:
+def test_four_ranks_on_two_hosts_answer_as_one_process_does(cluster: Sandbox) -> None:
     served = cluster.vcluster("serve", MODEL, "--json", "--", "--dtype", "float32").ok()
     last = [event for event in served.events() if "phases" in event][-1]
     assert (last["phase"], last["message"].partition(" after ")[0]) == ("ready", "ready")
@@ -94,7 +94,7 @@ def test_the_printed_line_to_ask_works(cluster: Sandbox) -> None:
 
 
 @pytest.mark.cluster("serving")
-def test_no_secret_stands_anywhere_but_in_its_file(cluster: Sandbox) -> None:
+def test_every_secret_is_in_its_file_alone(cluster: Sandbox) -> None:
     key = cluster.vcluster("key").ok().out.strip()
     node = cluster.nodes()["gpu1"]
     ray = cluster.docker("gpu1", "exec", node, "sh", "-c", "cat /run/secrets/vcluster/ray-token-*").strip()
@@ -118,7 +118,7 @@ def test_no_secret_stands_anywhere_but_in_its_file(cluster: Sandbox) -> None:
     for secret in (key, ray, HF_TOKEN):
         forms = {secret, base64.b64encode(secret.encode()).decode(), shlex.quote(secret + " ").strip("'")}
         for number, text in enumerate(seen):
-            assert not any(form in text for form in forms), f"a secret stands in text {number}: {text[:200]}"
+            assert not any(form in text for form in forms), f"a secret is in text {number}: {text[:200]}"
     files = cluster.docker("gpu1", "exec", node, "stat", "-c", "%a", "-L", "/run/secrets/vcluster/.")
     modes = cluster.docker("gpu1", "exec", node, "sh", "-c", "stat -c %a /run/secrets/vcluster/*").split()
     assert (files.strip() != "", set(modes)) == (True, {"600"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.attack import attack
-from tests.support.breaks import stands
+from tests.support.breaks import everything
 from tests.support.hosts import Sandbox
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
@@ -34,7 +34,7 @@ def gpu2_alone(cluster: Sandbox, name: str) -> Path:
 @pytest.mark.cluster("up")
 @pytest.mark.parametrize("name", ["sandbox", "theirs"])
 def test_no_verb_changes_another_team_s_cluster(cluster: Sandbox, name: str) -> None:
-    before, found = cluster.nodes(), stands(cluster)
+    before, found = cluster.nodes(), everything(cluster)
     volumes = cluster.docker("gpu2", "volume", "ls", "-q")
     theirs = gpu2_alone(cluster, name)
     kind = "of the same name" if name == "sandbox" else "of another name"
@@ -44,7 +44,7 @@ def test_no_verb_changes_another_team_s_cluster(cluster: Sandbox, name: str) -> 
             cluster.vcluster(*verb, inventory=theirs)
         assert {verb: codes[verb].code for verb in REFUSED} == dict.fromkeys(REFUSED, 3)
         assert "172.19.0.11" in codes["up"].err or "sandbox" in codes["up"].err, codes["up"].err
-        assert (cluster.nodes(), stands(cluster)) == (before, found)
+        assert (cluster.nodes(), everything(cluster)) == (before, found)
         assert cluster.docker("gpu2", "volume", "ls", "-q") == volumes
         assert cluster.vcluster("status", "--json").ok().json()["up"]
         told = ", ".join(f"{verb} exit {run.code}" for verb, run in codes.items())

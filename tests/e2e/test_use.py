@@ -162,7 +162,7 @@ def test_the_openai_client_finds_its_way_and_nothing_is_left(laptop: Sandbox) ->
 
 
 @pytest.mark.cluster("serving")
-def test_a_rotated_key_is_the_only_one_and_vllm_goes_on(cluster: Sandbox) -> None:
+def test_a_rotated_key_is_the_only_one_and_vllm_keeps_running(cluster: Sandbox) -> None:
     before = cluster.vcluster("status", "--json").ok().json()["serving"]
     old, nodes = cluster.vcluster("key").ok().out.strip(), cluster.nodes()
     with tunnel(cluster) as url:

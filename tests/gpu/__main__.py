@@ -45,14 +45,14 @@ class Measuring:
             if self.left() < 5:
                 self.report.keep(step, {"skipped": "no time was left"})
                 continue
-            say(f"{step} ({self.left():.0f} s left)")
+            show_progress(f"{step} ({self.left():.0f} s left)")
             try:
                 self.report.keep(step, getattr(self, f"do_{step}")())
             except (Failed, VclusterError) as error:
                 self.report.keep(step, {**self.report.steps.get(step, {}), "failed": str(error)})
             found = self.report.steps[step]
             well = well and self.report.has(step)
-            say(f"{step}: { ({k: v for k, v in found.items() if k != 'document'}) }"[:1500])
+            show_progress(f"{step}: { ({k: v for k, v in found.items() if k != 'document'}) }"[:1500])
         return well
 
     def do_facts(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Measuring:
         deep = [] if self.options.shallow else ["--deep"]
         run = self.cluster.vcluster("check", *deep, seconds=self.left())
         if not run.events:
-            raise Failed(run.said)
+            raise Failed(run.failure)
         document = run.events[-1]
         findings = [{key: row.get(key) for key in ("host", "code", "message")} for row in document.get("findings", [])]
         rows = (document.get("allreduce") or {}).get("rows", [])
@@ -83,9 +83,9 @@ class Measuring:
     def do_serve(self) -> dict[str, Any]:
         flags = ["--", *self.options.flags.split()] if self.options.flags else []
         run = self.cluster.vcluster("serve", self.options.model, "--yes", *flags, seconds=self.left()).ok()
-        return {"seconds": run.seconds, **self._told_by_log(), "phases": self._rows(run.phases())}
+        return {"seconds": run.seconds, **self._logged_figures(), "phases": self._rows(run.phases())}
 
-    def _told_by_log(self) -> dict[str, Any]:
+    def _logged_figures(self) -> dict[str, Any]:
         wanted = "KV cache size|Available KV cache memory|Model loading took|Loading weights took|init engine"
         log = self.cluster.inside(
             self.cluster.head, f"grep -E '{wanted}' /var/lib/vcluster/serve.log | tail -n 12"
@@ -122,7 +122,7 @@ class Measuring:
                 figures["failed"] = f"{what} and perhaps more"
             figures["kills"].append(found)
             self.report.keep("heal", figures)
-            say(f"heal: {found}")
+            show_progress(f"heal: {found}")
         return figures
 
     def do_rollback(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Measuring:
         began = time.monotonic()
         argv = ["serve", self.options.model, "--name", "too-large", "--yes", "--", *self.options.unfit.split()]
         run = self.cluster.vcluster(*argv, seconds=self.left())
-        figures = {"exit": run.code, "seconds": run.seconds, "said": run.said, "answers_after": None}
+        figures = {"exit": run.code, "seconds": run.seconds, "failure": run.failure, "answers_after": None}
         while self.left() > 5 and figures["answers_after"] is None:
             if self.cluster.answers(seconds=heal.PROBE_SECONDS) == before:
                 figures["answers_after"] = round(time.monotonic() - began, 1)
@@ -155,7 +155,7 @@ class Measuring:
         ):
             kept[name] = figures
             self.report.keep("executors", kept)
-            say(f"executors: {name}: {figures}")
+            show_progress(f"executors: {name}: {figures}")
         return kept
 
     def do_loading(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Measuring:
         for row in loading.rows(self.cluster, self.options, found, self.left):
             found.append(row)
             self.report.keep("loading", {"starts": found, "broken_off": "no time was left"})
-            say(f"loading: {row}")
+            show_progress(f"loading: {row}")
         whole = len(found) == 2 * len(self.options.strategies)
         return {"starts": found} if whole else self.report.steps.get("loading", {"failed": "no time was left"})
 
@@ -179,7 +179,7 @@ class Measuring:
         return {"seconds": self.cluster.vcluster("down", "--yes", seconds=max(120.0, self.left())).ok().seconds}
 
 
-def say(text: str) -> None:
+def show_progress(text: str) -> None:
     """A line for whoever waits."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 

@@ -83,11 +83,11 @@ class Run:
             Failed: with what it printed.
         """
         if self.code:
-            raise Failed(f"vcluster {shlex.join(self.argv)}: exit {self.code}: {self.said}")
+            raise Failed(f"vcluster {shlex.join(self.argv)}: exit {self.code}: {self.failure}")
         return self
 
     @property
-    def said(self) -> str:
+    def failure(self) -> str:
         """The error, or the last words."""
         error = next((event for event in self.events if event.get("event") == "error"), None)
         return str(error["message"]) if error else self.stderr.strip()[-600:]

@@ -115,7 +115,7 @@ def measure(cluster: Cluster, model: str, flags: str, name: str, *, cold: bool, 
     took = [float(value) for value in _TOOK.findall(said)]
     row: dict[str, Any] = {"strategy": name, "cold": cold, "seconds": run.seconds, "load": max(took, default=None)}
     phases = [f"{text} {spent:.0f}" for text, spent in run.phases() if spent >= 0.5]
-    return {**row, "ranks": took, **rates, "phases": phases, **({"failed": run.said[-300:]} if run.code else {})}
+    return {**row, "ranks": took, **rates, "phases": phases, **({"failed": run.failure[-300:]} if run.code else {})}
 
 
 def rows(cluster: Cluster, options: Any, done: list[dict[str, Any]], left: Any) -> Iterator[dict[str, Any]]:

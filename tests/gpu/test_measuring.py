@@ -50,7 +50,7 @@ def test_cases_are_those_that_make_a_difference() -> None:
         Case.read("ray:tp2")
 
 
-def test_the_cache_that_the_last_start_told_of() -> None:
+def test_the_cache_size_that_the_last_start_logged() -> None:
     lines = (
         "GPU KV cache size: 1,024 tokens, Max\n(EngineCore) GPU KV cache size: 1,964,816 tokens, Maximum concurrency"
     )

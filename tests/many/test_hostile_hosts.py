@@ -37,7 +37,7 @@ STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u
         ("facts gpu005, terminal", "fabric"),
     ],
 )
-def test_what_hosts_say_is_only_text_and_bounded(way: str, kind: Kind, key: Path, tmp_path: Path) -> None:
+def test_output_of_hosts_is_only_text_and_bounded(way: str, kind: Kind, key: Path, tmp_path: Path) -> None:
     hosts = [Played(number, said) for number, said in enumerate(KINDS)]
     cluster = Cluster(tmp_path / "laptop", hosts, key, ssh={"transport": kind})
     verb, _, _ = way.partition(",")

@@ -23,7 +23,7 @@ E2E = (
     "bad_input",
     "docs",
     "teams",
-    "mends",
+    "repair",
     "terminal",
     "explain",
     "links",

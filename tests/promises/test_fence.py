@@ -214,7 +214,7 @@ def request(sandbox: Sandbox) -> str:
 
 @pytest.mark.cluster("own")
 @pytest.mark.parametrize("name", MOMENTS)
-def test_a_laptop_that_stands_still(sandbox: Sandbox, name: str) -> None:
+def test_a_laptop_that_is_suspended(sandbox: Sandbox, name: str) -> None:
     moment, second = MOMENTS[name], changed(sandbox)
     # Its ssh processes are not stopped with it.
     words = [("{config: ssh_config}", f"{{config: ssh_config, transport: {moment.transport}}}")]

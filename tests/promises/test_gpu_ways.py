@@ -56,7 +56,7 @@ def seen(engine: SecondEngine) -> HostFacts:
         (False, True, RUNTIME, "request"),
     ],
 )
-def test_a_container_gets_its_gpus_as_the_engine_says(
+def test_a_container_gets_its_gpus_as_docker_supports(
     sandbox: Sandbox, spec: bool, toolkit: bool, config: dict[str, Any], way: str
 ) -> None:
     """What `up` would ask for is taken; what it refuses, Docker refuses; and a restart of the engine is survived."""

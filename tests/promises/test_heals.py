@@ -11,7 +11,7 @@ from tests.support.attack import attack
 from tests.support.breaks import root
 from tests.support.endpoint import complete, tunnel
 from tests.support.hosts import Sandbox
-from tests.support.served import API_KEY, ready_since, serve, told, until_ready_again, with_secrets
+from tests.support.served import API_KEY, node_status, ready_since, serve, until_ready_again, with_secrets
 from vcluster_sandbox import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
@@ -109,7 +109,7 @@ def test_a_worker_is_missing(sandbox: Sandbox) -> None:
         noticed = time.monotonic() - began
         looks = 0
         while time.monotonic() - began < 60:
-            status = told(cluster)
+            status = node_status(cluster)
             assert status is not None
             assert status["serve"]["phase"] != "ready"
             looks += 1

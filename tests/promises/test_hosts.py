@@ -14,11 +14,11 @@ from tests.support.breaks import (
     HOSTS,
     IMAGE,
     broken,
+    everything,
     root,
     settle,
     small_disk,
     something_to_do,
-    stands,
     with_nodes,
 )
 from tests.support.controller import judge, race
@@ -53,7 +53,7 @@ def test_a_neighbour_with_our_names(sandbox: Sandbox, empty: Stand) -> None:
         attack("P20", "containers and volumes of others with names like those of vcluster") as measured,
     ):
         sandbox.vcluster("down", "--yes").ok()
-        left = stands(sandbox)["gpu2"] - empty["gpu2"]
+        left = everything(sandbox)["gpu2"] - empty["gpu2"]
         assert left == {f"container {name}" for name in made} | {"volume vcluster-sandbox2-state"}
         measured.figure = "down left all 4 of them and removed all of its own"
 

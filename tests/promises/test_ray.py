@@ -12,7 +12,7 @@ import pytest
 from tests.support.attack import attack
 from tests.support.breaks import HOSTS
 from tests.support.hosts import Sandbox
-from tests.support.served import addresses, serve, told, with_secrets
+from tests.support.served import addresses, node_status, serve, with_secrets
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
@@ -64,7 +64,7 @@ def outsider(cluster: Sandbox, host: str, environment: dict[str, str], command: 
 
 def nodes(sandbox: Sandbox) -> set[str]:
     """The ids of Ray's living nodes."""
-    status = told(sandbox)
+    status = node_status(sandbox)
     assert status is not None
     return {node["id"] for node in status["group"]["nodes"] if node["alive"]}
 

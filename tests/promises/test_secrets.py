@@ -98,7 +98,7 @@ def watching(sandbox: Sandbox) -> Iterator[Watch]:
         watch.end(sandbox)
 
 
-def stand(sandbox: Sandbox, secrets: list[set[bytes]]) -> list[str]:
+def files_with(sandbox: Sandbox, secrets: list[set[bytes]]) -> list[str]:
     """The files of the hosts that hold a secret in any form, other than the secrets' own."""
     patterns = b"\n".join(form for forms_ in secrets for form in forms_) + b"\n"
     hits: list[str] = []
@@ -178,7 +178,7 @@ def test_secrets_are_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
         assert len(ray) >= 32
         secrets = [forms(secret) for secret in (HF_TOKEN, API_KEY, S3_KEY, ray)]
         hits = [name for name, text in seen.items() if any(form in text for every in secrets for form in every)]
-        hits += stand(cluster, secrets)
+        hits += files_with(cluster, secrets)
         assert hits == []
         assert watch.looks > 20
         # Where it is for use: Ray and the ranks, on both hosts.

@@ -193,10 +193,10 @@ def dashed(word: str) -> str:
     return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def test_vllm_is_told_what_was_meant_and_nothing_against_us() -> None:
+def test_vllm_gets_what_was_meant_and_no_option_of_vcluster() -> None:
     parser, accepted = like_vllm(), list[int]()
 
-    def tell(model: str, name: str, extra: list[str]) -> None:
+    def ensure_meant(model: str, name: str, extra: list[str]) -> None:
         try:
             argv = vllm.serve_argv(model, name=name, tp=2, pp=3, host="127.0.0.1", port=8000, extra=extra)
         except UsageError as refusal:
@@ -208,20 +208,25 @@ def test_vllm_is_told_what_was_meant_and_nothing_against_us() -> None:
         assert json.loads(json.dumps(argv)) == argv
         with contextlib.redirect_stderr(io.StringIO()):
             try:
-                told, _ = parser.parse_known_args([dashed(word) for word in argv[2:]])
+                parsed, _ = parser.parse_known_args([dashed(word) for word in argv[2:]])
             except (argparse.ArgumentError, SystemExit):
                 return  # vLLM refuses it too
-        assert (told.model_tag, told.served_model_name, told.model) == (model, name, None)
-        assert (told.tensor_parallel_size, told.pipeline_parallel_size) == ("2", "3")
-        assert (told.host, told.port, told.uds, told.distributed_executor_backend) == ("127.0.0.1", "8000", None, "ray")
-        assert (told.nnodes, told.node_rank, told.master_addr, told.api_key) == (None,) * 4
-        assert not told.headless
+        assert (parsed.model_tag, parsed.served_model_name, parsed.model) == (model, name, None)
+        assert (parsed.tensor_parallel_size, parsed.pipeline_parallel_size) == ("2", "3")
+        assert (parsed.host, parsed.port, parsed.uds, parsed.distributed_executor_backend) == (
+            "127.0.0.1",
+            "8000",
+            None,
+            "ray",
+        )
+        assert (parsed.nnodes, parsed.node_rank, parsed.master_addr, parsed.api_key) == (None,) * 4
+        assert not parsed.headless
 
     @many
     @given(batches(st.tuples(hostile, hostile, st.lists(flag, max_size=3))))
     def check(cases: list[tuple[str, str, list[str]]]) -> None:
         for case in cases:
-            tell(*case)
+            ensure_meant(*case)
 
     with recorded("P14", "model, name and flags to vLLM's parser"):
         check()

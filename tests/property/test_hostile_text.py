@@ -22,7 +22,7 @@ any_text = st.one_of(st.text(st.characters(), max_size=60), hostile, st.lists(at
 
 
 def test_no_text_from_elsewhere_steers_a_terminal() -> None:
-    def tell(said: str) -> None:
+    def ensure_plain(said: str) -> None:
         plain = text.plain(said)
         assert harmless(plain) and max(map(len, plain.split("\n"))) <= text.MAX_LINE + 2
         error = CommandFailed("gpu1", said, exit_code=1, stderr=said, hint=said)
@@ -39,7 +39,7 @@ def test_no_text_from_elsewhere_steers_a_terminal() -> None:
     @given(batches(any_text))
     def check(texts: list[str]) -> None:
         for said in texts:
-            tell(said)
+            ensure_plain(said)
 
     with recorded("P23", "any text through lines, errors and JSON"):
         check()

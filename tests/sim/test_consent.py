@@ -265,7 +265,7 @@ def test_every_verb_asks_again_about_another_model(world: World, verb: str) -> N
 
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
-def test_yes_goes_on_whatever_changed(world: World, verb: str) -> None:
+def test_yes_continues_after_any_change(world: World, verb: str) -> None:
     def serve_third(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         return lab.do_serve(inventory, emit, runtime, model="org/third")
 
@@ -274,7 +274,7 @@ def test_yes_goes_on_whatever_changed(world: World, verb: str) -> None:
 
 
 @pytest.mark.promise("P35")
-def test_down_without_its_head_says_that_it_does_not_know(world: World) -> None:
+def test_down_without_its_head_asks_with_an_unknown_model(world: World) -> None:
     world.machines["gpu1"].reachable = False
     person = Person(None)
     refused = run(world, "down", person)
@@ -284,7 +284,7 @@ def test_down_without_its_head_says_that_it_does_not_know(world: World) -> None:
 
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", ["up", "down"])
-def test_workers_of_a_head_that_is_no_host_of_the_inventory_do_not_stop_unasked(verb: str) -> None:
+def test_workers_of_a_head_outside_the_inventory_do_not_stop_unasked(verb: str) -> None:
     """A person has set the cluster's id, as for a head that was lost, and that head still serves."""
     world = make.world((2, 2, 2))
     with lab.inside(world):

@@ -53,7 +53,7 @@ def test_a_plan_for_the_hosts_that_answer(world: World, before: str, capsys: pyt
         assert out.endswith("The others are up to date: 4 GPUs on 2 hosts\n")
 
 
-def test_findings_of_the_others_stand_beside_the_dead_host(world: World) -> None:
+def test_findings_of_the_others_are_shown_beside_the_dead_host(world: World) -> None:
     world.machines["gpu2"].docker = "stopped"
     world.machines["gpu3"].reachable = False
     planned = lab.run(world, INVENTORY, look).value

@@ -75,7 +75,7 @@ def test_the_log_of_one_host_names_the_cause_though_another_is_gone(up: tuple[Wo
     assert isinstance(found.failures["gpu2"], Unreachable)
 
 
-def test_up_says_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None:
+def test_up_reports_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> None:
     world, inventory = up
     box = world.machines["gpu2"].box("vcluster-lab")
     assert box
@@ -106,7 +106,7 @@ ENDS = "[2026-11-21 02:00:00,000 W 7 7] (gcs_server) Reporting worker exit, conn
 
 @pytest.mark.promise("P41")
 @pytest.mark.parametrize("log", ["sh: 1: ray: not found\n", ENDS, "Frob: error\n"])
-def test_what_a_host_wrote_before_the_attempt_is_no_evidence(up: tuple[World, Inventory], log: str) -> None:
+def test_lines_from_before_the_attempt_are_not_evidence(up: tuple[World, Inventory], log: str) -> None:
     """Ray writes the second line whenever vLLM is stopped or replaced in the ordinary way."""
     world, inventory = up
     box = world.machines["gpu2"].box("vcluster-lab")
@@ -126,7 +126,7 @@ def test_what_a_host_wrote_before_the_attempt_is_no_evidence(up: tuple[World, In
     assert error.hint == "vcluster bundle"
 
 
-def test_what_the_error_says_itself_gets_no_second_cause(up: tuple[World, Inventory]) -> None:
+def test_a_cause_in_the_error_itself_gets_no_second_one(up: tuple[World, Inventory]) -> None:
     world, inventory = up
     box = world.machines["gpu2"].box("vcluster-lab")
     assert box

@@ -72,13 +72,13 @@ def case(pair: str, seed: int) -> None:
         try:
             interleave(world, controllers, random, lambda: one_head(world))
             world.settle(40)
-            mend(world, first, second if second.cluster != "lab" else None)
+            repair(world, first, second if second.cluster != "lab" else None)
         except AssertionError as error:
             told = "\n---\n".join(c.outcome.story()[-3000:] for c in controllers)
             raise AssertionError(f"{pair}, seed {seed}: {str(error)[:2000]}\n{told}") from None
 
 
-def mend(world: World, inventory: Inventory, other: Inventory | None) -> None:
+def repair(world: World, inventory: Inventory, other: Inventory | None) -> None:
     """One more run makes the cluster whole; another one on its hosts is taken down before."""
     if other:
         error = lab.run(world, other, lab.do_down).error
@@ -200,12 +200,12 @@ def test_down_cleans_the_other_hosts_where_one_refuses_the_lease(refusing: str) 
         ]
         oracle.clean(machine for name, machine in world.machines.items() if name != refusing)
         assert world.machines[refusing].box("vcluster-lab")
-        oracle.nobody_holds(world)
+        oracle.no_lease_left(world)
 
 
 @pytest.mark.promise("P34")
 @pytest.mark.slow
-def test_whatever_follows_a_run_that_lost_the_lease_leaves_one_volume_of_secrets() -> None:
+def test_any_run_after_a_lost_lease_leaves_one_volume_of_secrets() -> None:
     """One run ends right after it wrote the secrets of a new head; all nodes are as the next one wants them."""
     world = make.world((2, 2, 2))
     with lab.inside(world):
@@ -254,7 +254,7 @@ def test_every_writer_of_the_request_counts_up() -> None:
 @pytest.mark.promise("P34")
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 @pytest.mark.parametrize("host", ["gpu1", "gpu2"])
-def test_a_laptop_that_slept_under_its_lease_says_so(verb: Verb, host: str) -> None:
+def test_a_laptop_that_slept_under_its_lease_reports_it(verb: Verb, host: str) -> None:
     """Also where the call that was under way broke with the lease."""
     world = make.world((2, 2, 2))
     with lab.inside(world):
@@ -274,7 +274,7 @@ def test_a_laptop_that_slept_under_its_lease_says_so(verb: Verb, host: str) -> N
 
 
 @pytest.mark.promise("P34")
-def test_a_laptop_that_slept_right_after_it_took_the_lease_says_so() -> None:
+def test_a_laptop_that_slept_right_after_it_took_the_lease_reports_it() -> None:
     """No call that changes anything was under way: what broke were its looks at the hosts."""
     world = make.world((2, 2, 2))
     script = Script()

@@ -105,7 +105,7 @@ def test_without_anything_before_there_is_nothing_to_go_back_to(world: World) ->
     assert wanted(world)["serve"]["model"] == "org/a"
 
 
-def test_the_same_request_twice_changes_nothing_whatever_happened_between(world: World) -> None:
+def test_the_same_request_twice_changes_nothing_despite_events_between(world: World) -> None:
     """A retry after a failure has no other name: what is healthy afterwards is left alone."""
     assert serve(world, "no/such").error is not None
     first = wanted(world)
@@ -121,7 +121,7 @@ def test_the_same_request_twice_changes_nothing_whatever_happened_between(world:
     assert wanted(world) == served
 
 
-def test_the_history_says_who_did_what_with_which_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_history_shows_who_did_what_with_which_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(world, "org/a").error is None
     assert serve(world, "no/such").error is not None
     assert serve(world, "org/b").error is None
@@ -158,7 +158,7 @@ def test_a_line_of_the_history_that_cannot_be_written_is_a_warning(world: World)
     assert (last.operations, last.result, last.user) == (("serve org/a",), "ready", "ada@laptop")
 
 
-def test_requests_are_told_apart_and_an_up_names_its_hosts(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_are_distinct_and_an_up_lists_its_hosts(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """Five requests for one model differ in their names, layouts and flags; a rollback names the one that it took."""
     words: dict[str, Any] = {"model": "org/a", "tp": None, "pp": None, "expose": False, "confirm": lambda _: True}
     long_one = {**words, "name": "long", "extra": ("--max-model-len", "8192")}
@@ -264,7 +264,7 @@ def test_a_broken_line_hides_no_other(world: World) -> None:
     assert isinstance(go_back(world)[0].error, PreflightFailed)
 
 
-def test_down_says_what_goes_with_it() -> None:
+def test_down_lists_what_is_deleted_with_it() -> None:
     """The key that clients have, and the history: both are gone for good."""
     world, words = make.world((2, 2)), make.inventory(2)
     with lab.inside(world):

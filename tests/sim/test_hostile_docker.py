@@ -50,7 +50,7 @@ class Liar:
     def __init__(self, random: Random) -> None:
         self.random, self.due, self.lie = random, random.randrange(MOST_CALLS), ""
 
-    def tell(self, request: Request, answer: Answer) -> Answer:
+    def change(self, request: Request, answer: Answer) -> Answer:
         """The answer, or the lie in its place."""
         self.due -= 1
         if self.due >= 0 or self.lie or answer.status >= 300 or answer.chunks is not None or not answer.body:
@@ -65,7 +65,7 @@ class Liar:
 
 
 @pytest.mark.promise("P23")
-def test_an_answer_that_is_not_what_it_should_be_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_answer_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     world = make.world((2, 2))
     with lab.inside(world):
         assert lab.run(world, inventory(1, 2), lab.do_up).error is None
@@ -76,7 +76,7 @@ def test_an_answer_that_is_not_what_it_should_be_is_no_bug(monkeypatch: pytest.M
         world, verb, words = World.again(start), liar.random.choice(VERBS), liar.random.choice(WORDS)
 
         def answer(engine: FakeEngine, request: Request, liar: Liar = liar) -> Answer:
-            return liar.tell(request, honest(engine, request))
+            return liar.change(request, honest(engine, request))
 
         monkeypatch.setattr(FakeEngine, "answer", answer)
         with lab.inside(world):
@@ -90,7 +90,7 @@ def test_an_answer_that_is_not_what_it_should_be_is_no_bug(monkeypatch: pytest.M
     record("P23", "sim: one answer of Docker has another type or value at a random place", f"{lies} lies: 0 bugs", True)
 
 
-def test_down_says_what_docker_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_reports_what_docker_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Docker that answers a removal with yes and does nothing: down has looked."""
     honest = FakeEngine.answer
 

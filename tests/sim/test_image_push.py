@@ -105,7 +105,7 @@ def test_the_list_is_that_of_the_hosts_whose_docker_answers() -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "--help-me", "a b", ";rm", "UPPER/x", "atk/b:1@sha256:00"])
-def test_what_is_no_name_of_an_image_is_refused_before_anything_is_asked(name: str) -> None:
+def test_an_invalid_image_reference_is_refused_before_any_call(name: str) -> None:
     outcome = sent(make.world((2, 2)), image=name)
     assert isinstance(outcome.error, UsageError)
     assert outcome.script.calls == []

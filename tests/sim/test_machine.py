@@ -25,7 +25,7 @@ from tests.support.sim import lab, make, oracle
 from tests.support.sim.engine import name_image
 from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
-from tests.support.sim.world import Box, Volume, ours
+from tests.support.sim.world import Box, Volume, belongs_to_lab
 from vllm_cluster.core.spec import CLUSTER, SECRET
 
 RUNS: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class Cluster(RuleBasedStateMachine):
         RUNS[verb.__name__] += 1
         note(f"{verb.__name__}:\n{outcome.story()}")
         oracle.one_node_at_most(self.world)
-        oracle.nobody_holds(self.world)
+        oracle.no_lease_left(self.world)
         return outcome
 
     # ---- what a person does
@@ -147,7 +147,7 @@ class Cluster(RuleBasedStateMachine):
     def node(self, host: int, how: str) -> None:
         """Something happens to a node's container."""
         machine, box = self._node(host)
-        if box is None or not ours(box):
+        if box is None or not belongs_to_lab(box):
             return
         if how in ("ends", "is killed"):
             self.world.stop(machine, box, gently=how == "ends", code=137)
@@ -163,8 +163,8 @@ class Cluster(RuleBasedStateMachine):
     def wipe(self, host: int) -> None:
         """A host comes back empty of all that is the cluster's."""
         machine, _ = self._node(host)
-        machine.boxes = {i: box for i, box in machine.boxes.items() if not ours(box)}
-        machine.volumes = {name: volume for name, volume in machine.volumes.items() if not ours(volume)}
+        machine.boxes = {i: box for i, box in machine.boxes.items() if not belongs_to_lab(box)}
+        machine.volumes = {name: volume for name, volume in machine.volumes.items() if not belongs_to_lab(volume)}
         machine.images = {i: image for i, image in machine.images.items() if "postgres:17" in image.tags}
 
     @rule(host=HOST, what=st.sampled_from(["door", "probe", "half", "volume"]))

@@ -149,7 +149,7 @@ def warnings(outcome: Outcome) -> list[str]:
 @pytest.mark.promise("P33", "P15")
 @pytest.mark.parametrize("words", HOSTILE, ids=repr)
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down, lab.do_status])
-def test_a_member_that_is_none_is_named_and_in_nobody_s_way(verb: lab.Verb, words: dict[str, Any]) -> None:
+def test_an_unreadable_member_is_reported_and_blocks_no_verb(verb: lab.Verb, words: dict[str, Any]) -> None:
     """Whoever may use the head's Docker can write its record."""
     world, here = make.world((2, 2, 2)), inventory(1, 2)
     with lab.inside(world):
@@ -195,7 +195,7 @@ def test_a_record_that_cannot_be_read_is_named_and_written_again(change: Callabl
     [{"argv": 5}, {"argv": ["x", 5]}, {"argv": ["--tensor-parallel-size=x"]}, {"argv": []}, {"name": 5}, {"host": []}],
     ids=repr,
 )
-def test_a_request_that_no_laptop_wrote_is_in_nobody_s_way(words: dict[str, Any]) -> None:
+def test_a_request_that_no_laptop_wrote_blocks_no_verb(words: dict[str, Any]) -> None:
     world, fewer = make.world((2, 2, 2)), inventory(1, 2)
     with lab.inside(world):
         good(world, inventory(1, 2, 3), lab.do_up)
@@ -377,7 +377,7 @@ def test_only_a_member_that_left_can_be_forgotten(host: str, why: str) -> None:
 
 
 @pytest.mark.promise("P33", "P18")
-def test_a_node_that_nobody_reaches_and_ray_counts_ends_up_at_once() -> None:
+def test_an_unreachable_node_that_ray_counts_ends_up_at_once() -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
         gone = left_behind(world, dead=False)
@@ -394,7 +394,7 @@ def test_a_node_that_nobody_reaches_and_ray_counts_ends_up_at_once() -> None:
 
 
 @pytest.mark.promise("P33", "P18")
-def test_a_node_that_nobody_knows_is_named_once_ray_would_have_noticed_its_end() -> None:
+def test_an_unknown_node_is_reported_once_ray_would_have_noticed_its_end() -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
         good(world, inventory(1, 2, 3), lab.do_up)

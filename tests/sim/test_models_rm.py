@@ -95,7 +95,7 @@ def test_only_the_named_hosts_lose_it(world: World) -> None:
     assert "mine" in left(world)["gpu1"] and "mine" not in left(world)["gpu2"]
 
 
-def test_what_no_host_has_is_no_failure(world: World) -> None:
+def test_removing_what_no_host_has_succeeds(world: World) -> None:
     before = left(world)
     outcome, asked = rm(world, "org/nowhere")
     assert (outcome.error, asked, left(world)) == (None, [], before)

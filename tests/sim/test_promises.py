@@ -314,7 +314,7 @@ def test_a_second_controller_at_every_call(second: str) -> None:
                 # Whoever was done before this run had the lease has been seen: earlier plans are made again.
                 assert outer.error is None, outer.story()
             oracle.one_node_at_most(world)
-            oracle.nobody_holds(world)
+            oracle.no_lease_left(world)
             world.settle()
             assert lab.run(world, mine, lab.do_up).error is None, outer.story()
             oracle.converged(world, mine)
@@ -386,7 +386,7 @@ def test_ctrl_c_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
                 Session(None, as_json=True).run(action)
             assert ended.value.code == 130
-            oracle.nobody_holds(world)
+            oracle.no_lease_left(world)
             longest = max(longest, world.clock.now - began)
             with lab.inside(world):
                 assert lab.run(world, inventory, lab.do_up).error is None
@@ -404,7 +404,7 @@ def test_ctrl_c_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.promise("P20")
-def test_what_is_not_ours_stops_us_and_stays() -> None:
+def test_containers_of_others_stop_the_run_and_stay() -> None:
     """Names that we need, taken by others: a clear error, and nothing of theirs is changed."""
     for taken in ("container", "state volume"):
         world, inventory = make.world(), make.inventory(2)

@@ -10,7 +10,7 @@ from tests.support import landed
 from tests.support.figures import record
 from tests.support.sim import lab, make, oracle
 from tests.support.sim.faults import Fault, Script
-from tests.support.sim.world import Volume, World, ours
+from tests.support.sim.world import Volume, World, belongs_to_lab
 from vllm_cluster.actions import tunnel
 from vllm_cluster.actions.rotate import rotate
 from vllm_cluster.core.kept import secret_ids
@@ -29,7 +29,7 @@ def key(world: World, inventory: Inventory) -> str:
     return str(found.value)
 
 
-def told(outcome: lab.Outcome) -> list[str]:
+def announced(outcome: lab.Outcome) -> list[str]:
     """How a run announced a new key."""
     return [event.kind for event in outcome.events if event.data.get("code") == "new-api-key"]
 
@@ -42,7 +42,7 @@ def test_the_key_survives_a_recreation_that_is_killed_anywhere() -> None:
     while True:
         world = make.world()
         with lab.inside(world):
-            assert told(lab.run(world, before, lab.do_up)) == ["note"]
+            assert announced(lab.run(world, before, lab.do_up)) == ["note"]
             had = key(world, before)
             crash = Script({points: Fault.KILLED_AFTER if points % 2 else Fault.KILLED}, spare=points % 5)
             cut = lab.run(world, after, lab.do_up, crash)
@@ -52,7 +52,7 @@ def test_the_key_survives_a_recreation_that_is_killed_anywhere() -> None:
             world.clock.sleep(20)
             healed = lab.run(world, after, lab.do_up)
             assert healed.error is None, f"{points}: {cut.story()}\n{healed.story()}"
-            assert told(cut) + told(healed) == []
+            assert announced(cut) + announced(healed) == []
             assert key(world, after) == had, f"{points}: {cut.story()}"
             oracle.converged(world, after)
         points += 1
@@ -71,10 +71,10 @@ def test_the_key_survives_docker_rm(gone: tuple[str, ...]) -> None:
         had = key(world, inventory)
         for name in gone:
             machine = world.machines[name]
-            machine.boxes = {i: box for i, box in machine.boxes.items() if not ours(box)}
+            machine.boxes = {i: box for i, box in machine.boxes.items() if not belongs_to_lab(box)}
         outcome = lab.run(world, inventory, lab.do_up)
         assert outcome.error is None, outcome.error
-        assert told(outcome) == []
+        assert announced(outcome) == []
         assert key(world, inventory) == had
         oracle.converged(world, inventory)
 
@@ -97,7 +97,7 @@ def test_the_key_survives_an_upgrade_that_is_killed_anywhere(monkeypatch: pytest
                 world.clock.sleep(20)
                 healed = lab.run(world, inventory, lab.do_up)
                 assert healed.error is None, f"{points}: {cut.story()}\n{healed.story()}"
-                assert told(cut) + told(healed) == []
+                assert announced(cut) + announced(healed) == []
             assert key(world, inventory) == had.decode(), f"{points}: {cut.story()}"
             assert [name for name in head.volumes if name == "vcluster-lab-secrets"] == []
         if cut.error is None:
@@ -115,7 +115,7 @@ def test_the_key_moves_with_the_head() -> None:
         for now in (moved, inventory):
             outcome = lab.run(world, now, lab.do_up)
             assert outcome.error is None, outcome.error
-            assert told(outcome) == []
+            assert announced(outcome) == []
             assert key(world, now) == had
             oracle.converged(world, now)
 
@@ -143,7 +143,7 @@ def test_a_rotated_key_survives_up_a_recreation_and_a_move_of_the_head() -> None
         ):
             outcome = lab.run(world, now, lab.do_up)
             assert outcome.error is None, outcome.story()
-            assert told(outcome) == []
+            assert announced(outcome) == []
             assert key(world, now) == rotated.value
             oracle.converged(world, now)
         again = lab.run(world, now, do_rotate)
@@ -194,7 +194,7 @@ def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
         lab.run(world, inventory, lab.do_up)
         had = key(world, inventory)
         head = world.machines["gpu1"]
-        head.boxes = {i: box for i, box in head.boxes.items() if not ours(box)}
+        head.boxes = {i: box for i, box in head.boxes.items() if not belongs_to_lab(box)}
         volume = next(volume for name, volume in head.volumes.items() if "-secrets-" in name)
         files = {name: content for name, content in volume.files.items() if not name.startswith("api-key")}
         volume.files = (
@@ -202,12 +202,12 @@ def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
         )
         outcome = lab.run(world, inventory, lab.do_up)
         assert outcome.error is None, outcome.error
-        assert told(outcome) == ["warning"]
+        assert announced(outcome) == ["warning"]
         assert key(world, inventory) != had
         oracle.converged(world, inventory)
         removed = lab.run(world, inventory, lab.do_down)
         assert "API key is removed" in " ".join(event.text for event in removed.events)
-        assert told(lab.run(world, inventory, lab.do_up)) == ["note"]
+        assert announced(lab.run(world, inventory, lab.do_up)) == ["note"]
 
 
 def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
@@ -230,7 +230,7 @@ def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
             assert outcome.error is None, outcome.story()
             oracle.converged(world, inventory)
             assert (key(world, inventory) == had) is kept
-            assert told(outcome) == ([] if kept else ["warning"])
+            assert announced(outcome) == ([] if kept else ["warning"])
 
 
 def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypatch: pytest.MonkeyPatch) -> None:

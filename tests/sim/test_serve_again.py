@@ -46,7 +46,7 @@ def ask(world: World, model: str, *extra: str, **more: Any) -> tuple[Outcome, li
     return lab.run(world, INVENTORY, verb), questions
 
 
-def test_the_same_again_is_said_to_be_served_already(world: World) -> None:
+def test_the_same_again_is_reported_as_served_already(world: World) -> None:
     outcome, questions = ask(world, "org/model")
     assert outcome.error is None, outcome.story()
     assert (questions, outcome.script.changing) == ([], [])

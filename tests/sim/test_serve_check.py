@@ -79,7 +79,7 @@ def ask(world: World, *extra: str) -> tuple[Outcome, list[str]]:
         ),
     ],
 )
-def test_a_bad_request_asks_nobody_and_stops_nothing(
+def test_a_bad_request_asks_no_question_and_stops_nothing(
     world: World, head: dict[str, Any], worker: dict[str, Any], vllm: dict[str, Any], text: str
 ) -> None:
     world.answers = {"gpu1": {"files": head, "vllm": vllm}, "gpu2": {"files": worker, "vllm": {}}}
@@ -94,7 +94,7 @@ def test_a_bad_request_asks_nobody_and_stops_nothing(
 @pytest.mark.parametrize(
     "answer", [{}, {"files": {"where": 7}, "vllm": []}, {"files": GOOD, "vllm": {"unchecked": "x"}}]
 )
-def test_what_cannot_be_checked_is_said_and_served(world: World, answer: dict[str, Any]) -> None:
+def test_what_cannot_be_checked_is_reported_and_served(world: World, answer: dict[str, Any]) -> None:
     world.answers = {"gpu1": answer, "gpu2": answer} if answer else {}
     outcome, questions = ask(world)
     assert outcome.error is None, outcome.story()

@@ -154,7 +154,7 @@ def test_a_pull_that_fails_stops_nothing(world: World, hub: None, monkeypatch: p
     assert serving(world) == "org/model"
 
 
-def test_a_hub_that_cannot_be_asked_is_named_and_serve_goes_on(
+def test_a_hub_that_does_not_answer_is_reported_and_serve_continues(
     world: World, hub: None, monkeypatch: pytest.MonkeyPatch, brought: list[str]
 ) -> None:
     def fail(*_: object, **__: object) -> HubModel:

@@ -133,7 +133,7 @@ def test_a_host_that_leaves_takes_the_model_along_only_where_it_was_named(world:
     assert wanted(world) is None
 
 
-def test_a_host_without_ranks_leaves_and_no_model_is_said_to_stop(world: World) -> None:
+def test_a_host_without_ranks_leaves_and_no_model_is_listed_to_stop(world: World) -> None:
     assert ask(world, ["gpu1", "gpu2"]).error is None
     questions: list[str] = []
 

@@ -171,7 +171,7 @@ def test_a_copy_of_a_node_under_the_node_s_own_name() -> None:
     record("P32", "sim: a container vcluster-lab made from an image of our node", "up refuses it; down leaves it", True)
 
 
-def test_nodes_made_from_an_image_of_a_node_are_ours() -> None:
+def test_nodes_made_from_an_image_of_a_node_belong_to_the_cluster() -> None:
     world = make.world((2, 2))
     with lab.inside(world):
         assert lab.run(world, inventory(1, 2), lab.do_up).error is None

@@ -35,7 +35,7 @@ echo "shims $(pgrep -c containerd-shim)"
 UP = {"container vcluster-sandbox", "volume vcluster-sandbox-state", "volume vcluster-sandbox-secrets"}
 
 
-def stands(sandbox: Sandbox) -> dict[str, set[str]]:
+def everything(sandbox: Sandbox) -> dict[str, set[str]]:
     """All containers, volumes, networks, files in folders of users, and processes of the user, host by host."""
     return {host: set(sandbox.on(host, "sh", "-c", _LIST, root=True).splitlines()) for host in HOSTS}
 
@@ -71,7 +71,7 @@ def settle(sandbox: Sandbox, wanted: dict[str, set[str]], seconds: float) -> flo
         AssertionError: it did not come to that, with what is too much and what is missing.
     """
     began = time.monotonic()
-    while (found := stands(sandbox)) != wanted:
+    while (found := everything(sandbox)) != wanted:
         more = {host: sorted(found[host] - wanted[host]) for host in HOSTS}
         less = {host: sorted(wanted[host] - found[host]) for host in HOSTS}
         assert time.monotonic() - began < seconds, f"after {seconds:.0f} s left behind: {more}, missing: {less}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.breaks import Normal, stands
+from tests.support.breaks import Normal, everything
 from tests.support.hosts import Sandbox
 from tests.support.paths import SANDBOX, VCLUSTER
 from tests.support.states import LEFT, STATES, Keeper, Need, ordered
@@ -54,7 +54,7 @@ def sandbox() -> Iterator[Sandbox]:
 @pytest.fixture(scope="session")
 def empty(sandbox: Sandbox) -> dict[str, set[str]]:
     """What is on the hosts without any cluster, before any test."""
-    return stands(sandbox)
+    return everything(sandbox)
 
 
 @pytest.fixture(scope="session")

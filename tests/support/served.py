@@ -33,7 +33,7 @@ def serve(sandbox: Sandbox, *options: str) -> Sandbox:
     return sandbox
 
 
-def told(sandbox: Sandbox) -> dict[str, Any] | None:
+def node_status(sandbox: Sandbox) -> dict[str, Any] | None:
     """What the head's node program reports of itself; None while it cannot be asked."""
     ask = "docker exec vcluster-sandbox cat /var/lib/vcluster/status.json"
     argv = ["docker", "exec", sandbox.container("gpu1"), "sh", "-c", ask]
@@ -47,7 +47,7 @@ def told(sandbox: Sandbox) -> dict[str, Any] | None:
 
 def ready_since(sandbox: Sandbox) -> float | None:
     """When the model that is served now became ready; None while it is not."""
-    status = told(sandbox)
+    status = node_status(sandbox)
     serving = status["serve"] if status else None
     return float(serving["ready_at"]) if serving and serving["phase"] == "ready" else None
 
@@ -66,7 +66,7 @@ def until_ready_again(sandbox: Sandbox, broke: float, seconds: float) -> tuple[f
             unready = now - broke
         if since is not None and since > broke:
             return unready or 0.0, now - broke
-        assert now - broke < seconds, f"not ready again after {seconds:.0f} s: {told(sandbox)}"
+        assert now - broke < seconds, f"not ready again after {seconds:.0f} s: {node_status(sandbox)}"
         time.sleep(0.2)
 
 

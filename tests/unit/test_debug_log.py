@@ -56,7 +56,7 @@ def test_a_call_is_one_line_with_its_result_and_without_its_input(tmp_path: Path
     assert line.endswith(f"ms: run docker info ({len(TOKEN)} bytes in) -> exit 0, 5 bytes out")
 
 
-def test_what_failed_says_why_whatever_a_host_writes(tmp_path: Path) -> None:
+def test_a_failure_gives_its_reason_for_any_output_of_a_host(tmp_path: Path) -> None:
     [line] = run(tmp_path, Result(1, b"", b"no\n\x1b[2Jsuch thing"), "ls")
     assert line.endswith(r"exit 1, 0 bytes out: no\n\x1b[2Jsuch thing")
     [line] = run(tmp_path / "lost", ConnectionLost("gpu1", "gone"), "ls")

@@ -86,6 +86,14 @@ def names(tree: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.asname
 
 
+def definitions(path: Path) -> Iterator[tuple[int, str]]:
+    """The name of a file, and those of its functions and classes."""
+    yield 1, path.stem
+    for node in nodes(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+
+
 def texts(tree: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """Every text of a file and its line, docstrings too; not the patterns that match what other programs print."""
     patterns = {
@@ -133,6 +141,11 @@ def wrong(text: str) -> str | None:
     return found[0] if found else None
 
 
+def wrong_name(name: str) -> str | None:
+    """The first banned word or phrase of a name."""
+    return wrong(" ".join(part.lower() for part in PARTS.findall(name)))
+
+
 def over() -> dict[str, list[str]]:
     """Every text that is still to be written in plain English, by the room that it is in."""
     found: dict[str, list[str]] = {name: [] for name in CEILINGS}
@@ -168,6 +181,19 @@ def test_every_name_is_of_plain_words() -> None:
     assert found == []
 
 
+def test_every_test_has_a_plain_name() -> None:
+    """And what helps it: a variable may hold what another program wrote."""
+    files = [path for folder in ("scripts", "tests", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in files
+        for line, name in definitions(path)
+        if wrong_name(name)
+    ]
+    assert len(files) > 100
+    assert found == []
+
+
 def test_a_class_is_named_once_in_the_package() -> None:
     places = defaultdict(list)
     for path in MODULES:
@@ -195,6 +221,19 @@ def test_no_module_hides_behind_an_underscore() -> None:
 )
 def test_a_banned_word_is_found(text: str, word: str | None) -> None:
     assert wrong(text) == word
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("test_a_host_says_so", "says"),
+        ("_HostTells", "tells"),
+        ("test_a_folder_is_no_model", "is no model"),
+        ("test_essays_are_answered", None),
+    ],
+)
+def test_a_banned_word_of_a_name_is_found(name: str, word: str | None) -> None:
+    assert wrong_name(name) == word
 
 
 def ceilings() -> str:

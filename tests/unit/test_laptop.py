@@ -17,7 +17,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
     assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {"results.json": "old"}
 
 
-def test_a_file_with_a_secret_is_its_owners_alone_whatever_was_there(tmp_path: Path) -> None:
+def test_a_file_with_a_secret_is_its_owners_alone_despite_an_earlier_file(tmp_path: Path) -> None:
     path = tmp_path / "api-key"
     write_whole(path, "old")
     write_whole(path, "new", 0o600)

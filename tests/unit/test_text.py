@@ -176,7 +176,7 @@ def test_a_verdict_shows_none() -> None:
     ("number", "thing", "text"),
     [(1, "host", "1 host"), (0, "GPU", "0 GPUs"), (2, "logical GPU", "2 logical GPUs"), (2, "entry", "2 entries")],
 )
-def test_a_number_of_things(number: int, thing: str, text: str) -> None:
+def test_a_count_has_the_right_plural(number: int, thing: str, text: str) -> None:
     assert count(number, thing) == text
 
 

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.sim import programs
 from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch, reply
-from tests.support.sim.facts import told
+from tests.support.sim.facts import sections
 from tests.support.sim.faults import Fault, Killed, StillWaiting
 from tests.support.sim.world import Lock, Picture, World
 from vllm_cluster.clock import Deadline
@@ -65,7 +65,7 @@ class FakeTransport:
             return Result(127, b"", b"sh: not found")
         if stdin != FACTS:
             raise AssertionError("another script than facts.sh")
-        return Result(0, told(self._world, self.machine, argv[3].split(","), argv[4:]).encode(), b"")
+        return Result(0, sections(self._world, self.machine, argv[3].split(","), argv[4:]).encode(), b"")
 
     def open_stream(self, argv: Sequence[str], deadline: Deadline) -> Stream:
         """Talk to Docker, or hold the lease."""

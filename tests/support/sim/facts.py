@@ -15,7 +15,7 @@ REFUSALS = {
 }
 
 
-def told(world: World, machine: Machine, peers: Sequence[str], paths: Sequence[str]) -> str:
+def sections(world: World, machine: Machine, peers: Sequence[str], paths: Sequence[str]) -> str:
     """The sections."""
     nics = [
         {"ifname": "lo", "mtu": 65536, "operstate": "UNKNOWN", "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]},

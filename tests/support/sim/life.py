@@ -37,7 +37,7 @@ def begin(world: World, machine: Machine, box: Box) -> None:
             box.state, box.exit_code = "restarting", NO_SECRETS if problem == NO_TOKEN else 2
         else:
             box.life = {"due": world.clock.now + RAY_START, "state": "starting", "restarts": 0, "error": None}
-            say(world, machine, box)
+            write_status(world, machine, box)
 
 
 def _cannot_run(machine: Machine, box: Box, have: dict[str, str]) -> str:
@@ -73,7 +73,7 @@ def head_of(world: World, box: Box) -> tuple[Machine, Box] | None:
     return None
 
 
-def go_on(world: World) -> None:
+def advance(world: World) -> None:
     """Everything that has come due on any node."""
     for machine, box in list(world.nodes()):
         if role(box) == "head":
@@ -85,7 +85,7 @@ def go_on(world: World) -> None:
         if role(box) == "head":
             _forget(world, box)
             _serve(world, machine, box)
-        say(world, machine, box)
+        write_status(world, machine, box)
 
 
 def _head(world: World, machine: Machine, box: Box) -> None:
@@ -156,7 +156,7 @@ def members(head: Box) -> dict[str, int]:
 # ---- vLLM
 
 
-def _wish(machine: Machine, box: Box) -> dict[str, Any] | None:
+def _request(machine: Machine, box: Box) -> dict[str, Any] | None:
     """What the node program serves: a request older than one that it has accepted is put back."""
     files, wanted, _ = machine.place(box, f"{STATE}/wanted.json")
     _, accepted, _ = machine.place(box, f"{STATE}/accepted.json")
@@ -173,7 +173,7 @@ def _wish(machine: Machine, box: Box) -> dict[str, Any] | None:
 
 
 def _serve(world: World, machine: Machine, box: Box) -> None:
-    workload = _wish(machine, box)
+    workload = _request(machine, box)
     course = box.life.get("serve")
     if workload is None:
         box.life.update(serve=None, before=None)
@@ -278,7 +278,7 @@ def _detail(machine: Machine, box: Box, workload: dict[str, Any]) -> str:
 # ---- status.json
 
 
-def say(world: World, machine: Machine, box: Box) -> None:
+def write_status(world: World, machine: Machine, box: Box) -> None:
     """Write status.json as the node program does: when there is something new, and at each beat."""
     life = box.life
     if life.get("stopped"):
@@ -312,4 +312,4 @@ def goodbye(world: World, machine: Machine, box: Box) -> None:
     """The node program's last word when it is asked to end."""
     if NODE_PROGRAM in box.argv and box.life:
         box.life.update(state="down", error="the node stops", nodes={})
-        say(world, machine, box)
+        write_status(world, machine, box)

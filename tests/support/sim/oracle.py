@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tests.support.sim import lab, life
 from tests.support.sim.lab import Outcome
-from tests.support.sim.world import Box, Machine, World, ours
+from tests.support.sim.world import Box, Machine, World, belongs_to_lab
 from vllm_cluster.backends import backend
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.kept import secret_ids
@@ -20,7 +20,7 @@ def converged(world: World, inventory: Inventory) -> None:
     for name, host in inventory.hosts.items():
         machine = world.machines[name]
         gpus[host.address] = host.gpu_number or machine.gpus
-        mine = [box for box in machine.boxes.values() if ours(box)]
+        mine = [box for box in machine.boxes.values() if belongs_to_lab(box)]
         assert [box.name for box in mine] == ["vcluster-lab"], f"{name}: {[(b.name, b.state) for b in mine]}"
         node = mine[0]
         assert node.state == "running", f"{name}: {node.state} {node.log}"
@@ -39,7 +39,7 @@ def converged(world: World, inventory: Inventory) -> None:
             assert node.environment[key] == value, f"{name}: {key}"
         assert node.body["HostConfig"]["ShmSize"] == inventory.shm_size
         assert int(life.flag(node, "num-gpus")) == gpus[host.address]
-        volumes = {v.name for v in machine.volumes.values() if ours(v) or v.name in ("vcluster-lab-state",)}
+        volumes = {v.name for v in machine.volumes.values() if belongs_to_lab(v) or v.name in ("vcluster-lab-state",)}
         holds = secrets_volume("lab", secret_ids(node.labels))
         assert volumes == {"vcluster-lab-state", holds}, f"{name}: {volumes}"
         mounted = [source for source, _ in node.binds.values() if "-secrets" in source]
@@ -56,7 +56,7 @@ def converged(world: World, inventory: Inventory) -> None:
     _same_key(world, inventory, head)
     bases = {box.labels[BASE_IMAGE] for _, box in world.nodes()}
     assert len(bases) == 1, f"nodes of different images: {bases}"
-    nobody_holds(world)
+    no_lease_left(world)
 
 
 def _same_key(world: World, inventory: Inventory, head: Box) -> None:
@@ -67,7 +67,7 @@ def _same_key(world: World, inventory: Inventory, head: Box) -> None:
     world.api_key, world.new_keys = found, 0
 
 
-def nobody_holds(world: World) -> None:
+def no_lease_left(world: World) -> None:
     """No lease is left."""
     held = [(machine.name, machine.lock.who) for machine in world.machines.values() if machine.lock]
     assert not held, held
@@ -76,14 +76,14 @@ def nobody_holds(world: World) -> None:
 def nothing_left(world: World) -> None:
     """No container, volume or lock of the cluster on any host."""
     clean(world.machines.values())
-    nobody_holds(world)
+    no_lease_left(world)
 
 
 def clean(machines: Iterable[Machine]) -> None:
     """No container and no volume of the cluster on these hosts."""
     for machine in machines:
-        left = [box.name for box in machine.boxes.values() if ours(box)]
-        left += [volume.name for volume in machine.volumes.values() if ours(volume)]
+        left = [box.name for box in machine.boxes.values() if belongs_to_lab(box)]
+        left += [volume.name for volume in machine.volumes.values() if belongs_to_lab(volume)]
         assert not left, f"{machine.name}: {left}"
 
 
@@ -92,7 +92,7 @@ def one_node_at_most(world: World) -> None:
     heads: dict[bytes | None, list[str]] = {}
     seen: set[str] = set()
     for machine, box in world.nodes():
-        if ours(box):
+        if belongs_to_lab(box):
             assert machine.name not in seen, f"two nodes on {machine.name}"
             seen.add(machine.name)
             if life.role(box) == "head":

@@ -189,15 +189,19 @@ class Machine:
 
     def foreign(self) -> str:
         """Everything that is not the cluster's own, nor an image with vLLM, as text."""
-        boxes = {i: (b.name, b.image, b.body, b.state, b.files, b.born) for i, b in self.boxes.items() if not ours(b)}
-        volumes = {name: volume for name, volume in self.volumes.items() if not ours(volume)}
+        boxes = {
+            i: (b.name, b.image, b.body, b.state, b.files, b.born)
+            for i, b in self.boxes.items()
+            if not belongs_to_lab(b)
+        }
+        volumes = {name: volume for name, volume in self.volumes.items() if not belongs_to_lab(volume)}
         images = {i: sorted(p.tags) for i, p in self.images.items() if "vllm" not in p.have}
         return repr((boxes, volumes, images))
 
 
-def ours(thing: Box | Volume) -> bool:
+def belongs_to_lab(item: Box | Volume) -> bool:
     """Whether it carries the label of any cluster."""
-    return thing.labels.get(CLUSTER) == "lab"
+    return item.labels.get(CLUSTER) == "lab"
 
 
 class World:
@@ -300,7 +304,7 @@ class World:
         for machine in self.machines.values():
             if machine.lock and self.clock.now - machine.lock.beaten > machine.lock.seconds:
                 machine.free()
-        life.go_on(self)
+        life.advance(self)
 
     def nap(self, seconds: float) -> None:
         """Close the lid of the laptop whose turn it is."""

@@ -124,7 +124,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
             os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-def test_the_head_answers_while_nobody_looks_and_gives_all_when_it_is_asked(head: Head) -> None:
+def test_the_head_answers_without_a_client_and_gives_all_on_request(head: Head) -> None:
     with serving(Api(answer)) as api:
         head.serve(api)
         wanted = head.wanted()

@@ -178,7 +178,7 @@ def test_worthless_figures_are_refused_and_those_before_are_kept(
 
 
 @pytest.mark.parametrize("raw", ["", "{}", "[1]", '{"v": 2, "points": []}', '{"v": 1, "points": [{}]}', "[" * 100_000])
-def test_what_is_no_result_is_named(raw: str) -> None:
+def test_an_invalid_result_is_reported(raw: str) -> None:
     with pytest.raises(UsageError, match="x is not a result of vcluster bench"):
         read_document(raw, "x")
 

@@ -27,6 +27,6 @@ def test_a_name_stays_in_its_folder(tmp_path: Path, name: str, packed: str) -> N
         assert tar.getnames() == [f"vcluster-bundle/{packed}"]
 
 
-def test_where_it_cannot_be_written_it_says_so(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         bundle._write(tmp_path / "none" / "x.tar.gz", {})

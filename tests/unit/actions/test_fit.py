@@ -67,7 +67,7 @@ def test_logical_gpus_share_a_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("gpus", [(), (Gpu(0, "GPU-a", "NVIDIA GB10", 0),)])
-def test_a_host_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
+def test_a_host_whose_gpus_are_unknown(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
     with pytest.raises(PreflightFailed, match="gpu2: no GPU reports its memory size"):
         on(monkeypatch, world.hosts(gpu2={"gpus": gpus}))
 

@@ -49,7 +49,7 @@ def look_on(monkeypatch: pytest.MonkeyPatch, revision: str, held: Held, ended: M
     return events
 
 
-def test_what_nobody_sends_any_more_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_no_machine_sends_any_more_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one who sent it has left a moment ago: its host does not know yet when it is asked first."""
     fleet: Any = SimpleNamespace()
     events: list[Event] = []

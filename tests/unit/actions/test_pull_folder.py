@@ -75,7 +75,7 @@ def test_a_name_that_cannot_be_comes_with_one_that_can(tmp_path: Path, name: str
     assert wanted_folder(str(folder), last, "", detach=False).model == f"./{fitting}"
 
 
-def test_a_folder_that_is_no_model_names_one_below_it(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_suggests_one_below_it(tmp_path: Path) -> None:
     inside = tmp_path / "snapshots" / "abc"
     inside.mkdir(parents=True)
     with pytest.raises(UsageError) as empty:

@@ -100,7 +100,7 @@ def test_the_total_of_all_hosts_is_the_same_from_the_first_moment_to_the_last(mo
 
 
 @pytest.mark.parametrize("takes_over", [True, False])
-def test_who_has_the_files_too_takes_over_once_nobody_sends_them(
+def test_a_machine_with_the_files_takes_over_once_none_sends_them(
     monkeypatch: pytest.MonkeyPatch, takes_over: bool
 ) -> None:
     runtime, looks = Runtime(Clock(), background=at_once), iter(range(40))

@@ -44,7 +44,7 @@ def test_an_api_that_keeps_to_the_old_key_fails_the_call(
         rotate._tried(node(api), "new", "old", refused=True, runtime=RUNTIME)
 
 
-def test_no_model_that_is_ready_is_no_claim() -> None:
+def test_only_a_ready_model_proves_that_a_key_is_accepted() -> None:
     with serving(Api(answer)) as api:
         assert not rotate._tried(node(api, "loading"), "new", "old", refused=True, runtime=RUNTIME)
     assert rotate._changed(0.0, seen=False) == "the old one is refused"

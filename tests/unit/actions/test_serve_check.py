@@ -84,7 +84,7 @@ def test_what_could_not_be_checked_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     assert text in [event.text for event in events]
 
 
-def test_the_help_of_vllm_is_no_request() -> None:
+def test_the_help_of_vllm_is_refused_as_a_request() -> None:
     """Before any host is connected: vLLM would print its help and end."""
     given: dict[str, Any] = {"name": None, "tp": None, "pp": None, "expose": False, "confirm": lambda _: None}
     with pytest.raises(UsageError, match="prints vLLM's help and serves nothing") as refused:
@@ -102,7 +102,7 @@ def test_the_help_of_vllm_is_no_request() -> None:
     ],
     ids=["chosen", "they chose a format", "they chose a strategy", "an older vLLM"],
 )
-def test_how_weights_are_read_is_chosen_only_where_nobody_has(
+def test_how_weights_are_read_is_chosen_only_where_no_flag_sets_it(
     monkeypatch: pytest.MonkeyPatch, judged: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
     files = Files("cache", weights=10**9, carrier="ceph", memory=10**10)

@@ -23,7 +23,7 @@ def test_the_head_has_its_ports_and_its_dashboard_on_loopback() -> None:
     assert {"--dashboard-host=127.0.0.1", "--node-ip-address=10.0.0.1", "--num-gpus=8", "--block"} <= set(told)
 
 
-def test_a_worker_joins_and_is_told_nothing_that_only_a_head_knows() -> None:
+def test_a_worker_joins_without_options_of_the_head() -> None:
     told = argv("worker")
     assert told[:3] == ["ray", "start", "--address=10.0.0.1:7001"]
     assert "--node-ip-address=10.0.0.2" in told

@@ -72,7 +72,7 @@ def test_the_command() -> None:
         ("--config=/models/flags.yaml", "two words"),
     ],
 )
-def test_what_is_ours_is_refused_with_what_to_use_instead(flag: str, instead: str) -> None:
+def test_flags_that_vcluster_sets_are_refused_with_what_to_use_instead(flag: str, instead: str) -> None:
     with pytest.raises(UsageError) as error:
         argv("--enforce-eager", flag)
     assert error.value.hint is not None
@@ -154,7 +154,7 @@ def test_layouts(nodes: list[int], tp: int | None, pp: int | None, expected: tup
     assert found.reasons
 
 
-def test_reasons_say_what_is_bad_about_a_layout() -> None:
+def test_reasons_give_the_drawback_of_a_layout() -> None:
     assert any("spans hosts" in reason for reason in vllm.choose_parallelism([2, 2], 4, None).reasons)
     assert any("spans hosts" in reason for reason in vllm.choose_parallelism([3, 3], 2, None).reasons)
     assert any("2 of the 4 GPUs stay idle" in reason for reason in vllm.choose_parallelism([2, 2], 1, 2).reasons)
@@ -198,7 +198,7 @@ def test_left_to_itself_it_uses_every_gpu_and_no_group_crosses_hosts(nodes: list
         ([4], 2, 1, "2 of the 4 GPUs stay idle"),
     ],
 )
-def test_it_says_which_gpus_stay_idle(nodes: list[int], tp: int, pp: int, idle: str) -> None:
+def test_reasons_list_the_gpus_that_stay_idle(nodes: list[int], tp: int, pp: int, idle: str) -> None:
     names = [f"gpu{number}" for number in range(1, len(nodes) + 1)]
     assert idle in vllm.choose_parallelism(nodes, tp, pp, names).reasons
 

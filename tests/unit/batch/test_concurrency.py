@@ -160,5 +160,5 @@ def test_the_load_is_summed_over_engines() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "vllm:num_requests_running 3", METRICS.replace("2.0", "x")])
-def test_other_metrics_are_no_load(text: str) -> None:
+def test_other_metrics_are_not_load(text: str) -> None:
     assert read_load(text, 0.0) is None

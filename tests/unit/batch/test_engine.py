@@ -275,7 +275,7 @@ def test_without_a_fixed_level_the_servers_load_sets_it(tmp_path: Path, monkeypa
     assert levels[-1] == 6
 
 
-def test_an_answer_that_is_no_json_is_no_answer() -> None:
+def test_an_answer_without_json_is_an_error() -> None:
     assert read(200, b"<html>").status == 0
     assert read(502, b"<html>").message == "<html>"
 

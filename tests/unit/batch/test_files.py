@@ -65,7 +65,7 @@ def rows(source: Path, copies: int = 1) -> list[bytes]:
         (json.dumps(request(1, stream=True)).encode(), "body.stream must be false", "r1"),
     ],
 )
-def test_a_line_that_is_no_request_has_its_reason(raw: bytes, why: str, custom_id: str | None) -> None:
+def test_a_line_without_a_request_has_its_reason(raw: bytes, why: str, custom_id: str | None) -> None:
     with pytest.raises(BadLine) as caught:
         parse(raw, PLACE, 1, "m", {})
     assert (caught.value.message[: len(why)], caught.value.custom_id) == (why, custom_id)
@@ -109,7 +109,7 @@ def test_an_array_of_prompts_is_an_input(tmp_path: Path) -> None:
         Source(path, 1, 0)
 
 
-def test_empty_lines_a_mark_of_windows_and_a_line_without_end_are_no_trouble(tmp_path: Path) -> None:
+def test_empty_lines_a_byte_order_mark_and_a_missing_newline_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(
         b"\xef\xbb\xbf" + json.dumps(request(1)).encode() + b"\r\n\n  \n" + json.dumps(request(4)).encode()
@@ -203,7 +203,7 @@ def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
     RowFile(tmp_path / "out.jsonl").close()
 
 
-def test_a_place_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_an_output_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BatchProblem, match="/dev/null is not a file that rows can be added to"):
         RowFile(Path("/dev/null"))
 

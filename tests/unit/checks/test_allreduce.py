@@ -50,7 +50,7 @@ def test_a_trial_that_came_to_its_end_has_figures() -> None:
     assert done.rows()[-1].bus_gb_per_s == pytest.approx(12.0)
 
 
-def test_a_wrong_sum_is_no_success() -> None:
+def test_a_wrong_sum_is_a_failure() -> None:
     done = trial("gpu1", "gpu2")
     done.update(1, {"step": "size", "bytes": 1 << 20, "seconds": 0.1, "right": False})
     assert not done.ok
@@ -79,11 +79,11 @@ def test_who_had_not_arrived_is_named_with_the_step(steps: list[str], why: str) 
     assert not hung.ok
 
 
-def test_all_stuck_at_one_size_are_told_together() -> None:
+def test_all_stuck_at_one_size_are_one_finding() -> None:
     assert trial("gpu1", "gpu2", ok=False).why() == "no rank got through 1 MiB"
 
 
-def test_who_died_without_a_word_is_told_before_those_who_lost_it() -> None:
+def test_a_rank_that_died_silently_is_reported_before_those_that_lost_it() -> None:
     failed = trial("gpu1", "gpu2", ok=False)
     failed.stopped = failed.given_up = False
     failed.update(0, {"step": "failed", "error": "Connection closed by peer"})
@@ -102,7 +102,7 @@ def test_who_died_without_a_word_is_told_before_those_who_lost_it() -> None:
         {},
     ],
 )
-def test_what_no_rank_of_ours_would_say_is_not_heard(row: dict[str, object]) -> None:
+def test_messages_that_no_rank_sends_are_ignored(row: dict[str, object]) -> None:
     made = Trial({0: "gpu1"}, SIZES)
     assert made.update(0, row) is False
     assert made.update(9, {"step": "started"}) is False
@@ -143,7 +143,7 @@ def tried(hosts: list[str], bad_host: str = "", bad_link: frozenset[str] = froze
 
 @calm
 @given(st.integers(3, 16), st.data())
-def test_a_host_that_works_with_nobody_is_named(count: int, data: st.DataObject) -> None:
+def test_a_host_that_works_with_no_other_is_reported(count: int, data: st.DataObject) -> None:
     hosts = [f"gpu{n}" for n in range(count)]
     bad = data.draw(st.sampled_from(hosts))
     pairs = tried(hosts, bad_host=bad)
@@ -167,7 +167,7 @@ def test_a_host_whose_own_ranks_fail_is_named_before_any_pair() -> None:
     assert [(each.code, each.host) for each in found] == [("allreduce-host", "gpu2")]
 
 
-def test_where_every_pair_works_nobody_is_blamed() -> None:
+def test_where_every_pair_works_no_host_is_blamed() -> None:
     hosts = ["gpu1", "gpu2", "gpu3"]
     (found,) = locate_fault(trial(*hosts, ok=False), {}, {pair: trial(*pair) for pair in combinations(hosts, 2)})
     assert found.code == "allreduce-together"
@@ -188,7 +188,7 @@ def test_a_slow_link_is_named_among_the_pairs() -> None:
     assert "gpu1 ↔ gpu3" in found.message
 
 
-def test_tcp_beside_active_adapters_is_told() -> None:
+def test_tcp_beside_active_adapters_is_reported() -> None:
     chosen = NcclTransport(("P2P/CUMEM", "NET/Socket"))
     assert [f.code for f in transport_findings("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": ["mlx5_0"]})] == [
         "allreduce-socket"
@@ -196,7 +196,7 @@ def test_tcp_beside_active_adapters_is_told() -> None:
     assert transport_findings("gpu1", chosen, {"gpu1": ["mlx5_0"], "gpu2": []}) == []
 
 
-def test_adapters_without_gpu_direct_are_told() -> None:
+def test_adapters_without_gpu_direct_are_reported() -> None:
     (found,) = transport_findings("gpu1", NcclTransport(("NET/IB",), indirect=("mlx5_0",)), {"gpu1": ["mlx5_0"]})
     assert found.code == "allreduce-gdr"
     assert "mlx5_0" in found.message

@@ -151,7 +151,7 @@ def test_rdma(odd: dict[str, Any], codes: list[str]) -> None:
     assert sorted((one.code, one.host) for one in found) == [(code, "gpu2") for code in codes]
 
 
-def test_a_folder_of_devices_is_no_adapter() -> None:
+def test_a_folder_of_devices_does_not_count_as_an_adapter() -> None:
     """As on a host with an empty /sys/class/infiniband, whose /dev/infiniband holds something."""
     for devices in (FILES[:1], ("/dev/infiniband/umad0",)):
         assert check_all(world.inventory(), hosts({"rdma_devices": devices})) == ()
@@ -166,7 +166,7 @@ def test_who_holds_the_memory_is_named() -> None:
     assert "60000 of 143771 MiB of GPU 0, by python (pid 4242, container train)" in found.message
 
 
-def test_the_memory_that_our_node_holds_is_ours() -> None:
+def test_memory_that_the_cluster_s_node_holds_is_not_a_finding() -> None:
     _, facts = world.converged(world.inventory())
     facts["gpu2"] = replace(facts["gpu2"], gpus=gpus(used_mib=130_000))
     assert preflight(world.inventory(), facts) == ()
@@ -194,7 +194,7 @@ def test_an_interface_for_nccl_alone_needs_no_route_to_addresses() -> None:
     assert check_all(words, both) == ()
 
 
-def test_unified_memory_says_nothing_of_who_uses_it() -> None:
+def test_unified_memory_does_not_show_who_uses_it() -> None:
     facts = hosts(gpus=gpus(memory_mib=110_000, used_mib=50_000, unified=True))
     assert check_all(world.inventory(), facts) == ()
 
@@ -230,7 +230,7 @@ def test_an_image_that_must_be_pulled() -> None:
         ({"docker": DockerFacts(problem="no answer")}, "containers, images and their disk space"),
     ],
 )
-def test_what_was_not_seen_is_said(odd: dict[str, Any], what: str) -> None:
+def test_what_was_not_checked_is_listed(odd: dict[str, Any], what: str) -> None:
     assert [(one.host, one.what) for one in unseen(world.inventory(), hosts(**odd))] == [("gpu2", what)]
 
 

@@ -46,7 +46,7 @@ def test_sound_links_have_no_findings() -> None:
     assert link_findings(seen(4, {}), PLACES) == []
 
 
-def test_a_port_that_is_closed_one_way_is_told_with_its_direction() -> None:
+def test_a_port_that_is_closed_one_way_is_reported_with_its_direction() -> None:
     (found,) = link_findings(seen(2, {("gpu2", "gpu1"): {"bad": {GCS: "silent"}}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-silent", "gpu1", True)
     assert found.message == "gpu2 → gpu1: port 6379 (gcs): no answer (a firewall drops it); gpu1 → gpu2: all answer"
@@ -79,7 +79,7 @@ def test_each_way_to_fail_has_its_code(word: str, code: str) -> None:
         (list(permutations(PLACES, 2)), "gpu1", "between all hosts"),
     ],
 )
-def test_what_fails_alike_is_said_once(pairs: list[tuple[str, str]], host: str, text: str) -> None:
+def test_equal_failures_are_one_finding(pairs: list[tuple[str, str]], host: str, text: str) -> None:
     (found,) = link_findings(seen(4, {pair: down(*pair) for pair in pairs}), PLACES)
     assert found.message.startswith(f"{text}")
     assert "every port" in found.message
@@ -87,7 +87,7 @@ def test_what_fails_alike_is_said_once(pairs: list[tuple[str, str]], host: str, 
         assert found.host == host
 
 
-def test_large_packets_that_are_lost_are_told_from_a_closed_port() -> None:
+def test_lost_large_packets_are_distinct_from_a_closed_port() -> None:
     (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "mtu": 9000, "passes": 1500}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-mtu", "gpu1", True)
     assert "packets of 1500 bytes arrive, of 9000 do not" in found.message
@@ -99,11 +99,11 @@ def test_a_smaller_mtu_that_tcp_copes_with_is_a_warning() -> None:
     assert (found.code, found.error) == ("link-mtu-differs", False)
 
 
-def test_a_network_without_udp_says_nothing_of_its_mtu() -> None:
+def test_a_network_without_udp_shows_nothing_of_its_mtu() -> None:
     assert link_findings(seen(2, {("gpu1", "gpu2"): {"passes": None}}), PLACES) == []
 
 
-def test_another_source_address_is_told_once_for_all_who_see_it() -> None:
+def test_another_source_address_is_one_finding_for_all_who_see_it() -> None:
     broken = {("gpu3", other): {"seen": "10.0.9.9"} for other in ("gpu1", "gpu2")}
     (found,) = link_findings(seen(3, broken), PLACES)
     assert (found.code, found.host, found.error) == ("link-source-address", "gpu3", False)
@@ -150,7 +150,7 @@ json_values = simple | st.lists(simple, max_size=3) | st.dictionaries(words, sim
 @calm
 @example({"bad": {"7": "silent"}})
 @given(st.dictionaries(st.sampled_from(["bad", "seen", "ms", "mtu", "passes", "block"]), json_values))
-def test_whatever_a_host_says_is_a_way_or_refused(row: dict[str, Any]) -> None:
+def test_any_output_of_a_host_is_a_link_result_or_refused(row: dict[str, Any]) -> None:
     try:
         found = parse_link_result("gpu1", "gpu2", NAMES, row)
     except ValueError:

@@ -50,7 +50,7 @@ def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, e
 
 
 @pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "3"}])
-def test_containers_that_are_not_ours_to_change_stop_everything(labels: dict[str, str]) -> None:
+def test_containers_of_others_stop_everything(labels: dict[str, str]) -> None:
     specs, facts = world.converged(world.inventory())
     stranger = replace(world.running(specs[1]), name=f"vcluster-{labels['io.vcluster.cluster']}", labels=labels)
     # Its ports and GPUs are taken by that cluster: remedies for these would stop it.
@@ -115,7 +115,7 @@ def test_a_clock_that_is_slow_makes_no_other_a_finding() -> None:
     assert [(f.code, f.host) for f in found] == [("clock-skew", "gpu2")]
 
 
-def test_a_host_that_was_asked_later_is_no_later() -> None:
+def test_a_host_that_was_asked_later_has_no_clock_offset() -> None:
     facts = world.hosts(gpu2={"clock": 1_700_000_060.0, "observed_at": 60.0})
     assert preflight(world.inventory(), facts) == ()
     assert [f.code for f in preflight(world.inventory(), world.hosts(gpu2={"observed_at": 60.0}))] == ["clock-skew"]

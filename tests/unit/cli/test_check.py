@@ -24,7 +24,7 @@ REPORT = CheckReport(
 )
 
 
-def test_what_is_true_of_several_hosts_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_of_several_hosts_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     show_report(REPORT, color="never")
     assert capsys.readouterr().out.splitlines() == [
         "error port-in-use  gpu1: port 6379 is taken",
@@ -51,7 +51,7 @@ def test_programs_get_every_host_and_the_reasons() -> None:
     ]
 
 
-def test_nothing_wrong_is_said_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_finding_prints_a_result_too(capsys: pytest.CaptureFixture[str]) -> None:
     show_report(CheckReport((), (), ("gpu1",), 0.5), color="never")
     assert capsys.readouterr().out == "1 host checked in 0.5 s: no problems found\n"
 

@@ -54,7 +54,7 @@ def test_a_list_of_hosts_is_completed_behind_its_last_comma(inventory: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "hosts:", "hosts: [", "\0", "hosts:\n  ", "cluster: a\nhosts: {a: {}}\n"])
-def test_a_file_that_is_no_inventory_offers_nothing(text: str, inventory: Path) -> None:
+def test_a_file_without_an_inventory_offers_nothing(text: str, inventory: Path) -> None:
     inventory.write_text(text)
     assert complete_hosts(Typed(inventory), [], "") == []
     assert complete_hosts(Typed(inventory / "missing"), [], "") == []

@@ -120,7 +120,9 @@ def test_a_packed_log_a_pipe_and_standard_input(
         (b"\x1f\x8b is no gzip", "cannot be read to its end"),
     ],
 )
-def test_what_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, reason: str) -> None:
+def test_a_file_without_a_log_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, reason: str
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     assert run(path) == 2

@@ -155,7 +155,7 @@ def test_what_all_ranks_did_together() -> None:
 
 
 @pytest.mark.parametrize("path", [*PRODUCED, *HEALTHY], ids=lambda path: path.stem)
-def test_what_logs_say(path: Any) -> None:
+def test_documents_of_logs(path: Any) -> None:
     lost = {"gpu2": Unreachable("gpu2", "no answer")}
     validate(["explain"], json.dumps(explain_document(explained(path.read_bytes()), lost)))
 

@@ -74,7 +74,7 @@ def test_a_word_that_is_not_utf_8_is_a_wrong_value_and_a_file_may_have_it() -> N
 
 
 @pytest.mark.parametrize("text", ["", "10x", "m", "-5s", "ten", "1h 2m", "nan", "10m!"])
-def test_what_is_no_duration(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="must be a duration such as"):
         seconds(text)
 

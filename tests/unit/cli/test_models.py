@@ -65,7 +65,7 @@ def test_what_is_being_pulled_is_a_row_with_how_much_is_there(capsys: pytest.Cap
     assert json.loads(document)["pulls"]["gpu2"]["pulled_bytes"] == 2_000_000_000
 
 
-def test_no_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_model_prints_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, CachedModels({"gpu1": (), "gpu2": ()}, {})) == ["No models in /models of gpu1, gpu2."]
 
 

@@ -69,13 +69,13 @@ def test_fields_with_a_form_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["x", "x=", "=1", "x={", "x=" + "[" * 100_000, "x=NaN", "x=[-Infinity]", "x=1e999"])
-def test_a_field_that_is_no_json_is_refused(wrong: str) -> None:
+def test_a_field_without_json_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match="--set must be FIELD=JSON"):
         question.fields({}, [wrong], None)
 
 
 @pytest.mark.parametrize("wrong", ["5", "a=1", "5=x", "=1", "5=nan", "5=1e999"])
-def test_a_bias_that_is_no_number_is_refused(wrong: str) -> None:
+def test_a_bias_without_a_number_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match="--logit-bias must be ID=NUMBER"):
         question.fields({"logit_bias": [wrong]}, [], None)
 
@@ -213,7 +213,7 @@ def test_a_batch_without_its_input_is_a_wrong_command_line(
 
 
 @pytest.mark.parametrize(("prompt", "piped"), [("", b""), ("-", b"\n"), (None, b"")])
-def test_an_empty_prompt_is_no_question(prompt: str | None, piped: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_prompt_is_refused(prompt: str | None, piped: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
     with pytest.raises(UsageError, match="the prompt is empty"):
         question.read_prompt(prompt, [])

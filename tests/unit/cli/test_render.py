@@ -88,7 +88,7 @@ def a_start() -> list[Event]:
 
 
 @pytest.mark.promise("P37")
-def test_a_start_is_a_line_a_phase_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_start_is_a_line_a_phase_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     shown = events.LineRenderer(0)
     for event in a_start():
         shown.show(event)
@@ -102,9 +102,7 @@ def test_a_start_is_a_line_a_phase_where_nobody_looks(capsys: pytest.CaptureFixt
     ]
 
 
-def test_a_phase_that_goes_on_is_not_silent(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_phase_is_not_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("vllm_cluster.cli.render.events.time.monotonic", lambda: now[0])
     shown = events.LineRenderer(0)
@@ -143,7 +141,7 @@ def test_the_log_of_vllm_is_shown_with_v(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.count("gpu1: (APIServer pid=1) INFO starting") == 1
 
 
-def test_errors_say_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_show_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     error = FleetError({"a": Unreachable("a", "nothing listens", hint="start sshd"), "b": Unreachable("b", "no route")})
     errors.show(error, as_json=False, color="never")
     assert capsys.readouterr().err == "error: a: nothing listens\nb: no route\nfix: start sshd\n"

@@ -42,7 +42,7 @@ Session(None, as_json=False, changes=True).run(action)
 
 
 @pytest.mark.parametrize("course", COURSES)
-def test_ctrl_c_is_heard_wherever_it_comes(course: str) -> None:
+def test_ctrl_c_is_handled_at_any_moment(course: str) -> None:
     """Python continues after an exception in a callback or a finalizer as if nothing had been raised."""
     program = PROGRAM.format(course=COURSES[course])
     done = subprocess.run(

@@ -159,7 +159,7 @@ def cut(made: World) -> None:
     ("case", "code"),
     [("up", 0), ("ready", 0), ("nothing there", 1), ("a node gone", 1), ("failed", 1), ("cut", 4), ("head cut", 4)],
 )
-def test_the_exit_code_says_whether_it_is_as_it_should_be(
+def test_the_exit_code_shows_whether_the_cluster_is_healthy(
     case: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -111,7 +111,7 @@ def test_a_question_shows_what_a_host_wrote_as_text(tmp_path: Path) -> None:
 
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", ["up", "stop", "down"])
-def test_progress_goes_on_after_a_yes(verb: str, tmp_path: Path) -> None:
+def test_progress_continues_after_a_yes(verb: str, tmp_path: Path) -> None:
     with cluster(tmp_path, verb) as terminal:
         before = terminal.until("[y/N] ")
         terminal.press("y\n")
@@ -124,7 +124,7 @@ def test_progress_goes_on_after_a_yes(verb: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P17")
-def test_ctrl_c_in_serve_says_that_the_start_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_in_serve_reports_that_the_start_continues(tmp_path: Path) -> None:
     with cluster(tmp_path, "serve", "org/other", "--yes", mode="slow") as terminal:
         terminal.until("importing")
         terminal.press(CTRL_C)
@@ -142,7 +142,7 @@ def test_ctrl_c_in_serve_says_that_the_start_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.promise("P17")
 @pytest.mark.parametrize("verb", ["status", "plan"])
-def test_ctrl_c_in_a_verb_that_only_reads_says_nothing(verb: str, tmp_path: Path) -> None:
+def test_ctrl_c_in_a_verb_that_only_reads_prints_nothing(verb: str, tmp_path: Path) -> None:
     """The host takes the connection and never sends a byte."""
     with socket.create_server(("127.0.0.1", 0)) as host:
         port = host.getsockname()[1]

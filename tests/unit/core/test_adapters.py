@@ -48,7 +48,7 @@ def test_each_gpu_brings_its_own_rail_and_storage_keeps_its_adapters() -> None:
     assert names(FULL, hcas=[]) == []
 
 
-def test_where_nothing_tells_how_near_they_are_the_rate_decides() -> None:
+def test_without_a_known_distance_the_rate_decides() -> None:
     unknown = replace(FULL, gpus=tuple(replace(one, pci_path="", numa=None) for one in FULL.gpus))
     assert names(unknown) == ["mlx5_4", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
     assert names(replace(FULL, hcas=(PEOPLE,))) == ["mlx5_6"]

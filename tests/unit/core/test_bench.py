@@ -133,7 +133,7 @@ def test_the_page_needs_no_other_file(levels: tuple[int, ...]) -> None:
         ET.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
 
 
-def test_the_picture_is_an_svg_that_stands_alone() -> None:
+def test_the_picture_is_one_whole_svg() -> None:
     drawn = ET.fromstring(picture({**DOCUMENT, "name": "a <b>"}))
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     texts = {text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text")}

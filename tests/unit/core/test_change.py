@@ -29,7 +29,7 @@ def test_the_label_holds_the_spec(made: ContainerSpec) -> None:
 
 
 @pytest.mark.parametrize("label", ["", "null", "[]", "{}", "no JSON", '{"host": 1}'])
-def test_a_label_that_cannot_be_read_is_no_spec(label: str) -> None:
+def test_a_label_that_cannot_be_read_gives_no_spec(label: str) -> None:
     assert stored_spec({SPEC: label}) is None
 
 

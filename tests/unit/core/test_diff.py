@@ -138,7 +138,7 @@ def test_a_plan_names_each_field_from_and_to() -> None:
     assert created["gpu1"].reason == "image, environment.A, shm_size change"
 
 
-def test_a_node_of_the_landed_version_is_recreated_and_the_reason_says_so() -> None:
+def test_a_node_of_the_landed_version_is_recreated_with_that_reason() -> None:
     specs, facts = world.converged(world.inventory())
     labels = {key: value for key, value in specs[1].labels().items() if key != "io.vcluster.spec"}
     labels |= {"io.vcluster.format": "1", "io.vcluster.version": "0.1.0", "io.vcluster.spec-hash": "0123456789abcdef"}

@@ -53,7 +53,7 @@ def test_a_sample_is_read_as_it_is() -> None:
         ("metrics", ["a"]),
     ],
 )
-def test_what_is_no_sample_is_refused_by_its_key(key: str, value: object) -> None:
+def test_an_invalid_sample_is_refused_by_its_key(key: str, value: object) -> None:
     with pytest.raises(UnreadableSample, match=f"^{key}"):
         sample(**{key: value})
 

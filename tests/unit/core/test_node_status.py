@@ -66,7 +66,7 @@ def test_what_no_node_writes_is_one_clear_error(raw: bytes) -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "-1e999"])
 @pytest.mark.parametrize("place", ['"gpus": 2.0', '"updated": 2.5', '"since": 3.0', '"gpus": [4.0'])
-def test_what_is_no_number_to_others_is_refused(number: str, place: str) -> None:
+def test_a_number_that_json_does_not_have_is_refused(number: str, place: str) -> None:
     """Python reads and writes NaN as JSON; whoever reads `status --json` does not."""
     raw = document().decode()
     assert place in raw
@@ -122,7 +122,7 @@ def test_membership(nodes: list[GroupNode], expected: GroupMembership) -> None:
         (7300.0, 90.0, 104.0, "unknown"),  # written before the clock was put back, and not since
     ],
 )
-def test_a_status_is_worth_what_its_age_says(updated: float, started: float, now: float, found: str | None) -> None:
+def test_a_status_counts_while_it_is_recent(updated: float, started: float, now: float, found: str | None) -> None:
     worth = current(parse_status(document(updated=updated, beat=5.0)), started, now)
     assert (worth.serve.phase if worth and worth.serve else None) == found
     if found == "unknown":
@@ -131,5 +131,5 @@ def test_a_status_is_worth_what_its_age_says(updated: float, started: float, now
 
 
 @pytest.mark.parametrize(("started", "found"), [(90.0, True), (101.0, False)])
-def test_a_node_of_an_earlier_version_is_believed_whatever_its_age(started: float, found: bool) -> None:
+def test_a_node_of_an_earlier_version_counts_at_any_age(started: float, found: bool) -> None:
     assert (current(parse_status(document(updated=100.0)), started, 10_000.0) is not None) is found

@@ -74,7 +74,7 @@ def test_a_request_of_an_earlier_version_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("ranks", [7, [A], {A: "8"}, {A: -1}, {A: True}, "x"])
-def test_ranks_that_cannot_be_read_are_no_request(ranks: object) -> None:
+def test_unreadable_ranks_give_no_request(ranks: object) -> None:
     serve = {**asked({A: 8, B: 8}, 8, 2), "ranks": ranks}
     assert followed(serve, {A: 8}) == (None, "")
 

@@ -56,7 +56,7 @@ GPUS = world.host(1).gpus
         ({"gpus": GPUS}, {"gpus": (replace(GPUS[0], used_mib=100_000), GPUS[1])}, {"gpus": 1}, []),
     ],
 )  # fmt: skip
-def test_less_than_there_was_changes_nothing_and_is_told(
+def test_missing_hardware_changes_nothing_and_is_reported(
     then: dict[str, Any], now: dict[str, Any], entry: dict[str, Any], told: list[str]
 ) -> None:
     plan, texts = after(then, now, was=entry, says=entry)

@@ -169,7 +169,7 @@ def test_nonsense_is_an_error_that_names_the_host_or_nothing(name: str, body: by
     ids=repr,
 )  # fmt: skip
 @pytest.mark.parametrize("name", USES)
-def test_what_is_no_http_is_an_error_that_names_the_host(name: str, said: bytes) -> None:
+def test_an_answer_without_http_is_an_error_that_names_the_host(name: str, said: bytes) -> None:
     docker, host = canned(always(said))
     with pytest.raises(HostError, match=r"^gpu1: "):
         USES[name](docker)

@@ -49,7 +49,7 @@ def test_of_a_line_of_100_mb_the_beginning_is_kept() -> None:
     assert len(frames._rest) == 0
 
 
-def test_bytes_that_are_no_frames_are_refused() -> None:
+def test_bytes_without_frames_are_refused() -> None:
     with pytest.raises(ValueError, match="a frame of"):
         LogFrames().feed(b"HTTP/1.1 500 Internal Server Error")
     with pytest.raises(ValueError, match="a frame of"):

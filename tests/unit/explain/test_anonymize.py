@@ -44,7 +44,7 @@ Host gpu2
 
 
 @pytest.mark.promise("P13")
-def test_what_only_ssh_config_images_and_paths_say_is_replaced_too(tmp_path: Path) -> None:
+def test_names_from_ssh_config_images_and_paths_are_replaced_too(tmp_path: Path) -> None:
     config = tmp_path / "ssh_config"
     config.write_text(SSH_CONFIG)
     inventory = Inventory.model_validate(

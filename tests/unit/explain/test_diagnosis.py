@@ -29,7 +29,7 @@ def at(minute: int, *lines: str) -> str:
     return FILLER + "".join(line.format(minute=f"{minute:02}") for line in lines)
 
 
-def test_a_cause_outranks_what_follows_from_it_though_that_is_said_first() -> None:
+def test_a_cause_outranks_its_consequence_though_that_is_logged_first() -> None:
     head = (
         at(1, START, DEAD)
         + "[rank0]:[E1121 02:01:00.1 socket.cpp:1023] [c10d] The client socket has timed out after 1s\n"
@@ -45,7 +45,7 @@ def test_a_cause_outranks_what_follows_from_it_though_that_is_said_first() -> No
     assert found.other_causes == ()
 
 
-def test_the_earliest_of_two_causes_comes_first_whatever_log_it_stands_in() -> None:
+def test_the_earliest_of_two_causes_comes_first_in_any_log() -> None:
     found = explained(at(5, PORT), at(4, CONTEXT))
     assert found.cause
     assert found.cause.failure.slug == "context-too-long"
@@ -94,7 +94,7 @@ def test_the_last_run_counts_and_the_earlier_ones_are_named() -> None:
     assert (found.cause.failure.slug, found.previous_attempts) == ("port-taken", (("context-too-long", 1),))
 
 
-def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> None:
+def test_a_start_that_ended_before_vllm_s_first_line_is_the_last_run_too() -> None:
     begin = "2026-11-21T02:{minute}:00Z vcluster starts vLLM\n"
     usage = "vllm: error: unrecognized arguments: --no-such-flag\n"
     first = (begin + START + CONTEXT).format(minute="01")
@@ -107,7 +107,7 @@ def test_a_start_that_ended_before_vllm_said_a_word_is_the_last_run_too() -> Non
 
 
 @pytest.mark.promise("P41")
-def test_what_ends_by_a_request_is_no_failure() -> None:
+def test_an_end_by_request_is_not_a_failure() -> None:
     """Ray writes of each rank that its connection ended, whether it was killed or asked to end."""
     begin = "2026-11-21T02:01:00Z vcluster starts vLLM\n"
     stop = "2026-11-21T02:05:00Z vcluster stops vLLM\n"
@@ -124,7 +124,7 @@ def test_what_ends_by_a_request_is_no_failure() -> None:
     assert STOPS == OWN_STOP
 
 
-def test_what_was_mended_by_a_new_start_is_no_failure_any_more() -> None:
+def test_what_a_new_start_corrected_is_not_a_failure_any_more() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, READY))
     assert (found.result, found.previous_attempts) == ("nothing", (("context-too-long", 1),))
 
@@ -146,7 +146,7 @@ def test_a_rank_that_died_before_the_start_explains_nothing_of_what_fails_after_
         assert (found.cause.failure.slug, found.previous_attempts) == ("flag-unknown", (("rank-killed", 1),))
 
 
-def test_what_the_server_has_survived_is_no_failure() -> None:
+def test_what_the_server_has_survived_is_not_a_failure() -> None:
     found = explained(at(1, START, PORT) + READY)
     assert (found.result, [one.failure.slug for one in found.recovered]) == ("healed", ["port-taken"])
     assert explained(at(1, START) + READY + at(2, PORT)).result == "explained"
@@ -169,7 +169,7 @@ def test_long_work_is_harmless_with_the_evidence_and_a_stop_is_not() -> None:
     assert not any("shared memory broadcast" in entry.line.text for entry in stuck.harmless)
 
 
-def test_loopback_is_the_cause_where_nobody_can_connect_and_no_cause_on_one_host() -> None:
+def test_loopback_is_the_cause_where_no_host_can_connect_and_harmless_on_one_host() -> None:
     warning = (FOLDER / "healthy-loopback-on-one-host.log").read_text()
     failure = (FOLDER / "gloo-interface.log").read_text()
     assert explained(warning).result == "nothing"
@@ -190,11 +190,11 @@ def test_what_is_not_known_is_called_unknown_with_the_last_lines() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "all is well\n", FILLER, "[state-dump] - num failed / plasma error: 0\n"])
-def test_where_nothing_failed_nothing_is_said(text: str) -> None:
+def test_where_nothing_failed_nothing_is_printed(text: str) -> None:
     assert explained(text).result == "nothing"
 
 
-def test_repeated_lines_count_as_often_as_ray_says() -> None:
+def test_repeated_lines_count_as_often_as_ray_counts_them() -> None:
     line = (
         "(RayWorkerProc pid=7, ip=10.0.0.2) torch.OutOfMemoryError: CUDA out of memory [repeated 3x across cluster]\n"
     )
@@ -262,7 +262,7 @@ def test_the_cause_is_found_under_all_noise_that_there_is() -> None:
 
 
 @pytest.mark.parametrize("like", HARMLESS, ids=lambda like: like["needle"][:40])
-def test_each_lookalike_is_harmless_or_waits_for_work_to_go_on(like: dict[str, str]) -> None:
+def test_each_lookalike_is_harmless_or_waits_for_work_to_continue(like: dict[str, str]) -> None:
     line = f"(Worker pid=7) WARNING 11-21 02:00:00 [x.py:1] {like['needle']}: error, failed\n"
     alone, after = explained(line), explained(line + READY)
     assert (after.result, [entry.reason for entry in after.harmless]) == ("nothing", [like["why"]])

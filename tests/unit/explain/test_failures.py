@@ -59,7 +59,7 @@ def test_a_healthy_log_holds_no_failure(path: Path) -> None:
     assert (found.result, found.cause, found.error_lines) == ("nothing", None, ())
 
 
-def test_every_failure_is_shown_by_a_log_or_says_why_not() -> None:
+def test_every_failure_is_shown_by_a_log_or_gives_the_reason() -> None:
     shown = {failure_of(path) for path in PRODUCED} | {slug.removeprefix("note-") for slug, _, _ in reported()}
     for slug, failure in FAILURES.items():
         assert bool(failure.signs) != bool(failure.silent), slug
@@ -91,7 +91,7 @@ def test_a_slug_that_names_another_failure_names_one_that_exists() -> None:
     assert all(re.fullmatch(r"[a-z][a-z-]+", slug) for slug in FAILURES)
 
 
-def test_what_nccl_says_of_ethernet_is_no_word_on_adapters() -> None:
+def test_lines_of_nccl_about_ethernet_do_not_count_for_adapters() -> None:
     """Two H200s joined by TCP: NCCL calls GPU Direct disabled for eth0 too."""
     found = explained((FOLDER.parent / "gpu" / "h200-x2-nccl-socket.log").read_bytes())
     assert (found.result, [one.failure.slug for one in found.notes]) == ("nothing", ["nccl-over-tcp"])

@@ -58,7 +58,7 @@ def test_a_process_is_led_back_to_its_container(cgroup: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", SMI[:9000], "<a>" * 100_000, SMI.replace("13.0", "&x;"), "<?xml version='9'?>"])
-def test_what_is_not_whole_says_nothing(text: str) -> None:
+def test_an_incomplete_report_gives_nothing(text: str) -> None:
     assert parse_smi(text, {}) == NvidiaSmiReport()
 
 
@@ -84,7 +84,7 @@ def test_links_without_any() -> None:
     assert parse_nvlinks("GPU 0: NVIDIA L4 (UUID: x)\nUnable to retrieve NVLink information") == ()
 
 
-def test_all_that_a_real_gpu_host_told() -> None:
+def test_the_whole_report_of_a_real_gpu_host() -> None:
     """One round trip: what the driver, the kernel and the file systems report; the rest is shown as unknown."""
     host = facts("gpu1", (FACTS / "h200-x2-host.txt").read_text(), deep=True)
     assert [(gpu.name, gpu.memory_mib, gpu.driver) for gpu in host.gpus] == [("NVIDIA H200", 143771, "580.159.04")] * 2

@@ -85,7 +85,7 @@ def test_every_section_is_read() -> None:
     assert host.free_bytes == {"/var/lib/docker": 83120623616}
 
 
-def test_an_answer_that_breaks_off_is_no_answer() -> None:
+def test_an_answer_that_breaks_off_is_an_error() -> None:
     with pytest.raises(ValueError, match="breaks off"):
         facts("gpu1", ANSWER.replace("@@end", ""))
 
@@ -96,7 +96,7 @@ def test_a_host_without_tools_is_still_described() -> None:
     assert (host.nics, host.gpus, host.hcas, host.docker.problem) == ((), (), (), "no answer")
 
 
-def test_docker_that_refuses_says_why() -> None:
+def test_docker_that_refuses_gives_the_reason() -> None:
     said = 'permission denied while trying to connect\n{"Root":"","Runtimes":null}'
     refused = ANSWER.replace('{"Version":"28.0.4","ApiVersion":"1.48","Arch":"amd64"}', "null").replace(
         '{"Root":"/var/lib/docker","Runtimes":{"nvidia":{},"runc":{}}}', said
@@ -124,7 +124,7 @@ def test_docker_that_refuses_says_why() -> None:
         ("slots", "\u00b2"),
     ],
 )
-def test_garbage_in_one_section_is_no_fact_and_no_harm(section: str, said: str) -> None:
+def test_garbage_in_one_section_gives_no_fact_and_harms_no_other(section: str, said: str) -> None:
     before, after = re.split(rf"(?<=@@{section}\n)(?s:.*?)(?=\n@@)", ANSWER, maxsplit=1)
     host = facts("gpu1", before + said + after)
     assert host.hostname == "node1"
@@ -145,5 +145,5 @@ def _sections() -> list[str]:
         *(("\u0661\u0662", None), ("\u00b2", None), ("9" * 5000, None)),
     ],
 )
-def test_what_is_no_number_is_none(text: object, value: int | None) -> None:
+def test_a_value_without_a_number_is_none(text: object, value: int | None) -> None:
     assert number(text) == value

@@ -133,7 +133,7 @@ def test_the_smallest_stage_bounds_the_cache() -> None:
     )
 
 
-def test_a_shorter_context_is_good_enough_when_nobody_asked_for_one() -> None:
+def test_a_shorter_context_is_enough_where_none_was_asked_for() -> None:
     gpus = GpuPool((1,), 24 * GB)
     found = report(model(configs.LLAMA_8B), gpus, Workload())
     assert found.recommended
@@ -173,7 +173,7 @@ def test_what_no_number_of_gpus_holds() -> None:
     st.integers(1, 200_000),
     st.integers(1, 50),
 )
-def test_what_is_said_to_fit_does(
+def test_a_layout_that_is_reported_to_fit_does(
     config: configs.Config, nodes: list[int], memory: int, context: int, concurrency: int
 ) -> None:
     found = model(config, total=30 * GB)

@@ -21,7 +21,7 @@ MET = 0.01
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['tp']}-{row['pp']}-{row['kv_cache_dtype']}")
-def test_fit_says_what_vllm_measured(row: dict[str, Any]) -> None:
+def test_fit_agrees_with_what_vllm_measured(row: dict[str, Any]) -> None:
     config, tp, pp = configs.MEASURED[row["model"]], row["tp"], row["pp"]
     made = model_config(config)
     model = Model("llama", weigh(checkpoints.sizes(checkpoints.llama(config)), made), made)

@@ -44,7 +44,7 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_d_
         ({"num_kv_shared_layers": 2}, "ffff--"),
     ],
 )
-def test_each_family_says_it_its_way(changes: dict[str, Any], expected: str) -> None:
+def test_each_family_has_its_own_keys(changes: dict[str, Any], expected: str) -> None:
     assert kinds(**changes) == expected
 
 
@@ -70,7 +70,7 @@ def test_kimi_counts_its_layers_from_one() -> None:
     assert kinds(model_type="kimi_linear", linear_attn_config=linear) == "sfsssf"
 
 
-def test_a_state_that_is_not_known_is_said() -> None:
+def test_an_unknown_state_is_noted() -> None:
     found = model_config({**LLAMA, "layer_types": ["conv"] * 16 + ["full_attention"] * 16})
     assert any("16 layers" in note for note in found.notes)
 
@@ -94,7 +94,7 @@ def test_kv_heads_have_many_names(changes: dict[str, Any], heads: int) -> None:
     assert model_config({**LLAMA, **changes}).layers[0] == Layer(heads, 256)
 
 
-def test_a_type_nobody_tried_is_said() -> None:
+def test_an_untried_type_is_noted() -> None:
     assert not model_config(LLAMA).notes
     assert "zebra" in model_config({**LLAMA, "model_type": "zebra"}).notes[0]
 
@@ -115,7 +115,7 @@ def test_a_type_nobody_tried_is_said() -> None:
         ({"num_key_value_heads": 10**30}, "num_key_value_heads"),
     ],
 )
-def test_what_a_config_cannot_say(changes: dict[str, Any], said: str) -> None:
+def test_a_config_with_a_missing_or_invalid_value_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         model_config({**LLAMA, **changes})
 
@@ -131,7 +131,7 @@ def test_sizes_as_people_write_them(text: str, number: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "B", "many", "-8B", "0", "8iB", "1e9", "9999999T", "8B8", "inf", "nan", "\uff18B"]
 )
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="size"):
         size(text)
 
@@ -190,6 +190,6 @@ def test_where_only_the_sum_is_known() -> None:
         b'{"a": {"data_offsets": [-9, 0]}}',
     ],
 )
-def test_what_is_no_header(header: bytes) -> None:
+def test_invalid_headers_are_refused(header: bytes) -> None:
     with pytest.raises(ValueError, match="header"):
         tensors(header)

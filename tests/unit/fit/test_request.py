@@ -39,7 +39,7 @@ VALUES = {
 GOOD = Judged(flags="accepted", model="accepted", values=VALUES, max_model_len=8192, supports_pp=True)
 
 
-def said(request: Asked, files: dict[str, Files] = BOTH, judged: Judged = GOOD) -> list[str]:
+def found_problems(request: Asked, files: dict[str, Files] = BOTH, judged: Judged = GOOD) -> list[str]:
     """Each problem as people see it; vLLM's parser has read the layout of the request."""
     if judged.values:
         sizes = {"tensor_parallel_size": request.tp, "pipeline_parallel_size": request.pp}
@@ -48,8 +48,8 @@ def said(request: Asked, files: dict[str, Files] = BOTH, judged: Judged = GOOD) 
 
 
 def test_what_is_right_is_not_refused() -> None:
-    assert said(asked()) == []
-    assert said(asked(), judged=Judged(unchecked="no answer")) == []
+    assert found_problems(asked()) == []
+    assert found_problems(asked(), judged=Judged(unchecked="no answer")) == []
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_what_is_right_is_not_refused() -> None:
     ],
 )
 def test_a_name_that_is_nowhere(files: dict[str, Any], text: str) -> None:
-    (found,) = said(asked(), {"gpu1": Files("nowhere", **files), "gpu2": HERE})
+    (found,) = found_problems(asked(), {"gpu1": Files("nowhere", **files), "gpu2": HERE})
     assert text in found
 
 
 def test_a_folder_that_lacks_a_shard_is_repaired_by_what_brought_it() -> None:
     lacking = Files("folder", config=configs.LLAMA_8B, lacking=("model-00003-of-00004.safetensors",))
     folder = replace(asked(), model="/models/llama8b")
-    (found,) = said(folder, {"gpu1": lacking, "gpu2": HERE})
+    (found,) = found_problems(folder, {"gpu1": lacking, "gpu2": HERE})
     assert "its index names model-00003-of-00004.safetensors, which does not exist | " in found
     assert found.endswith(
         "| vcluster pull ./llama8b --verify\nor, where vcluster pull has not brought it: copy it again"
@@ -81,7 +81,7 @@ def test_a_folder_that_lacks_a_shard_is_repaired_by_what_brought_it() -> None:
 
 def test_a_name_that_is_right_is_not_advised() -> None:
     lacking = Files("nowhere", "its revision x is not in the model cache", near=(NAME, f"{NAME}-Instruct"))
-    (found,) = said(asked(), {"gpu1": lacking, "gpu2": HERE})
+    (found,) = found_problems(asked(), {"gpu1": lacking, "gpu2": HERE})
     assert "did you mean" not in found
 
 
@@ -118,25 +118,25 @@ def test_no_fewer_gpus_are_named_where_they_do_not_hold_it_or_that_is_unknown() 
 
 def test_a_file_of_flags_is_looked_for_in_the_node() -> None:
     lacking = Judged(flags="refused", problem="[Errno 2] No such file or directory: 'serve.yaml'")
-    (found,) = said(asked(8, 2, "--config", "serve.yaml"), judged=lacking)
+    (found,) = found_problems(asked(8, 2, "--config", "serve.yaml"), judged=lacking)
     assert "put it below model_cache" in found
     wrong = Judged(flags="refused", problem="--config /models/serve.yaml: it must hold options")
-    (found,) = said(asked(8, 2, "--config", "/models/serve.yaml"), judged=wrong)
+    (found,) = found_problems(asked(8, 2, "--config", "/models/serve.yaml"), judged=wrong)
     assert found.endswith("| correct that file")
-    (other,) = said(asked(8, 2, "--chat-template=x"), judged=lacking)
+    (other,) = found_problems(asked(8, 2, "--chat-template=x"), judged=lacking)
     assert "vllm serve --help=all" in other
 
 
 def test_each_rank_needs_the_files_on_its_own_host() -> None:
     files = {"gpu1": HERE, "gpu2": Files("nowhere", "it is not in the model cache, and HF_HUB_OFFLINE is set")}
-    (found,) = said(asked(), files)
+    (found,) = found_problems(asked(), files)
     assert found.startswith(f"gpu2: {NAME}: it is not in the model cache")
     assert found.endswith(f"| vcluster pull {NAME}")
     # Its ranks run on the head alone.
-    assert said(replace(asked(1, 1), hosts=("gpu1",)), files) == []
+    assert found_problems(replace(asked(1, 1), hosts=("gpu1",)), files) == []
     # The head reads config and tokenizer, also where it has no rank.
     head = {"gpu1": files["gpu2"], "gpu2": HERE}
-    assert len(said(replace(asked(1, 1), hosts=("gpu2",)), head)) == 1
+    assert len(found_problems(replace(asked(1, 1), hosts=("gpu2",)), head)) == 1
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_each_rank_needs_the_files_on_its_own_host() -> None:
     ],
 )
 def test_what_a_config_file_sets_is_refused_as_on_the_command_line(change: dict[str, Any], text: str) -> None:
-    (found,) = said(asked(), judged=replace(GOOD, given=(*change, "max_model_len")))
+    (found,) = found_problems(asked(), judged=replace(GOOD, given=(*change, "max_model_len")))
     assert text in found
     with pytest.raises(UsageError):
         vllm.ensure_allowed(NAME, "llama", [text.split(maxsplit=1)[0]])
@@ -168,7 +168,7 @@ def test_what_a_config_file_sets_is_refused_as_on_the_command_line(change: dict[
     ],
 )
 def test_what_we_set_must_be_what_is_served(name: str, value: object, text: str) -> None:
-    (found,) = said(asked(), judged=replace(GOOD, values={**VALUES, name: value}))
+    (found,) = found_problems(asked(), judged=replace(GOOD, values={**VALUES, name: value}))
     assert text in found
 
 
@@ -181,14 +181,14 @@ def test_what_we_set_must_be_what_is_served(name: str, value: object, text: str)
         ({"distributed_executor_backend": "mp"}, "--distributed-executor-backend is set"),
     ],
 )
-def test_what_ours_would_override_is_not_ignored_in_silence(theirs: dict[str, Any], text: str) -> None:
-    (found,) = said(asked(), judged=replace(GOOD, theirs=theirs, given=tuple(theirs)))
+def test_flags_that_vcluster_overrides_are_not_ignored_in_silence(theirs: dict[str, Any], text: str) -> None:
+    (found,) = found_problems(asked(), judged=replace(GOOD, theirs=theirs, given=tuple(theirs)))
     assert text in found
     agreed = {"tensor_parallel_size": 8, "port": 8000, "distributed_executor_backend": "ray", "middleware": ["x.Y"]}
-    assert said(asked(), judged=replace(GOOD, theirs=agreed, given=tuple(agreed))) == []
+    assert found_problems(asked(), judged=replace(GOOD, theirs=agreed, given=tuple(agreed))) == []
 
 
-def test_agreement_is_no_reason() -> None:
+def test_a_flag_that_agrees_is_allowed() -> None:
     for flags in (["--distributed-executor-backend", "ray"], ["--distributed_executor_backend=ray"]):
         vllm.ensure_allowed(NAME, "llama", flags)
     for flags in (["--distributed-executor-backend", "mp"], ["--distributed-executor-backend"]):
@@ -197,46 +197,50 @@ def test_agreement_is_no_reason() -> None:
 
 
 def test_vllm_s_own_words_are_passed_on() -> None:
-    (flags,) = said(asked(), judged=Judged(flags="refused", problem="unrecognized arguments: --no-such-flag 1"))
+    (flags,) = found_problems(
+        asked(), judged=Judged(flags="refused", problem="unrecognized arguments: --no-such-flag 1")
+    )
     assert "gpu1: vLLM refuses these flags: unrecognized arguments: --no-such-flag 1" in flags
     near = Judged(flags="refused", problem="unrecognized arguments: --max-model-length; did you mean --max-model-len?")
-    (typo,) = said(asked(), judged=near)
+    (typo,) = found_problems(asked(), judged=near)
     assert "vllm serve --help=max-model-len" in typo
-    (length,) = said(asked(), judged=replace(GOOD, model="refused", problem="max_model_len (100000) is greater"))
+    (length,) = found_problems(
+        asked(), judged=replace(GOOD, model="refused", problem="max_model_len (100000) is greater")
+    )
     assert f"vLLM refuses {NAME}: max_model_len (100000) is greater" in length
 
 
 def test_a_split_that_cannot_be_names_one_that_can() -> None:
-    (found,) = said(asked(3, 4))
+    (found,) = found_problems(asked(3, 4))
     assert "TP=3 does not divide its 32 attention heads" in found
     assert "--tp 4 --pp 3" in found
-    assert "stages" in said(asked(), judged=replace(GOOD, supports_pp=False))[0]
+    assert "stages" in found_problems(asked(), judged=replace(GOOD, supports_pp=False))[0]
 
 
 def test_weights_that_no_gpu_holds_and_a_context_without_room() -> None:
-    (weights,) = said(asked(1, 1, memory=12 * GB))
+    (weights,) = found_problems(asked(1, 1, memory=12 * GB))
     assert "its weights take 14.9 GiB of a GPU's 11.2 GiB at TP=1 × PP=1" in weights
-    (context,) = said(asked(1, 1, memory=24 * GB), judged=replace(GOOD, max_model_len=131072))
+    (context,) = found_problems(asked(1, 1, memory=24 * GB), judged=replace(GOOD, max_model_len=131072))
     assert "of 131072 tokens" in context
     assert "--max-model-len=" in context
     # With a flag that changes what is loaded, it is not known.
-    assert said(asked(1, 1, memory=12 * GB), judged=replace(GOOD, given=("quantization",))) == []
-    assert said(asked(1, 1, "--cpu-offload-gb=20", memory=12 * GB), judged=Judged(unchecked="x")) == []
+    assert found_problems(asked(1, 1, memory=12 * GB), judged=replace(GOOD, given=("quantization",))) == []
+    assert found_problems(asked(1, 1, "--cpu-offload-gb=20", memory=12 * GB), judged=Judged(unchecked="x")) == []
 
 
 def test_a_disk_too_small_is_named_by_host() -> None:
     head = Files("hub", weights=810 * GB, missing=810 * GB, free=900 * GB)
     worker = Files("hub", held=400 * GB, free=300 * GB)
-    (found,) = said(asked(), {"gpu1": head, "gpu2": worker})
+    (found,) = found_problems(asked(), {"gpu1": head, "gpu2": worker})
     assert "gpu2: 410 GB of" in found
     assert "300 GB are free" in found
-    assert said(asked(), {"gpu1": head, "gpu2": replace(worker, held=600 * GB)}) == []
+    assert found_problems(asked(), {"gpu1": head, "gpu2": replace(worker, held=600 * GB)}) == []
     # To another disk, or nothing at all.
-    assert said(asked(8, 2, "--download-dir", "/other"), {"gpu1": head, "gpu2": worker}) == []
-    assert said(asked(8, 2, "--load-format=dummy"), {"gpu1": head, "gpu2": worker}) == []
+    assert found_problems(asked(8, 2, "--download-dir", "/other"), {"gpu1": head, "gpu2": worker}) == []
+    assert found_problems(asked(8, 2, "--load-format=dummy"), {"gpu1": head, "gpu2": worker}) == []
 
 
 def test_a_head_without_ranks_needs_no_room_for_weights() -> None:
     hub = {"gpu1": Files("hub", weights=9, missing=9, free=1), "gpu2": Files("hub", free=99)}
-    assert len(said(replace(asked(), hosts=("gpu1", "gpu2")), hub)) == 1
-    assert said(replace(asked(), hosts=("gpu2",)), hub) == []
+    assert len(found_problems(replace(asked(), hosts=("gpu1", "gpu2")), hub)) == 1
+    assert found_problems(replace(asked(), hosts=("gpu2",)), hub) == []

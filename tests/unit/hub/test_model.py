@@ -131,7 +131,7 @@ def test_a_hub_that_drips_is_left(here: Hub, monkeypatch: pytest.MonkeyPatch) ->
     assert time.monotonic() - began < 5
 
 
-def test_where_one_header_cannot_be_had_the_index_tells_the_sum(here: Hub) -> None:
+def test_without_one_header_the_index_gives_the_sum(here: Hub) -> None:
     here.refused = "model-00007"
     weights = read(NAME, None)[1]
     assert weights.estimated
@@ -167,7 +167,9 @@ INDEX = "model.safetensors.index.json"
     ],
 )
 @pytest.mark.parametrize("where", ["hub", "folder"])
-def test_what_is_no_model(here: Hub, tmp_path: Path, where: str, changes: dict[str, Any], said: str) -> None:
+def test_what_has_no_model_is_refused(
+    here: Hub, tmp_path: Path, where: str, changes: dict[str, Any], said: str
+) -> None:
     content = {name: data for name, data in {**repository(), **changes}.items() if data is not None}
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)

@@ -28,7 +28,7 @@ SEES = Reach(2, "", "13.1")
         ({}, {"unwritable": "Permission denied (as user 0:0)"}, "cache-not-writable", "to /models: Permission denied"),
     ],
 )  # fmt: skip
-def test_each_thing_is_an_error_with_its_words(
+def test_each_problem_is_an_error_with_its_text(
     inside: dict[str, Any], reach: dict[str, Any], code: str, words: str
 ) -> None:
     found = list(judged("v", "gpu1", replace(WELL, **inside), replace(SEES, **reach), gpus=2, cache="/models"))

@@ -66,7 +66,7 @@ def test_pip_that_fails_both_ways_is_an_error_with_its_words(tmp_path: Path, mon
         wheels.wheels(inside(vllm="1"), "ray==2.56.1", tmp_path)
 
 
-def test_what_an_image_says_gives_pip_no_option() -> None:
+def test_output_of_an_image_gives_pip_no_option() -> None:
     have = {"--index-url": "http://x", "a\n--index-url http://x": "1", "-r": "1", "good": "1.0+cpu", "odd": "1 --pre"}
     said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": have}
     assert parse([said])[0].have == (("good", "1.0+cpu"),)
@@ -74,7 +74,7 @@ def test_what_an_image_says_gives_pip_no_option() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"python": "-x"}, {"machine": "../x"}, {"glibc": "2.x"}, {"python": "3 --pre"}])
-def test_a_probe_s_answer_that_is_no_version_is_refused(wrong: dict[str, str]) -> None:
+def test_an_answer_without_a_version_is_refused(wrong: dict[str, str]) -> None:
     said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": {}}
     with pytest.raises(ValueError, match="printed nothing"):
         parse([{**said, **wrong}])

@@ -91,7 +91,7 @@ def test_environment_values_arrive_as_written() -> None:
     assert dict(read(f"{SMALLEST}environment:\n{written}").environment) == values
 
 
-def test_volumes_are_read_write_unless_they_say_ro() -> None:
+def test_volumes_are_read_write_unless_they_end_with_ro() -> None:
     volumes = read(f"{SMALLEST}volumes: ['/a:/b', '/c:/d:ro', '/e/:/f:rw']\n").volumes
     assert [(v.source, v.target, v.read_only) for v in volumes] == [
         ("/a", "/b", False),
@@ -195,7 +195,7 @@ class TestFinding:
         with pytest.raises(InventoryError, match=r"no inventory\.yaml"):
             load(None, cwd=home / "project")
 
-    def test_a_named_file_is_told_as_the_user_named_it(self, home: Path) -> None:
+    def test_errors_show_a_file_as_the_user_wrote_it(self, home: Path) -> None:
         (home / "project" / "deep" / "lab.yaml").write_text("a: 1\n")
         with pytest.raises(InventoryError, match=r"^deep/lab\.yaml:1: "):
             load(Path("deep/lab.yaml"), cwd=home / "project")
@@ -214,7 +214,7 @@ class TestFinding:
         with pytest.raises(InventoryError, match=r"cannot be read"):
             load(Path("a\0b"), cwd=home)
 
-    def test_bytes_that_are_no_inventory(self, home: Path) -> None:
+    def test_bytes_without_an_inventory_are_refused(self, home: Path) -> None:
         file = home / "inventory.yaml"
         file.write_bytes(b"version: 1\ncluster: \xff\n")
         with pytest.raises(InventoryError, match=r"^inventory\.yaml:2: is not UTF-8 text"):
@@ -258,7 +258,7 @@ class TestResolution:
             "as hosts.gpu1 on line 6 does: list each host once"
         )
 
-    def test_ports_and_jumps_tell_machines_apart(self) -> None:
+    def test_ports_and_jumps_distinguish_machines(self) -> None:
         inventory = read(SMALLEST)
         duplicates_by_resolution(inventory, lambda host: ("127.0.0.1", 2200 + int(host.name[-1])))
         duplicates_by_resolution(inventory, lambda host: ("10.0.0.1", 22, f"bastion-{host.name}"))

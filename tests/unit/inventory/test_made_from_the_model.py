@@ -46,7 +46,7 @@ def test_the_schema_knows_what_the_file_may_hold_and_no_more() -> None:
     assert "title" not in json.dumps(schema["$defs"])
 
 
-def test_a_rendered_inventory_says_what_was_asked() -> None:
+def test_a_rendered_inventory_holds_what_was_asked() -> None:
     seeds = [
         HostSeed("gpu1", "me@gpu1.lab:2222", "10.0.0.1"),
         HostSeed("no", "no", "fd00::2"),
@@ -71,7 +71,7 @@ def test_an_unknown_address_is_left_to_the_facts() -> None:
     assert "    # address: 10.0.0.11\n" in text
 
 
-def test_every_optional_key_works_as_it_stands_in_the_template() -> None:
+def test_every_optional_key_works_as_the_template_has_it() -> None:
     text = render("lab", [HostSeed("gpu1", None, "10.0.0.1")], "vllm/vllm-openai:latest", "/srv/models")
     uncommented = re.sub(r"^( *)# ( *[a-z_]+:(?: |$))", r"\1\2", text, flags=re.MULTILINE)
     # The first line's own `key: value` is for editors.

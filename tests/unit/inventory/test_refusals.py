@@ -186,7 +186,7 @@ def test_a_host_written_twice_names_both_lines() -> None:
     ]
 
 
-def test_all_problems_are_told_in_the_order_of_the_file() -> None:
+def test_all_problems_are_listed_in_the_order_of_the_file() -> None:
     wrong = SMALLEST.replace("lab", "LAB").replace("10.0.0.2", "10.0.0.1") + "ports: {api: 1}\nfoo: 1\n"
     assert [line.split(":")[0] for line in refusal(wrong)] == ["2", "9", "10", "11"]
 

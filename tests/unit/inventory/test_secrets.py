@@ -63,7 +63,7 @@ def test_what_no_token_can_be(content: str, reason: str, tmp_path: Path) -> None
     assert TOKEN not in "".join(traceback.format_exception(caught.value))
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_bytes_that_do_not_decode_are_refused(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(TOKEN.encode() + b"\xff")
     with pytest.raises(InventoryError, match=r"^file:token: gives bytes that are not text$") as caught:
         _read("file:token", tmp_path)

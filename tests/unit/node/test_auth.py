@@ -143,7 +143,7 @@ def test_the_server_itself_starts_and_ends() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "\n"])
-def test_without_a_key_of_its_own_it_lets_nobody_in(key_file: Path, content: str | None) -> None:
+def test_without_a_key_of_its_own_every_request_is_refused(key_file: Path, content: str | None) -> None:
     if content is None:
         key_file.unlink()
     else:

@@ -243,7 +243,7 @@ def test_a_vllm_that_ends_its_importer_is_an_answer(world: World) -> None:
         ("def cmd_init(): return []", "AttributeError"),
     ],
 )
-def test_another_vllm_is_not_checked_and_that_is_said(world: World, serve: str, why: str) -> None:
+def test_another_vllm_is_not_checked_and_that_is_reported(world: World, serve: str, why: str) -> None:
     install(world, serve)
     world.start()
     eventually((world.state / "check.sock").exists, "the parser")
@@ -294,17 +294,17 @@ class Hub(http.server.BaseHTTPRequestHandler):
         Hub.seen.append((self.path, self.headers["Authorization"]))
         files = [{"rfilename": name, "size": 10} for name in ("a.safetensors", "b.safetensors", "pytorch_model.bin")]
         if "org/gone" in self.path:
-            self._say(404, b"")
+            self._respond(404, b"")
         elif "/api/models/" in self.path:
-            self._say(200, json.dumps({"siblings": files}).encode())
+            self._respond(200, json.dumps({"siblings": files}).encode())
         elif "org/gated" in self.path:
-            self._say(403, b"")
+            self._respond(403, b"")
         else:
             self.send_response(302)
             self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()
 
-    def _say(self, code: int, body: bytes) -> None:
+    def _respond(self, code: int, body: bytes) -> None:
         self.send_response(code)
         self.end_headers()
         self.wfile.write(body)

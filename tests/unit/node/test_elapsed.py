@@ -56,5 +56,5 @@ def test_a_mark_holds_until_the_host_is_started_again(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("marked", [None, 1700000000.0, [], ["x"], ["", 1.0], [1, 2], {"a": 1}])
-def test_what_is_no_mark_has_no_duration(marked: object) -> None:
+def test_an_invalid_mark_has_no_duration(marked: object) -> None:
     assert elapsed.since(marked) is None

@@ -78,7 +78,7 @@ def test_plain_ray_lacks_what_its_dashboard_needs(tmp_path: Path) -> None:
     assert inside.to_add(["ray==2.58.0"]) == "ray==2.56.1"
 
 
-def test_a_vllm_without_an_option_of_ours(tmp_path: Path) -> None:
+def test_a_vllm_without_an_option_that_vcluster_sets(tmp_path: Path) -> None:
     inside = made(tmp_path, frontend="class FrontendArgs:\n    # middleware is gone\n    api_key: str\n")
     assert inside.unknown == ("middleware",)
     assert inside.refusal == "has vLLM 0.33.0, which does not know --middleware"
@@ -99,7 +99,7 @@ def test_what_a_container_reaches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [{"python": "3.12; rm"}, {"glibc": "x"}, {}])
-def test_what_cannot_be_meant_is_no_answer(said: dict[str, Any]) -> None:
+def test_an_output_with_invalid_versions_is_refused(said: dict[str, Any]) -> None:
     whole = {"python": "3.12.3", "machine": "x86_64", "glibc": "2.39"}
     with pytest.raises(ValueError, match="printed nothing"):
         parse([{**whole, **said}] if said else [])

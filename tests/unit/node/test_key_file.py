@@ -33,7 +33,7 @@ def test_both_sides_read_what_a_rotation_writes(first: str, older: dict[str, int
 
 
 @given(first=KEYS, cut=st.integers(0, 100))
-def test_what_was_cut_off_is_no_key(first: str, cut: int) -> None:
+def test_a_key_that_was_cut_off_is_refused(first: str, cut: int) -> None:
     """But for the lines of older keys, which are lost with it."""
     text = KeyFile(first, identify(first), {}).text()
     part = text[: min(cut, len(text) - 1)]

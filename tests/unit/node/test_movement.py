@@ -46,7 +46,7 @@ def test_a_line_moves_once_however_its_numbers_change(clock: Clock) -> None:
     assert moving.stalled() is None
 
 
-def test_a_download_that_grows_may_take_for_ever(clock: Clock, tmp_path: Path) -> None:
+def test_a_download_that_grows_has_no_deadline(clock: Clock, tmp_path: Path) -> None:
     folder = tmp_path / "models--org--model"
     (folder / "blobs").mkdir(parents=True)
     part = folder / "blobs" / "abc.incomplete"

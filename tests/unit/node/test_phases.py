@@ -60,7 +60,7 @@ def test_ranks_that_join_are_counted_and_folded_lines_too() -> None:
     assert phases.phase == "joining"
 
 
-def test_shards_say_how_many_and_how_long() -> None:
+def test_shards_have_a_count_and_a_duration() -> None:
     line = "(Worker pid=2) Loading safetensors checkpoint shards:  47% Completed | 14/30 [00:31<00:34,  2.1s/it]"
     phases, _ = seen([line])
     assert (phases.phase, phases.detail, phases.progress) == ("loading", "shards 14/30, 00:34 left", (14, 30))

@@ -21,7 +21,7 @@ def starts(world: World) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_the_head_tells_rays_nodes(world: World) -> None:
+def test_the_head_reports_the_nodes_of_ray(world: World) -> None:
     world.start("head", "--head")
     world.ray("up")
     status = eventually(lambda: world.status if world.status and world.status.group.nodes else None, "nodes")
@@ -32,7 +32,7 @@ def test_the_head_tells_rays_nodes(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_left_when_told_to_stop(world: World) -> None:
+def test_nothing_is_left_after_a_stop(world: World) -> None:
     world.plan({"stray": True, "stubborn": True})
     world.start()
     world.want("one")
@@ -159,7 +159,7 @@ def test_the_logs_of_old_sessions_go(world: World) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["session_2026-01-03_00-00-00_1_1", "something_else"]
 
 
-def test_a_killed_node_starts_anew(world: World) -> None:
+def test_a_killed_node_starts_again(world: World) -> None:
     world.start()
     world.ray("up")
     assert world.node

@@ -46,7 +46,7 @@ def test_serves_what_is_wanted(world: World) -> None:
     assert "Starting to load model" in (world.state / "serve.log").read_text()
 
 
-def test_tells_vllm_what_was_wanted_and_keeps_the_key_out_of_it(world: World) -> None:
+def test_vllm_gets_what_was_requested_without_the_key(world: World) -> None:
     world.start()
     world.want("one", argv=["vllm", "serve", "a b", "--x=$HOME"], loading=["--safetensors-load-strategy=eager"])
     world.phase("ready")
@@ -230,7 +230,7 @@ def test_nodes_that_are_always_lost_are_given_up(world: World) -> None:
     assert failed.first_failure.summary == f"Ray has lost {WORKER}"
 
 
-def test_another_wish_ends_the_one_before(world: World) -> None:
+def test_another_request_ends_the_one_before(world: World) -> None:
     world.plan({"stubborn": True, "stray": True})
     world.start()
     world.want("one")
@@ -267,7 +267,7 @@ def test_a_request_older_than_the_accepted_one_is_put_back(world: World) -> None
     world.phase("ready", generation="next")
 
 
-def test_half_a_wish_changes_nothing(world: World) -> None:
+def test_half_a_request_changes_nothing(world: World) -> None:
     world.start()
     world.want("one")
     world.phase("ready")
@@ -285,7 +285,7 @@ def test_half_a_wish_changes_nothing(world: World) -> None:
     assert world.status and world.status.error is None
 
 
-def test_somebody_elses_server_is_not_ours(world: World) -> None:
+def test_another_server_on_the_port_does_not_count_as_ready(world: World) -> None:
     world.start()
     with socket.create_server(("127.0.0.1", world.port)):
         world.want("one")

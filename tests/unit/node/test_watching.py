@@ -104,7 +104,7 @@ def test_a_busy_engine_is_not_asked_and_an_idle_one_is(world: World) -> None:
 
 
 @pytest.mark.promise("P37")
-def test_a_start_that_stands_still_is_ended_with_what_did_not_move(world: World) -> None:
+def test_a_start_without_progress_is_ended_with_what_did_not_move(world: World) -> None:
     world.pace["still"] = 3.0  # longer than a busy machine takes to start the program and to read its line
     world.plan({"lines": ["INFO Starting to load model org/model...\n"], "loading": True, "stubborn": True})
     world.start(HF_HUB_OFFLINE="1")
@@ -173,7 +173,7 @@ def test_the_next_start_waits_until_ray_has_its_gpus_back(world: World) -> None:
 
 
 @pytest.mark.promise("P38")
-def test_a_broken_request_is_told_and_the_last_good_one_is_served(world: World) -> None:
+def test_a_broken_request_is_reported_and_the_last_good_one_is_served(world: World) -> None:
     """What a power cut leaves of a file that was not synced: its length, in NULs."""
     world.start()
     world.want("one")

@@ -43,8 +43,8 @@ class Ranks:
         for rank in map(int, order["ranks"]):
             ranks[rank] = host
             self.running.setdefault(trial, set()).add(rank)
-            self._say(trial, rank, step="started")
-            self._say(trial, rank, step="store", port=4711)
+            self._send(trial, rank, step="started")
+            self._send(trial, rank, step="store", port=4711)
         if len(ranks) == order["world"]:
             self._go(trial, order)
 
@@ -52,24 +52,24 @@ class Ranks:
         ranks, hosts = self.here[trial], frozenset(self.here[trial].values())
         fate, world = self.fate(hosts, order["environment"]), order["world"]
         for rank in sorted(ranks):
-            self._say(trial, rank, step="joined")
+            self._send(trial, rank, step="joined")
             if fate == "fails":
-                self._say(trial, rank, step="failed", error="unhandled system error")
+                self._send(trial, rank, step="failed", error="unhandled system error")
                 self._end(trial, rank, 1)
             elif fate == "works":
                 for size in order["sizes"]:
                     took = 2 * (world - 1) / world * size / self.bus(hosts) / 1e9
-                    self._say(trial, rank, step="size", bytes=size, seconds=took, right=True)
-                self._say(trial, rank, step="done")
+                    self._send(trial, rank, step="size", bytes=size, seconds=took, right=True)
+                self._send(trial, rank, step="done")
                 self._end(trial, rank, 0)
 
     def _end(self, trial: int, rank: int, code: int) -> None:
         for line in self.log:
-            self._say(trial, rank, log=line)
+            self._send(trial, rank, log=line)
         self.running[trial].discard(rank)
-        self._say(trial, rank, step="ended", code=code)
+        self._send(trial, rank, step="ended", code=code)
 
-    def _say(self, trial: int, rank: int, **row: Any) -> None:
+    def _send(self, trial: int, rank: int, **row: Any) -> None:
         self.streams[self.here[trial][rank]].told.put(json.dumps({"trial": trial, "rank": rank, **row}).encode())
 
     def fleet(self, inventory: Inventory) -> Fleet:

@@ -71,13 +71,13 @@ def test_the_container_is_the_nodes_own_with_nothing_that_stays() -> None:
 
 @pytest.mark.parametrize("how", [pytest.param("hangs", marks=pytest.mark.slow), "fails"])
 @pytest.mark.parametrize("bad", ["gpu1", "gpu3"])
-def test_a_host_that_works_with_nobody_is_named(how: str, bad: str) -> None:
+def test_a_host_that_works_with_no_other_is_reported(how: str, bad: str) -> None:
     report, _ = run(Ranks(lambda hosts, _: how if bad in hosts and len(hosts) > 1 else "works"), 4)
     assert [(found.code, found.host) for found in report.findings] == [("allreduce-host", bad)]
 
 
 @pytest.mark.slow
-def test_a_host_whose_own_ranks_hang_is_named_and_what_helps_is_said() -> None:
+def test_a_host_whose_own_ranks_hang_is_reported_with_what_helps() -> None:
     def fate(hosts: frozenset[str], environment: Mapping[str, str]) -> str:
         return "hangs" if "gpu2" in hosts and "NCCL_P2P_DISABLE" not in environment else "works"
 
@@ -168,7 +168,7 @@ def test_the_way_that_nccl_chose_is_read_from_its_log() -> None:
     assert [found.code for found in report.findings] == ["allreduce-socket"]
 
 
-def test_a_host_without_the_image_is_told_before_any_rank_runs() -> None:
+def test_a_host_without_the_image_is_reported_before_any_rank_runs() -> None:
     ranks = Ranks(works)
     report, _ = run(ranks, 2, images=())
     assert [(found.code, found.host) for found in report.findings] == [

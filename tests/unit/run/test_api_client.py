@@ -68,7 +68,7 @@ def test_a_stream_ends_with_its_mark() -> None:
         assert list(post(port, "/", {}, "k", 60)) == EVENTS
 
 
-def test_an_answer_that_is_no_stream_is_one_event() -> None:
+def test_an_answer_without_a_stream_is_one_event() -> None:
     with server(200, "application/json", json.dumps(EVENTS[0]).encode()) as port:
         assert list(post(port, "/", {}, "k", 60)) == EVENTS[:1]
 
@@ -99,7 +99,7 @@ def test_an_error_within_a_stream_is_a_refusal() -> None:
 @pytest.mark.parametrize(
     "last", [b"", b"data: {\n\n", b"data: 7\n\n"], ids=["no end", "half an event", "another document"]
 )
-def test_an_answer_that_breaks_off_is_no_answer(last: bytes) -> None:
+def test_an_answer_that_breaks_off_is_an_error(last: bytes) -> None:
     parts = [STREAM, last] if last else [STREAM]
     with server(200, "text/event-stream", *parts) as port, pytest.raises(Broken):
         list(post(port, "/", {}, "k", 60))
@@ -112,7 +112,7 @@ def test_a_connection_that_ends_in_the_middle_is_broken() -> None:
         list(post(port, "/", {}, "k", 60))
 
 
-def test_nobody_listens() -> None:
+def test_a_port_without_a_listener() -> None:
     with server(200, "text/event-stream") as port:
         pass
     with pytest.raises(Broken, match="refused"):

@@ -111,7 +111,7 @@ LOST = "Unable to determine the device handle for GPU1: 0000:07:00.0: GPU is los
         ("echo '0, GPU-a, NVIDIA H200, 143771'", 1, ""),
     ],
 )
-def test_a_driver_that_says_why(tmp_path: Path, script: str, count: int, said: str) -> None:
+def test_a_driver_that_gives_the_reason(tmp_path: Path, script: str, count: int, said: str) -> None:
     machine = tree.full(tmp_path)
     machine.connection("sleep")
     machine.tool("nvidia-smi", f'case "$*" in *query*) {script} ;; *) : >{tmp_path}/asked ;; esac')
@@ -126,7 +126,7 @@ def test_a_driver_that_says_why(tmp_path: Path, script: str, count: int, said: s
 
 @pytest.mark.promise("P39")
 @pytest.mark.parametrize("sudo", ['[ "$1 $2 $3" = "-n docker version" ]', "exit 1", None])
-def test_docker_that_answers_to_sudo_alone_is_told_as_that(tmp_path: Path, sudo: str | None) -> None:
+def test_docker_that_answers_to_sudo_alone_is_reported_as_that(tmp_path: Path, sudo: str | None) -> None:
     machine = tree.full(tmp_path)
     machine.tool("docker", "echo 'permission denied while trying to connect to the Docker daemon socket' >&2; exit 1")
     if sudo:
@@ -175,7 +175,7 @@ def test_a_log_that_is_forbidden_is_unknown_not_clean(tmp_path: Path) -> None:
         """printf '<!DOCTYPE x [<!ENTITY a "b">]><nvidia_smi_log><gpu id="&a;"/></nvidia_smi_log>'""",
     ],
 )
-def test_an_answer_that_is_not_whole_tells_nothing_of_health(tmp_path: Path, answer: str) -> None:
+def test_an_incomplete_answer_shows_nothing_of_health(tmp_path: Path, answer: str) -> None:
     machine = tree.full(tmp_path)
     machine.connection("sleep")
     machine.tool("nvidia-smi", f'case "$*" in *-x*) {answer.replace("ROOT", str(tmp_path))} ;; esac')

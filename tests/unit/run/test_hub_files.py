@@ -28,7 +28,7 @@ def prints(*lines: str) -> Runtime:
 
 
 @pytest.mark.parametrize("line", ["{'a': 1}", "{", "{" * 100_000, '["{"]', "null"])
-def test_a_line_that_is_no_message_is_skipped(line: str) -> None:
+def test_a_line_without_a_message_is_skipped(line: str) -> None:
     runtime = prints(line, json.dumps(FILE), json.dumps(END))
     assert [file.path for file in ask_hub_here(runtime, QUESTION).files] == ["config.json"]
     with pytest.raises(PreflightFailed, match="gave no answer"):

@@ -65,7 +65,7 @@ def test_who_waits_gets_it(parent: Path) -> None:
     other.release()
 
 
-def test_nobody_learns_it_from_the_text_of_a_file(parent: Path) -> None:
+def test_the_text_of_a_file_does_not_decide_who_holds_it(parent: Path) -> None:
     """A word in the holder's file is shown, and decides nothing."""
     one, other = taker(parent), taker(parent)
     one.acquire()
@@ -146,7 +146,7 @@ def test_a_link_in_the_place_of_the_folder_is_refused(parent: Path) -> None:
     assert list((parent / "elsewhere").iterdir()) == []
 
 
-def test_a_lock_whose_file_was_cleaned_away_is_no_lock(parent: Path) -> None:
+def test_a_lock_whose_file_was_removed_does_not_count(parent: Path) -> None:
     one, other = taker(parent), taker(parent)
     one.acquire()
     shutil.rmtree(folder(parent))
@@ -241,7 +241,7 @@ def test_what_was_opened_under_a_lost_lease_is_ended_before_the_next_one_has_it(
     other.release()
 
 
-def test_what_was_opened_goes_on_where_the_lease_was_given_back(parent: Path) -> None:
+def test_open_streams_continue_after_the_lease_was_returned(parent: Path) -> None:
     one = taker(parent)
     one.acquire()
     stream = way(one._holds[0].connection, one)
@@ -322,7 +322,7 @@ def test_who_wakes_up_after_the_host_gave_up_has_lost_the_lease_and_no_connectio
 
 
 @pytest.mark.promise("P34")
-def test_who_stood_still_for_long_has_lost_the_lease_whatever_broke(parent: Path) -> None:
+def test_a_long_suspension_loses_the_lease(parent: Path) -> None:
     one = taker(parent)
     one.acquire()
     (hold,) = one._holds

@@ -104,7 +104,7 @@ def test_a_port_on_which_something_listens_already_is_connected_to() -> None:
         assert visit(inventory, facts)[0] == []
 
 
-def test_a_host_whose_address_is_not_its_own_is_said_not_to_be_seen() -> None:
+def test_a_host_whose_address_is_not_its_own_is_listed_as_not_checked() -> None:
     inventory, facts = cluster(3)
     moved = inventory.hosts["gpu3"].model_copy(update={"address": "192.0.2.1"})
     inventory = inventory.model_copy(update={"hosts": {**inventory.hosts, "gpu3": moved}})
@@ -113,7 +113,7 @@ def test_a_host_whose_address_is_not_its_own_is_said_not_to_be_seen() -> None:
     assert "cannot listen on 192.0.2.1" in found
 
 
-def test_a_host_with_neither_image_nor_python_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_host_with_neither_image_nor_python_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(tmp_path))
     inventory, facts = cluster(2)
@@ -133,7 +133,7 @@ def test_a_host_with_neither_image_nor_python_says_so(monkeypatch: pytest.Monkey
         '{"error": ["\\u001b[2J"]}',
     ],
 )
-def test_a_host_that_says_nonsense_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str) -> None:
+def test_invalid_output_of_a_host_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str) -> None:
     (tmp_path / "python3").write_text(f"#!/bin/sh\necho '{says}'\nwhile read -r line; do :; done\n")
     (tmp_path / "python3").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -147,11 +147,11 @@ class Probe:
     def __init__(self, name: str, address: str, run: str = "word") -> None:
         argv = [sys.executable, *python("host", "link_test", seconds=180).argv[1:]]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.say({"me": name, "address": address, "run": run, "ports": [], "more": 2})
+        self.send({"me": name, "address": address, "run": run, "ports": [], "more": 2})
         self.ports = self.update()
         self.address = address
 
-    def say(self, row: dict[str, Any]) -> None:
+    def send(self, row: dict[str, Any]) -> None:
         """One line in."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps(row) + "\n")
@@ -186,7 +186,7 @@ def two() -> Iterator[tuple[Probe, Probe]]:
 def test_a_probe_ends_with_its_input(two: tuple[Probe, Probe]) -> None:
     """Also in the middle of a visit that takes its time."""
     third = Probe("three", "127.0.0.3")
-    third.say({"one": two[0].peer(address="192.0.2.1")})
+    third.send({"one": two[0].peer(address="192.0.2.1")})
     began = time.monotonic()
     assert third.end() in (0, HUNG_UP)
     assert time.monotonic() - began < 2
@@ -195,24 +195,24 @@ def test_a_probe_ends_with_its_input(two: tuple[Probe, Probe]) -> None:
 @pytest.mark.parametrize(("says", "word"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "foreign"), (None, "mute")])
 def test_another_program_is_not_taken_for_the_peer(two: tuple[Probe, Probe], says: bytes | None, word: str) -> None:
     with listener("127.0.0.9", 17777, says):
-        two[0].say({"two": two[1].peer(open=[17777], chosen=[], taken=[], address="127.0.0.9")})
+        two[0].send({"two": two[1].peer(open=[17777], chosen=[], taken=[], address="127.0.0.9")})
         assert two[0].update()["bad"] == {"17777": word}
 
 
 def test_a_peer_of_another_name_is_not_taken_for_the_right_one(two: tuple[Probe, Probe]) -> None:
-    two[0].say({"three": two[1].peer()})
+    two[0].send({"three": two[1].peer()})
     assert set(two[0].update()["bad"].values()) == {"foreign"}
 
 
 def test_a_closed_port_is_refused_and_the_open_one_seen(two: tuple[Probe, Probe]) -> None:
-    two[0].say({"two": two[1].peer(open=[9])})
+    two[0].send({"two": two[1].peer(open=[9])})
     row = two[0].update()
     assert row["bad"] == {"9": "refused"}
     # An address of its own is not bound to: the kernel chooses where it comes from.
     assert (row["seen"], row["block"], row["passes"]) == ("127.0.0.1", "ok", row["mtu"])
 
 
-def test_strangers_are_told_nothing(two: tuple[Probe, Probe]) -> None:
+def test_unknown_peers_get_no_answer(two: tuple[Probe, Probe]) -> None:
     port = two[0].ports["chosen"][0]
     for words in (b"other 0\n", b"word\n", b"x" * 5000 + b"\n"):
         with socket.create_connection(("127.0.0.1", port), 5) as stranger:

@@ -50,7 +50,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Place], Rows]) ->
     ],
 )
 @pytest.mark.parametrize("up", [True, False])
-def test_the_image_says_whether_a_class_has_stages(
+def test_the_image_shows_whether_a_class_has_stages(
     monkeypatch: pytest.MonkeyPatch, rows: Rows, expected: bool | None, up: bool
 ) -> None:
     asked: list[Place] = []
@@ -77,7 +77,7 @@ def test_nothing_is_run_for_a_name_that_is_none_or_without_the_image(monkeypatch
     assert model_lookup.supports_pp(link, world.host(1, images=()), words, "LlamaForCausalLM") is None
 
 
-def test_an_image_that_cannot_be_run_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_cannot_be_run_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_place: Place) -> Rows:
         raise CommandFailed("gpu1", "no space left", exit_code=1, stderr="")
 

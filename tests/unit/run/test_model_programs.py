@@ -209,7 +209,7 @@ def test_what_a_symlink_leads_to_stays(plan: HostPlan, tmp_path: Path) -> None:
     assert root.is_symlink() and (elsewhere / "snapshots").is_dir()
 
 
-def test_a_folder_that_is_no_model_stays(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     question = {"cache": str(tmp_path), "folder": "mine", "kind": "folder"}
     (row,) = ask_program("remove_model", {"do": "remove", **question})
@@ -230,7 +230,7 @@ def test_weights_of_an_earlier_folder_of_a_name_are_found(tmp_path: Path) -> Non
     assert ask_program("model_cache", {**question, "kind": "hub"})[0]["stale"] == []
 
 
-def test_a_folder_that_was_trained_again_is_not_there_already(tmp_path: Path) -> None:
+def test_a_folder_that_was_trained_again_is_pulled_again(tmp_path: Path) -> None:
     """Its weights have the sizes that they had before."""
     folder = tmp_path / "mine"
     (folder / ".vcluster").mkdir(parents=True)

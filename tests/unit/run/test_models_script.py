@@ -62,7 +62,7 @@ def test_a_complete_model_has_its_commit_and_its_size(tmp_path: Path, shell: lis
         (f"printf {OTHER} > refs/main", "no files of this revision"),
     ],
 )
-def test_what_is_not_complete_says_why(tmp_path: Path, shell: list[str], harm: str, problem: str) -> None:
+def test_an_incomplete_model_has_its_reason(tmp_path: Path, shell: list[str], harm: str, problem: str) -> None:
     folder = hub_model(tmp_path, "org/broken", 2)
     hub_model(tmp_path, "org/whole", 1)
     subprocess.run(["sh", "-c", harm], cwd=folder, check=True)

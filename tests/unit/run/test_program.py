@@ -12,7 +12,7 @@ from vllm_cluster.run.program import MAX_BYTES, MAX_LINE, RemoteProgram, Running
 from vllm_cluster.transport.base import Stream
 
 
-class Says:
+class Pieces:
     """A stream that has some pieces, and then no more."""
 
     def __init__(self, *pieces: bytes, ends: bool = True) -> None:
@@ -33,33 +33,33 @@ class Says:
         return "docker: Error response from daemon\n"
 
 
-def heard(*pieces: bytes, ends: bool = True) -> RunningProgram:
+def reading(*pieces: bytes, ends: bool = True) -> RunningProgram:
     """What is read of these pieces."""
-    return RunningProgram("gpu1", RemoteProgram("test", ()), cast(Stream, Says(*pieces, ends=ends)))
+    return RunningProgram("gpu1", RemoteProgram("test", ()), cast(Stream, Pieces(*pieces, ends=ends)))
 
 
-def test_objects_are_heard_however_they_are_cut_and_greetings_are_not() -> None:
-    lines = heard(b'Welcome!\n[1]\n{"a"', b': 1}\n{"b": 2}\n')
+def test_objects_are_read_however_they_are_cut_and_greetings_are_not() -> None:
+    lines = reading(b'Welcome!\n[1]\n{"a"', b': 1}\n{"b": 2}\n')
     assert [lines.next(Deadline.after(1)) for _ in range(2)] == [{"a": 1}, {"b": 2}]
 
 
-def test_the_end_is_told_with_the_last_words() -> None:
+def test_the_end_is_reported_with_the_last_words() -> None:
     with pytest.raises(HostError, match="gpu1: its program does not run: docker: Error response from daemon"):
-        heard(b'{"a": ').next(Deadline.after(1))
+        reading(b'{"a": ').next(Deadline.after(1))
 
 
 def test_silence_ends_with_the_deadline() -> None:
     with pytest.raises(TimedOut):
-        heard(ends=False).next(Deadline.after(0.01))
+        reading(ends=False).next(Deadline.after(0.01))
     with pytest.raises(TimedOut):
-        heard(b"x\n" * 10, ends=False).next(Deadline.after(0))
+        reading(b"x\n" * 10, ends=False).next(Deadline.after(0))
 
 
 @pytest.mark.parametrize("piece", [b"x" * MAX_LINE, b"x\n" * (MAX_LINE // 2)])
-def test_what_never_ends_is_not_heard_out(piece: bytes) -> None:
+def test_output_without_end_is_cut_off(piece: bytes) -> None:
     with pytest.raises(HostError, match="printed too much"):
-        heard(*[piece] * (MAX_BYTES // MAX_LINE + 2)).next(Deadline.after(60))
+        reading(*[piece] * (MAX_BYTES // MAX_LINE + 2)).next(Deadline.after(60))
 
 
 def test_nesting_without_end_is_a_line_like_any_other() -> None:
-    assert heard(b"[" * 50_000 + b'\n{"a": 1}\n').next(Deadline.after(1)) == {"a": 1}
+    assert reading(b"[" * 50_000 + b'\n{"a": 1}\n').next(Deadline.after(1)) == {"a": 1}

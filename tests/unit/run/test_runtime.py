@@ -35,7 +35,7 @@ def test_time_asleep_counts() -> None:
     assert Deadline(200.0, clock).left() == 0.0
 
 
-def test_what_is_repeated_ends_when_it_is_told_or_says_so() -> None:
+def test_a_repeated_call_ends_when_asked_or_raises() -> None:
     done, times = threading.Event(), list[int]()
 
     def work() -> bool:

@@ -32,7 +32,7 @@ def test_an_id_is_stable_and_belongs_to_one_cluster_and_name() -> None:
     assert len(others) == 3
 
 
-def test_what_nobody_gives_is_made_and_then_kept() -> None:
+def test_a_secret_that_was_not_given_is_made_and_then_kept() -> None:
     words = world.inventory()
     first = collect_secrets(words, {}, SYSTEM)
     assert first.ids.keys() == first.values.keys() == {"ray-token", "api-key"}
@@ -85,7 +85,7 @@ def test_a_reference_that_leads_nowhere_is_named_with_its_file_line_and_key(tmp_
     assert caught.value.hint == "export NOWHERE_S3=… in the shell that runs vcluster"
 
 
-def test_plan_takes_what_it_cannot_read_as_unchanged_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_plan_takes_what_it_cannot_read_as_unchanged_and_reports_it(capfd: pytest.CaptureFixture[str]) -> None:
     words = world.inventory(**REFERENCES)
     found = collect_secrets(words, KEPT, SYSTEM, Reading.WHAT_CAN_BE)
     assert (found.ids, found.values) == (KEPT, {})

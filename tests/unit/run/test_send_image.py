@@ -90,7 +90,7 @@ def test_each_layer_is_byte_by_byte_what_docker_was_given(image: program.StoredI
     assert files == {f"{number}.tar": LAYERS[number] for number in range(have, 2)}
 
 
-def test_a_store_of_another_kind_is_said(tmp_path: Path) -> None:
+def test_a_store_of_another_kind_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="keeps its images here in another way"):
         program.StoredImage(tmp_path, "sha256:12")
 

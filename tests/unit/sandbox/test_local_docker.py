@@ -18,7 +18,7 @@ def silent(_: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK leaves its socket open
-def test_no_engine_is_a_preflight_failure_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_docker_is_a_preflight_failure_with_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     with pytest.raises(PreflightFailed, match="no Docker engine answers at unix") as stopped:
@@ -34,7 +34,7 @@ def test_no_engine_is_a_preflight_failure_that_says_what_to_do(tmp_path: Path, m
     gc.collect()
 
 
-def test_a_closed_socket_is_told_apart() -> None:
+def test_a_closed_socket_has_its_own_error() -> None:
     refused = DockerException("Error while fetching server API version: PermissionError(13, 'Permission denied')")
     assert "group docker" in (local_docker._no_engine(refused).hint or "")
 
@@ -45,7 +45,7 @@ def test_impossible_sizes_are_refused_before_docker_is_asked(hosts: int, gpus: i
         up(hosts=hosts, gpus=gpus, folder=tmp_path / "sandbox", report=silent)
 
 
-def test_a_missing_torch_says_where_to_look() -> None:
+def test_a_missing_torch_reports_where_to_look() -> None:
     error = _failed("ERROR: No matching distribution found for torch==2.13.0+cpu")
     assert "PIP_FIND_LINKS" in (error.hint or "")
     assert "PIP_EXTRA_INDEX_URL" in (error.hint or "")

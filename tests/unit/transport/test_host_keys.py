@@ -71,7 +71,7 @@ def test_names(names: str, host: str, hit: bool) -> None:
     assert matches(names, host) is hit
 
 
-def test_the_line_that_decided_is_told() -> None:
+def test_the_line_that_decided_is_reported() -> None:
     keys = parse(f"# x\nh ssh-rsa {b64(RSA)}\nh ssh-ed25519 {b64(OTHER)}\n", "/f")
     judgement = check_key(keys, "h", 22, None, ED)
     assert judgement.verdict is KeyStatus.CHANGED
@@ -79,13 +79,13 @@ def test_the_line_that_decided_is_told() -> None:
     assert judgement.line.where == "/f:3"
 
 
-def test_an_authority_is_no_known_key_but_is_told() -> None:
+def test_an_authority_is_not_a_known_key_but_is_reported() -> None:
     judgement = check_key(parse(f"@cert-authority h ssh-ed25519 {b64(OTHER)}\n", "f"), "h", 22, None, ED)
     assert judgement.verdict is KeyStatus.UNKNOWN
     assert judgement.authority
 
 
-def test_the_known_types_are_told_in_order() -> None:
+def test_the_known_types_are_listed_in_order() -> None:
     keys = parse(f"h ssh-rsa {b64(RSA)}\n@revoked h ssh-ed25519 {b64(OTHER)}\nx ssh-ed25519 {b64(ED)}\n", "f")
     assert known_types(keys, "h", 22, None) == ("ssh-rsa",)
 

@@ -103,7 +103,7 @@ def test_no_name_that_passes_can_be_an_option_or_a_command(text: str) -> None:
             assert not set(part) & set(" \t\n\r\0'\"`;&<>|(){}")
 
 
-def test_options_stand_before_the_destination(tmp_path: Path) -> None:
+def test_options_come_before_the_destination(tmp_path: Path) -> None:
     target = Target("n", "h", user="u", port=2, identity=tmp_path / "k", jump="j", config=tmp_path / "c")
     assert ssh_options(target) == ["-F", f"{tmp_path}/c", "-l", "u", "-p", "2", "-i", f"{tmp_path}/k", "-J", "j"]
 

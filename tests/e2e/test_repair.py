@@ -37,7 +37,7 @@ def head_start(cluster: Sandbox) -> str:
 
 
 @pytest.mark.cluster("up")
-def test_a_container_that_ends_at_once_is_told_with_its_last_lines(cluster: Sandbox) -> None:
+def test_a_container_that_ends_at_once_is_reported_with_its_last_lines(cluster: Sandbox) -> None:
     """With this variable Python finds none of its own modules, as in a broken image."""
     changed = [("environment: {", 'environment: {PYTHONHOME: "/nowhere", ')]
     broken = cluster.rewrite(Path("broken.yaml"), replace=changed)
