@@ -103,7 +103,7 @@ def test_the_landed_versions_cluster_is_recreated_once_and_asked() -> None:
         before = lab.run(world, inventory, lab.do_plan)
         assert {text.partition(": ")[2] or text for _, text in lab.texts(before.value)} == {
             # That version called its node images vcluster-engine.
-            "add ray[default]==2.56.1 to vllm/vllm-openai:v0.33.0 if it has no Ray",
+            "add ray==2.56.1 to vllm/vllm-openai:v0.33.0 unless it has one that fits",
             "made by an earlier version of vcluster (0.1.0)",
             "members gpu1, gpu2",
         }
