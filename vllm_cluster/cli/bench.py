@@ -50,7 +50,8 @@ Prompts = Annotated[
 ]
 Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, max=100, help="Runs of each load.")]
 Folder = Annotated[
-    Path | None, typer.Option("--folder", metavar="FOLDER", help="Where results go. Default: a name with the time.")
+    Path | None,
+    typer.Option("--output", "-o", metavar="FOLDER", help="Where results go. Default: a name with the time."),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="DURATION", min=1, max=1e6, help="Longest run.")]
 Compare = Annotated[bool, typer.Option("--compare", help="Compare two folders, and measure nothing.")]
@@ -135,7 +136,7 @@ def _made(folder: Path | None, cluster: str) -> Path:
 
     made = expanded(folder) if folder else Path(f"bench-{cluster}-{time.strftime('%Y%m%d-%H%M%S')}")
     if (made / RESULTS).exists():
-        raise UsageError(f"{made} already holds a result", hint="name another folder with --folder")
+        raise UsageError(f"{made} already holds a result", hint="give another folder with --output")
     if not made.is_dir():
         # Tried before an hour is measured, and made for good with the first result.
         with naming(made):
@@ -180,7 +181,7 @@ def _compare(session: Session, folders: list[Path]) -> None:
         if not path.is_file():
             text = f"{one} has no {RESULTS}" if path.parent.is_dir() and path.name == RESULTS else f"no folder {one}"
             raise UsageError(
-                f"--compare: {text}", hint=f"ls -d */{RESULTS}\nvcluster bench --folder {shlex.quote(str(one))}"
+                f"--compare: {text}", hint=f"ls -d */{RESULTS}\nvcluster bench --output {shlex.quote(str(one))}"
             )
         with naming(path):
             documents.append(read_document(path.read_text(errors="replace"), str(one)))
