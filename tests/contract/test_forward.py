@@ -86,7 +86,7 @@ def test_the_local_port_can_be_chosen(host: Transport, echo_port: int) -> None:
     forward.close()
 
 
-def test_a_taken_port_is_named(host: Transport, echo_port: int) -> None:
+def test_a_taken_port_is_reported(host: Transport, echo_port: int) -> None:
     with pytest.raises(UsageError, match=str(echo_port)):
         host.forward(1, echo_port)
 

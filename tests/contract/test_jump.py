@@ -217,19 +217,19 @@ def test_new_keys_are_accepted_on_every_hop(
     assert set(behind.known.read_text().splitlines(keepends=True)) == {shared_server.known_line(), bastion.known_line()}
 
 
-def test_a_host_that_the_jump_host_cannot_reach_is_named(kind: Kind, behind: Client, bastion: Sshd) -> None:
+def test_a_host_that_the_jump_host_cannot_reach_is_reported(kind: Kind, behind: Client, bastion: Sshd) -> None:
     port = free_port()
     error = fails(behind.target("h", jump="bastion", port=port), kind)
     assert f"cannot reach 127.0.0.1:{port} through " in error.message and f":{bastion.port}: " in error.message
 
 
-def test_a_jump_host_that_is_down_is_named(kind: Kind, behind: Client) -> None:
+def test_a_jump_host_that_is_down_is_reported(kind: Kind, behind: Client) -> None:
     port = free_port()
     error = fails(behind.target("h", jump=f"127.0.0.1:{port}"), kind)
     assert f"nothing listens on 127.0.0.1:{port}" in error.message
 
 
-def test_a_proxy_command_that_fails_is_named(kind: Kind, behind: Client) -> None:
+def test_a_proxy_command_that_fails_is_reported(kind: Kind, behind: Client) -> None:
     behind.hosts = ["Host h", "ProxyCommand false", *behind.hosts]
     behind.write()
     assert "through false: " in fails(behind.target("h"), kind).message

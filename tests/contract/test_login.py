@@ -59,7 +59,7 @@ def test_an_included_file_and_a_match_are_followed(
     works(connect(client.target("inc"), kind))
 
 
-def test_a_closed_port_is_named_at_once(kind: Kind, client: Client, shared_server: Sshd) -> None:
+def test_a_closed_port_is_reported_at_once(kind: Kind, client: Client, shared_server: Sshd) -> None:
     client.add("h", shared_server)
     port, started = free_port(), time.monotonic()
     error = failure(client.target("h", port=port), kind)
@@ -69,7 +69,7 @@ def test_a_closed_port_is_named_at_once(kind: Kind, client: Client, shared_serve
     assert error.exit_code == 4
 
 
-def test_a_name_without_address_is_named(kind: Kind, client: Client) -> None:
+def test_a_name_without_address_is_reported(kind: Kind, client: Client) -> None:
     error = failure(client.target("no-such-host.invalid"), kind)
     assert "cannot resolve host name no-such-host.invalid" in error.message
 
@@ -96,7 +96,7 @@ def test_a_login_that_hangs_ends_at_its_deadline(kind: Kind, client: Client, sha
     assert "127.0.0.1" in error.message
 
 
-def test_a_server_that_hangs_up_first_is_named(kind: Kind, client: Client, shared_server: Sshd) -> None:
+def test_a_server_that_hangs_up_first_is_reported(kind: Kind, client: Client, shared_server: Sshd) -> None:
     client.add("h", shared_server)
     with socket.create_server(("127.0.0.1", 0)) as rude:
         accepted = []
@@ -220,7 +220,7 @@ def test_names_that_are_options_or_commands_are_refused(
     assert not mark.exists()
 
 
-def test_an_unreadable_ssh_config_is_named(kind: Kind, client: Client, shared_server: Sshd) -> None:
+def test_an_unreadable_ssh_config_is_reported(kind: Kind, client: Client, shared_server: Sshd) -> None:
     client.add("h", shared_server)
     client.write("NoSuchOption yes")
     transport = make(client.target("h"), kind)

@@ -130,7 +130,7 @@ def lease(host: Transport) -> None:
 
 @pytest.mark.parametrize("call", [first_words, first_stream, lease])
 @pytest.mark.parametrize("what", REFUSALS)
-def test_an_account_that_runs_no_commands_is_named(
+def test_an_account_that_runs_no_commands_is_reported(
     *, kind: Kind, what: str, call: Callable[[Transport], object], client: Client, connect: Connect, tmp_path: Path,
     started: list[Sshd],
 ) -> None:  # fmt: skip
@@ -154,7 +154,7 @@ GUARDS = {
 
 
 @pytest.mark.parametrize("shell", GUARDS)
-def test_a_start_up_file_that_takes_the_input_is_named_and_its_remedy_works(
+def test_a_start_up_file_that_takes_the_input_is_reported_and_its_remedy_works(
     *, kind: Kind, shell: str, client: Client, connect: Connect, tmp_path: Path, started: list[Sshd]
 ) -> None:
     eats, guard, file = GUARDS[shell]
@@ -169,7 +169,7 @@ def test_a_start_up_file_that_takes_the_input_is_named_and_its_remedy_works(
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_a_start_up_file_that_does_not_end_is_named(
+def test_a_start_up_file_that_does_not_end_is_reported(
     *, kind: Kind, shell: str, client: Client, connect: Connect, tmp_path: Path, started: list[Sshd],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -182,7 +182,7 @@ def test_a_start_up_file_that_does_not_end_is_named(
 
 
 @pytest.mark.parametrize("kind", REMOTE)
-def test_a_start_up_file_that_becomes_another_shell_is_named(
+def test_a_start_up_file_that_becomes_another_shell_is_reported(
     kind: Kind, client: Client, connect: Connect, tmp_path: Path, started: list[Sshd]
 ) -> None:
     started.append(login_shell(tmp_path / "h", client.key, "bash", "exec fish"))

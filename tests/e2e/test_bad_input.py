@@ -128,7 +128,7 @@ def test_no_route_between_hosts(cluster: Sandbox) -> None:
 
 
 @pytest.mark.cluster("empty", leaves="up")
-def test_a_firewall_between_hosts_is_named_by_the_worker(cluster: Sandbox) -> None:
+def test_a_firewall_between_hosts_is_reported_by_the_worker(cluster: Sandbox) -> None:
     rule = "OUTPUT -p tcp --dport 6379 -j DROP"
     with root_does(cluster, "gpu2", f"iptables -I {rule}", f"iptables -D {rule}"):
         failed = cluster.vcluster("up")

@@ -128,7 +128,7 @@ def test_hosts_that_cannot_reach_each_other_get_it_through_this_machine(sandbox:
 @pytest.mark.deep
 @pytest.mark.promise("P45")
 @pytest.mark.cluster("up")
-def test_a_killed_sender_is_named_and_the_next_push_completes(sandbox: Sandbox) -> None:
+def test_a_killed_sender_is_reported_and_the_next_push_completes(sandbox: Sandbox) -> None:
     with built(sandbox, "cut", megabytes=200) as name:
         with slow(sandbox, "gpu1"):
             call = sandbox.start("image", "push", name, "--json")

@@ -1,4 +1,4 @@
-"""Links between real hosts, broken one way at a time, are named before anything is started over them."""
+"""Links between real hosts, broken one way at a time, are reported before anything is started over them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_all_reduce_passes_with_figures(cluster: Sandbox) -> None:
 
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.deep), "all-reduce of 1 KiB"])
-def test_a_link_that_turns_into_a_black_hole_is_named(cluster: Sandbox, moment: str) -> None:
+def test_a_link_that_turns_into_a_black_hole_is_reported(cluster: Sandbox, moment: str) -> None:
     gpu2, began = address(cluster, "gpu2"), time.monotonic()
     cut = (f"INPUT -s {gpu2} -j DROP", f"OUTPUT -d {gpu2} -j DROP")
     with cluster.start("check", "--deep") as process, ExitStack() as mended:

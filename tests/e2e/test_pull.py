@@ -59,7 +59,7 @@ def test_a_model_is_downloaded_once_and_then_left_alone(sandbox: Sandbox, hub: P
 
 
 @pytest.mark.deep
-def test_what_cannot_be_had_is_named_and_nothing_is_touched(sandbox: Sandbox, hub: PullHub) -> None:
+def test_what_cannot_be_had_is_reported_and_nothing_is_touched(sandbox: Sandbox, hub: PullHub) -> None:
     hub.repositories[MODEL].gated = True
     gated = pull(sandbox, hub)
     assert gated.code == 3 and f"{MODEL} is gated" in gated.err and f"open {hub.url}/{MODEL}" in gated.err
@@ -79,7 +79,7 @@ def test_what_cannot_be_had_is_named_and_nothing_is_touched(sandbox: Sandbox, hu
 
 
 @pytest.mark.deep
-def test_what_is_damaged_is_named_and_only_that_is_repaired(sandbox: Sandbox, hub: PullHub) -> None:
+def test_what_is_damaged_is_reported_and_only_that_is_repaired(sandbox: Sandbox, hub: PullHub) -> None:
     pull(sandbox, hub).ok()
     place = f"{ROOT}/blobs/{blob(FILES[FIRST])}"
     sandbox.on("gpu2", "sh", "-c", f"printf x | dd of={place} bs=1 seek=5000000 conv=notrunc", root=True)
@@ -220,7 +220,7 @@ def test_a_branch_that_moved_brings_what_is_new(sandbox: Sandbox, hub: PullHub) 
 
 
 @pytest.mark.deep
-def test_a_full_disk_is_named_and_the_rerun_continues(sandbox: Sandbox, hub: PullHub) -> None:
+def test_a_full_disk_is_reported_and_the_rerun_continues(sandbox: Sandbox, hub: PullHub) -> None:
     """The disk fills while it runs: a small file system where the blobs go, which the look before cannot see."""
     sandbox.on("gpu2", "sh", "-c", f"mkdir -p {ROOT} && mount -t tmpfs -o size=8m tmpfs {ROOT}", root=True)
     try:

@@ -70,7 +70,7 @@ def same(sandbox: Sandbox, files: dict[str, bytes]) -> bool:
     return True
 
 
-def test_what_cannot_be_had_is_named_and_nothing_is_touched(sandbox: Sandbox, lab: Bucket) -> None:
+def test_what_cannot_be_had_is_reported_and_nothing_is_touched(sandbox: Sandbox, lab: Bucket) -> None:
     cut_off = pull(sandbox, lab, "--via", "gpu2")
     assert cut_off.code == 4 and f"gpu2: pull: cannot reach {lab.url}" in cut_off.err
     lab.refused = True
@@ -112,7 +112,7 @@ def test_one_host_downloads_all_get_it_meanwhile_and_ctrl_c_and_kills_lose_nothi
     assert held
 
 
-def test_an_object_that_changes_or_an_address_that_expires_is_named_and_the_rerun_completes(
+def test_an_object_that_changes_or_an_address_that_expires_is_reported_and_the_rerun_completes(
     sandbox: Sandbox, lab: Bucket
 ) -> None:
     lab.rate = 1.5e6

@@ -37,7 +37,7 @@ class Measuring:
         return self.end - time.monotonic()
 
     def run(self) -> bool:
-        """Every step in order; a step that fails is named and the next begins. Whether all went well."""
+        """Every step in order; a step that fails is reported and the next begins. Whether all went well."""
         well = True
         for step in self.options.steps:
             if self.options.resume and self.report.has(step):

@@ -188,7 +188,7 @@ def test_one_name_for_two_images(sandbox: Sandbox, empty: Stand) -> None:
             assert len(bases) == 1
             sandbox.vcluster("down", "--yes", inventory=inventory).ok()
             settle(sandbox, empty, 1)
-            measured.figure = "the odd host is named, and runs the head's image; its name is left"
+            measured.figure = "the odd host is reported, and runs the head's image; its name is left"
     finally:
         for host in HOSTS:
             sandbox.docker(host, "rmi", tag)

@@ -192,7 +192,7 @@ def secret_files(volume: Any) -> list[bytes]:
     return [content for name, content in volume.files.items() if any(k in name for k in ("token-", "key-"))]
 
 
-def test_a_host_that_is_gone_is_named_and_stops_nothing(up: tuple[World, Inventory], tmp_path: Path) -> None:
+def test_a_host_that_is_gone_is_reported_and_stops_nothing(up: tuple[World, Inventory], tmp_path: Path) -> None:
     world, inventory = up
     world.machines["gpu2"].reachable = False
     path = tmp_path / "report.tar.gz"

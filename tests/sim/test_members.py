@@ -177,7 +177,7 @@ def test_an_unreadable_member_is_reported_and_blocks_no_verb(verb: lab.Verb, wor
     ],
     ids=["half", "deep", "list", "newer", "foreign"],
 )
-def test_a_record_that_cannot_be_read_is_named_and_written_again(change: Callable[[Any], Any], why: str) -> None:
+def test_a_record_that_cannot_be_read_is_reported_and_written_again(change: Callable[[Any], Any], why: str) -> None:
     world, here = make.world((2, 2)), inventory(1, 2)
     with lab.inside(world):
         good(world, here, lab.do_up)
@@ -270,7 +270,7 @@ def test_a_host_joins_and_the_model_survives_its_next_failure() -> None:
         assert served(world, inventory(1, 2, 3)) == ("org/model", "ready")
         again = good(world, inventory(1, 2), lab.do_status)
         assert [(row.host, row.role) for row in again.value.hosts][2:] == [("gpu3", "former")]
-        # Whether it can be reached was not looked at: both ways are named.
+        # Whether it can be reached was not looked at: both ways are shown.
         assert again.value.hosts[2].fix == "vcluster up\nvcluster up --forget gpu3"
     record("P33", "sim: a host joins while a model is served, which then fails", "served again on 6 GPUs", True)
 

@@ -89,7 +89,7 @@ def test_it_is_removed_from_every_host(world: World) -> None:
     assert not any(machine.lock for machine in world.machines.values())
 
 
-def test_only_the_named_hosts_lose_it(world: World) -> None:
+def test_only_the_chosen_hosts_lose_it(world: World) -> None:
     outcome, asked = rm(world, "./mine", "gpu2")
     assert (outcome.value, asked) == (SIZE, ["Remove ./mine from gpu2 (16.1 GB)?"])
     assert "mine" in left(world)["gpu1"] and "mine" not in left(world)["gpu2"]

@@ -33,7 +33,7 @@ def held(world: World, plan: Plan) -> Outcome:
 
 
 @pytest.mark.parametrize("number", [1, 7, None], ids=["the same", "another", "none"])
-def test_a_host_whose_image_changes_behind_the_plan_is_named(number: int | None) -> None:
+def test_a_host_whose_image_changes_behind_the_plan_is_reported(number: int | None) -> None:
     world = make.world((2, 2))
     with lab.inside(world):
         plan: Plan = lab.run(world, INVENTORY, lab.do_plan).value

@@ -115,7 +115,7 @@ def test_no_is_an_answer_and_hosts_download_by_themselves(world: World, hub: Non
     )
 
 
-def test_without_a_person_nothing_is_asked_and_the_command_is_named(
+def test_without_a_terminal_nothing_is_asked_and_the_command_is_shown(
     world: World, monkeypatch: pytest.MonkeyPatch, brought: list[str]
 ) -> None:
     monkeypatch.setattr(serve_pull, "find_model", lambda *_, **__: pytest.fail("the hub was asked"))

@@ -49,7 +49,7 @@ def notes(outcome: Outcome) -> list[str]:
     return [event.text for event in outcome.events if event.kind == "note"]
 
 
-def test_the_named_hosts_get_the_ranks_and_the_others_are_named(world: World) -> None:
+def test_the_chosen_hosts_get_the_ranks_and_the_others_are_listed(world: World) -> None:
     outcome = ask(world, ["gpu3", "gpu2"])
     assert outcome.error is None, outcome.story()
     assert (wanted(world)["hosts"], wanted(world)["ranks"]) == (
@@ -123,7 +123,7 @@ def test_history_and_rollback_name_the_hosts(world: World) -> None:
     ]
 
 
-def test_a_host_that_leaves_takes_the_model_along_only_where_it_was_named(world: World) -> None:
+def test_a_host_that_leaves_takes_the_model_along_only_where_it_was_chosen(world: World) -> None:
     assert ask(world, ["gpu1", "gpu2"]).error is None
     outcome = lab.run(world, make.inventory(2), lab.do_up)
     assert outcome.error is None, outcome.story()

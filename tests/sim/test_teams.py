@@ -211,7 +211,7 @@ def test_a_volume_that_another_team_left_decides_nothing(shared: str) -> None:
 @pytest.mark.promise("P32")
 @pytest.mark.parametrize("verb", ["up", "plan"])
 def test_the_cause_comes_without_remedies_that_would_stop_the_other_cluster(verb: str) -> None:
-    """A wrong `cluster:`: every port is taken by the cluster that is there, which alone is named."""
+    """A wrong `cluster:`: every port is taken by the cluster that is there, which alone is reported."""
     world = make.world((2, 2))
     with lab.inside(world):
         team_a(world, landed=False)
@@ -258,7 +258,7 @@ def test_a_volume_of_another_cluster_is_not_used() -> None:
 
 @pytest.mark.promise("P20", "P32")
 @pytest.mark.parametrize("labels", [{}, {"io.vcluster.cluster": "other"}], ids=["none", "another cluster's"])
-def test_a_container_that_has_our_node_s_name_is_named_before_anything_changes(labels: dict[str, str]) -> None:
+def test_a_container_that_has_our_node_s_name_is_reported_before_anything_changes(labels: dict[str, str]) -> None:
     world = make.world((2, 2))
     machine = world.machines["gpu2"]
     (image,) = machine.images

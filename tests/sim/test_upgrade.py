@@ -74,7 +74,7 @@ def test_a_field_of_one_version_alone_changes_nothing(version: str) -> None:
 
 
 @pytest.mark.promise("P43")
-def test_a_changed_default_is_named_from_and_to_and_asked() -> None:
+def test_a_changed_default_is_shown_from_and_to_and_asked() -> None:
     world, inventory = make.world(), make.inventory(2)
     with lab.inside(world):
         serving(world, inventory)

@@ -15,7 +15,7 @@ import pytest
 from tests.support.modules import MODULES, PACKAGE, nodes, room
 from tests.support.paths import ROOT
 
-# Hosts, files and programs do none of these, and people are named by what they do.
+# Hosts, files and programs do none of these, and people are called by what they do.
 BANNED = frozenset(
     [
         "tell",

@@ -35,7 +35,7 @@ def test_the_license_that_is_claimed_is_there() -> None:
         ("docker/cpu/trim.py", [f'VLLM_VERSION = "{VLLM}+cpu"']),
     ],
 )
-def test_one_version_of_vllm_and_ray_is_named_everywhere(file: str, lines: list[str]) -> None:
+def test_one_version_of_vllm_and_ray_is_written_everywhere(file: str, lines: list[str]) -> None:
     """Users copy the image from wherever they read first: it is the one that these tests pass with."""
     text = (ROOT / file).read_text()
     assert [line for line in lines if line not in text] == []

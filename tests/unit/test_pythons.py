@@ -32,7 +32,7 @@ def test_it_is_of_that_python(version: str) -> None:
     assert python is None or compiled(python, FLOORS[version]) == ""
 
 
-def test_what_does_not_compile_is_named(tmp_path: Path) -> None:
+def test_what_does_not_compile_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "newer.py"
     file.write_text("def broken(:\n")
     python = interpreter(claimed()[0])

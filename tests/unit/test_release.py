@@ -22,7 +22,7 @@ def test_the_release_of_this_checkout_is_whole(built: tuple[Path, Path]) -> None
 
 
 @pytest.mark.slow
-def test_a_wheel_that_lacks_a_recipe_or_holds_tests_is_named(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_wheel_that_lacks_a_recipe_or_holds_tests_is_reported(built: tuple[Path, Path], tmp_path: Path) -> None:
     sdist, wheel = built
     broken = tmp_path / wheel.name
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(broken, "w") as target:

@@ -146,7 +146,7 @@ def test_a_model_that_is_not_served_names_the_one_that_is(monkeypatch: pytest.Mo
     assert (type(error), error.message) == (PreflightFailed, "other is not served on lab; it serves llama")
 
 
-def test_a_schema_that_the_server_refuses_is_named_with_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_that_the_server_refuses_is_reported_with_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     error, _ = failure(monkeypatch, Head([READY]), Refused(400, "Grammar error: x"), schema="river.json")
     assert error.message == "river.json: --json-schema: llama: Grammar error: x"
 

@@ -109,7 +109,7 @@ def test_each_load_is_run_in_turns_with_other_prompts(monkeypatch: pytest.Monkey
     assert read_document(head.kept[-1], "x") == found
 
 
-def test_a_prompt_that_does_not_fit_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_does_not_fit_is_reported_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head([GOOD] * 4, [], context=200)
     with pytest.raises(UsageError) as refused:
         run(head, monkeypatch)

@@ -93,7 +93,7 @@ def test_prometheus_finds_the_cluster_with_its_key_from_a_file(served: dict[str,
 
 
 def test_a_rotated_key_is_renewed_where_it_was_written(served: dict[str, Any], tmp_path: Path) -> None:
-    """In the folders of this cluster alone, also beside others' files; one that cannot be written is named."""
+    """In the folders of this cluster alone, also beside others' files; one that cannot be written is reported."""
     written(tmp_path)
     events: list[Event] = []
     key = tmp_path / "monitoring" / "api-key"
@@ -183,7 +183,7 @@ def lost(whole: Any, part: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def test_a_folder_that_cannot_be_written_is_named(served: dict[str, Any], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(served: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "monitoring").write_text("a file")
     with pytest.raises(UsageError, match="monitoring"):
         written(tmp_path)

@@ -120,7 +120,7 @@ def test_a_folder_is_compared_with_what_another_person_has_brought(
     assert [event.kind for event in events].count("result") == 1 - left
 
 
-def test_the_commit_that_runs_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_that_runs_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Held(whole=1, bytes=MODEL.size, digest="d")
     assert look_on(monkeypatch, MODEL.commit, whole, GONE)[-1].kind == "result"
 

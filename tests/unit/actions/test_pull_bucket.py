@@ -147,7 +147,7 @@ def test_each_way_in_which_a_bucket_cannot_be_listed_has_its_remedy(
         (418, "Teapot", "answers 418 Teapot for s3://lab/mine"),
     ],
 )
-def test_what_the_endpoint_refuses_is_named(lab: Bucket, status: int, code: str, text: str) -> None:
+def test_what_the_endpoint_refuses_is_reported(lab: Bucket, status: int, code: str, text: str) -> None:
     lab.listing = (status, code)
     try:
         assert text in refused("s3://lab/mine", PreflightFailed).message
@@ -164,7 +164,7 @@ def test_an_archived_object_and_a_whole_bucket_are_refused(lab: Bucket, monkeypa
     assert "has more than 3 objects" in refused("s3://lab/mine", PreflightFailed).message
 
 
-def test_without_boto3_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_boto3_the_command_that_installs_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     error = refused("s3://lab/mine", PreflightFailed)
     assert error.message == "this machine: pull: boto3 is not installed beside vcluster"
@@ -203,7 +203,7 @@ def test_addresses_are_of_the_region_that_the_bucket_is_in(lab: Bucket) -> None:
     assert scope.split("/")[2] == "eu-central-1"
 
 
-def test_lent_credentials_shorten_the_life_and_that_is_named(lab: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lent_credentials_shorten_the_life_and_that_is_reported(lab: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     lent = SimpleNamespace(_expiry_time=datetime.now(UTC) + timedelta(hours=2, minutes=1))
     made = OwnBucket(BucketFolder("lab", "mine"))
     monkeypatch.setattr(made._session, "get_credentials", lambda: lent)
@@ -214,13 +214,13 @@ def test_lent_credentials_shorten_the_life_and_that_is_named(lab: Bucket, monkey
     assert "the AWS credentials end in 2 h" in next(event.text for event in events if event.kind == "note")
 
 
-def test_a_host_that_is_not_given_the_objects_is_named(lab: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_not_given_the_objects_is_reported(lab: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.refused = True
     with pytest.raises(PreflightFailed, match=r"gpu1: pull: http.* answers 403 AccessDenied for s3://lab/mine/config"):
         probed(monkeypatch)
 
 
-def test_a_host_that_does_not_reach_the_endpoint_is_named(lab: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_not_reach_the_endpoint_is_reported(lab: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}/?X-Amz-Signature=secret"
     made = OwnBucket(BucketFolder("lab", "mine"))
     monkeypatch.setattr(made, "signed", lambda paths: (dict.fromkeys(paths, nowhere), time.time() + MAX_LIFE))

@@ -98,7 +98,7 @@ def test_links_that_lead_out_of_the_folder_are_found(tmp_path: Path) -> None:
     assert links_out(folder, listed(folder, lambda _: None)) == [("config.json", str(blobs / "b"))]
 
 
-def test_what_of_a_folder_here_is_not_pulled_is_named(tmp_path: Path) -> None:
+def test_what_of_a_folder_here_is_not_pulled_is_listed(tmp_path: Path) -> None:
     folder, events = tmp_path / "mine", list[Event]()
     (folder / "real").mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "pytorch_model.bin", "old.bin"):
@@ -163,13 +163,13 @@ def test_a_link_that_the_pull_cannot_read_there_is_refused_with_what_to_do(monke
     assert refused.value.hint == "on gpu1: cp -rL '/data/x y' '/data/x y-copy'\nvcluster pull 'gpu1:/data/x y-copy'"
 
 
-def test_a_link_out_of_a_folder_of_a_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_out_of_a_folder_of_a_host_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     file = {"file": {"path": "config.json", "size": 2, "blob": ""}}
     _, events = on_host(monkeypatch, "/data/x", [{"link": "config.json", "to": "/models/blobs/b"}, file])
     assert "config.json is a link to /models/blobs/b, outside of the folder" in [e for e in events if e.data][-1].text
 
 
-def test_what_of_a_folder_of_a_host_is_not_pulled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_of_a_folder_of_a_host_is_not_pulled_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("config.json", "model.safetensors", "old.bin")
     rows: list[dict[str, Any]] = [{"file": {"path": name, "size": 2, "blob": ""}} for name in names]
     rows += [{"left": "more", "why": "link to a folder"}, {"link": "old.bin", "to": "/models/blobs/b"}]

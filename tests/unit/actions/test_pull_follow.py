@@ -69,7 +69,7 @@ def test_a_host_that_never_answers_is_lost(monkeypatch: pytest.MonkeyPatch) -> N
     assert ended.lost == ("gpu2",) and ended.hosts["gpu2"].phase == "failed"
 
 
-def test_what_a_container_without_a_plan_waits_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_container_without_a_plan_waits_for_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
     ended = followed(
         monkeypatch,

@@ -53,7 +53,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[HubModel, list
     return find
 
 
-def test_the_manifest_of_a_host_is_taken_and_named(found: Any) -> None:
+def test_the_manifest_of_a_host_is_taken_and_reported(found: Any) -> None:
     model, events = found(GONE, {"gpu2": (ONE, ())})
     assert (model.commit, model.files, model.endpoint) == (ONE, (FILE,), "")
     assert events[-1].text == f"{GONE.message}; the files are those of the manifest on gpu2"
@@ -69,7 +69,7 @@ def test_whoever_sets_the_hubs_own_variable_asks_no_hub(found: Any, monkeypatch:
     assert refused.value.hint == "unset HF_HUB_OFFLINE"
 
 
-def test_hosts_with_different_revisions_are_named_with_their_commits(found: Any) -> None:
+def test_hosts_with_different_revisions_are_reported_with_their_commits(found: Any) -> None:
     with pytest.raises(PreflightFailed, match=f"gpu1: {ONE[:12]}; gpu2: {OTHER[:12]}") as refused:
         found(GONE, {"gpu1": (ONE, ()), "gpu2": (OTHER, ())})
     assert refused.value.hint == f"vcluster pull lab/model@{ONE}\nvcluster pull lab/model@{OTHER}"
@@ -90,7 +90,7 @@ def test_where_no_host_has_it_the_hubs_answer_is_the_error(found: Any) -> None:
         found(Unreachable("gpu1", "pull: cannot reach http://hub: refused"), {"gpu1": ("", ("lab/model", "x/y"))})
 
 
-def test_a_folder_here_of_that_name_is_named(found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_here_of_that_name_is_reported(found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "my-model").mkdir()
     monkeypatch.chdir(tmp_path)
     missing = PreflightFailed("gpu1: pull: http://hub has no my-model, or it is private (without a token)")

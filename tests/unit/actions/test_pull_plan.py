@@ -32,7 +32,7 @@ def ensure(listening: dict[str, int], held: dict[str, Held], pulls: tuple[str, .
     ensure_ports(PullHosts(INVENTORY, fleet, facts, lambda _: None), plan)
 
 
-def test_a_port_that_another_program_has_is_named_before_anything_is_moved() -> None:
+def test_a_port_that_another_program_has_is_reported_before_anything_is_moved() -> None:
     with pytest.raises(
         PreflightFailed, match=r"gpu2, gpu3: pull: port 7000 is already in use \(ports.pull\)"
     ) as refused:
@@ -72,7 +72,7 @@ def test_a_repair_of_a_small_file_is_not_nothing() -> None:
     assert lines[3] == "  gpu2: receives 0.6 kB from the others (0.0 MB free)"
 
 
-def test_weights_of_an_earlier_folder_are_named_with_the_hosts_that_have_them() -> None:
+def test_weights_of_an_earlier_folder_are_listed_with_the_hosts_that_have_them() -> None:
     events: list[Event] = []
     fleet: Any = None
     model = replace(MODEL, name="./mine", commit="", endpoint="", origin="laptop")

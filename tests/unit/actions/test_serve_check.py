@@ -173,7 +173,7 @@ def test_what_is_as_it_was_pulled_everywhere_is_served_offline(
     assert answer(monkeypatch, {"gpu1": PROVED, "gpu2": other}, extra)[0] is offline
 
 
-def test_a_file_that_changed_since_the_pull_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changed_since_the_pull_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     offline, events = answer(monkeypatch, {"gpu1": PROVED, "gpu2": Files("cache", changed="model.safetensors")})
     (warning,) = [event for event in events if event.kind == "warning"]
     assert not offline and warning.host == "gpu2"

@@ -194,7 +194,7 @@ def test_a_node_that_ends_is_looked_at_again(lab: Lab) -> None:
     )
 
 
-def test_metrics_that_do_not_answer_are_named(lab: Lab) -> None:
+def test_metrics_that_do_not_answer_are_reported(lab: Lab) -> None:
     lab.feed("gpu2", sample(), sample())
     lab.feed("gpu1", *(sample(n, served("a"), boot=float(n)) for n in range(2)))
     lab.until(

@@ -66,7 +66,7 @@ def test_a_wrong_sum_is_a_failure() -> None:
         (["started", "store", "joined"], "rank 1 (gpu2) never got through 1 KiB"),
     ],
 )
-def test_who_had_not_arrived_is_named_with_the_step(steps: list[str], why: str) -> None:
+def test_who_had_not_arrived_is_reported_with_the_step(steps: list[str], why: str) -> None:
     hung = Trial({0: "gpu1", 1: "gpu2"}, SIZES)
     for step in ("started", "store", "joined"):
         hung.update(0, {"step": step})
@@ -154,7 +154,7 @@ def test_a_host_that_works_with_no_other_is_reported(count: int, data: st.DataOb
 
 @calm
 @given(st.integers(3, 16), st.data())
-def test_a_link_between_two_hosts_that_else_work_is_named(count: int, data: st.DataObject) -> None:
+def test_a_link_between_two_hosts_that_else_work_is_reported(count: int, data: st.DataObject) -> None:
     hosts = [f"gpu{n}" for n in range(count)]
     bad = frozenset(data.draw(st.sampled_from(list(combinations(hosts, 2)))))
     found = locate_fault(trial(*hosts, ok=False), {}, tried(hosts, bad_link=bad))
@@ -162,7 +162,7 @@ def test_a_link_between_two_hosts_that_else_work_is_named(count: int, data: st.D
     assert all(host in found[0].message for host in bad)
 
 
-def test_a_host_whose_own_ranks_fail_is_named_before_any_pair() -> None:
+def test_a_host_whose_own_ranks_fail_is_reported_before_any_pair() -> None:
     found = locate_fault(trial("gpu1", "gpu2", ok=False), {"gpu1": trial("gpu1"), "gpu2": trial("gpu2", ok=False)}, {})
     assert [(each.code, each.host) for each in found] == [("allreduce-host", "gpu2")]
 
@@ -180,7 +180,7 @@ def test_slow_is_less_than_half_of_the_link(bus: float, expected: float | None, 
     assert slow((AllReduceTime(1 << 28, 0.1, bus),), expected) is verdict
 
 
-def test_a_slow_link_is_named_among_the_pairs() -> None:
+def test_a_slow_link_is_reported_among_the_pairs() -> None:
     hosts = ["gpu1", "gpu2", "gpu3", "gpu4"]
     pairs = {pair: trial(*pair, bus=1.0 if pair == ("gpu1", "gpu3") else 40.0) for pair in combinations(hosts, 2)}
     found = slow_link_finding(trial(*hosts, bus=1.0), 50.0, pairs)

@@ -157,7 +157,7 @@ def test_a_folder_of_devices_does_not_count_as_an_adapter() -> None:
         assert check_all(world.inventory(), hosts({"rdma_devices": devices})) == ()
 
 
-def test_who_holds_the_memory_is_named() -> None:
+def test_who_holds_the_memory_is_reported() -> None:
     process = GpuProcess(4242, "python", 60_000, "c0" * 32)
     busy: dict[str, Any] = {"gpus": gpus(used_mib=60_000), "gpu_health": (GpuHealth("a", processes=(process,)),)}
     (found,) = check_all(

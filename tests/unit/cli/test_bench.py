@@ -28,7 +28,7 @@ def refused(*argv: str) -> str:
         (("--concurrency", "0"), "--concurrency must be numbers from 1 to 10000, got '0'"),
     ],
 )
-def test_bad_options_are_named(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_are_reported(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = refused(*argv)
     assert message in shown + capsys.readouterr().err
 
@@ -37,7 +37,7 @@ def test_bad_options_are_named(argv: tuple[str, ...], message: str, capsys: pyte
     ("content", "message"),
     [('{"prompt": "a"}\n{"prompt": 1}\n', "p.jsonl:2: --dataset: must be"), ("", "--dataset: is empty"), ("x", ":1: ")],
 )
-def test_a_bad_file_of_prompts_is_named_with_its_line(content: str, message: str, tmp_path: Path) -> None:
+def test_a_bad_file_of_prompts_is_reported_with_its_line(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(content)
     assert message in refused("--dataset", str(tmp_path / "p.jsonl"))
 

@@ -100,6 +100,6 @@ def test_addresses_for_hosts_of_ssh_config(tmp_path: Path) -> None:
         (["gpu1=10.0.0.1", "--image", "a b"], "image: ", "fix: correct --image\n"),
     ],
 )
-def test_a_wrong_option_is_named(tmp_path: Path, argv: list[str], text: str, fix: str) -> None:
+def test_a_wrong_option_is_reported(tmp_path: Path, argv: list[str], text: str, fix: str) -> None:
     refused = init(tmp_path, *argv, "--cluster", "lab")
     assert (refused.returncode, text in refused.stderr, fix in refused.stderr) == (2, True, True), refused.stderr

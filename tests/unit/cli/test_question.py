@@ -153,7 +153,7 @@ def test_where_a_prompt_comes_from(
     assert question.read_prompt(prompt, [Path("file")] if files else []) == expected
 
 
-def test_a_missing_prompt_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_prompt_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(b"", terminal=True))
     with pytest.raises(UsageError, match="missing PROMPT"):
         question.read_prompt(None, [])

@@ -98,7 +98,7 @@ def test_what_a_person_decided_needs_no_fix_and_no_log(
         return action
 
     assert ended(refuse(Aborted()), capsys) == "Aborted. Nothing was changed.\n"
-    # A log that twenty later runs have removed is not named.
+    # A log that twenty later runs have removed is not listed.
     (tmp_path / "log").unlink()
     assert "log: " not in ended(refuse(VclusterError("it failed"), kept=False), capsys)
     assert "log: " in ended(refuse(VclusterError("it failed")), capsys)

@@ -123,7 +123,7 @@ def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.
     assert "No model is being served" not in out
 
 
-def test_gpus_that_the_model_leaves_idle_are_named(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_the_model_leaves_idle_are_listed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = GOOD, replace(GOOD, host="gpu2", address="10.0.0.2")
     some = cluster(*hosts, serve=served("ready", ranks={"10.0.0.2": 1}))
     assert "GPUs idle: 2 of gpu1, 1 of gpu2\n" in shown(some, capsys, None, monkeypatch)

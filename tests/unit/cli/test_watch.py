@@ -54,7 +54,7 @@ def test_each_gpu_has_a_row_where_there_is_room() -> None:
     assert any("no keepalive reply" in line for line in low), "a problem goes before single GPUs"
 
 
-def test_a_gpu_that_is_lost_is_named() -> None:
+def test_a_gpu_that_is_lost_is_reported() -> None:
     gone = GpuLoad(3, "NVIDIA H100", "GPU is lost", None, None, None, None, None, None)
     lines = shown(view(HEAD, loads={"gpu1": replace(LOAD, gpus=(*GPUS[:3], gone))}), 80)
     assert any(line.split() == ["GPU", "3", "error"] for line in lines)

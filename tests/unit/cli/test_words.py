@@ -69,7 +69,7 @@ def test_both_sides_of_the_verb_name_the_inventory(where: str, tmp_path: Path) -
         ("-i x serve M --foo -- --bar 1", "vcluster serve M -i x -- --foo --bar 1"),
     ],
 )
-def test_flags_of_vllm_before_the_dashes_are_all_named_with_the_command(typed: str, fix: str) -> None:
+def test_flags_of_vllm_before_the_dashes_are_all_reported_with_the_command(typed: str, fix: str) -> None:
     found = call(*typed.split())
     assert isinstance(found, UsageError)
     assert "flags of vLLM come after --" in found.message
@@ -116,7 +116,7 @@ def test_help_is_also_a_word(typed: str, meant: str, capsys: pytest.CaptureFixtu
     assert shown == capsys.readouterr().out
 
 
-def test_all_unknown_options_are_named(tmp_path: Path) -> None:
+def test_all_unknown_options_are_reported(tmp_path: Path) -> None:
     done = run("status", "--yaml", "--jsn", "-z", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
@@ -150,7 +150,7 @@ def test_a_verb_that_is_none_names_the_one_that_was_meant(typed: str, near: str)
     assert str(named.hint).splitlines()[0] == (near if "--" in near else f"{near} -i 'a b.yaml'")
 
 
-def test_a_misspelt_verb_is_named_with_the_rest_of_its_words() -> None:
+def test_a_misspelt_verb_is_reported_with_the_rest_of_its_words() -> None:
     found = call("sevre", "org/model", "--tp", "2", "--", "--seed", "1")
     assert isinstance(found, UsageError)
     assert found.hint == "vcluster serve org/model --tp 2 -- --seed 1"

@@ -59,7 +59,7 @@ def test_the_kind_breaks_a_tie_of_rates() -> None:
     assert names(replace(FULL, hcas=(roce, RAILS[0]))) == ["mlx5_0"]
 
 
-def test_what_is_left_out_is_named_with_why() -> None:
+def test_what_is_left_out_is_listed_with_the_reason() -> None:
     found = {one.code: one for one in check_all(world.inventory(1), {"gpu1": FULL})}
     assert found["hca-excluded"].message.endswith(
         "mlx5_6 (25 Gb/s, slower); mlx5_4 (farther from the GPUs); mlx5_5 (200 Gb/s, slower)"

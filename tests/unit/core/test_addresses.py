@@ -75,7 +75,7 @@ def test_any_other_number_is_an_error_at_its_line(nics: tuple[Nic, ...], text: s
     assert line.endswith(": write its IP address on the network between the hosts")
 
 
-def test_two_with_one_address_are_both_named() -> None:
+def test_two_with_one_address_are_both_reported() -> None:
     """Two hosts behind two routers, each of which is 10.0.0.7 at home."""
     inventory = without("gpu1")
     hosts = {name: host.model_copy(update={"address": ""}) for name, host in inventory.hosts.items()}

@@ -54,7 +54,7 @@ def test_a_secret_is_only_changed() -> None:
     ]
 
 
-def test_the_path_of_a_secret_is_not_named_beside_it() -> None:
+def test_the_path_of_a_secret_is_not_shown_beside_it() -> None:
     before, after = (
         desired(world.inventory(), world.hosts(), replace(world.INPUTS, secrets={"ray-token": "1", "api-key": key}))[0]
         for key in ("11", "22")

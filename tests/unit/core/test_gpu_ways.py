@@ -90,7 +90,7 @@ def test_what_each_way_asks_of_docker() -> None:
     assert all("Runtime" not in config and not config["env"] for config in (by_cdi, by_request))
 
 
-def test_a_way_that_an_engines_restart_breaks_is_named() -> None:
+def test_a_way_that_a_restart_of_docker_breaks_is_reported() -> None:
     """Docker before 28.2 leaves containers with CDI devices down when it starts."""
     facts = {"gpu1": replace(world.host(1), docker=engine("26.1.5+dfsg1, CDI on", True, "none"))}
     (found,) = preflight(world.inventory(1), facts)
@@ -98,7 +98,7 @@ def test_a_way_that_an_engines_restart_breaks_is_named() -> None:
     assert "until vcluster up" in found.message
 
 
-def test_a_file_that_the_engine_ignores_is_named() -> None:
+def test_a_file_that_docker_ignores_is_reported() -> None:
     facts = {"gpu1": replace(world.host(1), docker=engine("26.1.5+dfsg1", True, "whole"))}
     assert [found.code for found in preflight(world.inventory(1), facts)] == []
     (found,) = check_all(world.inventory(1), facts)

@@ -1,4 +1,4 @@
-"""The corpus: how many logs are named right, and how many wrong."""
+"""The corpus: how many logs are diagnosed right, and how many wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = sorted({case.part for case in CORPUS})
 
 @pytest.mark.promise("P41")
 @pytest.mark.parametrize("part", PARTS)
-def test_at_least_95_percent_are_named_right_and_at_most_2_wrong(part: str) -> None:
+def test_at_least_95_percent_are_diagnosed_right_and_at_most_2_wrong(part: str) -> None:
     outcomes = {case.log: judged(case)[0] for case in CORPUS if case.part == part}
     seen = Counter(outcomes.values())
     missed = [log for log, outcome in outcomes.items() if outcome != "right"]

@@ -72,7 +72,7 @@ def test_what_no_failure_explains_is_shown_beside_a_symptom_for_it_may_be_why() 
     assert explained(at(1, START, "FrobnicationError: the frob is out\n", DEAD)).result == "unknown"
 
 
-def test_the_rank_that_fell_silent_first_is_named() -> None:
+def test_the_rank_that_fell_silent_first_is_reported() -> None:
     def worker(name: str, minute: int) -> LogScan:
         text = f"INFO 11-21 02:{minute:02}:00 [x.py:1] step\n"
         return scan(LogSource(f"gpu{name}:ray/worker-{name}.out", [(1, text.encode())], f"gpu{name}", 2026))
@@ -84,7 +84,7 @@ def test_the_rank_that_fell_silent_first_is_named() -> None:
     assert diagnose([stuck, worker("1", 9), worker("2", 9)]).last_line is None
 
 
-def test_the_last_run_counts_and_the_earlier_ones_are_named() -> None:
+def test_the_last_run_counts_and_the_earlier_ones_are_listed() -> None:
     found = explained(at(1, START, CONTEXT, DEAD) + at(9, START, PORT))
     assert found.cause
     assert (found.cause.failure.slug, found.previous_attempts) == ("port-taken", (("context-too-long", 1),))

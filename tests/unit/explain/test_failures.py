@@ -1,4 +1,4 @@
-"""Each failure is named from the log that it really leaves, and from what users reported."""
+"""Each failure is diagnosed from the log that it really leaves, and from what users reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_cluster.explain.failure import SignKind
 
 
 @pytest.mark.parametrize("path", PRODUCED, ids=lambda path: path.stem)
-def test_what_was_broken_is_named(path: Path) -> None:
+def test_what_was_broken_is_diagnosed(path: Path) -> None:
     found = explained(path.read_bytes())
     named = found.named
     assert named, found.error_lines
@@ -36,14 +36,14 @@ def test_what_was_broken_is_named(path: Path) -> None:
         ),
     ],
 )
-def test_the_commonest_mistakes_are_named_by_one_line(line: str, slug: str) -> None:
+def test_the_commonest_mistakes_are_diagnosed_by_one_line(line: str, slug: str) -> None:
     """The line alone, as people pipe it into `vcluster explain -`."""
     found = explained(f"{line}\n")
     assert found.cause and found.cause.failure.slug == slug
 
 
 @pytest.mark.parametrize(("slug", "source", "text"), reported(), ids=lambda value: value[:60].replace("\n", " "))
-def test_what_was_reported_is_named(slug: str, source: str, text: str) -> None:
+def test_what_was_reported_is_diagnosed(slug: str, source: str, text: str) -> None:
     found = explained(text)
     if slug.startswith("note-"):
         assert (found.result, found.notes[0].failure.slug) == ("nothing", slug.removeprefix("note-")), source

@@ -79,7 +79,7 @@ def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> No
     assert "no RDMA found" in across
 
 
-def test_where_one_gpu_suffices_it_is_named_first() -> None:
+def test_where_one_gpu_suffices_it_is_listed_first() -> None:
     found = report(model(configs.LLAMA_8B), GpuPool((4, 4), 80 * GB), Workload())
     assert splits(found)[:2] == [(1, 1), (4, 2)]
 
@@ -145,7 +145,7 @@ def test_a_shorter_context_is_enough_where_none_was_asked_for() -> None:
     assert longer.recommended is None
 
 
-def test_the_nearest_changes_are_named_and_each_helps() -> None:
+def test_the_nearest_changes_are_listed_and_each_helps() -> None:
     gpus, workload = GpuPool((1,), 24 * GB), Workload(30_000, 2)
     llama = model(configs.LLAMA_8B)
     found = report(llama, gpus, workload)

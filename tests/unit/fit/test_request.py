@@ -93,7 +93,7 @@ def test_a_name_that_is_right_is_not_advised() -> None:
         ((1, 1, 1), 1, 3, 16 * GB, "2 of the 3 GPUs (--hosts gpu1,gpu2): on gpu1, gpu2 a GPU holds"),
     ],
 )
-def test_fewer_gpus_that_hold_the_model_are_named_with_the_reason(
+def test_fewer_gpus_that_hold_the_model_are_listed_with_the_reason(
     nodes: tuple[int, ...], tp: int, pp: int, memory: int, words: str
 ) -> None:
     hosts = tuple(f"gpu{number}" for number, _ in enumerate(nodes, 1))
@@ -106,7 +106,7 @@ def test_small_weights_have_a_small_unit() -> None:
     assert "holds 3 MiB of weights" in fewer(replace(asked(8, 2), hosts=("gpu1", "gpu2")), small, GOOD)
 
 
-def test_no_fewer_gpus_are_named_where_they_do_not_hold_it_or_that_is_unknown() -> None:
+def test_no_fewer_gpus_are_listed_where_they_do_not_hold_it_or_that_is_unknown() -> None:
     request = replace(asked(1, 2), gpus=GpuPool((1, 1), 12 * GB, True), hosts=("gpu1", "gpu2"))
     assert fewer(request, HERE, GOOD) == ""
     roomy = replace(asked(8, 2), hosts=("gpu1", "gpu2"))
@@ -228,7 +228,7 @@ def test_weights_that_no_gpu_holds_and_a_context_without_room() -> None:
     assert found_problems(asked(1, 1, "--cpu-offload-gb=20", memory=12 * GB), judged=Judged(unchecked="x")) == []
 
 
-def test_a_disk_too_small_is_named_by_host() -> None:
+def test_a_disk_too_small_is_reported_by_host() -> None:
     head = Files("hub", weights=810 * GB, missing=810 * GB, free=900 * GB)
     worker = Files("hub", held=400 * GB, free=300 * GB)
     (found,) = found_problems(asked(), {"gpu1": head, "gpu2": worker})

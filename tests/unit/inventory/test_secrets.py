@@ -85,7 +85,7 @@ def test_a_pipe_without_a_writer_does_not_hang(tmp_path: Path) -> None:
         _read("file:pipe", tmp_path)
 
 
-def test_a_failing_command_is_named_and_its_output_is_not(tmp_path: Path) -> None:
+def test_a_failing_command_is_reported_and_its_output_is_not(tmp_path: Path) -> None:
     script = tmp_path / "tool"
     script.write_text(f"import sys\nprint({TOKEN!r})\nsys.exit(3)\n")
     with pytest.raises(InventoryError, match=r"the command failed with exit code 3$") as caught:

@@ -42,7 +42,7 @@ def test_a_pulled_model_is_proved_by_the_digest_that_hosts_compare(plan: HostPla
 
 
 @pytest.mark.parametrize("change", ["written", "longer"])
-def test_a_file_that_changed_is_named(plan: HostPlan, change: str) -> None:
+def test_a_file_that_changed_is_reported(plan: HostPlan, change: str) -> None:
     path = snapshot(plan) / SHARD
     path.write_bytes(FILES[SHARD] + b"x" * (change == "longer"))
     found = look()

@@ -106,7 +106,7 @@ def test_a_cause_may_take_several_lines(world: World) -> None:
     assert world.phase("failed").first_failure.summary == f"{what} Value error, too long"
 
 
-def test_a_program_that_is_not_there_is_named(world: World) -> None:
+def test_a_program_that_is_not_there_is_reported(world: World) -> None:
     world.start()
     world.want("one", argv=["vlmm", "serve"])
     failed = world.phase("failed").first_failure

@@ -65,7 +65,7 @@ def test_a_busy_hub_is_waited_for(hub: PullHub, tmp_path: Path) -> None:
     assert contents(plan) == FILES
 
 
-def test_a_hub_that_sends_another_content_than_it_lists_is_named(hub: PullHub, tmp_path: Path) -> None:
+def test_a_hub_that_sends_another_content_than_it_lists_is_reported(hub: PullHub, tmp_path: Path) -> None:
     plan = plan_of(hub, tmp_path)
     large = max(plan.files, key=lambda file: file.size)
     wrong = bytes(len(FILES[large.path]))
@@ -107,7 +107,7 @@ def test_a_hub_that_is_gone_ends_it_after_its_patience(
 
 
 @pytest.mark.parametrize("more", [1000, -1000])
-def test_a_hub_that_sends_another_size_than_it_lists_is_named_at_once(
+def test_a_hub_that_sends_another_size_than_it_lists_is_reported_at_once(
     hub: PullHub, tmp_path: Path, more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "FIRST_PAUSE", 0.01)

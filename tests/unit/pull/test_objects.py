@@ -173,7 +173,7 @@ def test_a_busy_bucket_is_waited_for(lab: Bucket, here: HostPlan, monkeypatch: p
     assert there(here) == FILES
 
 
-def test_an_object_that_changes_in_the_middle_is_named_and_not_mixed(lab: Bucket, here: HostPlan) -> None:
+def test_an_object_that_changes_in_the_middle_is_reported_and_not_mixed(lab: Bucket, here: HostPlan) -> None:
     lab.put({SHARD: bytes(len(FILES[SHARD]))})
     with pytest.raises(PullError, match=f"{SHARD} has changed in the bucket since it was listed"):
         fetch(lab, here)
@@ -193,13 +193,13 @@ def test_a_partial_file_of_another_object_is_dropped(lab: Bucket, here: HostPlan
     assert there(again)[SHARD] == bytes(len(FILES[SHARD]))
 
 
-def test_an_object_that_is_gone_is_named(lab: Bucket, here: HostPlan) -> None:
+def test_an_object_that_is_gone_is_reported(lab: Bucket, here: HostPlan) -> None:
     lab.client.delete_object(Bucket=lab.name, Key=f"mine/{SHARD}")
     with pytest.raises(PullError, match=f"{SHARD} is not in the bucket any more"):
         fetch(lab, here)
 
 
-def test_addresses_that_have_expired_are_named_and_what_arrived_is_kept(lab: Bucket, here: HostPlan) -> None:
+def test_addresses_that_have_expired_are_reported_and_what_arrived_is_kept(lab: Bucket, here: HostPlan) -> None:
     store = Store(here)
     store.prove()
     expired = signed(lab, here)

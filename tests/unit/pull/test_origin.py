@@ -101,7 +101,7 @@ def test_a_folder_of_the_host_is_copied_and_spread(folder: Path, tmp_path: Path)
         assert len({part.status()["digest"] for part in made.values()}) == 1
 
 
-def test_a_file_that_changes_while_it_is_copied_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_copied_is_reported(folder: Path, tmp_path: Path) -> None:
     files = listed(folder)
     (folder / SHARD).write_bytes(b"x" * len(FILES[SHARD]))
     with parts(folder, tmp_path, str(folder)) as made:
@@ -180,7 +180,7 @@ def test_only_one_machine_sends(folder: Path, tmp_path: Path, monkeypatch: pytes
             send(monkeypatch, made["a"], folder)
 
 
-def test_a_file_that_changed_since_it_was_hashed_is_named(
+def test_a_file_that_changed_since_it_was_hashed_is_reported(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with parts(folder, tmp_path, HERE) as made:

@@ -160,7 +160,7 @@ def test_where_no_host_has_all_each_gets_what_another_has(pull: Pull) -> None:
     pull.same(plan, "h1", "h2")
 
 
-def test_what_no_host_has_is_named(pull: Pull) -> None:
+def test_what_no_host_has_is_reported(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 2, MB)
     (pull.root / "h0" / files[0].path).unlink()
     plan = plan_of(2, files)
@@ -242,7 +242,7 @@ def test_without_the_source_the_others_share_what_they_have(pull: Pull, monkeypa
     pull.same(plan, "h1", "h2")
 
 
-def test_a_wrong_file_is_named_and_comes_from_another_host(pull: Pull) -> None:
+def test_a_wrong_file_is_reported_and_comes_from_another_host(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 3, MB)
     plan = plan_of(3, files)
     source = pull.host(plan, "h0")

@@ -152,7 +152,7 @@ def test_the_cache_of_this_machine_is_used_where_it_is_right(
         assert whole(part) and hub.sent == SIZE - len(first)
 
 
-def test_a_file_that_is_not_what_the_hub_lists_is_named(
+def test_a_file_that_is_not_what_the_hub_lists_is_reported(
     hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with host(hub, tmp_path) as part:

@@ -93,7 +93,7 @@ def test_a_host_whose_own_ranks_hang_is_reported_with_what_helps() -> None:
 
 
 @pytest.mark.slow
-def test_a_link_is_named_by_both_its_ends() -> None:
+def test_a_link_is_reported_by_both_its_ends() -> None:
     bad = {"gpu1", "gpu2"}
     report, _ = run(Ranks(lambda hosts, _: "hangs" if hosts == bad or len(hosts) > 2 else "works"), 4)
     (found,) = report.findings
@@ -151,7 +151,7 @@ def test_what_a_link_should_give_is_its_adapters_rate_else_its_interfaces(hcas: 
     assert [found.code for found in slow.findings] == ["allreduce-slow"]
 
 
-def test_the_slow_link_among_fast_ones_is_named() -> None:
+def test_the_slow_link_among_fast_ones_is_reported() -> None:
     def bus(hosts: frozenset[str]) -> float:
         return 1.0 if {"gpu2", "gpu3"} <= hosts else 12.0
 
@@ -178,7 +178,7 @@ def test_a_host_without_the_image_is_reported_before_any_rank_runs() -> None:
     assert ranks.here == {}
 
 
-def test_a_host_that_goes_away_in_the_middle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_goes_away_in_the_middle_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(lambda hosts, _: "hangs" if len(hosts) > 1 else "works")
     taken = Stream.sendall
 

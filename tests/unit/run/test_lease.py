@@ -129,7 +129,7 @@ def test_a_folder_that_others_can_enter_is_refused(parent: Path, mode: int) -> N
     assert error.value.hint == f"on gpu1: sudo rm -r {folder(parent)}"
 
 
-def test_a_lock_that_cannot_be_opened_is_named(parent: Path) -> None:
+def test_a_lock_that_cannot_be_opened_is_reported(parent: Path) -> None:
     (folder(parent) / "lock").mkdir(parents=True)
     folder(parent).chmod(0o700)
     with pytest.raises(

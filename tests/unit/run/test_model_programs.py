@@ -62,7 +62,7 @@ def test_a_whole_model_agrees_with_its_manifest(plan: HostPlan) -> None:
 
 
 @pytest.mark.parametrize("change", ["removed", "longer", "written"])
-def test_a_file_that_is_not_as_it_was_is_named(plan: HostPlan, change: str) -> None:
+def test_a_file_that_is_not_as_it_was_is_reported(plan: HostPlan, change: str) -> None:
     path = Store(plan).root / "blobs" / next(file.blob for file in plan.files if file.path == SHARD)
     content = path.read_bytes()
     path.unlink()

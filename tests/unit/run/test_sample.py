@@ -96,7 +96,7 @@ def test_a_ready_model_has_its_counters_over_one_connection(server: Server, key:
     api.close()
 
 
-def test_a_server_that_does_not_answer_is_named_and_asked_again(server: Server, key: Path, tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_reported_and_asked_again(server: Server, key: Path, tmp_path: Path) -> None:
     write(tmp_path, "ready", server.port)
     api = program.Metrics()
     server.keys = []

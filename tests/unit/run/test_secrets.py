@@ -73,7 +73,7 @@ def test_up_needs_every_reference() -> None:
         collect_secrets(world.inventory(**REFERENCES), KEPT, SYSTEM)
 
 
-def test_a_reference_that_leads_nowhere_is_named_with_its_file_line_and_key(tmp_path: Path) -> None:
+def test_a_reference_that_leads_nowhere_is_reported_with_its_file_line_and_key(tmp_path: Path) -> None:
     file = tmp_path / "inventory.yaml"
     file.write_text(
         "version: 1\ncluster: lab\nimage: vllm/vllm-openai:v0.19.0\nmodel_cache: /data\n"

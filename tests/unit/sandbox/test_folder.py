@@ -29,7 +29,7 @@ def test_key_is_made_once_and_private(tmp_path: Path) -> None:
     assert files.ensure_key(tmp_path) == public
 
 
-def test_broken_key_is_named(tmp_path: Path) -> None:
+def test_broken_key_is_reported(tmp_path: Path) -> None:
     (tmp_path / "id_ed25519").write_text("nonsense")
     with pytest.raises(VclusterError, match="id_ed25519 is not a private key"):
         files.ensure_key(tmp_path)

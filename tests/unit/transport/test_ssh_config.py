@@ -29,7 +29,7 @@ def test_hosts_are_listed_in_order_with_their_includes(tmp_path: Path) -> None:
     assert hosts_matching(tmp_path / "config", "x") == []
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no-file"):
         hosts_matching(tmp_path / "no-file", "*")
 
@@ -130,7 +130,7 @@ def test_a_config_that_needs_no_ssh_is_read_without_it(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_ssh")
 @pytest.mark.parametrize("line", ["Include {folder}/more", "Match exec true", "match=host gpu1"])
-def test_what_only_ssh_can_read_is_named_where_there_is_no_ssh(tmp_path: Path, line: str) -> None:
+def test_what_only_ssh_can_read_is_reported_where_there_is_no_ssh(tmp_path: Path, line: str) -> None:
     (tmp_path / "more").write_text("Host gpu1\n")
     config = tmp_path / "config"
     config.write_text(f"Host gpu1\n{line.format(folder=tmp_path)}\n")

@@ -48,7 +48,7 @@ def test_why_a_login_failed(log: str, why: str, fix: str) -> None:
     assert fix in str(error.hint)
 
 
-def test_a_host_that_does_not_answer_is_named_in_the_remedy() -> None:
+def test_a_host_that_does_not_answer_is_in_the_remedy() -> None:
     error = ssh_log.explain("ssh: connect to host 10.0.0.7 port 22: Connection timed out\n", AT, 5)
     assert error.message == "gpu1: no answer from 10.0.0.7:22 within 5 s"
     assert str(error.hint).endswith("no firewall blocks port 22: nc -vz 10.0.0.7 22")
