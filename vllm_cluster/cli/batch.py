@@ -24,11 +24,7 @@ LIVE_SECONDS, LINE_SECONDS = 1.0, 10.0
 
 Source = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="IN",
-        help="Requests in OpenAI's batch format, one a line; or a JSON array of prompts.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="IN", help="Requests in OpenAI's batch format, one a line; or a JSON array of prompts."),
 ]
 Output = Annotated[
     Path | None,
@@ -36,12 +32,7 @@ Output = Annotated[
 ]
 Errors = Annotated[
     Path | None,
-    typer.Option(
-        "--errors",
-        metavar="FILE",
-        help="Where lines without an answer go. Default: OUT with .errors.",
-        show_default=False,
-    ),
+    typer.Option("--errors", metavar="FILE", help="Where lines without an answer go. Default: OUT with .errors."),
 ]
 Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, max=1_000_000, help="Ask each line N times.")]
 Concurrent = Annotated[
@@ -52,7 +43,6 @@ Concurrent = Annotated[
         min=1,
         max=500,
         help="Requests open at once. Default: found from the server's queue.",
-        show_default=False,
     ),
 ]
 RetryTimeout = Annotated[

@@ -22,24 +22,17 @@ RESULTS, REPORT, PICTURE = "results.json", "report.html", "report.svg"
 MAX_PROMPTS = 32 << 20
 
 Folders = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="A B", help="With --compare: two folders of earlier runs.", show_default=False),
+    list[Path] | None, typer.Argument(metavar="A B", help="With --compare: two folders of earlier runs.")
 ]
 PresetName = Annotated[
     str, typer.Option("--preset", metavar="NAME", help="guides (128 in and out), vllm (1024 in, 128 out) or one.")
 ]
 Levels = Annotated[
     str | None,
-    typer.Option(
-        "--concurrency", metavar="N,N", help="Requests open at once. Default: those of the preset.", show_default=False
-    ),
+    typer.Option("--concurrency", metavar="N,N", help="Requests open at once. Default: those of the preset."),
 ]
-TokensIn = Annotated[
-    int | None, typer.Option("--input-len", metavar="TOKENS", min=1, help="Tokens of each prompt.", show_default=False)
-]
-TokensOut = Annotated[
-    int | None, typer.Option("--output-len", metavar="TOKENS", min=1, help="Tokens of each answer.", show_default=False)
-]
+TokensIn = Annotated[int | None, typer.Option("--input-len", metavar="TOKENS", min=1, help="Tokens of each prompt.")]
+TokensOut = Annotated[int | None, typer.Option("--output-len", metavar="TOKENS", min=1, help="Tokens of each answer.")]
 Dataset = Annotated[
     Path | None,
     typer.Option("--dataset", metavar="FILE", help='Prompts in place of random ones: lines of {"prompt": "…"}.'),

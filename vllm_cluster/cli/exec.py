@@ -17,9 +17,7 @@ from vllm_cluster.text import printable
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="HOST -- COMMAND", help="A host, and the command.", autocompletion=complete_hosts, show_default=False
-    ),
+    typer.Argument(metavar="HOST -- COMMAND", help="A host, and the command.", autocompletion=complete_hosts),
 ]
 
 

@@ -37,32 +37,18 @@ Concurrency = Annotated[
 ]
 KvCacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", metavar="TYPE", help="As for vLLM: auto, fp8, …")]
 GpuCount = Annotated[
-    int | None,
-    typer.Option(
-        "--gpus", metavar="NUMBER", min=1, max=64, help="GPUs of a host, with --gpu-memory.", show_default=False
-    ),
+    int | None, typer.Option("--gpus", metavar="NUMBER", min=1, max=64, help="GPUs of a host, with --gpu-memory.")
 ]
 Nodes = Annotated[
-    int | None,
-    typer.Option("--nodes", metavar="NUMBER", min=1, max=256, help="Hosts, with --gpu-memory.", show_default=False),
+    int | None, typer.Option("--nodes", metavar="NUMBER", min=1, max=256, help="Hosts, with --gpu-memory.")
 ]
 GpuMemory = Annotated[
     str | None,
-    typer.Option(
-        "--gpu-memory",
-        metavar="SIZE",
-        help="Memory of a GPU (80GB, 79.6GiB) in place of asking hosts.",
-        show_default=False,
-    ),
+    typer.Option("--gpu-memory", metavar="SIZE", help="Memory of a GPU (80GB, 79.6GiB) in place of asking hosts."),
 ]
 Params = Annotated[
     str | None,
-    typer.Option(
-        "--params",
-        metavar="COUNT",
-        help="Parameter count (405B) in place of MODEL; no network access.",
-        show_default=False,
-    ),
+    typer.Option("--params", metavar="COUNT", help="Parameter count (405B) in place of MODEL; no network access."),
 ]
 Bits = Annotated[
     int, typer.Option("--bits", metavar="NUMBER", min=1, max=64, help="Bits of a parameter, with --params.")

@@ -56,25 +56,14 @@ def root(ctx: typer.Context) -> None:
 
 def push(
     image: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="IMAGE", help="Its name, tag or id on the source. Default: the inventory's.", show_default=False
-        ),
+        str | None, typer.Argument(metavar="IMAGE", help="Its name, tag or id on the source. Default: the inventory's.")
     ] = None,
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="HOST", help="Hosts that get it. Default: all.", autocompletion=complete_hosts, show_default=False
-        ),
+        typer.Argument(metavar="HOST", help="Hosts that get it. Default: all.", autocompletion=complete_hosts),
     ] = None,
     source: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="HOST|local",
-            help="The host that has it; local is this machine's Docker.",
-            show_default=False,
-        ),
+        str, typer.Option("--from", metavar="HOST|local", help="The host that has it; local is this machine's Docker.")
     ] = "",
     inventory: InventoryPath = None,
     as_json: Json = False,

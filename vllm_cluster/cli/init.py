@@ -12,9 +12,7 @@ import typer
 from vllm_cluster.cli.session import Session
 from vllm_cluster.versions import VLLM_IMAGE
 
-Names = Annotated[
-    list[str] | None, typer.Argument(metavar="HOST", help="A host, as NAME or NAME=ADDRESS.", show_default=False)
-]
+Names = Annotated[list[str] | None, typer.Argument(metavar="HOST", help="A host, as NAME or NAME=ADDRESS.")]
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", metavar="NAME[=ADDRESS]", help="The same, once for each host.")
 ]

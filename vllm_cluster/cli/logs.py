@@ -16,23 +16,16 @@ if TYPE_CHECKING:
     from vllm_cluster.events import Emit, Event
 
 Hosts = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="HOST", help="Hosts. Default: all.", autocompletion=complete_hosts, show_default=False),
+    list[str] | None, typer.Argument(metavar="HOST", help="Hosts. Default: all.", autocompletion=complete_hosts)
 ]
 
 
 Since = Annotated[
-    float | None,
-    typer.Option(
-        "--since", metavar="DURATION", min=0, max=1e9, help="Only what is newer: 90s, 10m, 2h.", show_default=False
-    ),
+    float | None, typer.Option("--since", metavar="DURATION", min=0, max=1e9, help="Only what is newer: 90s, 10m, 2h.")
 ]
 
 Tail = Annotated[
-    int | None,
-    typer.Option(
-        "--tail", "-n", metavar="N", min=0, help="Of the existing lines, only the last N.", show_default=False
-    ),
+    int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Of the existing lines, only the last N.")
 ]
 
 
@@ -40,9 +33,7 @@ def logs(
     hosts: Hosts = None,
     inventory: InventoryPath = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines as they come, until Ctrl-C.")] = False,
-    rank: Annotated[
-        int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.", show_default=False)
-    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.")] = None,
     group: Annotated[bool, typer.Option("--ray", help="Only Ray, with the files of its own processes.")] = False,
     polls: Annotated[bool, typer.Option("--polls", help="Also vLLM's lines about vcluster's own polls.")] = False,
     vllm: Annotated[bool, typer.Option("--vllm", help="Only vLLM: its server, and all ranks.")] = False,

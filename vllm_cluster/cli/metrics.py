@@ -29,7 +29,6 @@ Target = Annotated[
         metavar="HOST:PORT",
         callback=_target,
         help="Where Prometheus reaches the API. Default: the exposed API, else the tunnel of this machine.",
-        show_default=False,
     ),
 ]
 

@@ -50,12 +50,7 @@ def rm(
     ],
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="HOST",
-            help="Hosts that lose it. Default: all.",
-            autocompletion=complete_hosts,
-            show_default=False,
-        ),
+        typer.Argument(metavar="HOST", help="Hosts that lose it. Default: all.", autocompletion=complete_hosts),
     ] = None,
     inventory: InventoryPath = None,
     as_json: Json = False,

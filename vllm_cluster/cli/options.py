@@ -24,7 +24,6 @@ InventoryPath = Annotated[
         metavar="FILE",
         envvar="VCLUSTER_INVENTORY",
         help="The inventory; - reads standard input. Default: inventory.yaml here, or above up to the git root.",
-        show_default=False,
         autocompletion=complete_inventories,
     ),
 ]

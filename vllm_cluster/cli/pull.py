@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL",
-        help="ORG/NAME[@REVISION] of the hub, ./FOLDER here, HOST:/FOLDER, or s3://BUCKET/FOLDER.",
-        show_default=False,
+        metavar="MODEL", help="ORG/NAME[@REVISION] of the hub, ./FOLDER here, HOST:/FOLDER, or s3://BUCKET/FOLDER."
     ),
 ]
 Via = Annotated[
@@ -30,17 +28,13 @@ Via = Annotated[
         "--via",
         metavar="HOST",
         help="The host that downloads, or local: this machine. Default: the head.",
-        show_default=False,
         autocompletion=complete_hosts,
     ),
 ]
 
 
 Name = Annotated[
-    str | None,
-    typer.Option(
-        "--as", metavar="NAME", help="The name below model_cache of a folder. Default: its own.", show_default=False
-    ),
+    str | None, typer.Option("--as", metavar="NAME", help="The name below model_cache of a folder. Default: its own.")
 ]
 
 

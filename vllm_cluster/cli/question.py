@@ -30,8 +30,7 @@ ChatFiles = Annotated[
     typer.Option("--file", "-f", metavar="FILE", help="Send this text file or image with the prompt; repeatable."),
 ]
 Model = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME", help="Or a LoRA adapter. Default: the served model.", show_default=False),
+    str | None, typer.Option("--model", metavar="NAME", help="Or a LoRA adapter. Default: the served model.")
 ]
 Logprobs = Annotated[
     int | None,
@@ -40,18 +39,13 @@ Logprobs = Annotated[
         metavar="N",
         min=0,
         help="Print each token with its probability, its rank and the N most probable tokens.",
-        show_default=False,
     ),
 ]
 PromptLogprobs = Annotated[
-    int | None,
-    typer.Option(
-        "--prompt-logprobs", metavar="N", min=0, help="The same for the prompt; not streamed.", show_default=False
-    ),
+    int | None, typer.Option("--prompt-logprobs", metavar="N", min=0, help="The same for the prompt; not streamed.")
 ]
 JsonSchema = Annotated[
-    Path | None,
-    typer.Option("--json-schema", metavar="FILE", help="Answer in JSON of this schema.", show_default=False),
+    Path | None, typer.Option("--json-schema", metavar="FILE", help="Answer in JSON of this schema.")
 ]
 Set = Annotated[
     list[str] | None,

@@ -89,11 +89,6 @@ def _annotation(name: str, one: Parameter) -> Any:
     metavar = one.metavar or {bool: None, str: "TEXT", list[str]: "TEXT"}.get(one.type, "NUMBER")
     # Named, since typer would add the other side of a flag.
     made = typer.Option(
-        "--" + _option(name).replace("_", "-"),
-        metavar=metavar,
-        min=one.min,
-        max=one.max,
-        help=one.help,
-        show_default=False,
+        "--" + _option(name).replace("_", "-"), metavar=metavar, min=one.min, max=one.max, help=one.help
     )
     return Annotated[bool if one.type is bool else one.type | None, made]

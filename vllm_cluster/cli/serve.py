@@ -12,16 +12,10 @@ from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
 from vllm_cluster.cli.session import SETTINGS, Session
 
 Tp = Annotated[
-    int | None,
-    typer.Option(
-        "--tp", metavar="NUMBER", min=1, help="Tensor parallel size. Default: GPUs of a host.", show_default=False
-    ),
+    int | None, typer.Option("--tp", metavar="NUMBER", min=1, help="Tensor parallel size. Default: GPUs of a host.")
 ]
 Pp = Annotated[
-    int | None,
-    typer.Option(
-        "--pp", metavar="NUMBER", min=1, help="Pipeline parallel size. Default: number of hosts.", show_default=False
-    ),
+    int | None, typer.Option("--pp", metavar="NUMBER", min=1, help="Pipeline parallel size. Default: number of hosts.")
 ]
 
 
@@ -40,13 +34,10 @@ Hosts = Annotated[
         "--hosts",
         metavar="HOST,HOST",
         help="Use only the GPUs of these hosts. Default: all hosts.",
-        show_default=False,
         autocompletion=complete_host_list,
     ),
 ]
-Name = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The name that clients use. Default: MODEL.", show_default=False)
-]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="The name that clients use. Default: MODEL.")]
 Expose = Annotated[bool, typer.Option("--expose", help="Listen on the head's private address, not on loopback.")]
 Rollback = Annotated[
     bool,
@@ -59,9 +50,7 @@ Rollback = Annotated[
 Pull = Annotated[
     bool | None,
     typer.Option(
-        "--pull/--no-pull",
-        help="Pull the model to hosts that lack it before serving. Default: ask; with --yes, pull.",
-        show_default=False,
+        "--pull/--no-pull", help="Pull the model to hosts that lack it before serving. Default: ask; with --yes, pull."
     ),
 ]
 Tunnel = Annotated[bool, typer.Option("--tunnel", help="When ready, forward the API to localhost until Ctrl-C.")]

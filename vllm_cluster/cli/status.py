@@ -18,10 +18,7 @@ INTERVAL_SECONDS = 2.0
 Interval = Annotated[
     float, typer.Option("--interval", metavar="DURATION", min=0.5, max=3600, help="Time between two views.")
 ]
-Number = Annotated[
-    int | None,
-    typer.Option("--count", metavar="N", min=1, help="End after N views.", show_default=False),
-]
+Number = Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="End after N views.")]
 
 
 def status(

@@ -31,7 +31,6 @@ Port = Annotated[
         min=0,
         max=65535,
         help="The local port; 0 takes a free one. Default: that of the API.",
-        show_default=False,
     ),
 ]
 Background = Annotated[bool, typer.Option("--background", hidden=True, help="Used by vcluster endpoint --detach.")]
