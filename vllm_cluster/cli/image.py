@@ -9,7 +9,7 @@ import typer
 from vllm_cluster.cli.completion import complete_hosts
 from vllm_cluster.cli.exits import LEASE, READ
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.program import Verb, program
+from vllm_cluster.cli.program import Verb, group
 from vllm_cluster.cli.session import SETTINGS, Session
 
 IMAGE = {
@@ -44,14 +44,7 @@ IMAGE = {
     ),
 }
 
-app = program(IMAGE, "List, remove and send the images of the hosts.", add_completion=False)
-
-
-@app.callback()
-def root(ctx: typer.Context) -> None:
-    """Print what there is, where no verb is given."""
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
+app = group(IMAGE, "List, remove and send the images of the hosts.")
 
 
 def push(

@@ -8,16 +8,11 @@ import typer
 
 from vllm_cluster.cli.completion import complete_hosts, complete_models
 from vllm_cluster.cli.options import InventoryPath, Json, Wait, Yes
-from vllm_cluster.cli.program import program
+from vllm_cluster.cli.program import group
 from vllm_cluster.cli.session import SETTINGS, Session
 from vllm_cluster.cli.verbs_models import MODELS
 
-app = program(MODELS, "Show and remove the models of the hosts. Without a verb: ls.", "ls", add_completion=False)
-
-
-@app.callback()
-def root() -> None:
-    """A group is never run without a verb: ls is its default."""
+app = group(MODELS, "Show and remove the models of the hosts. Without a verb: ls.", "ls")
 
 
 def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:

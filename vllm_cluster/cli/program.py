@@ -45,7 +45,7 @@ class Verb:
     usage: tuple[str, ...] = ()
 
 
-def program(verbs: Mapping[str, Verb], about: str, default: str = "", **more: Any) -> typer.Typer:
+def program(verbs: Mapping[str, Verb], about: str, default: str = "", *, completion: bool = True) -> typer.Typer:
     """A program of these verbs; where none is given it runs the default one."""
     table, otherwise = verbs, default
 
@@ -59,8 +59,20 @@ def program(verbs: Mapping[str, Verb], about: str, default: str = "", **more: An
         invoke_without_command=True,
         context_settings=HELP,
         help=about,
-        **more,
+        add_completion=completion,
     )
+
+
+def group(verbs: Mapping[str, Verb], about: str, default: str = "") -> typer.Typer:
+    """A verb that has verbs of its own; where none is given it runs the default one, else it prints them."""
+    made = program(verbs, about, default, completion=False)
+
+    @made.callback()
+    def root(ctx: typer.Context) -> None:
+        if ctx.invoked_subcommand is None:
+            typer.echo(ctx.get_help())
+
+    return made
 
 
 class Parsed(TyperCommand):

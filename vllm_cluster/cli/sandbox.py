@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_cluster.cli.options import Json
-from vllm_cluster.cli.program import Verb, program
+from vllm_cluster.cli.program import Verb, group
 from vllm_cluster.cli.session import Session
 from vllm_cluster.text import count
 
@@ -30,14 +30,7 @@ SANDBOX = {
     ),
 }
 
-app = program(SANDBOX, "Create and remove a local test cluster.", add_completion=False)
-
-
-@app.callback()
-def root(ctx: typer.Context) -> None:
-    """Print what there is, where no verb is given."""
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
+app = group(SANDBOX, "Create and remove a local test cluster.")
 
 
 Folder = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of its inventory and keys.")]
