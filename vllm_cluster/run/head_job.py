@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
+from vllm_cluster.run.node_program import importable
 from vllm_cluster.run.open_node import open_node
 from vllm_cluster.run.program import InNode, RunningProgram, python, start
 from vllm_cluster.run.runtime import Runtime
@@ -155,6 +155,4 @@ def unpacked(reply: dict[str, Any]) -> bytes:
 
 def program() -> dict[str, str]:
     """The files of the program that answers a batch: the package `batch`, which needs the standard library alone."""
-    here = resources.files("vllm_cluster.batch")
-    parts = {f"vllm_cluster/batch/{one.name}": one.read_text() for one in here.iterdir() if one.name.endswith(".py")}
-    return {"vllm_cluster/__init__.py": "", **parts}
+    return {path: content.decode() for path, content in importable("vllm_cluster.batch").items()}

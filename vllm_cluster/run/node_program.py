@@ -1,48 +1,40 @@
-"""What runs inside the containers: standard library only, and Python 3.10, because the user chose the image."""
+"""What is sent into containers and onto heads: parts of this package, which need the standard library alone there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
+from itertools import accumulate
 
-_MODULES = (
-    "api.py",
-    "argv.py",
-    "attempt.py",
-    "backends/__init__.py",
-    "backends/ray.py",
-    "checker.py",
-    "compiled.py",
-    "elapsed.py",
-    "serve_state.py",
-    "files.py",
-    "idle_gpus.py",
-    "key_file.py",
-    "model_files.py",
-    "movement.py",
-    "timing.py",
-    "phases.py",
-    "process.py",
-    "requests.py",
-    "serving.py",
-    "serve_request.py",
-)
+_NODE = "vllm_cluster.remote.node"
+
+
+def importable(package: str) -> dict[str, bytes]:
+    """The files by which a package can be imported below any folder, by their path there.
+
+    The folders above it have no code of their own there: that of this package is for laptops.
+    """
+    files = dict(_sources(resources.files(package), package.replace(".", "/")))
+    return files | {f"{folder}/__init__.py": b"" for folder in accumulate(package.split("."), "{}/{}".format)}
+
+
+def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+    for one in folder.iterdir():
+        if one.is_dir():
+            yield from _sources(one, f"{path}/{one.name}")
+        elif one.name.endswith(".py"):
+            yield f"{path}/{one.name}", one.read_bytes()
 
 
 @cache
 def program() -> Mapping[str, bytes]:
-    """The files of the node program, by their path below its folder; `node.py` is what to run.
-
-    The package's own folders are there without their `__init__` code, which is for laptops.
-    """
-    here = resources.files("vllm_cluster.remote.node")
-    parts = {name: here.joinpath(name).read_bytes() for name in ("supervisor.py", "vcluster_auth.py", *_MODULES)}
+    """The files of the node program, by their path below its folder; `node.py` is what to run."""
+    files, folder = importable(_NODE), _NODE.replace(".", "/")
+    # The one is run as a file; vLLM imports the other as a module of its own.
     return {
-        "node.py": parts["supervisor.py"],
-        "vcluster_auth.py": parts["vcluster_auth.py"],
-        "vllm_cluster/__init__.py": b"",
-        "vllm_cluster/remote/__init__.py": b"",
-        "vllm_cluster/remote/node/__init__.py": b"",
-        **{f"vllm_cluster/remote/node/{name}": parts[name] for name in _MODULES},
+        "node.py": files.pop(f"{folder}/supervisor.py"),
+        "vcluster_auth.py": files.pop(f"{folder}/vcluster_auth.py"),
+        **files,
     }

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from vllm_cluster.core.images import find_image
@@ -20,6 +19,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.detached import start_time
+from vllm_cluster.run.node_program import importable
 
 CONFLICT = 409
 # A program that ends so often right after its start will not run.
@@ -60,14 +60,8 @@ class PullStatus:
 
 def program() -> dict[str, bytes]:
     """The files of the program, by their path below its folder."""
-    here = resources.files("vllm_cluster.remote.pull")
-    parts = {entry.name: entry.read_bytes() for entry in here.iterdir() if entry.name.endswith(".py")}
-    packages = ("vllm_cluster", "vllm_cluster/remote", "vllm_cluster/remote/pull")
-    return {
-        "main.py": parts["main.py"],
-        **{f"{package}/__init__.py": b"" for package in packages},
-        **{f"vllm_cluster/remote/pull/{name}": text for name, text in parts.items() if name != "__init__.py"},
-    }
+    files = importable("vllm_cluster.remote.pull")
+    return {"main.py": files["vllm_cluster/remote/pull/main.py"], **files}
 
 
 def maker() -> str:
