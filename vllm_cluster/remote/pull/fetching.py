@@ -10,6 +10,7 @@ import errno
 import random
 import threading
 import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import BinaryIO
 
@@ -56,16 +57,7 @@ class Fetching:
         """
         missing = (file for file in self._plan.files if not self._store.complete(file))
         left: dict[str, PulledFile] = {file.blob or file.path: file for file in missing}
-        with ThreadPoolExecutor(STREAMS) as pool:
-            futures = [pool.submit(self._one, file) for file in left.values()]
-            try:
-                for future in as_completed(futures):
-                    if error := future.exception():
-                        raise error
-            except BaseException:
-                self._stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        for_each(left.values(), self._one, self._stop)
         for file in self._plan.files:
             if not self._store.complete(file):
                 self._store.finish(file)
@@ -118,3 +110,16 @@ class Fetching:
         if time.monotonic() - self._moved > PATIENCE_SECONDS:
             raise PullError(f"no byte for {PATIENCE_SECONDS:.0f} s: {self.trouble}") from error
         self._stop.wait(pause * (0.5 + random.random()))  # noqa: S311 - to spread the tries
+
+
+def for_each(files: Iterable[PulledFile], work: Callable[[PulledFile], None], stop: threading.Event) -> None:
+    """Do the work for several files at once; where it fails for one, end it for all and raise that."""
+    with ThreadPoolExecutor(STREAMS) as pool:
+        try:
+            for future in as_completed([pool.submit(work, file) for file in files]):
+                if error := future.exception():
+                    raise error
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise

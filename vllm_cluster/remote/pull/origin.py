@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 
+from vllm_cluster.remote.pull.fetching import for_each
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
 from vllm_cluster.remote.pull.store import Store, content_hash
 
-STREAMS = 4
 PIECE = 8 << 20
 # Whoever feeds it holds a lock on this file, beside the plan.
 FED = "vcluster-fed"
@@ -35,16 +34,7 @@ class Copy:
         Raises:
             PullError, OSError: one cannot be copied; what is there is kept.
         """
-        left = {file.path: file for file in self._plan.files if not self._store.complete(file)}
-        with ThreadPoolExecutor(STREAMS) as pool:
-            try:
-                for future in as_completed([pool.submit(self._one, file) for file in left.values()]):
-                    if error := future.exception():
-                        raise error
-            except BaseException:
-                self._stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        for_each((file for file in self._plan.files if not self._store.complete(file)), self._one, self._stop)
 
     def _one(self, file: PulledFile) -> None:
         partial = self._store.writable(file)
