@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,8 +24,9 @@ from statistics import median
 
 from tests.bench.networks import Network, network
 from tests.bench.page import write_section
-from tests.support.spread import KEY, FolderPlan, FolderStore, random_files
+from tests.support.spread import folder_plan, of_host, random_files, written
 from vllm_cluster.remote.pull.plan import ChainHost, PulledFile
+from vllm_cluster.remote.pull.store import Store
 
 RATE, SLOW_RATE = "20mbit", "5mbit"
 RECEIVERS = 8
@@ -70,7 +71,7 @@ class Hosts:
         self.net, self.root, self.files = net, root, files
         self.processes: dict[int, subprocess.Popen[str]] = {}
         hosts = [ChainHost(f"h{index}", net.address(index), PORT) for index in range(net.count)]
-        self.plan = FolderPlan(KEY, "h0", hosts, files)
+        self.plan = folder_plan(root, files, folder="h0", me="h0", hosts=hosts)
         for index in range(1, net.count):
             (root / f"h{index}").mkdir()
 
@@ -87,18 +88,18 @@ class Hosts:
 
     def spread(self, index: int) -> subprocess.Popen[str]:
         """Start our program on a host."""
-        plan = replace(self.plan, me=f"h{index}").write(self.root / f"h{index}.json")
-        argv = [sys.executable, "-m", "tests.support.spread_host", str(plan), str(self.root / f"h{index}")]
+        plan = written(of_host(self.plan, f"h{index}"), self.root / f"h{index}.json")
+        argv = [sys.executable, "-m", "tests.support.spread_host", str(plan)]
         return self.start(index, argv)
 
     def have(self, index: int) -> int:
         """The bytes that a host has."""
-        store = FolderStore(self.root / f"h{index}")
+        store = Store(of_host(self.plan, f"h{index}"))
         return sum(map(store.have, self.files))
 
     def whole(self, index: int) -> bool:
         """Whether a host has every file in its place."""
-        store = FolderStore(self.root / f"h{index}")
+        store = Store(of_host(self.plan, f"h{index}"))
         return all(map(store.complete, self.files))
 
     def wait(self, condition: Callable[[], object]) -> None:

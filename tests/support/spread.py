@@ -1,85 +1,58 @@
-"""Hosts of a pull for tests: a folder as the store, and the plan that all of them have."""
+"""Hosts of a pull for tests: their plans, and stores in which something goes wrong."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import socket
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_cluster.remote.pull.plan import ChainHost, PulledFile
+from vllm_cluster.remote.pull.plan import ChainHost, HostPlan, PulledFile, write_whole
+from vllm_cluster.remote.pull.store import Store
 
 KEY = "5a" * 32
 
 
-@dataclass(frozen=True)
-class FolderPlan:
-    """What a host of a pull knows."""
+def folder_plan(
+    cache: Path,
+    files: Sequence[PulledFile],
+    *,
+    folder: str = "mine",
+    me: str = "a",
+    hosts: Sequence[ChainHost] = (),
+    origin: str = "",
+) -> HostPlan:
+    """The plan for a plain folder below the cache; without hosts, that of one alone."""
+    return HostPlan(
+        id="1",
+        key=KEY,
+        model=f"./{folder}",
+        commit="",
+        reference="",
+        endpoint="",
+        cache=str(cache),
+        folder=folder,
+        kind="folder",
+        me=me,
+        hosts=tuple(hosts) or (ChainHost("a", "127.0.0.1", 0),),
+        files=tuple(files),
+        origin=origin,
+    )
 
-    key: str
-    me: str
-    hosts: Sequence[ChainHost]
-    files: Sequence[PulledFile]
 
-    def write(self, path: Path) -> Path:
-        """Write it, for a host in a process of its own."""
-        path.write_text(json.dumps(asdict(self)))
-        return path
+def of_host(plan: HostPlan, name: str) -> HostPlan:
+    """The plan as another host has it; its folder has its name."""
+    return replace(plan, me=name, folder=name)
 
 
-def read_plan(path: Path) -> FolderPlan:
-    """Read what `write` wrote."""
-    row = json.loads(path.read_text())
-    hosts = [ChainHost(**host) for host in row["hosts"]]
-    return FolderPlan(row["key"], row["me"], hosts, [PulledFile(**file) for file in row["files"]])
-
-
-class FolderStore:
-    """Files in a folder; partial ones have a name of their own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def _path(self, file: PulledFile) -> Path:
-        return self.folder / file.path
-
-    def have(self, file: PulledFile, /) -> int:
-        for path in (self._path(file), self.partial(file)):
-            try:
-                return path.stat().st_size
-            except FileNotFoundError:
-                continue
-        return 0
-
-    def open(self, file: PulledFile, /) -> BinaryIO:
-        try:
-            return self._path(file).open("rb")
-        except FileNotFoundError:
-            return self.partial(file).open("rb")
-
-    def complete(self, file: PulledFile, /) -> bool:
-        return self._path(file).exists()
-
-    def partial(self, file: PulledFile, /) -> Path:
-        return self.folder / f"{file.blob}.part"
-
-    def blob(self, file: PulledFile, /) -> str:
-        return file.blob
-
-    def learn(self, file: PulledFile, blob: str, /) -> None:
-        raise NotImplementedError
-
-    def finish(self, file: PulledFile, /) -> None:
-        if self.partial(file).exists():
-            self.partial(file).replace(self._path(file))
-        else:
-            twin = next(path for path in self.folder.glob("*.json") if git_blob(path.read_bytes()) == file.blob)
-            self._path(file).hardlink_to(twin)
+def written(plan: HostPlan, path: Path) -> Path:
+    """Write a plan, for a host in a process of its own."""
+    write_whole(path, asdict(plan))
+    return path
 
 
 def git_blob(content: bytes) -> str:
@@ -112,34 +85,32 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def plan_of(count: int, files: Sequence[PulledFile]) -> FolderPlan:
-    """A plan for h0, the source, and the others on loopback."""
+def plan_of(count: int, files: Sequence[PulledFile], root: Path) -> HostPlan:
+    """A plan for h0, the source, and the others on loopback, each with a folder below the root."""
     hosts = [ChainHost(f"h{index}", "127.0.0.1", port) for index, port in enumerate(free_ports(count))]
-    return FolderPlan(KEY, "h0", hosts, files)
+    return folder_plan(root, files, folder="h0", me="h0", hosts=hosts)
 
 
-class GrowingStore(FolderStore):
+class GrowingStore(Store):
     """The store of a source that downloads: of each file there is so much yet."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.arrived = 0
+    arrived = 0
 
-    def have(self, file: PulledFile, /) -> int:
+    def have(self, file: PulledFile) -> int:
         return min(self.arrived, super().have(file))
 
-    def complete(self, file: PulledFile, /) -> bool:
+    def complete(self, file: PulledFile) -> bool:
         return self.arrived >= file.size and super().complete(file)
 
 
-class DamagingStore(FolderStore):
+class DamagingStore(Store):
     """The store of a host whose memory turns a bit of the first file, as often as it is given."""
 
-    def __init__(self, folder: Path, times: int) -> None:
-        super().__init__(folder)
+    def __init__(self, plan: HostPlan, times: int) -> None:
+        super().__init__(plan)
         self.times = times
 
-    def open(self, file: PulledFile, /) -> BinaryIO:
+    def open(self, file: PulledFile) -> BinaryIO:
         there = super().open(file)
         if not file.path.startswith("0.") or not self.times:
             return there
@@ -153,8 +124,8 @@ class DamagingStore(FolderStore):
         return copy
 
 
-class FullStore(FolderStore):
+class FullStore(Store):
     """The store of a host whose disk is full."""
 
-    def partial(self, file: PulledFile, /) -> Path:
+    def partial(self, file: PulledFile) -> Path:
         return Path("/dev/full")

@@ -1,4 +1,4 @@
-"""One host of a pull in a process of its own: `python -m tests.support.spread_host PLAN FOLDER`.
+"""One host of a pull in a process of its own: `python -m tests.support.spread_host PLAN`.
 
 Prints a line of progress each time it changes, and ends with its input.
 """
@@ -10,14 +10,16 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.support.spread import FolderStore, read_plan
 from vllm_cluster.remote.pull import spread
+from vllm_cluster.remote.pull.plan import HostPlan
 from vllm_cluster.remote.pull.spread_parts import SpreadProgress
+from vllm_cluster.remote.pull.store import Store
 
 
 def main() -> None:
     """Serve, receive unless it is the source, and wait for the end of the input."""
-    plan, store = read_plan(Path(sys.argv[1])), FolderStore(Path(sys.argv[2]))
+    plan = HostPlan.read(Path(sys.argv[1]))
+    store = Store(plan)
     server = spread.serve(plan, store)
     last = SpreadProgress(-1)
 

@@ -19,6 +19,7 @@ from botocore.config import Config
 from tests.support.buckets import Bucket, bucket
 from tests.support.ports import free_port
 from tests.support.pulls import Part, model_files
+from tests.support.spread import folder_plan
 from tests.support.waiting import until
 from vllm_cluster.remote.pull import fetching
 from vllm_cluster.remote.pull.objects import Objects
@@ -48,21 +49,8 @@ def here(lab: Bucket, tmp_path: Path) -> HostPlan:
 def plan_of(lab: Bucket, cache: Path, me: str = "a", hosts: tuple[ChainHost, ...] = ()) -> HostPlan:
     """The plan for what the bucket lists now."""
     rows = lab.client.list_objects_v2(Bucket=lab.name, Prefix="mine/")["Contents"]
-    return HostPlan(
-        id="1",
-        key="5a" * 32,
-        model="./mine",
-        commit="",
-        reference="",
-        endpoint="",
-        cache=str(cache),
-        folder="mine",
-        kind="folder",
-        me=me,
-        hosts=hosts or (ChainHost("a", "127.0.0.1", 0),),
-        files=tuple(PulledFile(row["Key"].removeprefix("mine/"), row["Size"], "", row["ETag"]) for row in rows),
-        origin=f"s3://{lab.name}/mine",
-    )
+    files = [PulledFile(row["Key"].removeprefix("mine/"), row["Size"], "", row["ETag"]) for row in rows]
+    return folder_plan(cache, files, me=me, hosts=hosts, origin=f"s3://{lab.name}/mine")
 
 
 def signed(lab: Bucket, plan: HostPlan, seconds: int = 600) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.support.pulls import Part, Sending, model_files
+from tests.support.spread import folder_plan
 from tests.support.waiting import until
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.remote.pull import origin
@@ -44,21 +45,7 @@ def listed(folder: Path) -> tuple[PulledFile, ...]:
 
 def plan_at(folder: Path, cache: Path, source: str = "") -> HostPlan:
     """The plan of the one host that has the files from the folder, or from there."""
-    return HostPlan(
-        id="1",
-        key="5a" * 32,
-        model="./mine",
-        commit="",
-        reference="",
-        endpoint="",
-        cache=str(cache),
-        folder="mine",
-        kind="folder",
-        me="a",
-        hosts=(ChainHost("a", "127.0.0.1", 0),),
-        files=listed(folder),
-        origin=source or str(folder),
-    )
+    return folder_plan(cache, listed(folder), origin=source or str(folder))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from http.client import HTTPResponse
@@ -19,20 +19,21 @@ import pytest
 
 from tests.support.spread import (
     DamagingStore,
-    FolderPlan,
-    FolderStore,
     FullStore,
     GrowingStore,
+    of_host,
     plan_of,
     planned,
     random_files,
+    written,
 )
 from vllm_cluster.remote.pull import spread, spread_serve
-from vllm_cluster.remote.pull.plan import PulledFile
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadProgress
 from vllm_cluster.remote.pull.spread_receive import Receiver
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
 from vllm_cluster.remote.pull.spread_wire import BadPeerError, Busy, FileBody, Peer, sign
+from vllm_cluster.remote.pull.store import Store
 
 # Real connections, kills and pauses: seconds each.
 pytestmark = pytest.mark.slow
@@ -52,9 +53,9 @@ def until(condition: Callable[[], object]) -> None:
 class Host:
     """One host of the pull, on threads of this process."""
 
-    def __init__(self, plan: FolderPlan, name: str, store: FolderStore) -> None:
-        self.plan, self.store = replace(plan, me=name), store
-        self.store.folder.mkdir(exist_ok=True)
+    def __init__(self, plan: HostPlan, store: Store) -> None:
+        self.plan, self.store = plan, store
+        self.store.root.mkdir(exist_ok=True)
         self.reports: list[SpreadProgress] = []
         self.errors: list[BaseException] = []
         self.server: SpreadServer | None = None
@@ -90,16 +91,20 @@ class Pull:
         self.root = root
         self.stack = ExitStack()
 
-    def host(self, plan: FolderPlan, name: str, store: FolderStore | None = None) -> Host:
-        host = Host(plan, name, store or FolderStore(self.root / name)).start()
+    def plan(self, count: int, files: Sequence[PulledFile]) -> HostPlan:
+        return plan_of(count, files, self.root)
+
+    def host(self, plan: HostPlan, name: str, store: Store | None = None) -> Host:
+        own = of_host(plan, name)
+        host = Host(own, store or Store(own)).start()
         self.stack.callback(host.close)
         return host
 
     @contextmanager
-    def process(self, plan: FolderPlan, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    def process(self, plan: HostPlan, name: str) -> Iterator[subprocess.Popen[bytes]]:
         """A host in a process of its own, that a signal can strike."""
-        file = replace(plan, me=name).write(self.root / f"{name}.json")
-        argv = [sys.executable, "-m", "tests.support.spread_host", str(file), str(self.root / name)]
+        file = written(of_host(plan, name), self.root / f"{name}.json")
+        argv = [sys.executable, "-m", "tests.support.spread_host", str(file)]
         (self.root / name).mkdir(exist_ok=True)
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
             try:
@@ -107,12 +112,19 @@ class Pull:
             finally:
                 process.kill()
 
-    def same(self, plan: FolderPlan, *names: str) -> None:
+    def same(self, plan: HostPlan, *names: str) -> None:
         """Check that hosts have exactly what the source has."""
-        for name in names:
+        for store in (Store(of_host(plan, name)) for name in names):
             for file in plan.files:
-                assert (self.root / name / file.path).read_bytes() == (self.root / "h0" / file.path).read_bytes()
-            assert not list((self.root / name).glob("*.part"))
+                assert store.complete(file)
+                assert content(store, file) == content(Store(plan), file)
+            assert not list(store.root.rglob("*.vcluster-partial"))
+
+
+def content(store: Store, file: PulledFile) -> bytes:
+    """What vLLM would read."""
+    with store.open(file) as there:
+        return there.read()
 
 
 @pytest.fixture
@@ -130,7 +142,12 @@ def test_all_hosts_get_all_files(pull: Pull) -> None:
         files.append(planned(name, config, git=True))
     (pull.root / "h0" / "empty").touch()
     files.append(planned("empty", b""))
-    plan = plan_of(4, files)
+    # As the hub's cache has them: files of the same content are one there.
+    plan = replace(pull.plan(4, files), kind="hub", commit="c0ffee")
+    source = Store(plan)
+    for file in files:
+        (pull.root / "h0" / file.path).replace(source.writable(file))
+        source.finish(file)
     hosts = [pull.host(plan, host.name) for host in plan.hosts]
     until(lambda: all(host.whole() for host in hosts))
     pull.same(plan, "h1", "h2", "h3")
@@ -149,7 +166,7 @@ def test_where_no_host_has_all_each_gets_what_another_has(pull: Pull) -> None:
         (pull.root / "h1" / file.path).write_bytes((pull.root / "h0" / file.path).read_bytes())
     (pull.root / "h0" / files[0].path).unlink()
     (pull.root / "h1" / files[1].path).unlink()
-    plan = plan_of(3, files)
+    plan = pull.plan(3, files)
     source = pull.host(plan, "h0")
     gathering = threading.Thread(target=Receiver(source.plan, source.store).gather)
     gathering.start()  # before the others are there
@@ -163,9 +180,10 @@ def test_where_no_host_has_all_each_gets_what_another_has(pull: Pull) -> None:
 def test_what_no_host_has_is_reported(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 2, MB)
     (pull.root / "h0" / files[0].path).unlink()
-    plan = plan_of(2, files)
+    plan = pull.plan(2, files)
     # A host that received too would wait for this file beyond the test.
-    pull.stack.callback(spread.serve(replace(plan, me="h1"), FolderStore(pull.root / "h1")).close)
+    other = of_host(plan, "h1")
+    pull.stack.callback(spread.serve(other, Store(other)).close)
     source = pull.host(plan, "h0")
     with pytest.raises(SpreadError, match=f"{files[0].path}: no host has it undamaged"):
         Receiver(source.plan, source.store).gather()
@@ -173,7 +191,8 @@ def test_what_no_host_has_is_reported(pull: Pull) -> None:
 
 def test_a_source_that_still_downloads_is_followed(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 3, 2 * MB)
-    plan, store = plan_of(3, files), GrowingStore(pull.root / "h0")
+    plan = pull.plan(3, files)
+    store = GrowingStore(plan)
     hosts = [pull.host(plan, "h0", store), pull.host(plan, "h1"), pull.host(plan, "h2")]
     for arrived in (1, MB, 2 * MB - 1):
         store.arrived = arrived
@@ -186,12 +205,13 @@ def test_a_source_that_still_downloads_is_followed(pull: Pull) -> None:
 
 def test_a_killed_host_continues_where_it_was_and_holds_up_no_other(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 2, 2 * MB)
-    plan, store = plan_of(4, files), GrowingStore(pull.root / "h0")
+    plan = pull.plan(4, files)
+    store = GrowingStore(plan)
     store.arrived = MB
     server = pull.host(plan, "h0", store).server
     others = [pull.host(plan, "h1"), pull.host(plan, "h3")]
     with pull.process(plan, "h2") as killed:
-        until(lambda: [FolderStore(pull.root / "h2").have(file) for file in files] == [MB, MB])
+        until(lambda: [Store(of_host(plan, "h2")).have(file) for file in files] == [MB, MB])
         until(lambda: others[1].reports and others[1].reports[-1] == SpreadProgress(2 * MB, "h2"))
         killed.kill()
     store.arrived = 2 * MB
@@ -215,7 +235,8 @@ def test_a_killed_host_continues_where_it_was_and_holds_up_no_other(pull: Pull) 
 
 def test_a_host_that_answers_no_more_is_left(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 2, 2 * MB)
-    plan, store = plan_of(3, files), GrowingStore(pull.root / "h0")
+    plan = pull.plan(3, files)
+    store = GrowingStore(plan)
     store.arrived = MB
     pull.host(plan, "h0", store)
     with pull.process(plan, "h1") as stopped:
@@ -226,13 +247,13 @@ def test_a_host_that_answers_no_more_is_left(pull: Pull) -> None:
         until(last.whole)
         assert last.reports[-1].upstream == "h0"
         stopped.send_signal(signal.SIGCONT)
-        until(lambda: all(FolderStore(pull.root / "h1").complete(file) for file in files))
+        until(lambda: all(Store(of_host(plan, "h1")).complete(file) for file in files))
     pull.same(plan, "h1", "h2")
 
 
 def test_without_the_source_the_others_share_what_they_have(pull: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
     files = random_files(pull.root / "h0", 2, MB)
-    plan = plan_of(3, files)
+    plan = pull.plan(3, files)
     with pull.process(plan, "h0"):
         until(pull.host(plan, "h1").whole)
     monkeypatch.setattr(spread, "ALONE_SECONDS", 0.2)
@@ -244,9 +265,9 @@ def test_without_the_source_the_others_share_what_they_have(pull: Pull, monkeypa
 
 def test_a_wrong_file_is_reported_and_comes_from_another_host(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 3, MB)
-    plan = plan_of(3, files)
+    plan = pull.plan(3, files)
     source = pull.host(plan, "h0")
-    damaging = DamagingStore(pull.root / "h1", 99)
+    damaging = DamagingStore(of_host(plan, "h1"), 99)
     middle = pull.host(plan, "h1", damaging)
     until(middle.whole)
     last = pull.host(plan, "h2")
@@ -259,8 +280,8 @@ def test_a_wrong_file_is_reported_and_comes_from_another_host(pull: Pull) -> Non
 
 def test_a_file_that_is_wrong_from_everywhere_ends_the_host(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 2, MB)
-    plan = plan_of(2, files)
-    pull.host(plan, "h0", DamagingStore(pull.root / "h0", 99))
+    plan = pull.plan(2, files)
+    pull.host(plan, "h0", DamagingStore(plan, 99))
     host = pull.host(plan, "h1")
     until(lambda: host.errors)
     assert str(host.errors[0]) == "0.safetensors: wrong hash (from h0), 3 times"
@@ -269,16 +290,16 @@ def test_a_file_that_is_wrong_from_everywhere_ends_the_host(pull: Pull) -> None:
 
 def test_a_host_with_a_full_disk_ends(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 1, MB)
-    plan = plan_of(2, files)
+    plan = pull.plan(2, files)
     pull.host(plan, "h0")
-    host = pull.host(plan, "h1", FullStore(pull.root / "h1"))
+    host = pull.host(plan, "h1", FullStore(of_host(plan, "h1")))
     until(lambda: host.errors)
     assert str(host.errors[0]) == "0.safetensors: cannot write: No space left on device"
 
 
 def test_only_hosts_of_this_pull_are_answered(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 1, MB)
-    plan = plan_of(2, files)
+    plan = pull.plan(2, files)
     pull.host(plan, "h0")
     for wrong in (replace(plan, key="00" * 32, me="h1"), replace(plan, me="h9")):
         peer = Peer(wrong, plan.hosts[0])
@@ -290,7 +311,7 @@ def test_only_hosts_of_this_pull_are_answered(pull: Pull) -> None:
 
 
 def test_whoever_connects_does_not_learn_the_version_of_python(pull: Pull) -> None:
-    plan = plan_of(2, random_files(pull.root / "h0", 1, MB))
+    plan = pull.plan(2, random_files(pull.root / "h0", 1, MB))
     pull.host(plan, "h0")
     with socket.create_connection((plan.hosts[0].address, plan.hosts[0].port), timeout=LIMIT) as connection:
         connection.sendall(b"PUT / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -301,7 +322,7 @@ def test_whoever_connects_does_not_learn_the_version_of_python(pull: Pull) -> No
 def test_a_request_is_answered_once(pull: Pull) -> None:
     """Who overhears it cannot send it again."""
     files = random_files(pull.root / "h0", 1, MB)
-    plan = plan_of(2, files)
+    plan = pull.plan(2, files)
     pull.host(plan, "h0")
     proof = sign(plan.key, "ask", "GET", "/have", "", "h1", "1234", b"")
     request = f"GET /have HTTP/1.1\r\nHost: x\r\nAuthorization: vcluster h1 1234 {proof}\r\n\r\n".encode()
@@ -319,7 +340,7 @@ def test_a_request_is_answered_once(pull: Pull) -> None:
 
 def test_an_answer_with_another_key_is_refused(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 1, MB)
-    plan = plan_of(2, files)
+    plan = pull.plan(2, files)
     server = pull.host(plan, "h0").server
     assert server
     peer = Peer(replace(plan, me="h1"), plan.hosts[0])
@@ -336,7 +357,7 @@ def test_an_answer_with_another_key_is_refused(pull: Pull) -> None:
 def test_a_connection_that_was_idle_for_long_is_opened_again(pull: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread comes back to it after the flush of a large file: the host is there, and nothing is wrong."""
     monkeypatch.setattr(spread_serve._Handler, "timeout", 0.1)
-    plan = plan_of(2, random_files(pull.root / "h0", 1, MB))
+    plan = pull.plan(2, random_files(pull.root / "h0", 1, MB))
     pull.host(plan, "h0")
     peer = Peer(replace(plan, me="h1"), plan.hosts[0])
     for _ in range(2):
@@ -350,7 +371,7 @@ def test_a_connection_that_was_idle_for_long_is_opened_again(pull: Pull, monkeyp
 
 def test_a_host_serves_two_others_at_a_time(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 1, 32 * MB)
-    plan = plan_of(4, files)
+    plan = pull.plan(4, files)
     pull.host(plan, "h0")
     peers = [Peer(replace(plan, me=name), plan.hosts[0]) for name in ("h1", "h2", "h3")]
     held = [peers[index].file(0, files[0], 0) for index in (0, 1)]

@@ -10,17 +10,19 @@ import threading
 import time
 from typing import Any
 
-from vllm_cluster.remote.pull.spread_parts import Report, SpreadPlan, SpreadProgress, SpreadStore
+from vllm_cluster.remote.pull.plan import HostPlan
+from vllm_cluster.remote.pull.spread_parts import Report, SpreadProgress
 from vllm_cluster.remote.pull.spread_receive import Receiver
 from vllm_cluster.remote.pull.spread_serve import SpreadServer
 from vllm_cluster.remote.pull.spread_wire import LOST, SILENT_SECONDS, Busy, Peer
+from vllm_cluster.remote.pull.store import Store
 
 BEAT_SECONDS = 0.5
 # A source that does not answer for this long is gone: the others share what they have.
 ALONE_SECONDS = 15.0
 
 
-def serve(plan: SpreadPlan, store: SpreadStore) -> SpreadServer:
+def serve(plan: HostPlan, store: Store) -> SpreadServer:
     """Serve this host's files on its private address, on threads of its own.
 
     Raises:
@@ -31,7 +33,7 @@ def serve(plan: SpreadPlan, store: SpreadStore) -> SpreadServer:
     return server
 
 
-def receive(plan: SpreadPlan, store: SpreadStore, report: Report) -> Steering:
+def receive(plan: HostPlan, store: Store, report: Report) -> Steering:
     """Bring every file to this host; return once all are verified and in their place.
 
     `report` is called twice a second, also after the return, until the steering is closed.
@@ -47,7 +49,7 @@ def receive(plan: SpreadPlan, store: SpreadStore, report: Report) -> Steering:
 class Steering:
     """Reports this host's progress to the source, and gets from whom the source names."""
 
-    def __init__(self, plan: SpreadPlan, receiver: Receiver, report: Report) -> None:
+    def __init__(self, plan: HostPlan, receiver: Receiver, report: Report) -> None:
         self._plan, self._receiver, self._report = plan, receiver, report
         # The hosts that are not complete, as the source last answered.
         self.waiting_for = [host.name for host in plan.hosts[1:]]

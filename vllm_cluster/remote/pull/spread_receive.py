@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_cluster.remote.pull.plan import PulledFile
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.spread_arriving import Arriving
-from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadPlan, SpreadStore, host_of
+from vllm_cluster.remote.pull.spread_parts import SpreadError, host_of
 from vllm_cluster.remote.pull.spread_wire import LOST, SILENT_SECONDS, Busy, Peer
+from vllm_cluster.remote.pull.store import Store
 
 # Hashing takes a core at about 1.4 GB/s: several files at once fill a faster link.
 STREAMS = 4
@@ -23,7 +24,7 @@ PAUSE_SECONDS = 0.1
 class Receiver:
     """Brings all files to this host, on several threads."""
 
-    def __init__(self, plan: SpreadPlan, store: SpreadStore) -> None:
+    def __init__(self, plan: HostPlan, store: Store) -> None:
         self._plan, self._store = plan, store
         self.upstream = ""
         # Who could not be used, and the last error, until each is reported.

@@ -14,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
-from vllm_cluster.remote.pull.plan import PulledFile
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.spread_order import Chain
-from vllm_cluster.remote.pull.spread_parts import SpreadPlan, SpreadStore
 from vllm_cluster.remote.pull.spread_wire import PROOF, QUIET_SECONDS, same, sign
+from vllm_cluster.remote.pull.store import Store
 
 # How often a file that grows is looked at: each host on the chain adds half of it.
 LOOK_SECONDS = 0.01
@@ -40,7 +40,7 @@ class SpreadServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, plan: SpreadPlan, store: SpreadStore) -> None:
+    def __init__(self, plan: HostPlan, store: Store) -> None:
         me = next(host for host in plan.hosts if host.name == plan.me)
         self.address_family = socket.AF_INET6 if ":" in me.address else socket.AF_INET
         self.plan, self.store = plan, store

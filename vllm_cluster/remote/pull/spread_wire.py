@@ -18,8 +18,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
-from vllm_cluster.remote.pull.plan import ChainHost, PulledFile
-from vllm_cluster.remote.pull.spread_parts import SpreadPlan
+from vllm_cluster.remote.pull.plan import ChainHost, HostPlan, PulledFile
 
 # A sender ends an answer that has had no more bytes for this long: a sender that is silent for longer is lost.
 QUIET_SECONDS = 1.0
@@ -58,7 +57,7 @@ class Peer:
     Raises, from each method: OSError, HTTPException and BadPeerError where the host cannot be used, Busy where later.
     """
 
-    def __init__(self, plan: SpreadPlan, host: ChainHost) -> None:
+    def __init__(self, plan: HostPlan, host: ChainHost) -> None:
         self.name = host.name
         self._key, self._me, self._files = plan.key, plan.me, len(plan.files)
         self._connection = HTTPConnection(host.address, host.port, timeout=CONNECT_SECONDS)
