@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from vllm_cluster.actions.assess import require_name
 from vllm_cluster.core.last_lines import LastLines
@@ -102,12 +103,11 @@ def _reading(
     """The logs of the hosts while they are read."""
     merge = LogMerge(runtime.clock, follow=asked.follow)
     with Fleet(inventory, runtime) as fleet:
-        names = {host.address: host.name for host in inventory.hosts.values()}
         hosts: dict[str, HostLogs] = {}
 
         def covered(log: str, address: str) -> bool:
             """Whether what a rank printed is read from its own file; the copy of a host that is away comes later."""
-            one = hosts.get(names.get(address, "") if address else log)
+            one = hosts.get(fleet.addresses.get(address, "") if address else log)
             if one is None or asked.rank is not None:
                 return False
             if asked.follow:
@@ -116,8 +116,7 @@ def _reading(
             return one.ranks_read
 
         for name in asked.hosts:
-            of_host = _covered_in(name, covered)
-            at = fleet.connections[name]
+            of_host, at = partial(covered, name), fleet.connections[name]
             hosts[name] = HostLogs(inventory, at, asked, merge=merge, emit=emit, covered=of_host)
         try:
             for one in hosts.values():
@@ -127,7 +126,3 @@ def _reading(
             for one in hosts.values():
                 one.stop()
             merge.close()
-
-
-def _covered_in(log: str, covered: Callable[[str, str], bool]) -> Callable[[str], bool]:
-    return lambda address: covered(log, address)

@@ -75,8 +75,7 @@ class RequestState(phases.ChangingState):
 
     def stops(self) -> Stops:
         """What the request would stop now."""
-        names = {host.address: name for name, host in self.inventory.hosts.items()}
-        return _stops(self.node, self.wanted, names)
+        return _stops(self.node, self.wanted, self.fleet.addresses)
 
     def hosts(self) -> Sequence[HostConnection]:
         """The head alone."""
@@ -108,8 +107,7 @@ def write_request(state: R) -> R:
     if state.idle:
         return state
     number = serve_request.write(state.node, state.wanted)
-    names = {host.address: name for name, host in state.inventory.hosts.items()}
-    text = f"{state.entry} {request.summary(state.wanted, names)}" if state.wanted else state.entry
+    text = f"{state.entry} {request.summary(state.wanted, state.fleet.addresses)}" if state.wanted else state.entry
     record(state.node, state.verb, [text], state.emit, request=number)
     return replace(state, number=number)
 
@@ -135,8 +133,8 @@ def _stops(node: NodeHandle, wanted: Mapping[str, Any] | None, names: Mapping[st
     if stops.served.generation == wanted["generation"]:
         return Stops()
     # Where what was asked for last cannot be served, the head serves one that was ready before.
-    known = [(serve_request.read(node) or {}).get("serve"), *reversed(ready_requests(node))]
-    served = (one for one in known if isinstance(one, Mapping) and one.get("generation") == stops.served.generation)
+    known = (serve_request.asked(node) or {}, *reversed(ready_requests(node)))
+    served = (one for one in known if one.get("generation") == stops.served.generation)
     return replace(stops, changes=request.changes(next(served, None), wanted, names))
 
 

@@ -69,9 +69,7 @@ ROLLBACK = (connect, observe, find_earlier, *ASK, follow)
 def _before(node: NodeHandle) -> dict[str, Any]:
     """The last request that was ready and is not what is served or loaded now."""
     serving = node.state().serving
-    asked = (serve_request.read(node) or {}).get("serve")
-    wanted = asked.get("generation") if isinstance(asked, Mapping) else None
-    now = serving.generation if serving else wanted
+    now = serving.generation if serving else (serve_request.asked(node) or {}).get("generation")
     for found in reversed(ready_requests(node)):
         if found["generation"] != now:
             return dict(found)

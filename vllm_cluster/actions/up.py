@@ -289,6 +289,5 @@ def _next(head: NodeHandle) -> str:
     if serving:
         state = {"ready": "is served", "failed": "has failed"}.get(serving.phase, "is starting")
         return f"{serving.name} {state}: vcluster status"
-    asked = (serve_request.read(head) or {}).get("serve")
-    name = asked.get("name") if isinstance(asked, Mapping) else None
+    name = (serve_request.asked(head) or {}).get("name")
     return f"{name} is starting: vcluster status" if name else "next: vcluster serve MODEL"

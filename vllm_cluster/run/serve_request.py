@@ -26,6 +26,12 @@ def read(node: NodeHandle) -> dict[str, Any] | None:
     return asked if asked is None or isinstance(asked, dict) else {}
 
 
+def asked(node: NodeHandle) -> Mapping[str, Any] | None:
+    """The model of the request and how it is served; None where it asks for none, or cannot be read."""
+    serve = (read(node) or {}).get("serve")
+    return serve if isinstance(serve, Mapping) else None
+
+
 def write(node: NodeHandle, wanted: Mapping[str, Any] | None) -> int:
     """Ask the head to serve this, or nothing; only under the lease. Returns the number of the request."""
     content = request.written(wanted, node.read(request.FILE), whoami())
