@@ -135,10 +135,8 @@ CHECK = (connect, look, judge, look_into_image, try_port, measure_links, reduce_
 def _lost(failures: Mapping[str, VclusterError]) -> Iterator[Finding]:
     for name, error in failures.items():
         text = error.detail if isinstance(error, HostError) else error.message
-        if isinstance(error, ShellUnusable):
-            yield Finding("no-shell", name, text, error.hint or "")
-        else:
-            yield Finding("unreachable", name, text, error.hint or "")
+        code = "no-shell" if isinstance(error, ShellUnusable) else "unreachable"
+        yield Finding(code, name, text, error.hint or "")
 
 
 def _endpoint(inventory: Inventory, fleet: Fleet, facts: Mapping[str, HostFacts]) -> list[Finding]:

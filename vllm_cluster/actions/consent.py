@@ -10,7 +10,7 @@ from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus
 from vllm_cluster.core.plan import Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
-from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError, VclusterError
+from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
 from vllm_cluster.facts.host_facts import Container, HostFacts
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.node_handle import NodeHandle
@@ -127,11 +127,7 @@ class Consent:
         if not self.covers(stops):
             changes = "; ".join(change.text for change in stops.changes)
             what = f"{stops.action(self._cluster)}{then}" + (f" ({changes})" if changes else "")
-            answer = self._confirm(f"{what[0].upper()}{what[1:]}?")
-            if answer is None:
-                raise _refused(what, first=first)
-            if not answer:
-                raise Aborted
+            _require_yes(self._confirm, what, first=first)
         self._confirmed = stops
 
 
@@ -142,18 +138,18 @@ def ask_removal(what: str, confirm: Confirm) -> None:
         Aborted: the answer is no.
         UsageError: there is no terminal.
     """
-    answer = confirm(f"Remove {what}?")
+    _require_yes(confirm, f"remove {what}", first=True)
+
+
+def _require_yes(confirm: Confirm, what: str, *, first: bool) -> None:
+    answer = confirm(f"{what[0].upper()}{what[1:]}?")
+    if answer is None and first:
+        raise UsageError(f"this would {what}; there is no terminal to ask", again=("--yes",))
     if answer is None:
-        raise _refused(f"remove {what}", first=True)
+        text = f"the cluster has changed: this would now {what}; there is no terminal to ask"
+        raise PreflightFailed(text, again=("--yes",))
     if not answer:
         raise Aborted
-
-
-def _refused(what: str, *, first: bool) -> VclusterError:
-    if first:
-        return UsageError(f"this would {what}; there is no terminal to ask", again=("--yes",))
-    text = f"the cluster has changed: this would now {what}; there is no terminal to ask"
-    return PreflightFailed(text, again=("--yes",))
 
 
 def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stops:

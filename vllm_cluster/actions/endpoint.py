@@ -15,6 +15,7 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.detached import Detached, State
 from vllm_cluster.run.runtime import SYSTEM, Runtime
+from vllm_cluster.text import host_port
 
 FOLDER = "tunnels"
 # A laptop sleeps for hours, but it connects again within minutes of waking up.
@@ -52,7 +53,7 @@ def endpoint(
         if serve.host in ("127.0.0.1", "::1"):
             text = f"{head.name}: the API of {serve.name} listens on its loopback only"
             raise PreflightFailed(text, hint=f"vcluster endpoint --detach\nvcluster serve {serve.model} --expose")
-        return ClientEndpoint(_url(serve.host, serve.port), key, serve.name, None)
+        return ClientEndpoint(f"http://{host_port(serve.host, serve.port)}/v1", key, serve.name, None)
     found = state(inventory, cache)
     with found.locked():
         open_one = found.running()
@@ -66,7 +67,7 @@ def endpoint(
         ended = f"; the last one has ended: {why}" if why else ""
         text = f"no tunnel from this machine to {inventory.cluster} is open in the background{ended}"
         raise PreflightFailed(text, again=("--detach",))
-    return ClientEndpoint(_url("127.0.0.1", open_one.port), key, serve.name, open_one)
+    return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one)
 
 
 def close(inventory: Inventory, cache: Path) -> bool:
@@ -111,7 +112,3 @@ def keep_open(inventory: Inventory, cache: Path, emit: Emit, *, port: int, runti
     finally:
         noting.stop()
         noted.forget()
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"

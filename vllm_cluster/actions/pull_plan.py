@@ -14,8 +14,9 @@ from vllm_cluster.core.pull import HERE, SPARE, Held, HubModel, PullPlan, choose
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
 from vllm_cluster.hub.bucket import BucketFolder
+from vllm_cluster.laptop import THIS_MACHINE
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.hub_files import THIS_MACHINE, ask_hub, ask_hub_here
+from vllm_cluster.run.hub_files import ask_hub, ask_hub_here
 from vllm_cluster.run.model_cache import LINE_SECONDS, place, running
 from vllm_cluster.run.program import RunningProgram
 from vllm_cluster.text import and_more, by_hosts, count, size

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_cluster.errors import PreflightFailed, Unreachable, UsageError, VclusterError
+from vllm_cluster.laptop import THIS_MACHINE, require_library
 
 SCHEME = "s3://"
 LIBRARY, VERSION = "boto3", "1.34"
-THIS_MACHINE = "this machine"
 # The longest life of a signed address.
 MAX_LIFE = 7 * 24 * 3600
 CONNECT_SECONDS, READ_SECONDS, TRIES = 10, 30, 3
@@ -80,10 +78,7 @@ class Bucket:
         Raises:
             PreflightFailed: boto3 is not installed here, or the configuration cannot be.
         """
-        if importlib.util.find_spec(LIBRARY) is None:
-            # pip comes with vcluster, so that this works in an environment of pipx too.
-            install = f"{shlex.quote(sys.executable)} -m pip install '{LIBRARY}>={VERSION}'"
-            raise PreflightFailed(f"{THIS_MACHINE}: pull: {LIBRARY} is not installed beside vcluster", hint=install)
+        require_library(LIBRARY, VERSION)
         self._folder = folder
         with self._errors():
             self._session, self._client = _client("")

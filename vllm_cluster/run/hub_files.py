@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +11,7 @@ from typing import Any
 
 from vllm_cluster.core.pull import HubFile, HubModel, unfit_path
 from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
+from vllm_cluster.laptop import THIS_MACHINE, require_library
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import Place, message_in, python, run
 from vllm_cluster.run.runtime import Runtime
@@ -20,7 +19,6 @@ from vllm_cluster.run.runtime import Runtime
 # Four tries of two requests, and a start of Python with the hub's library.
 ASK_SECONDS = 150.0
 LIBRARY, VERSION = "huggingface_hub", "1.0"
-THIS_MACHINE = "this machine"
 
 
 def ask_hub(connection: HostConnection, place: Place, question: Mapping[str, Any]) -> HubModel:
@@ -47,10 +45,7 @@ def ask_hub_here(runtime: Runtime, question: Mapping[str, Any]) -> HubModel:
         PreflightFailed: this machine has no huggingface_hub; or as `ask_hub`.
         Unreachable: the hub cannot be reached from here.
     """
-    if importlib.util.find_spec(LIBRARY) is None:
-        # pip comes with vcluster, so that this works in an environment of pipx too.
-        install = f"{shlex.quote(sys.executable)} -m pip install '{LIBRARY}>={VERSION}'"
-        raise PreflightFailed(f"{THIS_MACHINE}: pull: {LIBRARY} is not installed beside vcluster", hint=install)
+    require_library(LIBRARY, VERSION)
     source = resources("vllm_cluster.remote.image").joinpath("hub_files.py").read_text()
     try:
         # The question has the token: not among the arguments, which every user of this machine can read.

@@ -34,11 +34,21 @@ def place(inventory: Inventory, facts: HostFacts, reads: str = "") -> Place:
     node = node_of(inventory.cluster, facts)
     if node is not None and node.state == "running" and not reads:
         return InNode(node.name)
+    image = image_id(inventory, facts)
+    spec = container_spec(inventory, inventory.hosts[facts.host], reads)
+    return TemporaryContainer(without_lease(inventory.cluster), "cache", image, like=spec, user=spec.user)
+
+
+def image_id(inventory: Inventory, facts: HostFacts) -> str:
+    """The image that brings and reads a host's cache, by its id.
+
+    Raises:
+        HostError: it is not there.
+    """
     image = find_image(inventory.image, facts.images)
     if image is None:
         raise HostError(facts.host, f"pull: {inventory.image} is not there", hint="vcluster up")
-    spec = container_spec(inventory, inventory.hosts[facts.host], reads)
-    return TemporaryContainer(without_lease(inventory.cluster), "cache", image.id, like=spec, user=spec.user)
+    return image.id
 
 
 @contextmanager

@@ -115,20 +115,16 @@ class RunningProgram:
         Raises:
             HostError: it cannot be sent any more.
         """
-        try:
-            self._stream.settimeout(SEND_SECONDS)
-            self._stream.sendall(json.dumps(row).encode() + b"\n")
-        except (OSError, EOFError) as error:
-            raise self._ended(str(error) or type(error).__name__) from error
+        self.send_bytes(json.dumps(row).encode() + b"\n", SEND_SECONDS)
 
-    def send_bytes(self, data: bytes) -> None:
+    def send_bytes(self, data: bytes, seconds: float = STUCK_SECONDS) -> None:
         """Send what the program takes as it is, for as long as it takes some.
 
         Raises:
             HostError: as `send`.
         """
         try:
-            self._stream.settimeout(STUCK_SECONDS)
+            self._stream.settimeout(seconds)
             self._stream.sendall(data)
         except (OSError, EOFError) as error:
             raise self._ended(str(error) or type(error).__name__) from error

@@ -9,16 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_cluster.core.images import find_image
 from vllm_cluster.core.pull import FOLDER, MAKER, PLAN, PULLED, STATUS, TOKEN, container_name, container_spec
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.docker.container_body import node_body
-from vllm_cluster.errors import CommandFailed, HostError
+from vllm_cluster.errors import CommandFailed
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.detached import start_time
+from vllm_cluster.run.model_cache import image_id
 from vllm_cluster.run.node_program import importable
 
 CONFLICT = 409
@@ -85,11 +85,9 @@ def create(
     Raises:
         HostError: the image is not there, or Docker refuses.
     """
-    image = find_image(inventory.image, facts.images)
-    if image is None:
-        raise HostError(connection.name, f"pull: {inventory.image} is not there", hint="vcluster up")
-    body = node_body(container_spec(inventory, inventory.hosts[connection.name], reads), image.id, "")
-    body["Image"], body["Labels"] = image.id, dict(labels)
+    image = image_id(inventory, facts)
+    body = node_body(container_spec(inventory, inventory.hosts[connection.name], reads), image, "")
+    body["Image"], body["Labels"] = image, dict(labels)
     # It comes back where it was killed, and not once it has ended by itself.
     body["HostConfig"]["RestartPolicy"] = {"Name": "on-failure", "MaximumRetryCount": RESTARTS}
     try:

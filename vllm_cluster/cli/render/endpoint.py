@@ -9,11 +9,7 @@ import time
 from pathlib import Path
 
 from vllm_cluster.actions.request_phases import Endpoint
-
-
-def url(host: str, port: int) -> str:
-    """The address of a server; an IPv6 address is in brackets."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+from vllm_cluster.text import host_port
 
 
 def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:
@@ -22,7 +18,7 @@ def curl_line(endpoint: Endpoint, inventory: Path | None) -> str:
     option = f" -i {shlex.quote(str(inventory))}" if inventory else ""
     body = json.dumps({"model": endpoint.model, "prompt": "Hello", "max_tokens": 16})
     return (
-        f"curl -s {url(host, endpoint.port)}/v1/completions -H 'Content-Type: application/json'"
+        f"curl -s http://{host_port(host, endpoint.port)}/v1/completions -H 'Content-Type: application/json'"
         f' -H "Authorization: Bearer $(vcluster key{option})" -d {shlex.quote(body)}'
     )
 
@@ -31,7 +27,7 @@ def show_endpoint(endpoint: Endpoint, inventory: Path | None, *, as_json: bool) 
     """Write the endpoint on standard output."""
     option = f" -i {shlex.quote(str(inventory))}" if inventory else ""
     line = curl_line(endpoint, inventory)
-    where = f"{url(endpoint.host, endpoint.port)}/v1"
+    where = f"http://{host_port(endpoint.host, endpoint.port)}/v1"
     if as_json:
         document = {
             "v": 1,

@@ -9,11 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
-from vllm_cluster.cli.render.endpoint import url
 from vllm_cluster.cli.render.table import columns, cut, table
 from vllm_cluster.cli.render.text import plain, wants_color
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
-from vllm_cluster.text import age
+from vllm_cluster.text import age, host_port
 
 # What is left out first where the terminal is narrow.
 TITLES = {"host": 0, "address": 2, "role": 3, "state": 0, "GPUs": 0, "age": 1, "container": 4}
@@ -121,9 +120,8 @@ def _served(serve: ServeStatus, now: float | None, head: str) -> Iterator[str]:
     phase = f"{serve.name}: {serve.phase}" + ("" if now is None else f" for {age(max(0.0, now - serve.since))}")
     if serve.phase == "ready":
         # Loopback is the head's, and not of whoever reads this.
-        yield f"{phase} at {url(serve.host, serve.port)}/v1" + (
-            f" on {head}" if serve.host in ("127.0.0.1", "::1") else ""
-        )
+        where = f" on {head}" if serve.host in ("127.0.0.1", "::1") else ""
+        yield f"{phase} at http://{host_port(serve.host, serve.port)}/v1{where}"
     elif last and (serve.phase == "backoff" or (serve.phase == "failed" and serve.detail in ("", last.summary))):
         yield phase
     else:
