@@ -23,7 +23,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import whoami
 from vllm_cluster.run.head_job import HeadJob, unpacked
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.text import size as bytes_in_words
+from vllm_cluster.text import size as readable_size
 
 POLL_SECONDS = 1.0
 # A program that is killed so often without an answer in between will not end.
@@ -174,7 +174,7 @@ class _HeadRun:
                 due = self._runtime.after(POLL_SECONDS)
                 self._emit(
                     Event(
-                        "progress", f"sending {path}: {bytes_in_words(sent)} of {bytes_in_words(total)}", self._job.host
+                        "progress", f"sending {path}: {readable_size(sent)} of {readable_size(total)}", self._job.host
                     )
                 )
 

@@ -64,7 +64,7 @@ class Attempt:
         self.question: Question | None = None
         self._token = time.monotonic()
         self._cause: list[str] = []
-        self._cause_goes_on = False
+        self._cause_open = False
         self._wanted, self._log, self._pace = wanted, log, pace
         self._api = Api(wanted.host, wanted.port)
         variables = {**environment, **wanted.env}
@@ -111,11 +111,11 @@ class Attempt:
 
     def _look_for_cause(self, line: str) -> None:
         if not self._cause and _CAUSE.search(line) and not _CONSEQUENCE.search(line):
-            self._cause, self._cause_goes_on = [line], True
-        elif self._cause_goes_on and len(self._cause) < _CAUSE_LINES and _MORE_OF_IT.match(line):
+            self._cause, self._cause_open = [line], True
+        elif self._cause_open and len(self._cause) < _CAUSE_LINES and _MORE_OF_IT.match(line):
             self._cause.append(line)
         else:
-            self._cause_goes_on = False
+            self._cause_open = False
 
     def _see_phase(self, line: str) -> None:
         before = self.phases.progress
