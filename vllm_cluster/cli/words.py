@@ -201,8 +201,12 @@ def inventory_option(words: Sequence[str]) -> str:
 
 
 def closest(names: Sequence[str], known: Sequence[str], cutoff: float) -> dict[str, str]:
-    """For each of these names the option that is nearest to it, where one is near."""
-    near = {name: difflib.get_close_matches(name, known, n=1, cutoff=cutoff) for name in names}
+    """For each of these names the option that begins with its words, or is nearest to it, where one is near."""
+    near = {
+        name: [one for one in known if one.startswith(f"{name}-")]
+        or difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+        for name in names
+    }
     return {name: found[0] for name, found in near.items() if found}
 
 

@@ -124,6 +124,13 @@ def test_all_unknown_options_are_reported(tmp_path: Path) -> None:
     )
 
 
+def test_the_beginning_of_an_option_is_completed() -> None:
+    found = call("up", "--pull")
+    assert isinstance(found, UsageError)
+    assert found.message == "vcluster up has no option --pull (did you mean --pull-image?)"
+    assert found.hint == "vcluster up --pull-image\nvcluster up --help"
+
+
 @pytest.mark.parametrize(
     ("typed", "near"),
     [
