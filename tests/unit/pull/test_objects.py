@@ -115,7 +115,7 @@ def test_objects_are_downloaded_once_and_spread_with_one_manifest(lab: Bucket, t
 def test_others_receive_while_the_first_one_downloads(lab: Bucket, tmp_path: Path) -> None:
     lab.rate = 4e5
     with parts(lab, tmp_path) as made:
-        until(lambda: made["a"].status() and made["b"].status().get("bytes", 0) > 1 << 19, 60)
+        until(lambda: bool(made["a"].status()) and made["b"].status().get("bytes", 0) > 1 << 19, 60)
         assert made["a"].status()["phase"] == "downloading" and lab.sent < SIZE
         lab.rate = 0.0
         until(lambda: finished(made), 60)
