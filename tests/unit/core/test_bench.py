@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+import struct
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -13,9 +16,10 @@ import pytest
 
 from tests.support.depth import cases
 from vllm_cluster.cli.render.bench import bench_lines, compared_lines
+from vllm_cluster.cli.render.png import png
 from vllm_cluster.core.bench import PRESETS, Point, argv, figure_name, figures, order, points
 from vllm_cluster.core.bench_compare import COMPARED, compare, two_sided, welch
-from vllm_cluster.core.bench_page import page, picture
+from vllm_cluster.core.bench_page import HEIGHT, WIDTH, page, picture
 
 MEANS = {"output_throughput": 1000.0, "p50_ttft_ms": 50.0, "p50_tpot_ms": 10.0, "p99_e2el_ms": 2000.0}
 
@@ -180,6 +184,35 @@ def test_no_label_of_the_picture_touches_another_or_a_point(number: int, most: i
     assert [text for text, box in texts for other, point in found if not other and touch(box, point)] == []
     assert all(box[0] >= 0 and box[2] <= 640 for _, box in texts)
     assert {str(levels[-1]), str(levels[0])} <= {text.replace(",", "") for text, _ in texts}
+
+
+def without_text(svg: str) -> str:
+    """The picture without any of its words."""
+    return re.sub("<text.*?</text>", "", svg)
+
+
+def test_the_png_has_twice_the_pixels_of_the_picture() -> None:
+    drawn = png(without_text(picture(DOCUMENT)))
+    assert drawn
+    assert drawn[:8] == b"\x89PNG\r\n\x1a\n"
+    # Where its header has them: PNG specification, section 11.2.1.
+    width, height = struct.unpack(">II", drawn[16:24])
+    assert width == 2 * WIDTH
+    assert height > 2 * 2 * HEIGHT
+
+
+def test_a_png_is_never_without_its_words() -> None:
+    """With the fonts that this machine has; with none there is no PNG."""
+    curves = picture(DOCUMENT)
+    drawn = png(curves)
+    assert drawn is None or drawn != png(without_text(curves))
+    assert png(curves, fonts=False) is None
+
+
+def test_no_png_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    with pytest.raises(ImportError):
+        png(picture(DOCUMENT))
 
 
 def test_a_figure_has_one_name_wherever_it_is_shown() -> None:
