@@ -33,8 +33,7 @@ def find(inventory: Inventory, emit: Emit, runtime: Runtime) -> Inventory:
 def test_the_hosts_without_an_address_are_asked_once_and_shown() -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        asked = lab.run(world, UNNAMED, find)
-        assert asked.error is None, asked.story()
+        asked = lab.succeed(world, UNNAMED, find)
         assert asked.value == NAMED
         assert (asked.script_hosts(), asked.script.changing) == ({"gpu1", "gpu2"}, [])
         notes = [event.text for event in asked.events if event.kind == "note"]

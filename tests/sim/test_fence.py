@@ -121,8 +121,7 @@ def test_a_request_from_a_laptop_that_slept_is_refused() -> None:
         assert lab.run(world, inventory, lab.do_up).error is None
 
         def serve_b() -> None:
-            outcome = lab.run(world, inventory, partial(lab.do_serve, model="org/b"))
-            assert outcome.error is None, outcome.story()
+            lab.succeed(world, inventory, partial(lab.do_serve, model="org/b"))
 
         script = sleeps(world, 20, "PUT /containers/vcluster-lab/archive", serve_b)
         late = lab.run(world, inventory, partial(lab.do_serve, model="org/a"), script)
@@ -219,8 +218,7 @@ def test_any_run_after_a_lost_lease_leaves_one_volume_of_secrets() -> None:
             with lab.inside(world):
                 lab.run(world, ELSEWHERE, lab.do_up, Script({index: fault}))
                 world.settle(40)
-                again = lab.run(world, HERE, lab.do_up)
-                assert again.error is None, again.story()
+                lab.succeed(world, HERE, lab.do_up)
                 oracle.converged(world, HERE)
 
 
@@ -231,8 +229,7 @@ def test_every_writer_of_the_request_counts_up() -> None:
     epochs: list[int] = []
 
     def good(inventory: Inventory, verb: Verb, head: str = "gpu1") -> None:
-        outcome = lab.run(world, inventory, verb)
-        assert outcome.error is None, outcome.story()
+        lab.succeed(world, inventory, verb)
         world.settle(20)
         node = world.machines[head].box("vcluster-lab")
         raw = world.machines[head].read(node, f"{life.STATE}/wanted.json") if node else None
@@ -262,8 +259,7 @@ def test_a_laptop_that_slept_under_its_lease_reports_it(verb: Verb, host: str) -
         inventory = make.inventory(3, environment={"NCCL_DEBUG": "INFO"}) if verb is lab.do_up else HERE
 
         def another() -> None:
-            outcome = lab.run(world, ELSEWHERE, lab.do_up)
-            assert outcome.error is None, outcome.story()
+            lab.succeed(world, ELSEWHERE, lab.do_up)
 
         script = sleeps(world, 20, "DELETE /containers", another, host)
         late = lab.run(world, inventory, verb, script)
@@ -283,8 +279,7 @@ def test_a_laptop_that_slept_right_after_it_took_the_lease_reports_it() -> None:
         if "lease" not in call.what and any(before.what == "lease" for before in script.calls):
             script.hook = lambda _: None
             world.nap(20)
-            outcome = lab.run(world, ELSEWHERE, lab.do_up)
-            assert outcome.error is None, outcome.story()
+            lab.succeed(world, ELSEWHERE, lab.do_up)
 
     script.hook = hook
     with lab.inside(world):

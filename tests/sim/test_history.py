@@ -59,8 +59,7 @@ def go_back(world: World, answer: bool | None = True) -> tuple[Outcome, list[str
 
 def entries(world: World) -> list[Entry]:
     """`vcluster history`."""
-    outcome = lab.run(world, INVENTORY, lambda i, _, runtime: history.history(i, runtime=runtime))
-    assert outcome.error is None
+    outcome = lab.succeed(world, INVENTORY, lambda i, _, runtime: history.history(i, runtime=runtime))
     return list(outcome.value)
 
 
@@ -167,8 +166,7 @@ def test_requests_are_distinct_and_an_up_lists_its_hosts(world: World, capsys: p
         def verb(inventory: Inventory, emit: Emit, runtime: Runtime, given: dict[str, Any] = given) -> Any:
             return serve_action.serve(inventory, emit, runtime=runtime, **given)
 
-        outcome = lab.run(world, INVENTORY, verb)
-        assert outcome.error is None, outcome.story()
+        lab.succeed(world, INVENTORY, verb)
     assert go_back(world)[0].error is None
     up, *requests = entries(world)
     long = "org/a --name long -- --max-model-len 8192 (TP=2 × PP=2)"

@@ -31,13 +31,6 @@ CHANGES = {
 }
 
 
-def good(world: World, words: Inventory, verb: lab.Verb) -> Outcome:
-    """A run that must succeed."""
-    outcome = lab.run(world, words, verb)
-    assert outcome.error is None, outcome.story()
-    return outcome
-
-
 def remembered(world: World, words: Inventory) -> dict[str, bool]:
     """The members that the head remembers, and whether they are leaving."""
     machine = world.machines[words.head_name]
@@ -49,7 +42,7 @@ def remembered(world: World, words: Inventory) -> dict[str, bool]:
 def served(world: World, words: Inventory) -> tuple[str, str] | None:
     """Model and phase, as the head has them."""
     world.settle(20)
-    serve = good(world, words, lab.do_status).value.head.serve
+    serve = lab.succeed(world, words, lab.do_status).value.head.serve
     return (serve.model, serve.phase) if serve else None
 
 
@@ -67,17 +60,17 @@ def test_a_change_of_members_while_a_model_is_served(change: str) -> None:
     before, after = CHANGES[change]
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        good(world, before, lab.do_up)
-        good(world, before, lab.do_serve)
-        planned = good(world, after, lab.do_plan)
+        lab.succeed(world, before, lab.do_up)
+        lab.succeed(world, before, lab.do_serve)
+        planned = lab.succeed(world, after, lab.do_plan)
         assert planned.script.changing == []
-        outcome = good(world, after, lab.do_up)
+        outcome = lab.succeed(world, after, lab.do_up)
         assert lab.texts(planned.value) == outcome.operations or sorted(lab.texts(planned.value)) == sorted(
             outcome.operations
         )
         whole(world, after)
         assert served(world, after) == ("org/model", "ready")
-        good(world, after, lab.do_down)
+        lab.succeed(world, after, lab.do_down)
         oracle.nothing_left(world)
     record("P33", f"sim: {change} while a model is served", "planned, done, served again; down leaves nothing", True)
 
@@ -107,17 +100,17 @@ def test_broken_off_at_every_call(change: str, fault: Fault) -> None:
     before, after = CHANGES[change]
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        good(world, before, lab.do_up)
-        good(world, before, lab.do_serve)
+        lab.succeed(world, before, lab.do_up)
+        lab.succeed(world, before, lab.do_serve)
     start = world.snapshot()
     with lab.inside(world):
-        numbers = breaks(good(world, after, lab.do_up).script.calls, fault)
+        numbers = breaks(lab.succeed(world, after, lab.do_up).script.calls, fault)
     for index in numbers:
         world = World.again(start)
         with lab.inside(world):
             lab.run(world, after, lab.do_up, Script({index: fault}))
             world.settle(5)
-            good(world, after, lab.do_up)
+            lab.succeed(world, after, lab.do_up)
             whole(world, after)
             assert served(world, after) == ("org/model", "ready"), index
     figure = f"{len(numbers)} of {len(numbers)} converged, and serve again"
@@ -153,9 +146,9 @@ def test_an_unreadable_member_is_reported_and_blocks_no_verb(verb: lab.Verb, wor
     """Whoever may use the head's Docker can write its record."""
     world, here = make.world((2, 2, 2)), inventory(1, 2)
     with lab.inside(world):
-        good(world, here, lab.do_up)
+        lab.succeed(world, here, lab.do_up)
         rewritten(world, lambda raw: {**raw, "members": [*raw["members"], {**GPU3, **words}]})
-        outcome = good(world, here, verb)
+        outcome = lab.succeed(world, here, verb)
         assert outcome.script_hosts() == {"gpu1", "gpu2"}
         if verb is not lab.do_status:
             (key,) = words
@@ -180,13 +173,13 @@ def test_an_unreadable_member_is_reported_and_blocks_no_verb(verb: lab.Verb, wor
 def test_a_record_that_cannot_be_read_is_reported_and_written_again(change: Callable[[Any], Any], why: str) -> None:
     world, here = make.world((2, 2)), inventory(1, 2)
     with lab.inside(world):
-        good(world, here, lab.do_up)
+        lab.succeed(world, here, lab.do_up)
         rewritten(world, change)
         for verb in (lab.do_plan, lab.do_up):
-            outcome = good(world, here, verb)
+            outcome = lab.succeed(world, here, verb)
             assert f"cluster.json cannot be read: {why}" in warnings(outcome)[0]
         whole(world, here)
-        assert not warnings(good(world, here, lab.do_plan))
+        assert not warnings(lab.succeed(world, here, lab.do_plan))
 
 
 @pytest.mark.promise("P33")
@@ -198,13 +191,13 @@ def test_a_record_that_cannot_be_read_is_reported_and_written_again(change: Call
 def test_a_request_that_no_laptop_wrote_blocks_no_verb(words: dict[str, Any]) -> None:
     world, fewer = make.world((2, 2, 2)), inventory(1, 2)
     with lab.inside(world):
-        good(world, inventory(1, 2, 3), lab.do_up)
-        good(world, inventory(1, 2, 3), lab.do_serve)
+        lab.succeed(world, inventory(1, 2, 3), lab.do_up)
+        lab.succeed(world, inventory(1, 2, 3), lab.do_serve)
         files = world.machines["gpu1"].volumes["vcluster-lab-state"].files
         asked = json.loads(files["wanted.json"])
         files["wanted.json"] = json.dumps({**asked, "serve": {**asked["serve"], **words}}).encode()
-        good(world, fewer, lab.do_plan)
-        good(world, fewer, lab.do_down)
+        lab.succeed(world, fewer, lab.do_plan)
+        lab.succeed(world, fewer, lab.do_down)
 
 
 @pytest.mark.promise("P33")
@@ -213,7 +206,7 @@ def test_another_machine_on_the_way_to_a_member_that_left_is_not_taken_for_it(ve
     """The laptop of a colleague has another gpu3 in its ssh_config, or the address was given away."""
     world = make.world((2, 2, 2, 2))
     with lab.inside(world):
-        good(world, inventory(1, 2, 3), lab.do_up)
+        lab.succeed(world, inventory(1, 2, 3), lab.do_up)
         there = world.machines["gpu3"]
         world.machines["gpu3"] = world.machines["gpu4"]
         outcome = lab.run(world, inventory(1, 2), verb)
@@ -236,13 +229,13 @@ def test_a_stopped_model_does_not_come_back_when_the_head_does() -> None:
         return lab.do_serve(words, emit, runtime, model="org/NEW")
 
     with lab.inside(world):
-        good(world, first, lab.do_up)
-        good(world, first, lab.do_serve)
-        good(world, second, lab.do_up)
+        lab.succeed(world, first, lab.do_up)
+        lab.succeed(world, first, lab.do_serve)
+        lab.succeed(world, second, lab.do_up)
         assert served(world, second) == ("org/model", "ready")
-        good(world, second, new)
-        good(world, second, lab.do_stop)
-        good(world, first, lab.do_up)
+        lab.succeed(world, second, new)
+        lab.succeed(world, second, lab.do_stop)
+        lab.succeed(world, first, lab.do_up)
         assert served(world, first) is None
         history = world.machines["gpu1"].volumes["vcluster-lab-state"].files["audit.jsonl"]
         assert [json.loads(line)["verb"] for line in history.splitlines()] == [
@@ -260,15 +253,15 @@ def test_a_stopped_model_does_not_come_back_when_the_head_does() -> None:
 def test_a_host_joins_and_the_model_survives_its_next_failure() -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        good(world, inventory(1, 2), lab.do_up)
-        good(world, inventory(1, 2), lab.do_serve)
+        lab.succeed(world, inventory(1, 2), lab.do_up)
+        lab.succeed(world, inventory(1, 2), lab.do_serve)
         node = world.machines["gpu1"].box("vcluster-lab")
         assert node
-        good(world, inventory(1, 2, 3), lab.do_up)
+        lab.succeed(world, inventory(1, 2, 3), lab.do_up)
         assert node.life["serve"]["phase"] == "ready"
         node.life["serve"]["phase"] = "waiting"
         assert served(world, inventory(1, 2, 3)) == ("org/model", "ready")
-        again = good(world, inventory(1, 2), lab.do_status)
+        again = lab.succeed(world, inventory(1, 2), lab.do_status)
         assert [(row.host, row.role) for row in again.value.hosts][2:] == [("gpu3", "former")]
         # Whether it can be reached was not looked at: both ways are shown.
         assert again.value.hosts[2].fix == "vcluster up\nvcluster up --forget gpu3"
@@ -283,9 +276,9 @@ def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
         return lab.do_serve(words, emit, runtime, tp=2, pp=3)
 
     with lab.inside(world):
-        good(world, inventory(1, 2, 3), lab.do_up)
-        good(world, inventory(1, 2, 3), wide)
-        outcome = good(world, inventory(1, 2), lab.do_up)
+        lab.succeed(world, inventory(1, 2, 3), lab.do_up)
+        lab.succeed(world, inventory(1, 2, 3), wide)
+        outcome = lab.succeed(world, inventory(1, 2), lab.do_up)
         said = next(text for _, text in outcome.operations if text.startswith("record"))
         assert "TP=2 × PP=3 needs 6 GPUs, and there are 4; to serve it again: vcluster serve org/model" in said
         whole(world, inventory(1, 2))
@@ -297,17 +290,17 @@ def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
 def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        good(world, inventory(1, 2, 3), lab.do_up)
+        lab.succeed(world, inventory(1, 2, 3), lab.do_up)
         gone = world.machines["gpu3"]
         world.stop(gone, next(iter(gone.boxes.values())), gently=False)
         gone.reachable = False
-        outcome = good(world, inventory(1, 2), lab.do_up)
+        outcome = lab.succeed(world, inventory(1, 2), lab.do_up)
         warned = [event.text for event in outcome.events if event.kind == "warning" and event.host == "gpu3"]
         assert warned and " --filter name=vcluster-lab | xargs -r docker rm -f; " in warned[0]
         assert remembered(world, inventory(1, 2)) == {"gpu1": False, "gpu2": False, "gpu3": True}
         missed = World.again(world.snapshot())
         gone.reachable = True
-        good(world, inventory(1, 2), lab.do_up)
+        lab.succeed(world, inventory(1, 2), lab.do_up)
         whole(world, inventory(1, 2))
     with lab.inside(missed):
         down = lab.run(missed, inventory(1, 2), lab.do_down)
@@ -322,7 +315,7 @@ def test_a_member_that_left_and_cannot_be_reached_is_not_forgotten() -> None:
 
 def left_behind(world: World, *, dead: bool) -> Machine:
     """gpu3 has left a cluster of three, and SSH does not reach it; its node runs on unless it is dead."""
-    good(world, inventory(1, 2, 3), lab.do_up)
+    lab.succeed(world, inventory(1, 2, 3), lab.do_up)
     gone = world.machines["gpu3"]
     if dead:
         world.stop(gone, next(iter(gone.boxes.values())), gently=False)
@@ -335,15 +328,15 @@ def test_a_member_that_is_gone_for_good_is_forgotten() -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
         left_behind(world, dead=True)
-        outcome = good(world, inventory(1, 2), lab.do_up)
+        outcome = lab.succeed(world, inventory(1, 2), lab.do_up)
         # Once, though it is looked at twice.
         (warned,) = [event.text for event in outcome.events if event.kind == "warning" and event.host == "gpu3"]
         assert warned.endswith("If it is gone for good: vcluster up --forget gpu3")
-        outcome = good(world, inventory(1, 2), lab.do_forget("gpu3"))
+        outcome = lab.succeed(world, inventory(1, 2), lab.do_forget("gpu3"))
         assert outcome.operations == [("gpu1", "record on the head: gpu3 is forgotten")]
         oracle.converged(world, inventory(1, 2))
         assert remembered(world, inventory(1, 2)) == {"gpu1": False, "gpu2": False}
-        again = good(world, inventory(1, 2), lab.do_up)
+        again = lab.succeed(world, inventory(1, 2), lab.do_up)
         assert "gpu3" not in again.script_hosts()
         assert again.seconds < 1 < outcome.seconds
     record("P33", "sim: up --forget of a member that is gone for good", "nothing is asked of it any more", True)
@@ -362,7 +355,7 @@ def test_a_member_that_is_gone_for_good_is_forgotten() -> None:
 def test_only_a_member_that_left_can_be_forgotten(host: str, why: str) -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        good(world, inventory(1, 2, 3), lab.do_up)
+        lab.succeed(world, inventory(1, 2, 3), lab.do_up)
         outcome = lab.run(world, inventory(1, 2), lab.do_forget(host))
         if host == "gpu3":
             # It answers: its node is removed, as without the option.
@@ -387,7 +380,7 @@ def test_an_unreachable_node_that_ray_counts_ends_up_at_once() -> None:
         assert "on gpu3: docker rm -f vcluster-lab" in str(outcome.error.hint)
         seconds = outcome.seconds
         gone.reachable = True
-        good(world, inventory(1, 2), lab.do_up)
+        lab.succeed(world, inventory(1, 2), lab.do_up)
         whole(world, inventory(1, 2))
     assert seconds < 2 * CONNECT_SECONDS
     record("P33", "sim: a node outside the inventory that SSH does not reach", f"exit 4 after {seconds:.0f} s", True)
@@ -397,7 +390,7 @@ def test_an_unreachable_node_that_ray_counts_ends_up_at_once() -> None:
 def test_an_unknown_node_is_reported_once_ray_would_have_noticed_its_end() -> None:
     world = make.world((2, 2, 2))
     with lab.inside(world):
-        good(world, inventory(1, 2, 3), lab.do_up)
+        lab.succeed(world, inventory(1, 2, 3), lab.do_up)
         del world.machines["gpu1"].volumes["vcluster-lab-state"].files["cluster.json"]
         seen = lab.run(world, inventory(1, 2), lab.do_status).value
         assert (seen.up, seen.hosts[-1].address, seen.hosts[-1].state) == (False, "10.0.0.3", "in Ray")
@@ -413,7 +406,7 @@ def test_an_unknown_node_is_reported_once_ray_would_have_noticed_its_end() -> No
 def test_a_host_is_replaced_renamed_or_readdressed(what: str) -> None:
     world, after = make.world((2, 2)), inventory(1, 2)
     with lab.inside(world):
-        good(world, inventory(1, 2), lab.do_up)
+        lab.succeed(world, inventory(1, 2), lab.do_up)
         machine = world.machines["gpu2"]
         if what == "replaced":
             machine.machine_id = "another"
@@ -430,13 +423,13 @@ def test_a_host_is_replaced_renamed_or_readdressed(what: str) -> None:
             machine.address = "10.0.0.22"
             moved = after.hosts["gpu2"].model_copy(update={"address": machine.address})
             after = after.model_copy(update={"hosts": {**after.hosts, "gpu2": moved}})
-        planned = good(world, after, lab.do_plan)
+        planned = lab.succeed(world, after, lab.do_plan)
         changed = [op.changed for op in planned.value.operations() if isinstance(op, RecordMembers)]
         assert changed == {
             "replaced": ["gpu2 is another machine now"],
             "renamed": ["gpu2 is called big"],
             "readdressed": ["gpu2 has the address 10.0.0.22, before 10.0.0.2"],
         }.get(what)
-        good(world, after, lab.do_up)
+        lab.succeed(world, after, lab.do_up)
         whole(world, after)
     record("P33", f"sim: a host is {what}", "the plan names it; up does it", True)

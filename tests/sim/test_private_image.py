@@ -27,8 +27,7 @@ def private(logged_in: bool) -> World:
 def test_the_login_of_the_host_is_used() -> None:
     world, inventory = private(logged_in=True), make.inventory(1)
     with lab.inside(world):
-        outcome = lab.run(world, inventory, lab.do_up)
-        assert outcome.error is None, outcome.story()
+        outcome = lab.succeed(world, inventory, lab.do_up)
         oracle.converged(world, inventory)
     told = [event.text for event in outcome.events if event.kind == "progress"]
     assert f"pulling {make.IMAGE}: 1 of 1 layers" in told

@@ -114,8 +114,7 @@ def test_one_of_eight_fails(stage: str) -> None:
         states = {host: row["state"] for host, row in document["hosts"].items()}
         assert states == {**dict.fromkeys(inventory.hosts, "ok"), "gpu5": "failed"}
         assert document["hosts"]["gpu5"]["message"].startswith("gpu5: ")
-        again = lab.run(world, inventory, lab.do_up)
-        assert again.error is None, again.story()
+        again = lab.succeed(world, inventory, lab.do_up)
         oracle.converged(world, inventory)
         done = {event.text for event in broken.events if event.kind == "done"}
         ran = [text for host, text in again.operations if host != "gpu5" and text in done]
@@ -224,8 +223,7 @@ def test_docker_cannot_be_used(docker: str) -> None:
             assert (error.exit_code, refused.script.changing) == (3, [])
             assert len(error.message.splitlines()) == len((error.hint or "").splitlines()) == 1
             assert error.message.startswith("gpu2: ")
-        seen = lab.run(world, inventory, lab.do_status)
-        assert seen.error is None
+        seen = lab.succeed(world, inventory, lab.do_status)
         assert [row.state for row in seen.value.hosts] == ["missing", "docker-error"]
         assert failure(lab.run(world, inventory, lab.do_down)).exit_code == 1
     record("P8", f"sim: Docker is {docker}", "exit 3, one finding with its fix, nothing changed", True)
@@ -237,8 +235,7 @@ def test_a_clock_an_hour_off() -> None:
         world, inventory = make.world((1, 1, 1)), make.inventory(3)
         world.machines["gpu1"].skew = skew
         with lab.inside(world):
-            outcome = lab.run(world, inventory, lab.do_up)
-            assert outcome.error is None, outcome.story()
+            outcome = lab.succeed(world, inventory, lab.do_up)
             oracle.converged(world, inventory)
             assert two_at_once(world, make.inventory(3, environment={"A": "1"})) == (0, 75)
         codes = {event.data.get("code") for event in outcome.events if event.kind == "warning"}
@@ -477,8 +474,7 @@ def test_a_create_whose_answer_came_too_late_is_adopted() -> None:
             if "door" in call.what and world.machines["gpu2"].box("vcluster-lab") is None:
                 create()
 
-        again = lab.run(world, inventory, lab.do_up, Script(hook=appears))
-        assert again.error is None, again.story()
+        lab.succeed(world, inventory, lab.do_up, Script(hook=appears))
         oracle.converged(world, inventory)
     record("P20", "sim: a lost create appears while the rerun works", "adopted", True)
 
@@ -522,6 +518,5 @@ def test_a_removal_under_way_is_awaited() -> None:
     with lab.inside(world):
         assert lab.run(world, inventory, lab.do_up).error is None
         node(world, "gpu1").state = "removing"
-        again = lab.run(world, inventory, lab.do_up)
-        assert again.error is None, again.story()
+        lab.succeed(world, inventory, lab.do_up)
         oracle.converged(world, inventory)

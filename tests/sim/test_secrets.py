@@ -24,8 +24,7 @@ from vllm_cluster.run.secrets import secret_id
 
 def key(world: World, inventory: Inventory) -> str:
     """What `vcluster key` prints."""
-    found = lab.run(world, inventory, lambda i, _, runtime: tunnel.key(i, runtime=runtime))
-    assert found.error is None, found.error
+    found = lab.succeed(world, inventory, lambda i, _, runtime: tunnel.key(i, runtime=runtime))
     return str(found.value)
 
 
@@ -72,8 +71,7 @@ def test_the_key_survives_docker_rm(gone: tuple[str, ...]) -> None:
         for name in gone:
             machine = world.machines[name]
             machine.boxes = {i: box for i, box in machine.boxes.items() if not belongs_to_lab(box)}
-        outcome = lab.run(world, inventory, lab.do_up)
-        assert outcome.error is None, outcome.error
+        outcome = lab.succeed(world, inventory, lab.do_up)
         assert announced(outcome) == []
         assert key(world, inventory) == had
         oracle.converged(world, inventory)
@@ -113,8 +111,7 @@ def test_the_key_moves_with_the_head() -> None:
         lab.run(world, inventory, lab.do_up)
         had = key(world, inventory)
         for now in (moved, inventory):
-            outcome = lab.run(world, now, lab.do_up)
-            assert outcome.error is None, outcome.error
+            outcome = lab.succeed(world, now, lab.do_up)
             assert announced(outcome) == []
             assert key(world, now) == had
             oracle.converged(world, now)
@@ -130,8 +127,7 @@ def test_a_rotated_key_survives_up_a_recreation_and_a_move_of_the_head() -> None
     with lab.inside(world):
         lab.run(world, inventory, lab.do_up)
         first, boxes = key(world, inventory), dict(world.machines["gpu1"].boxes)
-        rotated = lab.run(world, inventory, do_rotate)
-        assert rotated.error is None, rotated.story()
+        rotated = lab.succeed(world, inventory, do_rotate)
         assert key(world, inventory) == rotated.value != first
         # Nothing was made again for it, and nothing is to do.
         assert world.machines["gpu1"].boxes == boxes
@@ -141,8 +137,7 @@ def test_a_rotated_key_survives_up_a_recreation_and_a_move_of_the_head() -> None
             make.inventory(2, environment={"A": "1"}),
             make.inventory(2, environment={"A": "1"}, head="gpu2"),
         ):
-            outcome = lab.run(world, now, lab.do_up)
-            assert outcome.error is None, outcome.story()
+            outcome = lab.succeed(world, now, lab.do_up)
             assert announced(outcome) == []
             assert key(world, now) == rotated.value
             oracle.converged(world, now)
@@ -200,8 +195,7 @@ def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
         volume.files = (
             files if lost == "gone" else {**volume.files, **{n: b"x" for n in volume.files if n not in files}}
         )
-        outcome = lab.run(world, inventory, lab.do_up)
-        assert outcome.error is None, outcome.error
+        outcome = lab.succeed(world, inventory, lab.do_up)
         assert announced(outcome) == ["warning"]
         assert key(world, inventory) != had
         oracle.converged(world, inventory)
@@ -226,8 +220,7 @@ def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
             world.start(machine, node)
             planned = lab.run(world, inventory, lab.do_plan).value
             assert "its secret files are missing" in "".join(operation.text for operation in planned.operations())
-            outcome = lab.run(world, inventory, lab.do_up)
-            assert outcome.error is None, outcome.story()
+            outcome = lab.succeed(world, inventory, lab.do_up)
             oracle.converged(world, inventory)
             assert (key(world, inventory) == had) is kept
             assert announced(outcome) == ([] if kept else ["warning"])
@@ -241,8 +234,7 @@ def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypa
         head.volumes["vcluster-lab-secrets"] = Volume("vcluster-lab-secrets", {}, {"file": b"precious"})
         head.volumes["data"] = Volume("data", {CLUSTER: "lab"}, {"file": b"theirs"})
         with lab.inside(world):
-            outcome = lab.run(world, inventory, lab.do_up)
-            assert outcome.error is None, outcome.error
+            lab.succeed(world, inventory, lab.do_up)
             assert key(world, inventory) == value
         held = [volume for name, volume in head.volumes.items() if "-secrets-" in name]
         assert [secret_ids(volume.labels).keys() for volume in held] == [{"ray-token", "api-key"}]

@@ -100,8 +100,7 @@ def test_a_rollback_prints_the_port_of_the_request_and_not_a_later_one(world: Wo
     def back(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         return rollback.rollback(inventory, emit, confirm=lambda _: True, runtime=runtime)
 
-    outcome = lab.run(world, moved, back)
-    assert outcome.error is None, outcome.story()
+    outcome = lab.succeed(world, moved, back)
     assert (outcome.value.port, wanted(world)["port"]) == (8000, 8000)
 
 
@@ -112,8 +111,7 @@ def test_history_and_rollback_name_the_hosts(world: World) -> None:
     def back(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         return rollback.rollback(inventory, emit, confirm=lambda _: True, runtime=runtime)
 
-    outcome = lab.run(world, THREE, back)
-    assert outcome.error is None, outcome.story()
+    lab.succeed(world, THREE, back)
     assert wanted(world)["ranks"] == {"10.0.0.2": 2}
     entries = lab.run(world, THREE, lambda inventory, _, runtime: history.history(inventory, runtime=runtime)).value
     assert [entry.operations[0] for entry in entries if entry.verb in ("serve", "rollback")] == [
@@ -125,11 +123,9 @@ def test_history_and_rollback_name_the_hosts(world: World) -> None:
 
 def test_a_host_that_leaves_takes_the_model_along_only_where_it_was_chosen(world: World) -> None:
     assert ask(world, ["gpu1", "gpu2"]).error is None
-    outcome = lab.run(world, make.inventory(2), lab.do_up)
-    assert outcome.error is None, outcome.story()
+    lab.succeed(world, make.inventory(2), lab.do_up)
     assert wanted(world)["ranks"] == {"10.0.0.1": 2, "10.0.0.2": 2}
-    outcome = lab.run(world, make.inventory(1), lab.do_up)
-    assert outcome.error is None, outcome.story()
+    lab.succeed(world, make.inventory(1), lab.do_up)
     assert wanted(world) is None
 
 

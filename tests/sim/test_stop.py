@@ -73,8 +73,7 @@ def no_hf_token(_world: World, _inventory: Inventory) -> Inventory:
 def test_the_head_is_enough(serving: tuple[World, Inventory], case: Case) -> None:
     world, inventory = serving
     inventory = case(world, inventory)
-    outcome = lab.run(world, inventory, lab.do_stop)
-    assert outcome.error is None, outcome.story()
+    outcome = lab.succeed(world, inventory, lab.do_stop)
     assert outcome.script_hosts() == {"gpu1"}
     assert result(outcome) == "Stopped org/model. Cluster lab is still up (4/4 GPUs)."
     assert request(world) is None
@@ -109,8 +108,7 @@ def test_a_head_that_does_not_run_serves_nothing_when_it_runs_again(
     world, inventory = serving
     world.stop(world.machines["gpu1"], head_of(world), gently=False, code=1)
     head_of(world).state = state
-    outcome = lab.run(world, inventory, lab.do_stop)
-    assert outcome.error is None, outcome.story()
+    outcome = lab.succeed(world, inventory, lab.do_stop)
     assert (outcome.value, result(outcome)) == (True, "Withdrew the request to serve.")
     warned = [event.text for event in outcome.events if event.kind == "warning"]
     assert [text.partition(":")[0] for text in warned] == ["the history of lab has no line for this stop"]
@@ -166,7 +164,6 @@ def test_a_change_under_way_is_not_disturbed(serving: tuple[World, Inventory]) -
 def test_a_line_of_history_that_cannot_be_written_is_a_warning(serving: tuple[World, Inventory]) -> None:
     world, inventory = serving
     script = Script(by_words=lambda call: Fault.ERROR if call.what == "docker exec append_line" else None)
-    outcome = lab.run(world, inventory, lab.do_stop, script)
-    assert outcome.error is None, outcome.story()
+    outcome = lab.succeed(world, inventory, lab.do_stop, script)
     assert script.met
     assert [event.host for event in outcome.events if event.kind == "warning"] == ["gpu1"]

@@ -169,6 +169,12 @@ class World:
         """Write what is to be served, None is nothing; `request` is who asks, and for the how manieth time."""
         self._write(self.state / "wanted.json", self.wanted(generation, request, **changed))
 
+    def start_ready(self) -> Any:
+        """Start the node program, and have it serve."""
+        self.start()
+        self.want("one")
+        return self.phase("ready")
+
     def wanted(self, generation: str | None, request: Mapping[str, Any] | None = None, **changed: Any) -> str:
         """The text of what is to be served; `want` writes it."""
         serve = {

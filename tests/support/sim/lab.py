@@ -207,6 +207,13 @@ def run(world: World, inventory: Inventory, verb: Verb, script: Script | None = 
     return outcome
 
 
+def succeed(world: World, inventory: Inventory, verb: Verb, script: Script | None = None) -> Outcome:
+    """As `run`, where no error may come."""
+    outcome = run(world, inventory, verb, script)
+    assert outcome.error is None, outcome.story()
+    return outcome
+
+
 def do_up(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     """`vcluster up --yes`."""
     return up.up(inventory, emit, confirm=lambda _: True, cache=cache(), runtime=runtime)

@@ -73,8 +73,7 @@ def test_a_whole_life(capsys: Capture) -> None:
     seen: set[str] = set()
     with lab.inside(made):
         for verb in (lab.do_up, lab.do_up, lab.do_serve, lab.do_stop, lab.do_stop, lab.do_down):
-            outcome = lab.run(made, inventory, verb)
-            assert outcome.error is None, outcome.story()
+            outcome = lab.succeed(made, inventory, verb)
             validate(["events"], output := written(outcome, capsys))
             seen |= kinds(output)
     assert seen >= {"phase", "plan", "start", "done", "note", "progress", "result"}

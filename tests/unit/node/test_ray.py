@@ -34,9 +34,7 @@ def test_the_head_reports_the_nodes_of_ray(world: World) -> None:
 @pytest.mark.slow
 def test_nothing_is_left_after_a_stop(world: World) -> None:
     world.plan({"stray": True, "stubborn": True})
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     assert world.stop() == 0
     assert world.strays("ray") + world.strays("vllm") == []
     assert not lives(world.attempts[0]["pid"])
@@ -45,9 +43,7 @@ def test_nothing_is_left_after_a_stop(world: World) -> None:
 
 @pytest.mark.slow
 def test_ray_comes_back_and_so_does_what_is_served(world: World) -> None:
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     (old,) = eventually(lambda: world.strays("ray"), "Ray's daemon")
     (world.fake / "ray.exit").touch()
     again = world.phase("ready", attempt=2)

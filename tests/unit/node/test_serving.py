@@ -130,9 +130,7 @@ def test_healthy_is_not_ready(world: World, completion: str, what: str) -> None:
 
 def test_what_once_was_ready_comes_back(world: World) -> None:
     world.plan({"lines": ["RuntimeError: the first cause\n"]}, {"lines": ["error: the second\n"], "exit": 1}, {})
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     os.kill(world.attempts[0]["pid"], signal.SIGKILL)
     again = world.phase("ready", attempt=3)
     assert again.first_failure.summary == "vLLM ended with exit code 137: RuntimeError: the first cause"
@@ -143,9 +141,7 @@ def test_a_host_that_joins_or_leaves_is_counted_without_a_restart(world: World) 
     third = "127.0.0.3"
 
     known = {HEAD: 2, WORKER: 2}
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     known[third] = 2
     rows = [{"name": at, "address": at, "gpus": count, "leaving": False} for at, count in known.items()]
     rows.append({"name": "gone", "address": "127.0.0.4", "gpus": 2, "leaving": True})
@@ -166,9 +162,7 @@ def test_a_host_that_joins_or_leaves_is_counted_without_a_restart(world: World) 
 
 
 def test_a_server_that_answers_no_more_is_started_again(world: World) -> None:
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     (world.fake / "sick").touch()
     eventually(lambda: not lives(world.attempts[0]["pid"]), "the sick server is ended")
     (world.fake / "sick").unlink()
@@ -232,9 +226,7 @@ def test_nodes_that_are_always_lost_are_given_up(world: World) -> None:
 
 def test_another_request_ends_the_one_before(world: World) -> None:
     world.plan({"stubborn": True, "stray": True})
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     world.plan({})
     world.want("two")
     world.phase("ready", generation="two")
@@ -268,9 +260,7 @@ def test_a_request_older_than_the_accepted_one_is_put_back(world: World) -> None
 
 
 def test_half_a_request_changes_nothing(world: World) -> None:
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     # Never there as a whole: the node would begin it at once.
     whole = world.wanted("two")
     for half in ("", whole[: len(whole) // 2], '{"v": 1, "serve": {"generation": "x"}}', '{"v": 1, "serve": []}', "[]"):
@@ -294,9 +284,7 @@ def test_another_server_on_the_port_does_not_count_as_ready(world: World) -> Non
 
 
 def test_the_next_container_knows_what_this_one_learned(world: World) -> None:
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     assert world.stop() == 0
     assert not lives(world.attempts[0]["pid"])
     world.plan({}, {"lines": ["ValueError: not this time\n"], "exit": 1}, {})
@@ -318,9 +306,7 @@ def test_no_log_holds_a_secret_or_an_endless_line(world: World) -> None:
     world.plan(
         {"lines": [f"key={KEY} token={TOKEN}\n", "x" * 300_000 + "\n", "\x1b[31mred\x1b[0m\n", "no end of line"]}
     )
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     assert world.stop() == 0
     for path in (world.log, world.state / "serve.log"):
         text = path.read_text()

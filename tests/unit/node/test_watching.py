@@ -58,9 +58,7 @@ def test_a_model_that_answers_nothing_known_is_not_ready(world: World) -> None:
 def test_an_engine_that_hangs_behind_a_200_is_not_ready_and_is_started_again(world: World, metrics: bool) -> None:
     world.pace |= WATCHED
     world.plan({"metrics": metrics}, {})
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     (world.fake / "hangs").touch()
     assert world.phase("hung").detail.startswith("no token for ")
     eventually(lambda: not lives(world.attempts[0]["pid"]), "the engine that hangs is ended")
@@ -71,9 +69,7 @@ def test_an_engine_that_hangs_behind_a_200_is_not_ready_and_is_started_again(wor
 @pytest.mark.promise("P38")
 def test_an_engine_that_was_only_slow_is_ready_again(world: World) -> None:
     world.pace |= WATCHED | {"hung_end": 600.0}
-    world.start()
-    world.want("one")
-    ready = world.phase("ready")
+    ready = world.start_ready()
     (world.fake / "hangs").touch()
     world.phase("hung")
     (world.fake / "hangs").unlink()
@@ -85,9 +81,7 @@ def test_an_engine_that_was_only_slow_is_ready_again(world: World) -> None:
 def test_a_busy_engine_is_not_asked_and_an_idle_one_is(world: World) -> None:
     # It is not ended while this test itself gets no processor to make tokens with.
     world.pace |= WATCHED | {"hung_end": 600.0}
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     eventually(lambda: len(world.completions) > 4, "an idle engine is asked")
     (world.fake / "hangs").touch()  # what is asked gets no answer, and yet there are tokens
 
@@ -139,9 +133,7 @@ def test_a_start_that_moves_has_no_limit(world: World) -> None:
 def test_restarts_have_a_budget(world: World) -> None:
     world.pace["restarts"] = 3
     world.plan({"lines": ["RuntimeError: the first cause\n"]}, {"lines": ["error: the second\n"], "exit": 1})
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     os.kill(world.attempts[0]["pid"], signal.SIGKILL)
     failed = world.phase("failed")
     assert failed.detail == "started 4 times within 60 min: no further attempts"
@@ -161,9 +153,7 @@ def test_restarts_have_a_budget(world: World) -> None:
 def test_the_next_start_waits_until_ray_has_its_gpus_back(world: World) -> None:
     free = world.fake / "free.json"
     free.write_text(json.dumps({f"id-{HEAD}": {"GPU": 2.0}, f"id-{WORKER}": {"GPU": 2.0}}))
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     free.write_text(json.dumps({f"id-{HEAD}": {"GPU": 2.0}, f"id-{WORKER}": {"CPU": 1.0}}))
     os.kill(world.attempts[0]["pid"], signal.SIGKILL)
     world.phase("waiting", detail=f"2 GPUs of {WORKER} are not free yet")
@@ -175,9 +165,7 @@ def test_the_next_start_waits_until_ray_has_its_gpus_back(world: World) -> None:
 @pytest.mark.promise("P38")
 def test_a_broken_request_is_reported_and_the_last_good_one_is_served(world: World) -> None:
     """What a power cut leaves of a file that was not synced: its length, in NULs."""
-    world.start()
-    world.want("one")
-    world.phase("ready")
+    world.start_ready()
     (world.state / "wanted.json").write_bytes(bytes(512))
     eventually(lambda: world.status and world.status.error, "told that it cannot be read")
     assert lives(world.attempts[0]["pid"])
