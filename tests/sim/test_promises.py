@@ -373,15 +373,11 @@ def test_ctrl_c_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     try:
         for index in tried:
             world = World.again(start)
-            with lab.inside(world), pytest.raises(SystemExit) as ended:
-                began = world.clock.now
-
-                def action(session: Session, index: int = index, world: World = world) -> None:
-                    error = lab.run(world, inventory, lab.do_up, Script({index: Fault.INTERRUPT})).error
-                    assert isinstance(error, KeyboardInterrupt), index
-                    raise error
-
-                Session(None, as_json=True).run(action)
+            began = world.clock.now
+            with lab.inside(world), pytest.raises(SystemExit) as ended, Session(None, as_json=True):
+                error = lab.run(world, inventory, lab.do_up, Script({index: Fault.INTERRUPT})).error
+                assert isinstance(error, KeyboardInterrupt), index
+                raise error
             assert ended.value.code == 130
             oracle.no_lease_left(world)
             longest = max(longest, world.clock.now - began)

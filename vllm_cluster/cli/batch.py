@@ -91,8 +91,7 @@ def batch(
     as_json: Json = False,
 ) -> None:
     """Answer a file of requests with the served model."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         if list_:
             _list(session, retry_timeout, given=source is not None or output is not None)
             return
@@ -119,8 +118,6 @@ def batch(
         from vllm_cluster.actions.batch import batch as answer
 
         _show(session, answer(loaded, files, options, session.emit, wait=retry_timeout), files.source, files.errors)
-
-    Session(inventory, as_json=as_json).run(action)
 
 
 def _out_of(source: Path, output: Path | None) -> Path:

@@ -72,7 +72,7 @@ def bench(
             "--compare needs two folders, and nothing else takes one", hint="vcluster bench --compare BEFORE AFTER"
         )
 
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         if compare:
             _compare(session, named)
             return
@@ -85,8 +85,6 @@ def bench(
         wanted = action.BenchRequest(preset, points, repeat, timeout, content)
         document = action.bench(loaded, wanted, session.progress, lambda found: _keep(made, found))
         _show(session, document, made)
-
-    Session(inventory, as_json=as_json).run(action)
 
 
 def _points(name: str, levels: str | None, into: int | None, out: int | None, prompts: int | None) -> list[Point]:

@@ -25,8 +25,7 @@ def bundle(
     as_json: Json = False,
 ) -> None:
     """Pack logs, facts, plan and versions for a report."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.bundle import bundle as bundle_action
         from vllm_cluster.cli.render.text import plain
@@ -41,5 +40,3 @@ def bundle(
             lambda: {"v": 1, "file": str(path), "packed": packed, "unreachable": missing},
             lambda: print(*map(plain, lines), sep="\n"),
         )
-
-    Session(inventory, as_json=as_json).run(action)

@@ -47,8 +47,7 @@ def chat(
     as_json: Json = False,
 ) -> None:
     """Talk with the served model."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         given = question.fields(sampling, set_ or (), json_schema)
         ensure_printable(given, as_json=as_json)
         if reasoning_effort:
@@ -76,8 +75,6 @@ def chat(
                 _talk(session, api.model, ask, file or ())
             else:
                 ask(first)
-
-    Session(inventory, as_json=as_json).run(action)
 
 
 def _talk(session: Session, model: str, ask: Callable[[object], object], files: Sequence[Path]) -> None:

@@ -17,8 +17,7 @@ Deep = Annotated[bool, typer.Option("--deep", help="Also run an NCCL all-reduce 
 
 def check(inventory: InventoryPath = None, deep: Deep = False, as_json: Json = False) -> None:
     """Check hosts and the links between them for known problems."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions import check as check_action
         from vllm_cluster.cli.render.check import report_document, show_report
@@ -29,5 +28,3 @@ def check(inventory: InventoryPath = None, deep: Deep = False, as_json: Json = F
         )
         if report.failed:
             raise SystemExit(EXIT_UNREACHABLE if report.unreachable else EXIT_ERRORS)
-
-    Session(inventory, as_json=as_json).run(action)

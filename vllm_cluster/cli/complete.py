@@ -31,8 +31,7 @@ def complete(
     as_json: Json = False,
 ) -> None:
     """Continue a text with the served model."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         given = question.fields(sampling, set_ or (), json_schema)
         ensure_printable(given, as_json=as_json)
         text = question.read_prompt(prompt, file or ())
@@ -47,5 +46,3 @@ def complete(
                 api,
                 ModelRequest(COMPLETIONS, given, model, logprobs, prompt_logprobs, timeout, schema),
             )
-
-    Session(inventory, as_json=as_json).run(action)

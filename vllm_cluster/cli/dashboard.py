@@ -17,8 +17,7 @@ Port = Annotated[
 
 def dashboard(inventory: InventoryPath = None, port: Port = 0, as_json: Json = False) -> None:
     """Show the cluster as a page in the browser until Ctrl-C."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.dashboard import dashboard as dashboard_action
         from vllm_cluster.cli.render.dashboard import DashboardFeed
@@ -35,5 +34,3 @@ def dashboard(inventory: InventoryPath = None, port: Port = 0, as_json: Json = F
             dashboard_action(loaded, feed.show, {"": feed.page, "data": feed.data}, opened, port=port)
         except OSError as error:
             raise UsageError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}", again=("--port", "0")) from None
-
-    Session(inventory, as_json=as_json).run(action)

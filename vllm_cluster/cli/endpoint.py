@@ -31,8 +31,7 @@ def endpoint(
     as_json: Json = False,
 ) -> None:
     """Print what OpenAI clients need: URL, key, a snippet."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         form = _form({"--env": env, "--python": python, "--curl": curl})
         if direct and (detach or close):
             raise UsageError("--direct needs no tunnel: leave out --detach and --close")
@@ -57,8 +56,6 @@ def endpoint(
         found = action_of.endpoint(loaded, cache_folder(), direct=direct, detach=again)
         session.finish()
         show_clients(found, form, loaded.path, as_json=session.as_json)
-
-    Session(inventory, as_json=as_json).run(action)
 
 
 def _form(given: dict[str, bool]) -> str:

@@ -35,7 +35,7 @@ def exec_(
     if head and everywhere:
         raise UsageError("--head and --all exclude each other", hint="vcluster exec --all -- COMMAND")
 
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=False) as session:
         loaded = session.load()
         if host is not None and host not in loaded.hosts:
             raise _no_host(host, command, tuple(loaded.hosts), named="--" in sys.argv)
@@ -51,8 +51,6 @@ def exec_(
         with ends.lent():
             code = exec_one(loaded, host or loaded.head_name, command, ends)
         raise SystemExit(code)
-
-    Session(inventory, as_json=False).run(action)
 
 
 def _target(words: list[str], argv: list[str], *, chosen: bool) -> tuple[str | None, list[str]]:

@@ -26,8 +26,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Name the first cause of a failure from logs."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         from vllm_cluster.actions import explain as explain_action
         from vllm_cluster.cli.render.explain import explain_document, show_explained
         from vllm_cluster.events import Event
@@ -46,5 +45,3 @@ def explain(
             raise SystemExit(EXIT_UNKNOWN)
         if found.verdict.result == "nothing" and found.failures:
             raise SystemExit(EXIT_UNREACHABLE)
-
-    Session(inventory, as_json=as_json).run(action)

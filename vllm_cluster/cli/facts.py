@@ -20,13 +20,10 @@ def facts(
     as_json: Json = False,
 ) -> None:
     """Show what the hosts are: GPUs, Docker, network, RDMA, memory and disks."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions import facts as facts_action
         from vllm_cluster.cli.render.facts import facts_document, show_facts
 
         found = facts_action.facts(loaded, hosts or (), session.progress)
         session.show(lambda: facts_document(found), lambda: show_facts(found, color=SETTINGS.color))
-
-    Session(inventory, as_json=as_json).run(action)

@@ -69,8 +69,7 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Check whether a model fits, in which layouts and context."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         from vllm_cluster.cli.render.fit import show_verdict, verdict_document
 
         if (model is None) == (params is None):
@@ -87,8 +86,6 @@ def fit(
         session.show(lambda: verdict_document(found), lambda: show_verdict(found, color=SETTINGS.color))
         if found.gpus and not found.recommended:
             raise SystemExit(EXIT_NOTHING_FITS)
-
-    Session(inventory, as_json=as_json).run(action)
 
 
 def _workload(context: int, concurrency: int, kv_dtype: str) -> Workload:

@@ -14,8 +14,7 @@ Last = Annotated[int, typer.Option("--last", metavar="NUMBER", min=1, help="Show
 
 def history(inventory: InventoryPath = None, last: Last = 20, as_json: Json = False) -> None:
     """Show what was done, when, by whom, with the result."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.history import history as history_action
         from vllm_cluster.cli.render.history import history_document, show_history
@@ -25,5 +24,3 @@ def history(inventory: InventoryPath = None, last: Last = 20, as_json: Json = Fa
             lambda: history_document(loaded.cluster, found),
             lambda: show_history(loaded.cluster, found, color=SETTINGS.color),
         )
-
-    Session(inventory, as_json=as_json).run(action)

@@ -62,20 +62,16 @@ def push(
     as_json: Json = False,
 ) -> None:
     """Bring an image to hosts that lack it, without a registry."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
         from vllm_cluster.actions.image_push import push as push_action
 
         push_action(loaded, session.emit, image=image or "", source=source, hosts=hosts or ())
 
-    Session(inventory, as_json=as_json, changes=True).run(action)
-
 
 def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
     """Show the images that the cluster uses or used."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.images import images as images_action
         from vllm_cluster.cli.render.images import images_document, show_images
@@ -86,16 +82,11 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
         if found.failures:
             raise combine(dict(found.failures)).with_hosts(loaded.hosts)
 
-    Session(inventory, as_json=as_json).run(action)
-
 
 def prune(inventory: InventoryPath = None, as_json: Json = False, wait: Wait = 0.0, yes: Yes = False) -> None:
     """Remove the cluster's images that nothing needs."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
         from vllm_cluster.actions.images import prune as prune_action
 
         prune_action(loaded, session.emit, confirm=session.confirm(yes), wait=wait)
-
-    Session(inventory, as_json=as_json, changes=True).run(action)

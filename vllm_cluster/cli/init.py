@@ -43,8 +43,7 @@ def init(
     force: Force = False,
 ) -> None:
     """Write a commented inventory."""
-
-    def action(_: Session) -> None:
+    with Session(None, as_json=False):
         from vllm_cluster.actions.init import write
         from vllm_cluster.text import count
 
@@ -62,8 +61,6 @@ def init(
             return
         option = "" if str(output) == "inventory.yaml" else f" -i {shlex.quote(str(output))}"
         print(f"Wrote {output} ({count(written.hosts, 'host')}). Next: vcluster check{option}", file=sys.stderr)
-
-    Session(None, as_json=False).run(action)
 
 
 def _name(output: Path) -> str:

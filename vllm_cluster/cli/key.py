@@ -27,8 +27,7 @@ def key(
     wait: Wait = 0.0,
 ) -> None:
     """Print the API key."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json, changes=rotate) as session:
         if grace is not None and not rotate:
             raise UsageError("--grace is for --rotate", again=("--rotate",))
         loaded = session.load()
@@ -43,5 +42,3 @@ def key(
 
             renew_keys(loaded, cache_folder(), found, session.progress)
         session.show(lambda: {"v": 1, "key": found}, lambda: print(plain(found)))
-
-    Session(inventory, as_json=as_json, changes=rotate).run(action)

@@ -59,7 +59,7 @@ def logs(
             "--rank is a part of vLLM's log: use it without --ray and --vllm", hint=f"vcluster logs --rank {rank}"
         )
 
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.logs import logs as logs_action
         from vllm_cluster.cli.render.logs import LogWriter
@@ -73,8 +73,6 @@ def logs(
         found = logs_action(loaded, asked, _notices(session), writer.write, errors=errors, fold=fold, last=tail)
         if not (found or session.as_json or tail == 0 or SETTINGS.verbosity < 0):
             sys.stderr.write("No line of the logs matches.\n" if errors or grep else "No lines.\n")
-
-    Session(inventory, as_json=as_json).run(action)
 
 
 def _notices(session: Session) -> Emit:

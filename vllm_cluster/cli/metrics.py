@@ -41,8 +41,7 @@ def metrics(
     as_json: Json = False,
 ) -> None:
     """Write Prometheus targets, alert rules, a Grafana dashboard."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.metrics import metrics as metrics_action
         from vllm_cluster.events import Event
@@ -59,5 +58,3 @@ def metrics(
         config = f"prometheus --config.file={shlex.quote(str(output / 'prometheus.yml'))}"
         text = f"Wrote {', '.join(done.written)} to {output}. Next: {config if done.reached else again}"
         session.emit(Event("result", text, data={"folder": str(output), "target": done.target}))
-
-    Session(inventory, as_json=as_json).run(action)

@@ -17,8 +17,7 @@ app = group(MODELS, "Show and remove the models of the hosts. Without a verb: ls
 
 def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
     """Show which models the hosts have, and whether they are complete."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.models import models as models_action
         from vllm_cluster.cli.render.models import models_document, show_models
@@ -30,8 +29,6 @@ def ls(inventory: InventoryPath = None, as_json: Json = False) -> None:
         )
         if found.failures:
             raise combine(dict(found.failures)).with_hosts(loaded.hosts)
-
-    Session(inventory, as_json=as_json).run(action)
 
 
 def rm(
@@ -53,11 +50,8 @@ def rm(
     yes: Yes = False,
 ) -> None:
     """Remove a model from the hosts."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
         from vllm_cluster.actions.models_remove import remove
 
         remove(loaded, session.emit, model=model, hosts=hosts or (), confirm=session.confirm(yes), wait=wait)
-
-    Session(inventory, as_json=as_json, changes=True).run(action)

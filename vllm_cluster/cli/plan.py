@@ -21,7 +21,8 @@ def plan(
     ] = False,
 ) -> None:
     """Show what up would change."""
-    Session(inventory, as_json=as_json).run(lambda session: show(session, exit_code=exit_code))
+    with Session(inventory, as_json=as_json) as session:
+        show(session, exit_code=exit_code)
 
 
 def show(session: Session, *, exit_code: bool, forget: Sequence[str] = ()) -> None:

@@ -86,7 +86,7 @@ def pull(
     if not model and not cancel:
         raise UsageError("missing MODEL", hint="vcluster pull ORG/NAME")
 
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json, changes=True) as session:
         from vllm_cluster.actions import pull as action
         from vllm_cluster.actions.assess import LOCAL, require_one_local
 
@@ -103,5 +103,3 @@ def pull(
             check(loaded, session.emit, wanted)
         else:
             action.pull(loaded, session.emit, wanted)
-
-    Session(inventory, as_json=as_json, changes=True).run(action)

@@ -43,8 +43,7 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Make hosts with sshd and Docker of their own, a CPU image of vLLM, a tiny model, and an inventory."""
-
-    def action(session: Session) -> None:
+    with Session(None, as_json=as_json, changes=True) as session:
         import vcluster_sandbox as sandbox
         from vllm_cluster.events import Event
 
@@ -54,8 +53,6 @@ def up(
         text = f"The sandbox has {count(hosts, 'host')}. Next: vcluster up -i {shlex.quote(str(inventory))}"
         session.emit(Event("result", text, data={"inventory": str(inventory)}))
 
-    Session(None, as_json=as_json, changes=True).run(action)
-
 
 def down(
     folder: Folder = Path("sandbox"),
@@ -63,13 +60,10 @@ def down(
     as_json: Json = False,
 ) -> None:
     """Remove the sandbox's hosts and its folder."""
-
-    def action(session: Session) -> None:
+    with Session(None, as_json=as_json, changes=True) as session:
         import vcluster_sandbox as sandbox
         from vllm_cluster.events import Event
 
         found = sandbox.down(folder=folder, purge=purge, report=lambda text: session.emit(Event("progress", text)))
         text = "Removed the sandbox." if found else f"there is no sandbox in {folder}"
         session.emit(Event("result", text, data={"removed": found}))
-
-    Session(None, as_json=as_json, changes=True).run(action)

@@ -76,7 +76,7 @@ def serve(
     asked: dict[str, Any] = {"model": model, "name": name, "tp": tp, "pp": pp, "expose": expose}
     asked["hosts"] = [name for given in hosts or () for name in given.split(",")]
 
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json, changes=True) as session:
         loaded = session.load()
         from vllm_cluster.actions.serve import serve as serve_action
         from vllm_cluster.cli.render.endpoint import show_endpoint
@@ -103,5 +103,3 @@ def serve(
         show_endpoint(endpoint, inventory, as_json=session.as_json)
         if tunnel:
             hold(session, loaded, None)
-
-    Session(inventory, as_json=as_json, changes=True).run(action)

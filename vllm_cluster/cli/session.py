@@ -35,7 +35,7 @@ SETTINGS = Settings()
 
 
 class Session:
-    """Runs one verb's action and renders its events.
+    """One verb: its events are rendered, and every error becomes a message and an exit code.
 
     A verb that `changes` something does so at any moment, or only once it has emitted its plan.
 
@@ -146,17 +146,16 @@ class Session:
 
         return ask
 
-    def run(self, action: Callable[[Session], object]) -> None:
-        """Run an action; every error becomes a message and an exit code."""
+    def __enter__(self) -> Session:
         edge.two_stage_interrupt()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
-            action(self)
-        except KeyboardInterrupt:
-            self._interrupted()
-        except Exception as error:
-            if edge.hides_interrupt(error):
+            if isinstance(error, KeyboardInterrupt) or (isinstance(error, Exception) and edge.hides_interrupt(error)):
                 self._interrupted()
-            self._fail(edge.judged(error))
+            if isinstance(error, Exception):
+                self._fail(edge.judged(error))
         finally:
             self._close()
             if self._inventory:

@@ -23,8 +23,7 @@ def ssh(
     inventory: InventoryPath = None,
 ) -> None:
     """Open a shell on a host, or run a command there."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=False) as session:
         loaded = session.load()
         from vllm_cluster.actions.ssh import ssh_command
 
@@ -36,5 +35,3 @@ def ssh(
                 f"cannot run ssh: {error.strerror}",
                 hint=f"install the OpenSSH client, then:\n{shlex.join(argv)}",
             ) from None
-
-    Session(inventory, as_json=False).run(action)

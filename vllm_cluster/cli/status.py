@@ -38,7 +38,7 @@ def status(
         top(inventory, as_json, interval, count)
         return
 
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions import status as status_action
         from vllm_cluster.cli.render.status import show_status, status_document
@@ -57,8 +57,6 @@ def status(
             remember_model(loaded.path, found.head.serve.model)
         raise SystemExit(EXIT_UNREACHABLE if found.unreachable else 0 if found.ready else EXIT_NOT_READY)
 
-    Session(inventory, as_json=as_json).run(action)
-
 
 def top(
     inventory: InventoryPath = None,
@@ -67,13 +65,10 @@ def top(
     count: Number = None,
 ) -> None:
     """Show hosts, GPUs and tokens as they change."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.watch import watch
         from vllm_cluster.cli.render.watch import writer
 
         with writer(as_json=session.as_json, color=SETTINGS.color, paste=session.paste) as shown:
             watch(loaded, interval, shown.show, number=count)
-
-    Session(inventory, as_json=as_json).run(action)

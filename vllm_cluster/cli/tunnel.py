@@ -44,8 +44,7 @@ def tunnel(
     as_json: Json = False,
 ) -> None:
     """Forward the API to localhost until Ctrl-C."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         if background:
             _keep_open(session, loaded, port or 0)
@@ -55,8 +54,6 @@ def tunnel(
         except PortInUse as error:
             error.again = ("--port", "0")
             raise
-
-    Session(inventory, as_json=as_json).run(action)
 
 
 def _keep_open(session: Session, inventory: Inventory, port: int) -> None:

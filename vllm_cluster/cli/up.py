@@ -30,8 +30,7 @@ def up(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as vcluster plan does.")] = False,
 ) -> None:
     """Bring every host to the state of the inventory."""
-
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json, changes=True, after_plan=True) as session:
         if dry_run and pull_image:
             raise UsageError("--pull-image pulls, and --dry-run changes nothing", hint="leave one of them out")
         if dry_run:
@@ -44,5 +43,3 @@ def up(
         up_action.up(
             loaded, session.emit, confirm=confirm, cache=cache, wait=wait, forget=forget or (), renew_image=pull_image
         )
-
-    Session(inventory, as_json=as_json, changes=True, after_plan=True).run(action)

@@ -26,7 +26,7 @@ def wait(
             "--ready and --gpus exclude each other: a model is ready on all GPUs", hint="vcluster wait --ready"
         )
 
-    def action(session: Session) -> None:
+    with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.wait import wait as wait_action
         from vllm_cluster.events import Event
@@ -34,5 +34,3 @@ def wait(
         took = wait_action(loaded, session.emit, timeout, gpus=gpus)
         what = "the GPUs are there" if gpus else "the model is ready"
         session.emit(Event("result", f"{loaded.cluster}: {what}", data={"seconds": round(took, 3)}))
-
-    Session(inventory, as_json=as_json).run(action)

@@ -31,6 +31,5 @@ def test_what_comes_next(monkeypatch: pytest.MonkeyPatch, *, reached: bool, next
     monkeypatch.setattr(action, "metrics", lambda *_, **__: done)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
     monkeypatch.setattr(Session, "emit", lambda _, event: texts.append(event.text))
-    monkeypatch.setattr(Session, "run", lambda session, call: call(session))
     verb.metrics(output=Path("m"))
     assert texts == next_steps

@@ -33,11 +33,9 @@ class It:
 def ctrl_c():
     signal.raise_signal(signal.SIGINT)
 
-def action(session):
+with Session(None, as_json=False, changes=True):
     {course}
     signal.pause()
-
-Session(None, as_json=False, changes=True).run(action)
 """
 
 
@@ -59,8 +57,8 @@ def test_ctrl_c_is_handled_at_any_moment(course: str) -> None:
 
 def ended(action: Callable[[Session], object], capsys: pytest.CaptureFixture[str], *, after_plan: bool = False) -> str:
     """What a verb prints that ends so."""
-    with pytest.raises(SystemExit):
-        Session(None, as_json=False, changes=True, after_plan=after_plan).run(action)
+    with pytest.raises(SystemExit), Session(None, as_json=False, changes=True, after_plan=after_plan) as session:
+        action(session)
     return capsys.readouterr().err
 
 
