@@ -285,12 +285,3 @@ class Interrupted(VclusterError):
 
     exit_code = 130
     code = "interrupted"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        again: tuple[str, ...] | None = None,
-    ) -> None:
-        super().__init__(message, hint=hint, again=again)

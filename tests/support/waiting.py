@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], bool], seconds: float = 90, every: float = 0.2) -> None:
+def until(condition: Callable[[], object], seconds: float = 90, every: float = 0.2) -> None:
     """Return once the condition holds.
 
     Raises:

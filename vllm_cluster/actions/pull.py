@@ -107,13 +107,7 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
     plan = plan_for(hosts, model, reference, via)
     warn_of_stale(hosts, plan)
     if not plan.chain:
-        emit(
-            Event(
-                "result",
-                f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}. Nothing was changed.",
-                data=_result(wanted),
-            )
-        )
+        _result(hosts, wanted, f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}. Nothing was changed.")
         return True
     ensure_room(plan)
     ensure_ports(hosts, plan)
@@ -143,9 +137,7 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
         hint = f"vcluster pull {one.name}" if REPOSITORY.fullmatch(one.model) else "vcluster models"
         raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=hint)
     if wanted.detach:
-        hosts.emit(
-            Event("result", f"{wanted.name} is already being pulled. Nothing was changed.", data=_result(wanted))
-        )
+        _result(hosts, wanted, f"{wanted.name} is already being pulled. Nothing was changed.")
         return True
     hosts.emit(Event("note", f"{wanted.name} is already being pulled to {', '.join(there)}: following it"))
     # It may be from another folder.
@@ -209,13 +201,8 @@ def _finish(
     With `compare` the files are still to be compared where it ended well; then it is False, and no result is emitted.
     """
     if wanted.detach:
-        hosts.emit(
-            Event(
-                "result",
-                f"{wanted.name} is being pulled to {', '.join(names)}. The same command follows it.",
-                data=_result(wanted, changed=True),
-            )
-        )
+        text = f"{wanted.name} is being pulled to {', '.join(names)}. The same command follows it."
+        _result(hosts, wanted, text, changed=True)
         return True
     feeding = None
     if plan and plan.model.origin == HERE and plan.downloads:
@@ -254,8 +241,7 @@ def _taken_away(hosts: PullHosts, wanted: WantedModel) -> None:
     plan = plan_for(hosts, model, "", wanted.via or hosts.inventory.head_name)
     if plan.chain:
         raise VclusterError(f"the pull of {wanted.name} was stopped; what arrived is kept")
-    text = f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}."
-    hosts.emit(Event("result", text, data=_result(wanted, changed=True)))
+    _result(hosts, wanted, f"{wanted.name} is on {_everywhere(hosts)}: {what(plan)}.", changed=True)
 
 
 def _ensure_same(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPlan | None) -> None:
@@ -279,11 +265,11 @@ def _report(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: PullPla
     total = max(one.total for one in ended.hosts.values())
     seconds = f" in {ended.seconds:.0f} s" if plan else ""
     where = f"{', '.join(ended.hosts)}: {size(total)}{seconds}, the same on {_everywhere(hosts)}"
-    hosts.emit(Event("result", f"Pulled {wanted.name} to {where}.", data=_result(wanted, changed=True)))
+    _result(hosts, wanted, f"Pulled {wanted.name} to {where}.", changed=True)
 
 
-def _result(wanted: WantedModel, *, changed: bool = False) -> dict[str, object]:
-    return {"model": wanted.name, "changed": changed}
+def _result(hosts: PullHosts, wanted: WantedModel, text: str, *, changed: bool = False) -> None:
+    hosts.emit(Event("result", text, data={"model": wanted.name, "changed": changed}))
 
 
 def _everywhere(hosts: PullHosts) -> str:

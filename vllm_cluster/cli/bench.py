@@ -178,7 +178,6 @@ def _draw(session: Session, document: Mapping[str, Any], path: Path) -> bool:
 
 
 def _compare(session: Session, folders: list[Path]) -> None:
-    import json
     from dataclasses import asdict
 
     from vllm_cluster.actions.bench import read_document
@@ -199,11 +198,10 @@ def _compare(session: Session, folders: list[Path]) -> None:
     rows = compare(documents[0]["points"], documents[1]["points"])
     if not rows:
         raise UsageError(f"{folders[0]} and {folders[1]} have no load in common")
-    if session.as_json:
-        print(
-            json.dumps({"v": 1, "before": str(folders[0]), "after": str(folders[1]), "rows": list(map(asdict, rows))})
-        )
-        return
-    print(*compared_lines(rows), sep="\n")
+    lines = [*compared_lines(rows)]
     if any(row.p_value is None for row in rows):
-        print("A load with a single run shows no noise: measure both with --repeat 3 or more")
+        lines.append("A load with a single run shows no noise: measure both with --repeat 3 or more")
+    session.show(
+        lambda: {"v": 1, "before": str(folders[0]), "after": str(folders[1]), "rows": list(map(asdict, rows))},
+        lambda: print(*lines, sep="\n"),
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,7 +60,9 @@ def complete_inventories(ctx: Words, args: list[str], incomplete: str) -> list[s
     """YAML files and folders."""
     folder, _, start = incomplete.rpartition("/")
     try:
-        found = sorted(os.scandir((folder + "/") if folder or incomplete.startswith("/") else "."), key=_name)
+        found = sorted(
+            os.scandir((folder + "/") if folder or incomplete.startswith("/") else "."), key=attrgetter("name")
+        )
     except OSError:
         return []
     before = incomplete[: len(incomplete) - len(start)]
@@ -102,10 +105,6 @@ def _models() -> dict[str, list[str]]:
 
 def _file() -> Path:
     return cache_folder() / "models.json"
-
-
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
 
 
 def _inventory(ctx: Words) -> Path | None:

@@ -38,7 +38,6 @@ class Session:
     """One verb: its events are rendered, and every error becomes a message and an exit code.
 
     A verb that `changes` something does so at any moment, or only once it has emitted its plan.
-
     """
 
     def __init__(

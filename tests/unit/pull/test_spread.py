@@ -8,15 +8,16 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
 
+from tests.support import waiting
 from tests.support.spread import (
     DamagingStore,
     FullStore,
@@ -42,12 +43,7 @@ MB = 1 << 20
 LIMIT = 60.0
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait until it holds."""
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+until = partial(waiting.until, seconds=LIMIT, every=0.01)
 
 
 class Host:
