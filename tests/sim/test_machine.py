@@ -216,10 +216,10 @@ class Cluster(RuleBasedStateMachine):
         before = self.do(lab.do_plan)
         outcome = self.do(lab.do_up)
         if "is sha256:" in str(outcome.error):
-            oracle.honest(self.world, before, outcome, self.inventory)
+            oracle.honest(before, outcome, self.inventory)
             self.pull_everywhere()  # as the error asks for
             before, outcome = self.do(lab.do_plan), self.do(lab.do_up)
-        oracle.honest(self.world, before, outcome, self.inventory)
+        oracle.honest(before, outcome, self.inventory)
         assert outcome.error is None, outcome.story()
         oracle.converged(self.world, self.inventory)
         oracle.untouched(self.do(lab.do_up))

@@ -84,14 +84,13 @@ class Parsed(TyperCommand):
         """Parse the words behind the verb; all unknown options are reported at once."""
         end = args.index("--") if "--" in args else len(args)
         args = [word for word in args[:end] if word not in self.verb.habits] + args[end:]
-        given = list(args)
         _plain_values(self.get_params(ctx))
         if not ctx.resilient_parsing:
-            self._ensure_known(ctx, given)
+            self._ensure_known(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except ParserError as error:
-            raise _usage_error(ctx, error, given) from None
+            raise _usage_error(ctx, error) from None
 
     def _ensure_known(self, ctx: Context, args: list[str]) -> None:
         options = [one for one in self.get_params(ctx) if isinstance(one, TyperOption)]
@@ -163,7 +162,7 @@ class Verbs(TyperGroup):
         try:
             return super().parse_args(ctx, args)
         except ParserError as error:
-            raise _usage_error(ctx, error, args) from None
+            raise _usage_error(ctx, error) from None
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """The verb that the first word names.
@@ -227,7 +226,7 @@ def _with_common(function: Callable[..., T], verb: str) -> Callable[..., T]:
     return run
 
 
-def _usage_error(ctx: Context, error: ParserError, args: list[str]) -> UsageError:
+def _usage_error(ctx: Context, error: ParserError) -> UsageError:
     """The parser's error in our form, with the command that shows what would do."""
     message = error.format_message().rstrip(".")
     param = getattr(error, "param", None)

@@ -69,15 +69,6 @@ class BenchPoint:
     point: Point
     runs: list[BenchRun] = field(default_factory=list)
 
-    def values(self, figure: str) -> list[float]:
-        """A figure of each run."""
-        return [run.figures[figure] for run in self.runs if figure in run.figures]
-
-    def mean(self, figure: str) -> float | None:
-        """The mean over the runs; None where there is none."""
-        found = self.values(figure)
-        return mean(found) if found else None
-
 
 def points(
     preset: Preset,
@@ -128,3 +119,13 @@ def figures(result: Mapping[str, Any]) -> dict[str, float]:
 def order(count: int, repetitions: int) -> Iterator[tuple[int, int]]:
     """Repetition and point, in turns: what drifts meanwhile is then spread over all points."""
     return ((repetition, point) for repetition in range(repetitions) for point in range(count))
+
+
+def figure_values(point: Mapping[str, Any], figure: str) -> list[float]:
+    """A figure of each run, of a point as the document of a benchmark has it."""
+    return [run["figures"][figure] for run in point["runs"] if figure in run["figures"]]
+
+
+def average(point: Mapping[str, Any], figure: str) -> float:
+    """The mean of a figure over the runs; 0 where none has it."""
+    return mean(figure_values(point, figure) or [0.0])

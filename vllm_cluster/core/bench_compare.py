@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import mean, variance
 from typing import Any
 
+from vllm_cluster.core.bench import figure_values
+
 # Two equal benchmarks are called different in one of twenty comparisons, over all rows together.
 ALPHA = 0.05
 # What is compared, and whether more of it is better. Few: each more row asks more of all others.
@@ -51,9 +53,7 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _figures(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[_Row]:
     rows: list[_Row] = []
     for name in COMPARED:
-        first, second = (
-            [run["figures"][name] for run in each["runs"] if name in run["figures"]] for each in (one, other)
-        )
+        first, second = figure_values(one, name), figure_values(other, name)
         if first and second:
             rows.append((one["point"]["concurrency"], name, (mean(first), mean(second)), welch(first, second)))
     return rows

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from statistics import mean
 from typing import Any
 
-from vllm_cluster.core.bench import PERCENTILES, figure_name
+from vllm_cluster.core.bench import PERCENTILES, average, figure_name
 
 WIDTH, HEIGHT, EDGE = 640, 320, 56
 # By name, since what makes a PNG of it knows no generic family.
@@ -60,13 +59,13 @@ def picture(document: Mapping[str, Any]) -> str:
 
 
 def _rates(points: Sequence[Mapping[str, Any]]) -> str:
-    rates = [(_at(one), _mean(one, "output_throughput")) for one in points]
+    rates = [(_at(one), average(one, "output_throughput")) for one in points]
     return _chart([(TOKENS, rates)], "requests open at once", TOKENS)
 
 
 def _rates_by_latency(points: Sequence[Mapping[str, Any]]) -> str:
     curves = [
-        (figure_name(figure), [(_mean(one, figure) / 1000, _mean(one, "output_throughput")) for one in points])
+        (figure_name(figure), [(average(one, figure) / 1000, average(one, "output_throughput")) for one in points])
         for figure in ("p50_e2el_ms", "p99_e2el_ms")
     ]
     return _chart(curves, "seconds for a whole answer", TOKENS)
@@ -91,7 +90,7 @@ def _versions(document: Mapping[str, Any]) -> str:
 
 def _times(points: Sequence[Mapping[str, Any]], metric: str, title: str) -> str:
     names = [f"{name}_{metric}_ms" for name in ("mean", *PERCENTILES)]
-    rows = [[str(_at(one)), *(_shown(_mean(one, name)) for name in names)] for one in points]
+    rows = [[str(_at(one)), *(_shown(average(one, name)) for name in names)] for one in points]
     return f"<h2>{title}</h2>" + _table(["at once", *map(figure_name, names)], rows)
 
 
@@ -199,11 +198,6 @@ def _label(x: float, y: float, text: str, anchor: str, color: str = "#444") -> s
 
 def _at(one: Mapping[str, Any]) -> int:
     return int(one["point"]["concurrency"])
-
-
-def _mean(one: Mapping[str, Any], figure: str) -> float:
-    found = [run["figures"][figure] for run in one["runs"] if figure in run["figures"]]
-    return mean(found) if found else 0.0
 
 
 def _shown(value: float | None) -> str:

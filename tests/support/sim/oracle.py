@@ -100,7 +100,7 @@ def one_node_at_most(world: World) -> None:
     assert all(len(names) == 1 for names in heads.values()), f"two heads: {heads}"
 
 
-def honest(world: World, before: Outcome, outcome: Outcome, inventory: Inventory) -> None:
+def honest(before: Outcome, outcome: Outcome, inventory: Inventory) -> None:
     """P3: what `plan` printed is what the plan event had is what ran, and only hosts of the plan were changed."""
     assert not before.script.changing, f"plan changes: {before.story()}"
     if outcome.error is None:

@@ -249,10 +249,6 @@ class World:
             return "0001-01-01T00:00:00Z"
         return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
 
-    def at_address(self, address: str) -> Machine | None:
-        """The host that holds an address."""
-        return next((machine for machine in self.machines.values() if machine.address == address), None)
-
     def nodes(self) -> Iterator[tuple[Machine, Box]]:
         """Every running node container of any cluster."""
         for machine in self.machines.values():

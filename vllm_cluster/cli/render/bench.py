@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from vllm_cluster.cli.render.table import columns, table
 from vllm_cluster.cli.render.text import plain
-from vllm_cluster.core.bench import figure_name
+from vllm_cluster.core.bench import average, figure_name
 
 if TYPE_CHECKING:
     from vllm_cluster.core.bench_compare import ComparedFigure
@@ -31,14 +30,14 @@ _COLUMNS = {
 def bench_lines(document: Mapping[str, Any]) -> Iterable[str]:
     """The table; times in ms, means over the runs."""
     points = document["points"]
-    top = max((_mean(one, "output_throughput") for one in points), default=0.0) or 1.0
+    top = max((average(one, "output_throughput") for one in points), default=0.0) or 1.0
     rows = []
     for one in points:
         point = one["point"]
         row = {"at once": str(point["concurrency"]), "in/out": f"{point['input']}/{point['output']}"}
         row |= {"runs": str(len(one["runs"]))}
-        row |= {figure_name(figure): _shown(_mean(one, figure)) for figure in _COLUMNS}
-        rows.append({**row, "": "█" * max(1, round(_mean(one, "output_throughput") / top * BAR))})
+        row |= {figure_name(figure): _shown(average(one, figure)) for figure in _COLUMNS}
+        rows.append({**row, "": "█" * max(1, round(average(one, "output_throughput") / top * BAR))})
     figures = {figure_name(figure): rank for figure, rank in _COLUMNS.items()}
     ranks = {"at once": 0, "in/out": 4, "runs": 6, **figures, "": 7}
     return map(plain, table(ranks, rows, columns()))
@@ -67,11 +66,6 @@ def _verdict(row: ComparedFigure) -> str:
     if not row.different:
         return "no difference"
     return "better" if row.better else "worse"
-
-
-def _mean(one: Mapping[str, Any], figure: str) -> float:
-    found = [run["figures"][figure] for run in one["runs"] if figure in run["figures"]]
-    return mean(found) if found else 0.0
 
 
 def _shown(value: float) -> str:
