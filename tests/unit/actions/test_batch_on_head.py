@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -71,6 +71,13 @@ class Head:
         (self.state / "status.json").write_text(json.dumps({"serve": row}))
 
     @contextmanager
+    def serving(self, reply: Callable[[str, int], Reply | None]) -> Iterator[tuple[Api, HeadBatch]]:
+        """A model that answers so, and a batch for it."""
+        with serving(Api(reply)) as api:
+            self.serve(api)
+            yield api, self.wanted()
+
+    @contextmanager
     def model_is_ready(self, *_: object) -> Iterator[Head]:
         self.checked += 1
         yield self
@@ -125,9 +132,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
 
 
 def test_the_head_answers_without_a_client_and_gives_all_on_request(head: Head) -> None:
-    with serving(Api(answer)) as api:
-        head.serve(api)
-        wanted = head.wanted()
+    with head.serving(answer) as (api, wanted):
         _, runs = action.batch_on_head(wanted, head.events.append, detach=True)
         assert runs
         until(lambda: head.answered() == 30, 60)
@@ -147,9 +152,7 @@ def test_kills_of_its_program_lose_and_repeat_nothing(head: Head) -> None:
                 file.write(b'{"id": "batch_req_9')
         return None
 
-    with serving(Api(reply)) as api:
-        head.serve(api)
-        wanted = head.wanted()
+    with head.serving(reply) as (api, wanted):
         found, _ = action.batch_on_head(wanted, head.events.append)
     assert (texts(wanted), found.answered, api.asked["p10"], api.asked["p20"]) == (ALL, 30, 2, 2)
     assert "the batch was killed on gpu1; starting it again" in [event.text for event in head.events]
@@ -167,9 +170,7 @@ def test_one_that_was_killed_with_the_model_waits_for_it(head: Head) -> None:
         if event.text == "waiting for the model: loading":
             head.serve(api)
 
-    with serving(Api(reply)) as api:
-        head.serve(api)
-        wanted = head.wanted()
+    with head.serving(reply) as (api, wanted):
         action.batch_on_head(wanted, head.events.append, detach=True)
         until(lambda: api.asked["p12"] == 1, 60)
         action.batch_on_head(wanted, serve_again)
@@ -185,9 +186,7 @@ def test_what_was_fetched_stays_where_it_is_ended(head: Head) -> None:
         assert hold.wait(60)
         return None
 
-    with serving(Api(reply)) as api:
-        head.serve(api)
-        wanted = head.wanted()
+    with head.serving(reply) as (_, wanted):
         action.batch_on_head(wanted, head.events.append, detach=True)
         until(lambda: head.answered() >= 12, 60)
         ended = action.cancel(wanted, head.events.append)
@@ -199,9 +198,7 @@ def test_what_was_fetched_stays_where_it_is_ended(head: Head) -> None:
 
 
 def test_what_is_in_the_output_is_sent_there_and_asked_nowhere_again(head: Head) -> None:
-    with serving(Api(answer)) as api:
-        head.serve(api)
-        wanted = head.wanted()
+    with head.serving(answer) as (api, wanted):
         first, _ = action.batch_on_head(wanted, head.events.append)
         lines = wanted.files.output.read_bytes().splitlines(keepends=True)
         wanted.files.output.write_bytes(b"".join(lines[:20]))
@@ -217,19 +214,15 @@ def test_a_model_that_was_replaced_ends_it_with_a_word_and_keeps_the_answers(hea
         head.serve(api, "g2", "loading")
         return None
 
-    with serving(Api(reply)) as api:
-        head.serve(api)
-        wanted = head.wanted()
-        with pytest.raises(HostError, match=r"m was replaced by m \(loading\); the answers so far are kept"):
-            action.batch_on_head(wanted, head.events.append)
+    replaced = r"m was replaced by m \(loading\); the answers so far are kept"
+    with head.serving(reply) as (api, wanted), pytest.raises(HostError, match=replaced):
+        action.batch_on_head(wanted, head.events.append)
     assert 10 < len(texts(wanted)) < 30
 
 
 def test_a_line_without_an_answer_comes_back_with_its_reason(head: Head) -> None:
     refusal = 400, {"error": {"message": "too long"}}
-    with serving(Api(lambda prompt, times: refusal if prompt == "p7" else answer(prompt))) as api:
-        head.serve(api)
-        wanted = head.wanted()
+    with head.serving(lambda prompt, times: refusal if prompt == "p7" else answer(prompt)) as (_, wanted):
         found, _ = action.batch_on_head(wanted, head.events.append)
     assert (found.answered, found.failed, found.invalid) == (29, 1, 1)
     assert "too long" in wanted.files.errors.read_text()
@@ -247,9 +240,7 @@ def test_the_batches_of_the_head_are_listed_until_they_are_fetched(
     def listed() -> list[BatchOnHead]:
         return batches(make.inventory(1), head.events.append, wait=60.0)
 
-    with serving(Api(reply)) as api:
-        head.serve(api)
-        wanted = head.wanted()
+    with head.serving(reply) as (_, wanted):
         assert listed() == []
         show_batches("gpu1", [], str)
         action.batch_on_head(wanted, head.events.append, detach=True)
@@ -305,9 +296,7 @@ def test_a_node_that_is_missing_for_a_moment_is_waited_for(head: Head) -> None:
 
     read, broken = RunningProgram.next, list[Event]()
     missing = [NodeMissing("gpu1: the node is missing")] * 3
-    with serving(Api(answer)) as api:
-        head.serve(api)
-        wanted = head.wanted()
+    with head.serving(answer) as (_, wanted):
         action.batch_on_head(wanted, break_it)
     assert (texts(wanted), missing) == (ALL, [])
     assert "waiting for gpu1: the node is missing; the batch runs on there" in [event.text for event in head.events]
@@ -318,9 +307,7 @@ def test_ctrl_c_leaves_it_running(head: Head) -> None:
         if event.text.startswith("answering on"):
             raise KeyboardInterrupt
 
-    with serving(Api(answer)) as api:
-        head.serve(api)
-        wanted = head.wanted()
+    with head.serving(answer) as (_, wanted):
         with pytest.raises(Interrupted, match="gpu1 answers the rest, and the same command fetches it"):
             action.batch_on_head(wanted, interrupt)
         until(lambda: head.answered() == 30, 60)
