@@ -33,7 +33,6 @@ LITERALS = {
     "remote/node/supervisor.py": "the mark of lines, as users see it",
     "run/log_feed.py": "how Ray copies a line of a rank",
     "run/logs.py": "names of files in an excerpt",
-    "run/node_program.py": "a file's name",
     "run/private_names.py": "words that are no secret",
     "checks/codes.py": "a finding's code",
     "checks/image.py": "a finding's code",
