@@ -285,7 +285,9 @@ def test_the_demo_on_a_fresh_clone(tmp_path: Path) -> None:
     try:
         first = shell("make demo", clone, {}, seconds=1500)
         again = shell("make demo", clone, {})
-        answers = [re.findall(r"complete [^\n]*\n(.+)\n\nTP=2", said, re.DOTALL) for said in (first, again)]
+        answers = [
+            re.findall(r"\n\$ vcluster complete [^\n]*\n(.+?)\n\nTP=2", said, re.DOTALL) for said in (first, again)
+        ]
         assert answers[0] == answers[1] != []
         seconds = int(re.findall(r"answered (\d+) s after", again)[0])
         assert seconds < 60
