@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from vllm_cluster.remote.node.argv import Place, option, place
+from vllm_cluster.remote.node.argv import Place, option
 
 # The file of the token that nodes and drivers show.
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 (a name)
@@ -48,7 +48,7 @@ def own_place(argv: Sequence[str]) -> Place | None:
 
 def _listens(argv: Sequence[str], port: str) -> Place | None:
     address, number = option(argv, "--node-ip-address"), option(argv, port)
-    return place(f"{address}:{number}") if address and number else None
+    return (address, int(number)) if address and number else None
 
 
 def earlier_logs(argv: Sequence[str]) -> tuple[str, str] | None:
