@@ -170,7 +170,7 @@ def _draw(session: Session, document: Mapping[str, Any], path: Path) -> bool:
         return False
     if drawn is None:
         text = f"{path.name} is not written: no font for its text is installed (DejaVu Sans, Liberation Sans or Arial)"
-        session.emit(Event("warning", text))
+        session.progress(Event("warning", text))
         return False
     with naming(path):
         path.write_bytes(drawn)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from vllm_cluster.actions import bench
 from vllm_cluster.cli.app import app
+from vllm_cluster.cli.render import png
 from vllm_cluster.errors import UsageError
 
 
@@ -67,3 +70,47 @@ def test_two_folders_are_compared(tmp_path: Path) -> None:
     assert shown[2].endswith("no difference")
     document = json.loads(CliRunner().invoke(app, ["bench", "--json", "--compare", str(one), str(other)]).output)
     assert [row["different"] for row in document["rows"]] == [True, False]
+
+
+FIGURES = {"output_throughput": 9.0, "p50_ttft_ms": 5.0, "p50_tpot_ms": 1.0, "p50_e2el_ms": 8.0, "p99_e2el_ms": 9.0}
+DOCUMENT = {
+    "v": 1,
+    "name": "m",
+    "versions": {"vllm": "0.32.0", "vcluster": "0.1.0"},
+    "image": "i",
+    "started": "2026-01-01",
+    "flags": [],
+    "hosts": [{"name": "gpu1", "gpus": [], "driver": "", "hcas": [], "interface": "eth0"}],
+    "points": [
+        {
+            "point": {"concurrency": 1, "input": 8, "output": 8, "prompts": 8},
+            "runs": [{"repetition": 0, "figures": FIGURES}],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize("drawn", [b"picture", None])
+def test_a_png_is_written_where_it_can_be_drawn_and_json_stays_one_document(
+    drawn: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(_svg: str) -> Any:
+        return drawn
+
+    def measured(*_: object) -> Any:
+        return DOCUMENT
+
+    monkeypatch.setattr(bench, "bench", measured)
+    monkeypatch.setattr(png, "png", draw)
+    inventory, folder = tmp_path / "inventory.yaml", tmp_path / "out"
+    inventory.write_text(
+        "version: 1\ncluster: lab\nimage: vllm:1\nmodel_cache: /m\nhosts:\n  gpu1: {address: 10.0.0.1}\n"
+    )
+    folder.mkdir()
+    call = ["bench", "-i", str(inventory), "--output", str(folder)]
+    written = {"report.html", "report.svg"} | ({"report.png"} if drawn else set())
+    assert json.loads(CliRunner().invoke(app, [*call, "--json"]).stdout) == DOCUMENT
+    assert {path.name for path in folder.iterdir()} == written
+    shown = CliRunner().invoke(app, call)
+    assert ("report.svg and report.png to " in shown.stdout) == bool(drawn)
+    assert ("report.png is not written: no font" in shown.stderr) == (drawn is None)
