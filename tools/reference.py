@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, get_args
 
@@ -23,8 +23,8 @@ from vllm_cluster.explain.catalogue import CHECKED, FAILURES
 
 EXIT_CODES = {
     0: "done",
-    1: "failed, or the answer to a question was no: then nothing was changed",
-    2: "wrong usage or inventory; a question without a terminal and without `--yes`",
+    1: "failed; or a question was answered with no, and nothing was changed; `fit`: the model cannot be read",
+    2: "wrong usage or inventory; a question without a terminal and without `--yes`; `fit`: no such model",
     3: "refused before anything was changed; `fit`: the model does not fit",
     4: "a host, or the hub, is unreachable; a connection that breaks later is 1",
     10: "`plan --exit-code`: there is something to do",
@@ -33,6 +33,8 @@ EXIT_CODES = {
     124: "`wait`: timed out",
     130: "interrupted; completed steps are kept",
 }
+# Of verbs, in a cell of a table.
+MAX_NAMED = 12
 OF_COMMANDS = (
     "other",
     "that of the command that was run; 255: ssh could not connect",
@@ -81,7 +83,8 @@ def commands() -> str:
     own = [option_row(one) for one in program if one.name not in COMMON and not one.hidden]
     lines += ["", f"## {NAME}", "", *_options(own)]
     lines += ["", "## Options of every verb", "", *_options(common[name] for name in COMMON if name in common)]
-    return _page([*lines, "", *_exceptions(group)])
+    durations = "- DURATION is 90s, 10m, 1h30m or 2d; a number alone is seconds."
+    return _page([*lines, "", *_exceptions(group), durations])
 
 
 def _exceptions(group: Any) -> Iterator[str]:
@@ -139,10 +142,15 @@ def exit_codes() -> str:
     ]
     verbs = [(path.removeprefix(f"{NAME} "), verb.exits) for path, verb, _ in _verbs(typer.main.get_command(app))]
     rows = [
-        (str(code), what, ", ".join(f"`{name}`" for name, exits in verbs if code in exits) or "all")
+        (str(code), what, _of([name for name, exits in verbs if code and code in exits]))
         for code, what in EXIT_CODES.items()
     ]
-    return _page([*lines, *_table("code | meaning | listed in the help of", [*rows, OF_COMMANDS])])
+    return _page([*lines, *_table("code | meaning | verbs", [*rows, OF_COMMANDS])])
+
+
+def _of(names: Sequence[str]) -> str:
+    """The verbs, where they are few enough to be read."""
+    return ("most" if len(names) > MAX_NAMED else _names(names)) or "all"
 
 
 def events() -> str:
@@ -157,9 +165,12 @@ def events() -> str:
     ]
     forms: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in (*get_args(Kind), "endpoint")}
     for form in schemas()["events"]["anyOf"]:
-        forms[form["properties"]["event"]["const"]].append(form["properties"])
+        forms[form["properties"]["event"]["const"]].append(form)
     rows = ((f"`{kind}`", EVENTS[kind], "<br>".join(filter(None, map(_keys, forms[kind])))) for kind in forms)
-    lines += [*_table("event | meaning | keys of its own, a line for each form", rows), "", "## Codes of errors", ""]
+    lines += [
+        *_table("event | meaning | keys of its own: a line for each form, with the verbs that write it", rows),
+        *("", "## Codes of errors", ""),
+    ]
     lines += ["`code` of an event `error`, and of each host's row in it.", ""]
     codes = sorted((f"`{kind.code}`", str(kind.exit_code), (kind.__doc__ or "").partition("\n")[0])
                    for kind in error_classes())  # fmt: skip
@@ -217,7 +228,8 @@ def error_classes() -> list[type[VclusterError]]:
 
 
 def _keys(form: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{key}`" for key in form if key not in (*OF_ALL_EVENTS, "host"))
+    names = ", ".join(f"`{key}`" for key in form["properties"] if key not in (*OF_ALL_EVENTS, "host"))
+    return f"{form['description']}: {names}" if "description" in form and names else names
 
 
 def checks() -> str:
