@@ -98,7 +98,7 @@ def test_it_is_pulled_with_size_and_time_while_the_old_one_answers(world: World,
     outcome, questions = ask(world, None)
     assert outcome.error is None, outcome.story()
     offer = "Pull org/other to gpu1, gpu2 first (16.0 GB, about 2 min at 100 MB/s)?"
-    assert questions[0] == f"{offer} If not, each host downloads it."
+    assert questions[0] == f"{offer} Otherwise each host downloads all of it."
     # All questions come before the pull, which may take hours.
     assert questions[1].startswith("Stop org/model") and len(questions) == 2
     assert brought == ["org/model"] and serving(world) == "org/other"

@@ -194,7 +194,9 @@ def _ensure_processor(image: Content, facts: Mapping[str, HostFacts], name: str)
     }
     if other:
         texts = [f"{host}: {name} is for {image.architecture}, the host is {kind}" for host, kind in other.items()]
-        raise PreflightFailed("\n".join(texts), hint="name an image for this processor, or one that is for several")
+        there = next(iter(other.values()))
+        hint = f"docker pull --platform linux/{there} {name}\nvcluster image push --from local"
+        raise PreflightFailed("\n".join(texts), hint=hint)
 
 
 def _send(source: ImageSource, fleet: Fleet, hosts: Mapping[str, HostFacts], naming: _Naming) -> None:

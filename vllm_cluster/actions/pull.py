@@ -219,7 +219,7 @@ def _finish(
         if feeding:
             text = "Interrupted. This machine sends no more files; what arrived is kept."
             raise Interrupted(text, again=()) from None
-        text = f"Interrupted. The pull of {wanted.name} continues on the hosts; run the same command to look on."
+        text = f"Interrupted. The pull of {wanted.name} continues on the hosts; run the same command to follow it."
         raise Interrupted(text, hint="vcluster pull --cancel", again=()) from None
     if ended.unfed:
         hosts.emit(Event("note", f"no machine sends the files of {wanted.name} any more: this one does"))

@@ -80,9 +80,8 @@ def plan_for(hosts: PullHosts, model: HubModel, reference: str, via: str) -> Pul
     plan = make(hosts.inventory, model, reference, held, via)
     if wrong := [name for name in plan.chain if not held[name].writable]:
         text = f"pull: {hosts.inventory.model_cache} cannot be written by the user of the containers"
-        hint = (
-            "set user in the inventory to its owner; of a cache that hosts share, one must be able to write: --via HOST"
-        )
+        hint = f'on {wrong[0]}: stat -c %u:%g {hosts.inventory.model_cache}\nset user: "UID:GID" in the inventory'
+        hint += "\nor, where hosts share the cache, --via HOST: one that can write to it"
         raise PreflightFailed(f"{', '.join(wrong)}: {text}", hint=hint)
     return plan
 

@@ -52,7 +52,7 @@ class PullFirst:
             f", about {age(most / model.rate)} at {model.rate / 1e6:.0f} MB/s" if plan.downloads and model.rate else ""
         )
         where = ", ".join(name for name, missing in plan.missing.items() if missing) or "the hosts"
-        question = f"Pull {wanted.name} to {where} first ({size(most)}{time})? If not, each host downloads it."
+        question = f"Pull {wanted.name} to {where} first ({size(most)}{time})? Otherwise each host downloads all of it."
         return bool(confirm(question))
 
     def bring(self) -> None:

@@ -221,7 +221,7 @@ def transport_findings(head: str, chosen: NcclTransport, active: Mapping[str, Se
     if chosen.socket and all(active.values()) and active:
         devices = ", ".join(next(iter(active.values())))
         text = f"NCCL uses TCP (NET/Socket) although HCAs are ACTIVE ({devices})"
-        fix = 'environment: {NCCL_NET: "IB"} makes it fail with the reason; see hcas in docs/inventory.md'
+        fix = 'environment: {NCCL_NET: "IB"} makes it fail with the reason\nor name them, with hcas of each host'
         found.append(Finding("allreduce-socket", head, text, fix, severity="warning"))
     if chosen.indirect:
         text = f"GPU Direct RDMA is disabled for {', '.join(chosen.indirect)}: bytes go through the host's memory"

@@ -94,7 +94,7 @@ def other_containers(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
 def disk_space(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Finding]:
     """Room for the image that must be pulled, else for containers, logs and a layer."""
     free = facts.free_bytes.get(facts.docker.data_root)
-    fix = f"on {host.name}: docker system prune, or move Docker's data root to a larger disk"
+    fix = f"on {host.name}: docker system df\nvcluster image prune\nor move Docker's data root to a larger disk"
     if free is None:
         return
     if find_image(inventory.image, facts.images) is None and free < GOOD_IMAGE_SPACE:

@@ -73,7 +73,7 @@ def _reset(host: str, indices: list[int]) -> str:
 
 
 def _stop(host: str) -> str:
-    return f"on {host}: nvidia-smi, docker ps, then stop it; or serve with a lower --gpu-memory-utilization"
+    return f"on {host}: nvidia-smi, docker ps, then stop it\nor vcluster serve MODEL -- --gpu-memory-utilization 0.8"
 
 
 def _users(facts: HostFacts) -> str:

@@ -190,7 +190,8 @@ def _open(where: str, place: HostAddress) -> str:
     network = place.network or place.address
     tool = "ip6tables" if ":" in network else "iptables"
     return (
-        f"on {where}: sudo ufw allow from {network} (without ufw: sudo {tool} -I INPUT -s {network} -j ACCEPT); "
+        f"on {where}: sudo ufw allow from {network}\n"
+        f"on {where}, without ufw: sudo {tool} -I INPUT -s {network} -j ACCEPT\n"
         "in a cloud: let the hosts' security group reach itself on every port"
     )
 

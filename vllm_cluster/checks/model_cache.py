@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding, each_host, outliers
@@ -39,12 +40,19 @@ def incomplete_files(inventory: Inventory, host: Host, facts: HostFacts) -> Iter
     """Files that are not whole."""
     if facts.details and facts.details.incomplete_files:
         text = f"incomplete downloads (interrupted or running): {facts.details.incomplete_files[0]}"
-        fix = f"on {host.name}: hf download MODEL (resumes, fetches only what is missing)"
+        fix = f"vcluster pull {_model(facts.details.incomplete_files[0])}"
         yield Finding("cache-incomplete", host.name, text, fix, severity="warning")
     if facts.details and facts.details.broken_symlinks:
         text = f"broken symlinks in the model cache: {facts.details.broken_symlinks[0]}"
-        fix = "copy models with the files behind symlinks (rsync --copy-unsafe-links), or download them there"
+        fix = f"vcluster pull {_model(facts.details.broken_symlinks[0])}"
+        fix += "\nor copy it with the files behind symlinks: rsync --copy-unsafe-links"
         yield Finding("broken-symlinks", host.name, text, fix, severity="warning")
+
+
+def _model(path: str) -> str:
+    """The repository whose file this is, as the hub's cache names its folder."""
+    found = re.search(r"/models--([^/]+)/", path)
+    return found[1].replace("--", "/") if found else "MODEL"
 
 
 def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -54,13 +62,14 @@ def same_models(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterato
     for name, revisions in held.items():
         if lacking := [model.replace("--", "/") for model in models if model not in revisions]:
             text = f"not in its model cache, and on other hosts: {', '.join(lacking[:MAX_NAMED])}"
-            fix = f"on {name}: hf download {lacking[0]}, or every rank there downloads before it loads"
+            fix = f"vcluster pull {lacking[0]}"
             yield Finding("model-absent", name, text, fix, severity="warning")
     for model in models:
         commits = {name: revisions[model] for name, revisions in held.items() if model in revisions}
         for name, commit, common in outliers(commits):
-            text = f"{model.replace('--', '/')} is at {commit[:12]}, on other hosts at {common[:12]}"
-            fix = f"serve with --revision={common}, or download that revision on {name}"
+            repository = model.replace("--", "/")
+            text = f"{repository} is at {commit[:12]}, on other hosts at {common[:12]}"
+            fix = f"vcluster pull {repository}\nor vcluster serve {repository} -- --revision={common}"
             yield Finding("revision-differs", name, text, fix, severity="warning")
 
 

@@ -121,6 +121,6 @@ def _unseen(inventory: Inventory, name: str, facts: HostFacts) -> Iterator[tuple
     if details.hostname_addresses is None:
         yield "its hostname's addresses", "getent is missing, or no name server answers"
     if details.image is None and not facts.docker.problem:
-        yield "the image's processor and CUDA", f"{inventory.image} is not on the host yet"
+        yield "what a container sees, the image's processor and CUDA", f"{inventory.image} is not on the host yet"
     if not facts.memory_bytes:
         yield "its memory", "/proc/meminfo cannot be read"

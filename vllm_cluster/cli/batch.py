@@ -130,7 +130,9 @@ def _out_of(source: Path, output: Path | None) -> Path:
         text = "IN must be a file: it is read twice, and again to continue"
         raise UsageError(text, hint="cat > requests.jsonl\nvcluster batch requests.jsonl -o answers.jsonl")
     if not source.expanduser().is_file():
-        raise UsageError(f"{source} is not a file", hint="name a file of requests: docs/batch.md shows one")
+        hint = 'echo \'["The capital of France is", "A river"]\' > prompts.json'
+        hint += f"\nvcluster batch prompts.json -o {output}"
+        raise UsageError(f"{source} is not a file", hint=hint)
     return expanded(output)
 
 

@@ -39,7 +39,7 @@ Dataset = Annotated[
 ]
 Prompts = Annotated[
     int | None,
-    typer.Option("--prompts", metavar="N", min=1, help="Requests of a run. Default: four for each open one."),
+    typer.Option("--prompts", metavar="N", min=1, help="Requests in each run. Default: 4 × --concurrency."),
 ]
 Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, max=100, help="Runs of each load.")]
 Folder = Annotated[

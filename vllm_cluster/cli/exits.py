@@ -6,8 +6,9 @@ LEASE = {
     2: "wrong usage or inventory, or a question without a terminal and without --yes",
     3: "an error was found before anything was changed",
     4: "a host is unreachable",
-    75: "another run holds the lease",
+    75: "another run changes these hosts (--wait waits for it)",
 }
+REQUEST = {**LEASE, 75: f"{LEASE[75]}, or another request replaced this one"}
 READ = {2: "wrong usage or inventory", 4: "a host is unreachable"}
 ASK = {
     1: "the answer broke off",

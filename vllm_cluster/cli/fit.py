@@ -40,7 +40,7 @@ GpuCount = Annotated[
     int | None, typer.Option("--gpus", metavar="NUMBER", min=1, max=64, help="GPUs of a host, with --gpu-memory.")
 ]
 Nodes = Annotated[
-    int | None, typer.Option("--nodes", metavar="NUMBER", min=1, max=256, help="Hosts, with --gpu-memory.")
+    int | None, typer.Option("--nodes", metavar="NUMBER", min=1, max=256, help="Number of hosts, with --gpu-memory.")
 ]
 GpuMemory = Annotated[
     str | None,

@@ -17,7 +17,7 @@ IMAGE = {
         "Verbs",
         "image:ls",
         "Show the images that the cluster uses or used.",
-        "The state is in-use, desired (the inventory names it), previous (kept for a rollback) or unused.",
+        "The state is in-use, desired (the inventory names it), previous (kept, to return to) or unused.",
         ("vcluster image ls", "vcluster image ls --json"),
         {1: "a host's Docker does not answer", **READ},
     ),

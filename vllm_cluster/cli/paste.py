@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _ON = re.compile(r"on ([\w.-]+)(, [^:]{1,60})?: (.+)")
 # A remedy that begins with another word is a sentence.
 _PROGRAMS = (
-    *("chronyc", "docker", "du", "hf", "ibstat", "ip", "journalctl", "ls", "mkdir", "nvidia-smi", "rm", "ss", "sudo"),
+    *("chronyc", "docker", "du", "ibstat", "ip", "journalctl", "ls", "mkdir", "nvidia-smi", "rm", "ss", "stat", "sudo"),
     *("tail", "timedatectl"),
 )
 # Where the command ends and a sentence begins.

@@ -30,7 +30,7 @@ ChatFiles = Annotated[
     typer.Option("--file", "-f", metavar="FILE", help="Send this text file or image with the prompt; repeatable."),
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="Or a LoRA adapter. Default: the served model.")
+    str | None, typer.Option("--model", metavar="NAME", help="A LoRA adapter. Default: the served model.")
 ]
 Logprobs = Annotated[
     int | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.exits import ASK, BATCH, LEASE, READ
+from vllm_cluster.cli.exits import ASK, BATCH, LEASE, READ, REQUEST
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.verbs_models import PULL
 
@@ -58,7 +58,7 @@ VERBS = {
         "up:up",
         "Bring every host to the state of the inventory.",
         "Waits until Ray reports exactly the planned GPUs. With nothing to do it changes nothing.",
-        ("vcluster up", "vcluster up --yes --wait 600"),
+        ("vcluster up", "vcluster up --yes --wait 10m"),
         {0: "the cluster is up", 1: "failed, or the answer was no", **LEASE},
     ),
     "status": Verb(
@@ -94,7 +94,7 @@ VERBS = {
             "vcluster serve meta-llama/Llama-3.1-70B-Instruct --tp 8 --pp 2 -- --max-model-len 8192",
             "vcluster serve meta-llama/Llama-3.1-8B-Instruct --hosts gpu1",
         ),
-        {0: "the model is ready", 1: "failed, or the answer was no", **LEASE},
+        {0: "the model is ready", 1: "failed, or the answer was no", **REQUEST},
     ),
     "stop": Verb(
         _RUN,
@@ -109,7 +109,7 @@ VERBS = {
         "Serve the model again that was ready before.",
         "Repeats the last request that was ready before the current one, with its flags.",
         ("vcluster rollback", "vcluster rollback --yes"),
-        {0: "the model is ready", 1: "failed, or the answer was no", **LEASE},
+        {0: "the model is ready", 1: "failed, or the answer was no", **REQUEST},
     ),
     "wait": Verb(
         _RUN,
@@ -210,7 +210,12 @@ VERBS = {
             'curl -H "Authorization: Bearer $(vcluster key)" http://127.0.0.1:8000/v1/models',
             "vcluster key --rotate --grace 10m",
         ),
-        {3: "the cluster is not up", 75: "another run holds the lease", **READ},
+        {
+            1: "the new key is written, and the API does not answer as it should",
+            3: "the cluster is not up",
+            75: "another run changes these hosts",
+            **READ,
+        },
     ),
     "down": Verb(
         _RUN,
@@ -219,7 +224,7 @@ VERBS = {
         "Keeps images and model caches. Deletes the API key, the history and the batches on the head. It asks first "
         "where a model is served, or a batch is not fetched.",
         ("vcluster down", "vcluster down --yes"),
-        {0: "nothing of the cluster is left", 1: "failed, or the answer was no", **LEASE},
+        {0: "no container or volume of it is left", 1: "failed, or the answer was no", **LEASE},
     ),
     "dashboard": Verb(
         _RUN,

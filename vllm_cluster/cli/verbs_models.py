@@ -26,7 +26,7 @@ MODELS = {
             1: "failed, or the answer was no",
             **LEASE,
             3: "it is being served; nothing was changed",
-            75: "it is being pulled, or another run holds the lease",
+            75: "it is being pulled, or another run changes these hosts",
         },
     ),
 }

@@ -142,7 +142,7 @@ def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Requ
 
 def _fix(model: str, problem: str, *, near: bool) -> str:
     if "gated" in problem:
-        return "accept its terms on the hub and set hf_token"
+        return "accept its terms on the hub\nset hf_token in the inventory\nvcluster up"
     if "HF_HUB_OFFLINE" in problem:
         return f"vcluster pull {model}" if near else _OFFLINE.format(model)
     return "" if near else "check the name: ORG/NAME, or a folder below model_cache"
@@ -230,7 +230,9 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
     model = _model(asked, found, known, judged)
     length = judged.max_model_len or known.context
     layout = evaluate(model, gpus, Workload(context=length), asked.tp, asked.pp)
-    advice = f"vcluster fit {asked.model} shows what fits"
+    # A folder of the hosts is none of this machine.
+    there = "FOLDER, with the model's folder or its config.json on this machine," if asked.model.startswith("/") else ""
+    advice = f"vcluster fit {there or asked.model} shows what fits"
     if layout.problem:
         yield RequestProblem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)
     elif layout.weights_bytes + FIXED > UTILISATION * gpus.memory_bytes:

@@ -100,7 +100,10 @@ def _refusal(host: str, question: Mapping[str, Any], last: Mapping[str, Any]) ->
     access = f"open {page} and accept its terms\nset hf_token in the inventory to a token of that account"
     texts = {
         "gated": (f"{model} is gated: {endpoint} answers {code} {how}", access),
-        "missing": (f"{endpoint} has no {model}, or it is private ({how})", "check the name: ORG/NAME; set hf_token"),
+        "missing": (
+            f"{endpoint} has no {model}, or it is private ({how})",
+            "check the name: ORG/NAME\nor, if it is private, set hf_token",
+        ),
         "revision": (f"{model} has no revision {revision}", f"open {page}/branches/main"),
         "name": (f"{model}: {last['words']}", "check the name: ORG/NAME"),
         "answer": (f"{endpoint} answers {code} for {model}", "try again later, or set HF_ENDPOINT"),

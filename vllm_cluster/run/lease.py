@@ -85,7 +85,7 @@ class Lease:
             if not deadline.left():
                 raise Locked(
                     f"{connection.name} is locked by {holder or 'an unidentified process (empty lock file)'}",
-                    again=("--wait", "600"),
+                    again=("--wait", "10m"),
                 )
             if waiting and holder:
                 waiting(holder)

@@ -217,7 +217,8 @@ def test_an_image_that_must_be_pulled() -> None:
     odd: dict[str, Any] = {"images": (Image("sha256:1", ("other:1",), (), {}),), "image": None}
     found = check_all(world.inventory(), hosts(**odd))
     assert [(one.code, one.error) for one in found] == [("image-absent", False)]
-    assert [one.what for one in unseen(world.inventory(), hosts(**odd))] == ["the image's processor and CUDA"]
+    what = "what a container sees, the image's processor and CUDA"
+    assert [one.what for one in unseen(world.inventory(), hosts(**odd))] == [what]
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ REMEDY, FIXES = ("hint", "fix", "advice"), {"Finding": 3, "RequestProblem": 2}
 KNOWN = set(
     re.findall(
         r"\w+",
-        """allow cdi chronyc dev docker download du exec logs from generate get hf hostnamectl ip link ls makestep
-        mkdir modprobe mtu neigh nvlink prune pull restart rm route run serve set show ss start sudo system systemctl
+        """allow cdi chronyc dev df docker download du exec logs from generate get hostnamectl ip link ls makestep
+        mkdir modprobe mtu neigh nvlink pull restart rm route run serve set show ss start stat sudo system systemctl
         ufw unpause up usermod vllm volume""",
     )
 )
