@@ -56,6 +56,23 @@ _QUOTE = r"""\\{0,3}+["']?+"""
 _NAME_WORDS = ("passw", "passphrase", "secret", "token", "credential", "key")
 # The words are quick to look for: an expression runs only where one of them occurs. Its first group is kept.
 _NAMED = (
+    # NAME: ["value", "value"], as vLLM prints several keys
+    (
+        _NAME_WORDS,
+        rf"""(?ix)({_NAMES}{_QUOTE}\s{{0,3}}[=:]\s{{0,3}}+\[["'])(?:\[redacted\]|{_VALUE})
+        (?:["'],\s?["'](?:\[redacted\]|{_VALUE})){{1,8}}""",
+    ),
+    # NAME="value with spaces"
+    (
+        ("passw", "passphrase"),
+        r"""(?ix)((?:passwd|password|passphrase)\s{0,3}[=:]\s{0,3}+")(?!\[redacted\]")[^"\r\n]{6,400}+(?=")""",
+    ),
+    # Variables of the environment, and pwd= of a database; PWD alone is a folder.
+    (
+        ("_key=", "pwd="),
+        rf"""((?:(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PWD)|(?<![A-Za-z])pwd)={_QUOTE}){_HARMLESS}{_VALUE}""",
+    ),
+    (("sshpass",), rf"""((?<![\w-])sshpass\s{{1,3}}-p\s?){_NOT}[^\s"']{{1,400}}+"""),
     # NAME=value, "name": "value", name => value
     (
         _NAME_WORDS,

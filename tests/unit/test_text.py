@@ -110,6 +110,13 @@ SHAPES = {
     "a password with @": f"https://me:{S}@{S}@host/x",
     "an assignment": f"SECRET_KEY={S}",
     "JSON in JSON": f'\\"api_key\\": \\"{S}\\"',
+    "the second of two keys": f"'api_key': ['[redacted]', '{S}'], 'port': 8000",
+    "two keys": f"non-default args: {{'api_key': ['first-{S}', '{S}']}}",
+    "a key of the environment": f"OPENAI_KEY={S}",
+    "a password of a database": f"server=db;uid=me;pwd={S};",
+    "its variable": f"MYSQL_PWD={S}",
+    "sshpass": f"sshpass -p {S} ssh host",
+    "a password with spaces": f'password="a b {S} c"',
     "a session token": f"aws_session_token = {S}",
 }
 
@@ -133,6 +140,7 @@ HOSTILE = [
     "-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "a.a.a.", "://", "x://" + "a" * 590 + " ", "eyJaaaaaaaaaa.", "-eyJ",
     "eyJ" + "a" * 1990 + ".", "--token ", "--a", "-u a:", "token=", "token \\", "token " + "a" * 60 + " ", "secret is ",
     "password ", "cookie:", "authorization: ", "bearer ", 'auth":', "sig=", "a:b@", "%3D", "\\n", "hf_", "sk-", " ",
+    "api_key: ['", "api_key: ['a", "A_", "A" * 60 + "_KEY=", 'password="a', "pwd=", "sshpass -p ",
     "-",
 ]  # fmt: skip
 LOG = "(Worker pid=123) INFO 11-22 03:20:58 [runner.py:1784] Starting to load org/model, 3.2 s, token budget 8192\n"
