@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.depth import cases
-from tests.support.logs import PRODUCED
+from tests.support.logs import NEWEST, PRODUCED
 from vllm_cluster.cli.render.explain import explain_document, show_explained
 from vllm_cluster.explain.catalogue import SIGNS
 from vllm_cluster.explain.diagnosis import Diagnosis, diagnose
@@ -43,7 +43,7 @@ NASTY = [
 
 def judged(logs: list[bytes]) -> Diagnosis:
     """The verdict on these logs."""
-    return diagnose([scan(LogSource(str(name), [(1, log)], year=2026)) for name, log in enumerate(logs)])
+    return diagnose([scan(LogSource(str(name), [(1, log)], newest=NEWEST)) for name, log in enumerate(logs)])
 
 
 @given(st.lists(st.binary(max_size=400), max_size=4))
@@ -66,8 +66,8 @@ def test_how_a_log_is_cut_into_pieces_does_not_matter(lines: list[bytes], size: 
         for start in range(0, len(lines), size):
             yield 1 + start, b"".join(lines[start : start + size])
 
-    whole = scan(LogSource("x", [(1, b"".join(lines))], year=2026))
-    cut = scan(LogSource("x", pieces(), year=2026))
+    whole = scan(LogSource("x", [(1, b"".join(lines))], newest=NEWEST))
+    cut = scan(LogSource("x", pieces(), newest=NEWEST))
     first = {known: (hit.first.line, hit.count) for known, hit in whole.hits.items()}
     assert first == {known: (hit.first.line, hit.count) for known, hit in cut.hits.items()}
 
@@ -91,7 +91,7 @@ def test_every_expression_is_quick_on_what_almost_fits() -> None:
             text = (known.needle + piece * size)[:size]
             started = time.process_time()
             classify.__wrapped__(text)
-            parse_line(text.encode(), 2026)
+            parse_line(text.encode(), NEWEST)
             redact(text)
             assert time.process_time() - started < 0.5 * size / 4096, (known.needle, piece)
 
@@ -99,6 +99,6 @@ def test_every_expression_is_quick_on_what_almost_fits() -> None:
 def test_an_endless_log_takes_no_more_memory_than_a_short_one() -> None:
     lines = [b"(Worker pid=%d) ERROR SomeError: thing %d failed, CUDA out of memory\n" % (n, n) for n in range(2000)]
     part = b"".join(lines)
-    seen = scan(LogSource("x", ((n * 2000 + 1, part) for n in range(10)), year=2026))
+    seen = scan(LogSource("x", ((n * 2000 + 1, part) for n in range(10)), newest=NEWEST))
     assert seen.lines == 20_000
     assert (len(seen.trouble), len(seen.hits)) == (12, 1)

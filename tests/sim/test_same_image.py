@@ -11,7 +11,7 @@ from tests.support.sim.lab import Outcome
 from tests.support.sim.world import Picture, World
 from vllm_cluster.actions.assess import facts_of, reached
 from vllm_cluster.core.plan import Plan, SameImage
-from vllm_cluster.errors import HostError
+from vllm_cluster.errors import FleetError, HostError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.barrier import hold
@@ -20,7 +20,7 @@ from vllm_cluster.run.runtime import Runtime
 INVENTORY = make.inventory(2)
 
 
-def held(world: World, plan: Plan) -> Outcome:
+def held(world: World, plan: Plan, inventory: Inventory = INVENTORY) -> Outcome:
     """Hold the plan's barrier on images."""
     (barrier,) = {one for stage in plan.stages for one in stage.barriers if isinstance(one, SameImage)}
 
@@ -29,7 +29,7 @@ def held(world: World, plan: Plan) -> Outcome:
             facts_of(inventory, fleet)
             hold(barrier, plan, fleet, emit)
 
-    return lab.run(world, INVENTORY, verb)
+    return lab.run(world, inventory, verb)
 
 
 @pytest.mark.parametrize("number", [1, 7, None], ids=["the same", "another", "none"])
@@ -47,3 +47,14 @@ def test_a_host_whose_image_changes_behind_the_plan_is_reported(number: int | No
     assert isinstance(outcome.error, HostError) and outcome.error.host == "gpu2"
     there = other.id[:19] if number else "gone"
     assert f"{make.IMAGE} is {there} here and {make.base_image().id[:19]} on the other hosts" in str(outcome.error)
+
+
+def test_every_host_with_another_image_is_named_at_once() -> None:
+    world, inventory = make.world((2, 2, 2)), make.inventory(3)
+    with lab.inside(world):
+        plan: Plan = lab.run(world, inventory, lab.do_plan).value
+        for host in ("gpu2", "gpu3"):
+            world.machines[host].images = {}
+        error = held(world, plan, inventory).error
+    assert isinstance(error, FleetError)
+    assert list(error.failures) == ["gpu2", "gpu3"]

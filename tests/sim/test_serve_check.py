@@ -9,10 +9,11 @@ import pytest
 
 from tests.support.models import configs
 from tests.support.sim import lab, make
+from tests.support.sim.faults import Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
 from vllm_cluster.actions import serve
-from vllm_cluster.errors import PreflightFailed
+from vllm_cluster.errors import FleetError, PreflightFailed
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
@@ -100,3 +101,14 @@ def test_what_cannot_be_checked_is_reported_and_served(world: World, answer: dic
     assert outcome.error is None, outcome.story()
     assert len(questions) == 1
     assert any("skipped the check" in event.text for event in outcome.events if event.kind == "note")
+
+
+def test_every_host_that_is_lost_while_it_is_asked_is_named() -> None:
+    """A switch that dies takes several at once."""
+    world, inventory = make.world((2, 2, 2)), make.inventory(3)
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+        lost = Script(by_words=lambda call: Fault.LOST if "exec check" in call.what and call.host != "gpu1" else None)
+        error = lab.run(world, inventory, lab.do_serve, lost).error
+    assert isinstance(error, FleetError)
+    assert list(error.failures) == ["gpu2", "gpu3"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.support.paths import FIXTURES
 from vllm_cluster.explain.diagnosis import Diagnosis, diagnose
 from vllm_cluster.explain.scan import LogSource, scan
 
+# When they were last written, as far as tests care.
+NEWEST = datetime(2026, 12, 31, tzinfo=UTC).timestamp()
 FOLDER = FIXTURES / "logs"
 PRODUCED = sorted(path for path in FOLDER.glob("*.log") if not path.name.startswith("healthy"))
 HEALTHY = sorted(FOLDER.glob("healthy*.log"))
@@ -17,7 +20,7 @@ HEALTHY = sorted(FOLDER.glob("healthy*.log"))
 def explained(*texts: str | bytes) -> Diagnosis:
     """The verdict on logs called 0, 1, …"""
     parts: Iterable[bytes] = (text.encode() if isinstance(text, str) else text for text in texts)
-    return diagnose([scan(LogSource(str(name), [(1, part)], year=2026)) for name, part in enumerate(parts)])
+    return diagnose([scan(LogSource(str(name), [(1, part)], newest=NEWEST)) for name, part in enumerate(parts)])
 
 
 def reported() -> list[tuple[str, str, str]]:

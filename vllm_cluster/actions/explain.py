@@ -244,9 +244,8 @@ def _files(path: Path) -> Sequence[Path]:
 def _open(path: Path) -> LogSource:
     """A file as a source; what it is, is looked at before anything is read."""
     if str(path) == "-":
-        return LogSource(
-            "standard input", _parts("standard input", lambda: sys.stdin.buffer), year=datetime.now(UTC).year
-        )
+        parts = _parts("standard input", lambda: sys.stdin.buffer)
+        return LogSource("standard input", parts, newest=datetime.now(UTC).timestamp())
     try:
         about = path.stat()
     except OSError as error:
@@ -257,7 +256,7 @@ def _open(path: Path) -> LogSource:
     if not os.access(path, os.R_OK):
         raise UsageError(f"{path} cannot be read: permission denied")
     parts = _parts(str(path), lambda: path.open("rb"))
-    return LogSource(str(path), parts, year=datetime.fromtimestamp(about.st_mtime, UTC).year)
+    return LogSource(str(path), parts, newest=about.st_mtime)
 
 
 def _parts(name: str, start: Callable[[], IO[bytes]]) -> Iterator[tuple[int, bytes]]:

@@ -12,7 +12,7 @@ from vllm_cluster.core.images import repository_and_tag
 from vllm_cluster.docker import archive, parse
 from vllm_cluster.docker.calls import CALL_SECONDS, Call, Calls, NotFound, path
 from vllm_cluster.docker.connection import Guard, OpenStream
-from vllm_cluster.docker.output import read_framed
+from vllm_cluster.docker.output import OutputFrames
 from vllm_cluster.docker.progress import built, pulled
 from vllm_cluster.docker.streams import Streams
 from vllm_cluster.docker.volumes import Volumes
@@ -25,6 +25,8 @@ MAX_API = (1, 47)
 
 # What is kept of text from a host: a log of one endless line must not fill our memory.
 MAX_LOG = 256 << 10
+# What is read of a log to find its end: Docker sends the oldest line first, and keeps at most 16 KiB of each.
+MAX_LOG_READ = 32 << 20
 MAX_FILE = 4 << 20
 MAX_SYMLINKS = 5
 # For a file of that size over a slow line.
@@ -188,11 +190,21 @@ class DockerApi:
                 self._calls.do(gone, deadline)
 
     def logs(self, container: str, tail: int = 200, *, times: bool = False) -> str:
-        """The last lines that a container printed, both streams, with the time of each; at most `MAX_LOG` bytes."""
+        """The last lines that a container printed, both streams, with the time of each; the last `MAX_LOG` bytes."""
         query = {"stdout": 1, "stderr": 1, "tail": tail, "timestamps": int(times)}
         call = Call(f"read the log of {container[:12]}", "GET", path("containers", container, "logs"), query)
+        kept, size, frames = bytearray(), 0, OutputFrames()
         with self._calls.stream(call) as reply:
-            return read_framed(reply.read(MAX_LOG))
+            for piece in reply.pieces():
+                try:
+                    kept += b"".join(content for _, content in frames.parts(piece))
+                except ValueError as error:
+                    raise reply.unreadable(error) from None
+                del kept[:-MAX_LOG]
+                size += len(piece)
+                if size > MAX_LOG_READ:
+                    break
+        return kept.decode("utf-8", "replace")
 
     def put_files(self, container: str, folder: str, files: Mapping[str, tuple[bytes, int]]) -> None:
         """Write files (name → content, mode) of `self.owner` below a folder of a container, running or not."""

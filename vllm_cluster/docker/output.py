@@ -9,17 +9,6 @@ MAX_FRAME = 1 << 20
 MAX_ERRORS = 4000
 
 
-def read_framed(data: bytes) -> str:
-    """The text of Docker's framed output: 8 bytes of header (stream, 3 zeros, big-endian length), then the content."""
-    parts: list[bytes] = []
-    at = 0
-    while at + HEADER <= len(data):
-        length = int.from_bytes(data[at + 4 : at + HEADER], "big")
-        parts.append(data[at + HEADER : at + HEADER + length])
-        at += HEADER + length
-    return b"".join(parts).decode("utf-8", "replace")
-
-
 class OutputFrames:
     """Takes standard output and standard error of a command apart, as they come."""
 

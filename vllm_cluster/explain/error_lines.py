@@ -21,7 +21,7 @@ class ErrorLines:
 
     def __call__(self, log: Hashable, text: str) -> bool:
         """Whether a line of a log is part of an error, to the end of its traceback, and not known to be harmless."""
-        parsed = parse_line(text.encode("utf-8", "replace"), 1970)
+        parsed = parse_line(text.encode("utf-8", "replace"))
         if _BEGINNING in parsed.words:
             self._inside.add(log)
             return True

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 MAX_LINE = 4096
+DAY = 86400.0
+# The last second of 1970: what has no date is of one year.
+UNDATED = 365 * DAY - 1
 _HEAD = 400
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]?")
 _WHO = re.compile(r"^\s*(?:\(([A-Za-z][\w.:-]{0,60}(?: [^()]{0,120})?)\)|\[(rank\d{1,5}|\w{1,20})\]:?) ?")
@@ -54,12 +58,12 @@ class LogLine:
         return self.level in ("DEBUG", "INFO", "WARNING", "D", "I", "W", "state-dump")
 
 
-def parse_line(raw: bytes, year: int) -> LogLine:
-    """Take a line apart; `year` is for the many formats that have none."""
+def parse_line(raw: bytes, newest: float = UNDATED) -> LogLine:
+    """Take a line apart; `newest` is when its log was last written, for the many formats without a year."""
     text = raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
-    time = parse_time(text, year)
+    time = parse_time(text, newest)
     text = _DOCKER.sub("", text, count=1)
     who: list[str] = []
     if syslog := _SYSLOG.match(text):
@@ -77,26 +81,27 @@ def parse_line(raw: bytes, year: int) -> LogLine:
     return LogLine(time, " ".join(who), text, times, next(filter(None, level.groups()), "") if level else "")
 
 
-def parse_time(text: str, year: int) -> float | None:
-    """The first time in the first 400 characters of a line."""
+def parse_time(text: str, newest: float = UNDATED) -> float | None:
+    """The first time in the first 400 characters of a line; without a year, the last one that is not after `newest`."""
     head = text[:_HEAD]
     for pattern in _TIMES:
         found = pattern.search(head)
         if found is None:
             continue
         part = found.groupdict()
-        month = _MONTHS.find(part["name"]) // 3 + 1 if "name" in part else int(part["mo"])
-        try:
-            at = datetime(
-                int(part.get("y") or year),
-                month,
-                int(part["d"]),
-                int(part["h"]),
-                int(part["m"]),
-                int(part["s"]),
-                tzinfo=UTC,
-            )
-            return at.timestamp() + float(f"0.{part['f'] or 0}")
-        except (ValueError, OverflowError):
-            return None
+        if part.get("y"):
+            return _moment(int(part["y"]), part)
+        year = datetime.fromtimestamp(newest, UTC).year
+        at = _moment(year, part)
+        # A clock of another zone is up to 14 hours ahead.
+        return _moment(year - 1, part) if at is None or at > newest + DAY else at
     return None
+
+
+def _moment(year: int, part: Mapping[str, str]) -> float | None:
+    month = _MONTHS.find(part["name"]) // 3 + 1 if "name" in part else int(part["mo"])
+    try:
+        at = datetime(year, month, int(part["d"]), int(part["h"]), int(part["m"]), int(part["s"]), tzinfo=UTC)
+        return at.timestamp() + float(f"0.{part['f'] or 0}")
+    except (ValueError, OverflowError):
+        return None

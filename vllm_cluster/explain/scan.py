@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from vllm_cluster.explain import progress
 from vllm_cluster.explain.catalogue import KEYS, SIGNS, LogPattern
 from vllm_cluster.explain.failure import SignKind
-from vllm_cluster.explain.log_line import MAX_LINE, LogLine, parse_line
+from vllm_cluster.explain.log_line import MAX_LINE, UNDATED, LogLine, parse_line
 from vllm_cluster.text import redact
 
 SHOWN = 400  # characters of a line that are kept
@@ -28,12 +28,15 @@ _PROGRESS = tuple(mark.encode() for mark in progress.PROGRESS)
 
 @dataclass(frozen=True)
 class LogSource:
-    """A log: `parts` are pieces of it, each with the number of its first line, whole lines as far as possible."""
+    """A log: `parts` are pieces of it, each with the number of its first line, whole lines as far as possible.
+
+    `newest` is when it was last written, in seconds since 1970.
+    """
 
     name: str
     parts: Iterable[tuple[int, bytes]]
     host: str = ""
-    year: int = 1970
+    newest: float = UNDATED
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,12 @@ def classify(words: str) -> tuple[tuple[LogPattern, ...], bool]:
     return calm or found, bool(progress.TROUBLE.search(words))
 
 
+@cache
+def _milder(known: LogPattern) -> LogPattern:
+    """What warns may be so; what ends a start is an error: a cause is then only what nothing louder explains."""
+    return replace(known, kind=SignKind.BROAD) if known.kind is SignKind.CAUSE else known
+
+
 def scan(source: LogSource, tick: Callable[[int], None] = lambda _: None) -> LogScan:
     """Read a log to its end; `tick` gets the bytes of each piece."""
     seen, state = LogScan(source.name), _State(source)
@@ -150,7 +159,7 @@ class _State:
 
     def take(self, seen: LogScan, number: int, raw: bytes, below: bytes) -> None:
         """Look at one line that may matter."""
-        parsed = parse_line(raw, self._source.year)
+        parsed = parse_line(raw, self._source.newest)
         self._time = self._time if parsed.time is None else parsed.time
         if progress.OWN_START in parsed.words or any(mark in parsed.words for mark in progress.START):
             self._begin(seen, self._place(number, parsed))
@@ -164,7 +173,7 @@ class _State:
             return
         place = self._place(number, parsed)
         for known in found:
-            self._add(seen, known, place, parsed.times, below)
+            self._add(seen, _milder(known) if parsed.calm else known, place, parsed.times, below)
         if trouble and not parsed.calm and not any(known.kind is SignKind.HARMLESS for known in found):
             seen.trouble.append(place)
             if not found and len(seen.strange) < FIRST_STRANGE and not parsed.words.startswith(progress.ANNOUNCED):
@@ -188,7 +197,7 @@ class _State:
         """The lines right below that continue a line: a version mismatch lists the versions there."""
         lines = []
         for raw in below.split(b"\n")[:MORE_LINES]:
-            parsed = parse_line(raw, self._source.year)
+            parsed = parse_line(raw, self._source.newest)
             if not parsed.words or parsed.level or parsed.time or parsed.words.startswith(("File ", "Traceback", "^")):
                 break
             lines.append(redact(parsed.words)[:SHOWN])
@@ -243,9 +252,9 @@ class _State:
         """A line of a piece; where it has no time, as old as the one above it that has."""
         start = part.rfind(b"\n", 0, at) + 1
         line = number + part.count(b"\n", 0, start)
-        parsed = parse_line(part[start : start + MAX_LINE].split(b"\n", 1)[0], self._source.year)
+        parsed = parse_line(part[start : start + MAX_LINE].split(b"\n", 1)[0], self._source.newest)
         place = self._place(line, parsed)
         above = reversed(part[max(0, start - ABOVE) : start].split(b"\n"))
-        times = (parse_line(raw, self._source.year).time for raw in above) if parsed.time is None else ()
+        times = (parse_line(raw, self._source.newest).time for raw in above) if parsed.time is None else ()
         time = next((time for time in times if time is not None), place.time)
         return replace(place, time=time)

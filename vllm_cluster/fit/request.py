@@ -239,7 +239,9 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
         sizes = f"{_gib(layout.weights_bytes)} of a GPU's {_gib(gpus.memory_bytes)}"
         text = f"its weights take {sizes} at TP={asked.tp} × PP={asked.pp}"
         yield RequestProblem(head, f"{asked.model} does not fit: {text}", advice)
-    elif not layout.fits and layout.max_context is not None and layout.max_context * DOUBT < length:
+    elif known.notes or layout.fits or layout.max_context is None:
+        return  # a shape that is only guessed may need less than this
+    elif layout.max_context * DOUBT < length:
         yield RequestProblem(head, f"{asked.model} does not fit: {_short(layout, length)}", _shorter(layout, advice))
 
 

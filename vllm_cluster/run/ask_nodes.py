@@ -41,9 +41,7 @@ def ask_nodes(
     def ask(connection: HostConnection) -> tuple[Files, Judged]:
         return _ask(connection, inventory.cluster, question if connection.name == head else about_files)
 
-    answers, failures = fleet.each(ask, hosts)
-    for error in failures.values():
-        raise error
+    answers = fleet.all(ask, hosts)
     return {host: files for host, (files, _) in answers.items()}, answers[head][1]
 
 

@@ -8,7 +8,7 @@ from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.node_status import GroupMembership, membership
 from vllm_cluster.core.plan import CreateNode, GpusJoined, HeadReady, Plan, SameImage
 from vllm_cluster.core.spec import BASE_IMAGE, node_name
-from vllm_cluster.errors import CommandFailed, HostError, NodesNotJoined, Unreachable
+from vllm_cluster.errors import CommandFailed, HostError, NodesNotJoined, Unreachable, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
@@ -52,10 +52,15 @@ def _ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> Non
         config = connection.engine.image_info(image)
         return str(config["Id"]) if config else ""
 
-    for host, found in fleet.all(made_from).items():
-        if found is not None and found != wanted:
-            text = f"{image} is {found[:19] or 'gone'} here and {wanted[:19]} on the other hosts"
-            raise HostError(host, text, hint="vcluster image push\nvcluster up")
+    odd = {host: found for host, found in fleet.all(made_from).items() if found is not None and found != wanted}
+    if odd:
+        hint, texts = "vcluster image push\nvcluster up", {host: found[:19] or "gone" for host, found in odd.items()}
+        raise combine(
+            {
+                host: HostError(host, f"{image} is {text} here and {wanted[:19]} on the other hosts", hint=hint)
+                for host, text in texts.items()
+            }
+        )
 
 
 def await_ray(connection: HostConnection, plan: Plan, emit: Emit) -> None:

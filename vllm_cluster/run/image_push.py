@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_cluster.core.identity import Owner
@@ -114,7 +115,8 @@ class ImageSource:
         runtime = self.connection.runtime
         folder = Mount(self.connection.engine.root(), ROOT, read_only=True)
         place = TemporaryContainer(self._owner, "image", self.image.id, network="host", user="0:0", folders=(folder,))
-        program = python("image", "send_image", seconds=PUSH_SECONDS)
+        # A line a second for each receiver, for two hours.
+        program = replace(python("image", "send_image", seconds=PUSH_SECONDS), max_bytes=math.inf)
         self._program = start(self.connection, program, place, runtime.after(START_SECONDS))
         asked = {"address": self._address, "root": ROOT, "image": self.image.id, "token": self._token}
         self._program.send(asked)

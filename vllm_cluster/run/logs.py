@@ -23,9 +23,11 @@ EXCERPT_SECONDS = 30.0
 MAX_PIECE = 2 << 20
 KERNEL_SECONDS = 10.0
 TAIL = 2000
-STOPPED_LOG = 8 << 20
-# Only what warns: the rest of the kernel's log is of no use here. Where only root may read it, it stays empty.
-_KERNEL = "TZ=UTC dmesg -T --level=emerg,alert,crit,err,warn 2>/dev/null | tail -n 500"
+# Of a file, whose end is what matters; the node program lets it grow to twice that (remote/node/serving.py).
+STOPPED_LOG, MAX_STOPPED_LOG = 8 << 20, 17 << 20
+# Only what warns: the rest of the kernel's log is of no use here. Where only root may read it, it stays empty. Days and
+# months are in the language of the host, if it is not asked otherwise.
+_KERNEL = "LC_ALL=C TZ=UTC dmesg -T --level=emerg,alert,crit,err,warn 2>/dev/null | tail -n 500"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Log:
 
     def source(self) -> LogSource:
         """As something to scan."""
-        return LogSource(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).year)
+        return LogSource(f"{self.host}:{self.name}", self.parts, self.host, datetime.now(UTC).timestamp())
 
 
 def sources(collected: Iterable[Iterable[Log]], *, of_vllm: bool = True) -> list[LogSource]:
@@ -106,12 +108,12 @@ def _stopped(node: NodeHandle) -> list[Log]:
     found = {}
     for name in ("serve.log", "status.json"):
         with suppress(CommandFailed):
-            found[name] = node.read(name, STOPPED_LOG)
+            found[name] = (node.read(name, MAX_STOPPED_LOG) or b"")[-STOPPED_LOG:]
     return [Log(node.host, name, ((1, content),)) for name, content in found.items() if content]
 
 
 def _kernel(connection: HostConnection, started: str) -> bytes:
     """The kernel's warnings since the container started: an older one explains nothing."""
-    since = parse_time(started, 1970) or 0.0
+    since = parse_time(started) or 0.0
     printed = connection.transport.run(["sh", "-c", _KERNEL], connection.runtime.after(KERNEL_SECONDS)).text
-    return "".join(f"{line}\n" for line in printed.splitlines() if (parse_time(line, 1970) or 0.0) >= since).encode()
+    return "".join(f"{line}\n" for line in printed.splitlines() if (parse_time(line) or 0.0) >= since).encode()

@@ -144,6 +144,15 @@ def test_of_a_log_and_a_file_no_more_than_the_limit_is_kept() -> None:
     assert len(frames.logs("some")) <= client.MAX_LOG
 
 
+def test_of_a_log_the_end_is_kept_where_a_failure_is() -> None:
+    """Docker sends the oldest line first, and 2000 lines of requests are more than is kept."""
+    lines = [b"INFO: 127.0.0.1:%d POST /v1/completions 200 %s\n" % (number, b"x" * 200) for number in range(2000)]
+    framed = b"".join(b"\1\0\0\0" + len(line).to_bytes(4, "big") + line for line in [*lines, b"Killed\n"])
+    text = canned(always(answer(framed)))[0].logs("some", tail=2001)
+    assert len(framed) > client.MAX_LOG == len(text)
+    assert text.endswith(lines[-1].decode() + "Killed\n")
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"null", b"[]", b"{}", b"[1]", b"[{}]", b'"text"', b"1e999", b"NaN", b"{", b"\xff", b"[" * 100_000,
@@ -196,8 +205,9 @@ def test_one_stream_serves_many_requests_and_a_broken_one_none() -> None:
     assert all(stream.closed for stream in host.streams)
 
 
-def test_a_stream_with_an_answer_left_in_it_serves_no_other_request() -> None:
-    docker, host = canned(lambda line: iter([answer(bytes(client.MAX_LOG + 100) if "/logs" in line else b"[]")]))
+def test_a_stream_with_an_answer_left_in_it_serves_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_LOG_READ", 1 << 16)
+    docker, host = canned(lambda line: iter([answer(bytes(4 << 16) if "/logs" in line else b"[]")]))
     docker.logs("some")
     assert docker.images() == ()
     assert [stream.closed for stream in host.streams] == [True, False]

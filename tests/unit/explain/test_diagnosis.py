@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
-from tests.support.logs import FOLDER, HEALTHY, explained
+from tests.support.logs import FOLDER, HEALTHY, NEWEST, explained
 from vllm_cluster.explain.catalogue import HARMLESS
 from vllm_cluster.explain.diagnosis import diagnose
 from vllm_cluster.explain.log_line import parse_line, parse_time
@@ -75,9 +77,9 @@ def test_what_no_failure_explains_is_shown_beside_a_symptom_for_it_may_be_why() 
 def test_the_rank_that_fell_silent_first_is_reported() -> None:
     def worker(name: str, minute: int) -> LogScan:
         text = f"INFO 11-21 02:{minute:02}:00 [x.py:1] step\n"
-        return scan(LogSource(f"gpu{name}:ray/worker-{name}.out", [(1, text.encode())], f"gpu{name}", 2026))
+        return scan(LogSource(f"gpu{name}:ray/worker-{name}.out", [(1, text.encode())], f"gpu{name}", NEWEST))
 
-    stuck = scan(LogSource("gpu1:serve.log", [(1, (at(1, START) + STUCK).encode())], "gpu1", 2026))
+    stuck = scan(LogSource("gpu1:serve.log", [(1, (at(1, START) + STUCK).encode())], "gpu1", NEWEST))
     found = diagnose([stuck, worker("1", 9), worker("2", 4), worker("3", 9)])
     assert found.last_line
     assert (found.result, found.last_line.source) == ("symptom", "gpu2:ray/worker-2.out")
@@ -232,12 +234,47 @@ def test_repeated_lines_count_as_often_as_ray_counts_them() -> None:
     ],
 )
 def test_a_line_is_taken_apart(line: str, time: float | None, who: str, words: str) -> None:
-    told = parse_line(line.encode(), 2026)
+    told = parse_line(line.encode(), NEWEST)
     assert (told.time, told.who, told.words) == (time, who, words)
 
 
+@pytest.mark.parametrize(
+    ("newest", "begun", "failed"),
+    [("2026-01-02T05:00:00", "12-30", "01-02"), ("2026-12-30T05:00:00", "12-29", "12-30")],
+)
+def test_a_run_that_lasts_over_new_year_is_one_run(newest: str, begun: str, failed: str) -> None:
+    """vLLM's lines have no year: a log of January begins in the year before."""
+    lines = f"INFO {begun} 02:00:00 [utils.py:286] non-default args: {{'model': 'm'}}\n{FILLER.replace('11-21', begun)}"
+    lines += f"ERROR {failed} 03:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate\n"
+    written = datetime.fromisoformat(newest).replace(tzinfo=UTC).timestamp()
+    found = diagnose([scan(LogSource("serve.log", [(1, lines.encode())], "gpu1", written))])
+    assert found.cause, found
+    assert (found.cause.failure.slug, found.previous_attempts) == ("gpu-memory-full", ())
+    assert found.cause.places[0].time == written - 2 * 3600
+
+
+def test_the_29th_of_february_is_of_the_last_year_that_had_one() -> None:
+    newest = datetime(2025, 1, 5, tzinfo=UTC).timestamp()
+    assert parse_time("INFO 02-29 00:00:00 x", newest) == datetime(2024, 2, 29, tzinfo=UTC).timestamp()
+
+
+def test_an_error_is_the_cause_and_not_a_warning_before_it() -> None:
+    """A warning of vLLM with the words of an error, where the length was raised on purpose; then memory runs out."""
+    long = (
+        "User-specified max_model_len (65536) is greater than the derived max_model_len (max_position_embeddings=32768"
+    )
+    warned = f"WARNING 11-21 02:01:10 [model.py:1] {long}). Make sure the value is correct\n"
+    memory = "ERROR 11-21 02:01:40 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    found = explained(at(1, START, warned, memory))
+    assert found.cause
+    assert found.cause.failure.slug == "gpu-memory-full"
+    alone = explained(at(1, START, warned, DEAD)).cause
+    assert alone, "nothing louder explains it"
+    assert alone.failure.slug == "context-above-model"
+
+
 def test_a_time_that_cannot_be_is_none() -> None:
-    assert parse_time("2026-02-31T00:00:00Z", 2026) is None
+    assert parse_time("2026-02-31T00:00:00Z", NEWEST) is None
 
 
 def test_lines_are_numbered_across_pieces() -> None:

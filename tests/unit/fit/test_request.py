@@ -47,6 +47,14 @@ def found_problems(request: Asked, files: dict[str, Files] = BOTH, judged: Judge
     return [f"{one.host}: {one.text} | {one.fix}" for one in problems(request, "gpu1", files, judged)]
 
 
+def test_a_kv_cache_that_is_only_guessed_refuses_nothing() -> None:
+    """Of an unknown kind each layer counts as ordinary attention with all heads, which may be far too much."""
+    short, small = replace(GOOD, max_model_len=131_072), asked(1, 1, memory=24 * GB)
+    assert "does not fit: a GPU has" in found_problems(small, judged=short)[0]
+    unknown = replace(HERE, config={**configs.LLAMA_8B, "model_type": "nemotron-nas"})
+    assert found_problems(small, {"gpu1": unknown, "gpu2": unknown}, short) == []
+
+
 def test_what_is_right_is_not_refused() -> None:
     assert found_problems(asked()) == []
     assert found_problems(asked(), judged=Judged(unchecked="no answer")) == []

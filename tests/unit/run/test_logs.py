@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,17 +23,35 @@ STATE = {"Status": "exited", "ExitCode": 137, "OOMKilled": True, "Error": ""}
 TIMES = {"StartedAt": "2026-11-21T02:00:00.5Z", "FinishedAt": "2026-11-21T02:00:02Z"}
 
 
-def test_the_kernel_s_lines_of_before_are_left() -> None:
+def collected(run: Callable[..., Result]) -> dict[str, bytes]:
+    """The logs by name of a host whose container has ended."""
     engine = SimpleNamespace(
         container_info=lambda _: {"State": {**STATE, **TIMES}},
         read_file=lambda *_: None,
         logs=lambda *_, **__: "",
     )
-    host = SimpleNamespace(
-        name="gpu1", engine=engine, runtime=SYSTEM, transport=SimpleNamespace(run=lambda *_: Result(0, KERNEL, b""))
-    )
-    parts = {log.name: b"".join(part for _, part in log.parts) for log in collect(cast(Any, host), "lab")}
+    host = SimpleNamespace(name="gpu1", engine=engine, runtime=SYSTEM, transport=SimpleNamespace(run=run))
+    return {log.name: b"".join(part for _, part in log.parts) for log in collect(cast(Any, host), "lab")}
+
+
+def test_the_kernel_s_lines_of_before_are_left() -> None:
+    parts = collected(lambda *_: Result(0, KERNEL, b""))
     assert parts["dmesg"] == KERNEL.splitlines(keepends=True)[1]
+
+
+def test_the_kernel_s_lines_of_a_host_in_german_are_read(tmp_path: Path) -> None:
+    """dmesg prints days and months in the language of the host."""
+    tool = tmp_path / "dmesg"
+    english, german = "[Sat Nov 21 02:00:01 2026] Killed process 2", "[Sa Nov 21 02:00:01 2026] Killed process 2"
+    tool.write_text(f'#!/bin/sh\n[ "$LC_ALL" = C ] && echo "{english}" || echo "{german}"\n')
+    tool.chmod(0o755)
+
+    def run(argv: list[str], *_: object) -> Result:
+        german_host = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LANG": "de_DE.UTF-8"}
+        done = subprocess.run(argv, env=german_host, capture_output=True, check=False)
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    assert collected(run)["dmesg"] == f"{english}\n".encode()
 
 
 @pytest.mark.parametrize(
