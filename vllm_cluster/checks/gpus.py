@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
@@ -15,6 +16,8 @@ from vllm_cluster.text import plural
 # N/A on GPUs without NVSwitch.
 FABRIC_WELL = ("", "Completed", "Not Supported")
 MAX_NAMED = 4
+# Xids of a program that computes wrongly, or is killed: its card is well (NVIDIA's list of Xid errors).
+_OF_PROGRAMS = re.compile(r"Xid \([^)]*\): (?:13|31|43|45),")
 
 
 @each_host
@@ -95,8 +98,8 @@ def health(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findi
     if inventory.accelerator != "nvidia" or details is None:
         return
     yield from _fabric(host.name, details.gpu_health, details.fabric_manager)
-    if details.xids:
-        text = f"the kernel's log has {len(details.xids)} Xid errors, the last: {details.xids[-1].strip()}"
+    if xids := [line for line in details.xids or () if not _OF_PROGRAMS.search(line)]:
+        text = f"the kernel's log has {len(xids)} Xid {plural(len(xids), 'error')}, the last: {xids[-1].strip()}"
         fix = f"look the number up in NVIDIA's list of Xid errors; on {host.name}: nvidia-smi -q, or reboot it"
         yield Finding("xid", host.name, text, fix, severity="warning")
     for index, gpu in enumerate(details.gpu_health):

@@ -126,6 +126,15 @@ def test_only_a_longer_look_finds_it(odd: dict[str, Any], code: str, error: bool
     assert preflight(world.inventory(), facts) == ()
 
 
+def test_a_gpu_is_well_whose_program_left_an_xid() -> None:
+    """A program that was killed leaves one, and the card is well."""
+    of_programs = ("[2.0] NVRM: Xid (PCI:0000:06:00): 31, pid=7", "[3.0] NVRM: Xid (PCI:0000:06:00): 13, pid=8")
+    assert list(check_all(world.inventory(), hosts(xids=of_programs))) == []
+    lost = "[4.0] NVRM: Xid (PCI:0000:06:00): 79, pid=9, GPU has fallen off the bus."
+    (found,) = check_all(world.inventory(), hosts(xids=(*of_programs, lost)))
+    assert (found.code, "1 Xid error, the last" in found.message) == ("xid", True)
+
+
 RDMA = {"hcas": (ACTIVE,), "rdma_devices": FILES, "peermem": True, "acs_enabled": False}
 
 
