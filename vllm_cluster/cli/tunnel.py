@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +15,7 @@ from vllm_cluster.errors import PortInUse, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vllm_cluster.events import Event
     from vllm_cluster.inventory.model import Inventory
 
 Command = Annotated[
@@ -69,6 +72,12 @@ def hold(session: Session, inventory: Inventory, port: int | None, command: Sequ
     from vllm_cluster.actions.tunnel import tunnel as tunnel_action
 
     codes: list[int] = []
+    opened = threading.Event()
+
+    def emit(event: Event) -> None:
+        session.emit(event)
+        if event.kind == "result":
+            opened.set()
 
     def run(url: str) -> None:
         session.finish()
@@ -76,16 +85,20 @@ def hold(session: Session, inventory: Inventory, port: int | None, command: Sequ
 
     try:
         wanted = inventory.ports.api if port is None else port
-        tunnel_action(inventory, session.emit, port=wanted, inside=run if command else None)
+        tunnel_action(inventory, emit, port=wanted, inside=run if command else None)
     except KeyboardInterrupt:
-        session.finish()  # the one way in which a tunnel ends is not a failure
+        if command or not opened.is_set():
+            raise
+        session.finish()  # the one way in which an open tunnel ends is not a failure
     if codes:
         raise SystemExit(codes[0])
 
 
-# A command without its tunnel only fails. The input of this ends with vcluster, also after kill -9; a line comes when
-# the command has ended by itself.
-_END_WITH_CALLER = 'read -r _ || kill -s HUP "$1"'
+# Ctrl-C ends any call within 5 s, and the connection has to be closed after this.
+GRACE_SECONDS = 3.0
+# A command without its tunnel only fails. The input of this ends with vcluster, also after kill -9; a second line comes
+# when the command has ended by itself.
+_END_WITH_CALLER = 'read -r pid && { read -r _ || kill -s HUP "$pid"; }'
 
 
 def _run(command: Sequence[str], url: str) -> int:
@@ -94,16 +107,22 @@ def _run(command: Sequence[str], url: str) -> int:
     import subprocess
 
     environment = {**os.environ, "VCLUSTER_URL": url, "OPENAI_BASE_URL": f"{url}/v1"}
-    try:
-        running = subprocess.Popen(command, env=environment)
-    except OSError as error:
-        raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
-    watch = ["sh", "-c", _END_WITH_CALLER, "sh", str(running.pid)]
-    with running, subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True) as watcher:
+    watch = ["sh", "-c", _END_WITH_CALLER]
+    with subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True) as watcher:
         try:
-            return running.wait()
-        except BaseException:
-            running.kill()
-            raise
-        finally:
-            watcher.communicate(b"\n")
+            running = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+        with running:
+            try:
+                os.write(watcher.stdin.fileno(), b"%d\n" % running.pid)  # type: ignore[union-attr]
+                return running.wait()
+            except BaseException:
+                # It may have files to write; a second Ctrl-C waits for nothing.
+                running.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    running.wait(GRACE_SECONDS)
+                running.kill()
+                raise
+            finally:
+                watcher.communicate(b"\n")

@@ -18,6 +18,7 @@ from tests.support.waiting import until
 from vllm_cluster.actions import tunnel as action
 from vllm_cluster.cli import tunnel as verb
 from vllm_cluster.cli.session import Session
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.transport.forward import listener
 
 
@@ -48,6 +49,62 @@ def test_a_command_ends_with_its_tunnel(tmp_path: Path) -> None:
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+# As the program runs it, with a cluster that is always reached.
+CALL = """
+import sys
+from subprocess import Popen
+from vllm_cluster.actions import tunnel as action
+from vllm_cluster.cli import tunnel as verb
+from vllm_cluster.cli.session import Session
+
+action.tunnel = lambda _inventory, _emit, *, port, inside: inside("http://127.0.0.1:1")
+Session.load = lambda _: None
+
+
+def told(running, *given):
+    print("waiting", flush=True)
+    Popen.wait = wait
+    return wait(running, *given)
+
+
+wait, Popen.wait = Popen.wait, told
+verb.tunnel(sys.argv[1:], port=0)
+"""
+# It ends in order where it may: the last line is there after SIGTERM, and not after SIGKILL.
+WORKER = "trap 'echo ended; exit 3' TERM; echo started; while :; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_command_ends_in_order_and_with_130(number: signal.Signals) -> None:
+    line = [sys.executable, "-c", CALL, "sh", "-c", WORKER]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert {running.stdout.readline() for _ in range(2)} == {"started\n", "waiting\n"}
+        running.send_signal(number)
+        rest = running.stdout.read()
+    assert (running.returncode, rest) == (130, "ended\n")
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_ctrl_c_is_the_end_of_an_open_tunnel_alone(
+    opened: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_inventory: object, emit: Emit, *, port: int, inside: object) -> None:
+        if opened:
+            emit(Event("result", f"http://127.0.0.1:{port} forwards to gpu1 until Ctrl-C"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(action, "tunnel", interrupted)
+    monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
+    code: object = 0
+    try:
+        verb.tunnel(port=0)
+    except SystemExit as end:
+        code = end.code
+    assert code == (0 if opened else 130)
+    assert ("until Ctrl-C" in capsys.readouterr().err) is opened
 
 
 def is_alive(pid: int) -> bool:
