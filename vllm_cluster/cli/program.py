@@ -82,6 +82,8 @@ class Parsed(TyperCommand):
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse the words behind the verb; all unknown options are reported at once."""
+        if not ctx.resilient_parsing:
+            self._ensure_dashes(ctx, args)
         end = args.index("--") if "--" in args else len(args)
         args = [word for word in args[:end] if word not in self.verb.habits] + args[end:]
         _plain_values(self.get_params(ctx))
@@ -92,10 +94,16 @@ class Parsed(TyperCommand):
         except ParserError as error:
             raise _usage_error(ctx, error) from None
 
+    def _ensure_dashes(self, ctx: Context, args: list[str]) -> None:
+        arguments = " ".join(text.shown_name(one) for one in self.params if isinstance(one, TyperArgument)).split()
+        if arguments[-2:] == ["--", "COMMAND"]:
+            valued = [name for one in self.get_params(ctx) if _takes_value(one) for name in one.opts]
+            words.ensure_dashes(ctx.command_path, args, valued, arguments.index("--"))
+
     def _ensure_known(self, ctx: Context, args: list[str]) -> None:
         options = [one for one in self.get_params(ctx) if isinstance(one, TyperOption)]
         flags = [name for one in options if one.is_flag or one.count for name in (*one.opts, *one.secondary_opts)]
-        valued = [name for one in options if not (one.is_flag or one.count) for name in one.opts]
+        valued = [name for one in options if _takes_value(one) for name in one.opts]
         given = words.sort(args, flags, valued)
         path = ctx.command_path
         takes_flags = any(one.metavar == text.VLLM_FLAGS for one in self.params)
@@ -187,6 +195,10 @@ class Verbs(TyperGroup):
             options = [name for one in self.get_params(ctx) for name in one.opts if name.startswith(incomplete)]
             return [CompletionItem(name) for name in options]
         return [CompletionItem(name) for name in self.verbs if name.startswith(incomplete)]
+
+
+def _takes_value(param: object) -> bool:
+    return isinstance(param, TyperOption) and not (param.is_flag or param.count)
 
 
 def _plain_values(params: Iterable[object]) -> None:

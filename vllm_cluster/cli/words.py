@@ -146,6 +146,31 @@ def _short(word: str, flags: Sequence[str], with_value: Sequence[str]) -> bool:
     return word[:2] in with_value or all(f"-{letter}" in flags for letter in word[1:])
 
 
+def ensure_dashes(path: str, words: Sequence[str], with_value: Sequence[str], places: int) -> None:
+    """Refuse a command for elsewhere with options that this verb would take; `places` arguments precede the command.
+
+    Raises:
+        UsageError: an option follows the first word of the command, and no `--` precedes it.
+    """
+    if "--" in words:
+        return
+    at = 0
+    while at < len(words):
+        if words[at].startswith("-"):
+            # They are in place of the host.
+            places -= words[at] in ("--head", "--all")
+            at += words[at] in with_value
+        elif places > 0:
+            places -= 1
+        else:
+            break
+        at += 1
+    option = next((word for word in words[at + 1 :] if word.startswith("-") and word != "-"), None)
+    if option:
+        text = f"{shown(option)} follows {shown(words[at])}: options of a command come after --"
+        raise UsageError(text, hint=shlex.join([*path.split(), *words[:at], "--", *words[at:]]))
+
+
 def misplaced(verb: str, given: Sorted, what: str) -> UsageError:
     """The error for unknown options: flags of vLLM follow `--`, for others it names what to use."""
     from vllm_cluster.backends.vllm import instead

@@ -108,6 +108,31 @@ def test_what_no_flag_of_vllm_is_names_what_to_use(typed: str, message: str, fix
     assert (found.message, found.hint) == (message, fix)
 
 
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("exec gpu1 nvidia-smi -q", "exec gpu1 -- nvidia-smi -q"),
+        ("exec gpu1 grep -i x /y", "exec gpu1 -- grep -i x /y"),
+        ("-i x exec gpu1 ls -t", "exec -i x gpu1 -- ls -t"),
+        ("exec --all df -h", "exec --all -- df -h"),
+        ("exec -it gpu1 bash -v --foo", "exec -it gpu1 -- bash -v --foo"),
+        ("exec gpu1 --inventory x ls --help", "exec gpu1 --inventory x -- ls --help"),
+        ("ssh gpu1 df -h", "ssh gpu1 -- df -h"),
+        ("tunnel curl -v", "tunnel -- curl -v"),
+    ],
+)
+def test_options_of_a_command_are_not_taken_for_those_of_the_verb(typed: str, fix: str) -> None:
+    found = call(*typed.split())
+    assert isinstance(found, UsageError)
+    assert "options of a command come after --" in found.message
+    assert found.hint == f"vcluster {fix}"
+
+
+@pytest.mark.parametrize("typed", ["exec gpu1 ls", "exec gpu1 ls -", "exec ls --all", "ssh gpu1 -v", "tunnel -p 0"])
+def test_a_command_without_options_needs_no_dashes(typed: str) -> None:
+    assert call("-i", "missing.yaml", *typed.split()) == 2
+
+
 @pytest.mark.parametrize(("typed", "meant"), [("help", "--help"), ("help serve", "serve --help")])
 def test_help_is_also_a_word(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not call(*typed.split())
