@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from vllm_cluster.cli.options import InventoryPath
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import UsageError, combine
 from vllm_cluster.text import printable
+
+if TYPE_CHECKING:
+    from vllm_cluster.inventory.model import Inventory
 
 Words = Annotated[
     list[str] | None,
@@ -45,7 +48,7 @@ def exec_(
         from vllm_cluster.cli.terminal import LocalEnds
 
         if everywhere:
-            _on_all(session, command)
+            _on_all(loaded, command)
         terminal = not no_terminal and sys.stdin.isatty() and sys.stdout.isatty()
         ends = LocalEnds(terminal=terminal)
         with ends.lent():
@@ -79,12 +82,11 @@ def _no_host(word: str, command: list[str], hosts: tuple[str, ...], *, named: bo
     return UsageError(f"no host {word}: there are {', '.join(hosts)}", hint=hint)
 
 
-def _on_all(session: Session, command: list[str]) -> None:
+def _on_all(loaded: Inventory, command: list[str]) -> None:
     """Run it on every host and exit with the worst code; each line of output has its host."""
     from vllm_cluster.actions.exec import exec_all
     from vllm_cluster.cli.terminal import LocalEnds
 
-    loaded = session.load()
     lines = _Lines(max(map(len, loaded.hosts)))
     ends = LocalEnds(terminal=False)
     with ends.lent():

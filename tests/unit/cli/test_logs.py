@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
 from tests.support.json_schemas import validate
-from vllm_cluster.cli.exec import _Lines, _no_host, _target
+from vllm_cluster.actions import exec as action
+from vllm_cluster.cli.exec import _Lines, _no_host, _target, exec_
 from vllm_cluster.cli.render.logs import LogWriter
 from vllm_cluster.cli.values import convert, seconds, written
 from vllm_cluster.core.log_lines import Line
-from vllm_cluster.errors import UsageError
+from vllm_cluster.errors import UsageError, VclusterError
+from vllm_cluster.inventory.model import Inventory
 
 LINES = [
     Line(1_500_000_000, "gpu1", "vllm", "plain"),
@@ -126,3 +130,20 @@ def test_what_several_hosts_print_comes_in_whole_lines(capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     assert shown.out == "gpu1 | one\ngpu1 | half\ngpu1 | last\n"
     assert shown.err == "g2   | err\\x1b[2J\n"
+
+
+def test_an_inventory_on_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answered(loaded: Inventory, *_: object) -> tuple[dict[str, int], dict[str, VclusterError]]:
+        asked.extend(loaded.hosts)
+        return {}, {}
+
+    hosts = "hosts:\n  gpu1:\n    address: 10.0.0.1\n  gpu2:\n    address: 10.0.0.2\n"
+    top = "version: 1\ncluster: lab\nimage: vllm/vllm-openai:v0.19.0\nmodel_cache: /srv/models\n"
+    monkeypatch.setattr(action, "exec_all", answered)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(top + hosts))
+    monkeypatch.setattr(sys, "argv", ["vcluster", "exec", "--all", "-i", "-", "--", "true"])
+    with pytest.raises(SystemExit) as end:
+        exec_(["true"], inventory=Path("-"), everywhere=True)
+    assert (end.value.code, asked) == (0, ["gpu1", "gpu2"])
