@@ -48,7 +48,7 @@ VERSION = {"const": 1}
 DOCUMENTS = {
     **dict.fromkeys(("top", "status --watch"), "top"),
     **{name: name for name in ("plan", "status", "check", "facts", "fit", "explain", "bundle", "history")},
-    **{name: name for name in ("complete", "chat", "endpoint", "bench")},
+    **{name: name for name in ("complete", "chat", "endpoint", "bench", "key")},
     **{"models ls": "models", "image ls": "image", "batch --list": "batch"},
 }
 OPERATIONS = get_args(plan.Operation)
@@ -146,6 +146,7 @@ def schemas() -> dict[str, Schema]:
                 "tunnel": maybe(keys({"pid": COUNT, "port": COUNT})),
             }
         ),
+        "key": keys({"v": VERSION, "key": TEXT}),
         "batch": keys(
             {
                 "v": VERSION,

@@ -32,6 +32,8 @@ def status(
     """Show hosts, GPUs and the served model."""
     if watch and group:
         raise UsageError("--ray and --watch exclude each other", hint="vcluster status --watch\nvcluster status --ray")
+    if as_json and group:
+        raise UsageError("--ray and --json exclude each other", hint="vcluster status --json\nvcluster status --ray")
     if not watch and (count is not None or interval != INTERVAL_SECONDS):
         raise UsageError("--interval and --count need --watch", again=("--watch",))
     if watch:

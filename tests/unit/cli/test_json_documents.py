@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from tests.support.sim import lab, make
 from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
+from vllm_cluster.actions import rotate, tunnel
 from vllm_cluster.actions.check import CheckReport
 from vllm_cluster.actions.request_phases import Endpoint
 from vllm_cluster.backends.nccl import NcclTransport
 from vllm_cluster.checks.allreduce import AllReduceTime
 from vllm_cluster.checks.registry import check_all, unseen
+from vllm_cluster.cli import key
 from vllm_cluster.cli.render import errors, events
 from vllm_cluster.cli.render.check import report_document
 from vllm_cluster.cli.render.endpoint import show_endpoint
@@ -29,7 +32,9 @@ from vllm_cluster.cli.render.explain import explain_document
 from vllm_cluster.cli.render.facts import facts_document
 from vllm_cluster.cli.render.plan import plan_document
 from vllm_cluster.cli.render.status import status_document
+from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import FleetError, Unreachable, VclusterError
+from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.parse import facts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run import allreduce
@@ -40,6 +45,23 @@ Capture = pytest.CaptureFixture[str]
 @pytest.mark.parametrize("name", sorted(texts()))
 def test_the_schemas_are_those_of_the_code(name: str) -> None:
     assert (FOLDER / name).read_text() == texts()[name], f"run `{COMMAND}` and commit what it writes"
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_the_key_is_a_document(rotated: bool, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    inventory = make.inventory(1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Session, "load", lambda _: inventory)
+    monkeypatch.setattr(tunnel, "key", lambda _: "abc")
+
+    def rotated_key(_inventory: Inventory, emit: Emit, **_: object) -> str:
+        emit(Event("note", "x"))
+        return "abc"
+
+    monkeypatch.setattr(rotate, "rotate", rotated_key)
+    key.key(rotate=rotated, as_json=True)
+    validate(["key"], output := capsys.readouterr().out)
+    assert json.loads(output) == {"v": 1, "key": "abc"}
 
 
 def test_no_file_is_left_of_a_document_that_is_gone() -> None:

@@ -108,6 +108,14 @@ def test_what_no_flag_of_vllm_is_names_what_to_use(typed: str, message: str, fix
     assert (found.message, found.hint) == (message, fix)
 
 
+@pytest.mark.parametrize("other", ["--watch", "--json"])
+def test_the_words_of_ray_are_neither_a_view_nor_a_document(other: str) -> None:
+    found = call("status", "--ray", other)
+    assert isinstance(found, UsageError)
+    assert found.message == f"--ray and {other} exclude each other"
+    assert found.hint == f"vcluster status {other}\nvcluster status --ray"
+
+
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [
