@@ -35,6 +35,7 @@ def wait(inventory: Inventory, emit: Emit, seconds: float, *, gpus: bool = False
     Raises:
         HostError: it never will, and why.
         Unreachable: the head did not answer in time.
+        PreflightFailed: there is no node on the head, and none came for a while.
         WaitTimedOut: it was not so in time.
     """
     began, deadline = runtime.clock.monotonic(), runtime.after(seconds)
@@ -50,9 +51,8 @@ def wait(inventory: Inventory, emit: Emit, seconds: float, *, gpus: bool = False
                 emit(Event("progress", text))
                 shown = text
             if not deadline.left():
-                raise away or WaitTimedOut(
-                    f"{inventory.cluster}: timed out after {seconds:.0f} s: {text}", hint="vcluster status"
-                )
+                late = f"{inventory.cluster}: timed out after {seconds:.0f} s: {text}"
+                raise away if isinstance(away, Unreachable) else WaitTimedOut(late, hint="vcluster status")
             runtime.clock.sleep(min(POLL, max(deadline.left(), 0.01)))
 
 

@@ -10,6 +10,13 @@ LEASE = {
 }
 REQUEST = {**LEASE, 75: f"{LEASE[75]}, or another request replaced this one"}
 READ = {2: "wrong usage or inventory", 4: "a host is unreachable"}
+WAIT = {
+    0: "ready",
+    1: "it cannot become ready: the model failed, or none is requested",
+    3: "the cluster is not up, and has not come up for 30 s",
+    **READ,
+    124: "timed out",
+}
 ASK = {
     1: "the answer broke off",
     2: "wrong usage or inventory, or a request that the server refuses",

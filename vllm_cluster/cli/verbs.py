@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.exits import ASK, BATCH, LEASE, READ, REQUEST
+from vllm_cluster.cli.exits import ASK, BATCH, LEASE, READ, REQUEST, WAIT
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.verbs_models import PULL
 
@@ -117,7 +117,7 @@ VERBS = {
         "Wait until the model is ready, or the GPUs are there.",
         "For scripts. Shows on standard error what it waits for.",
         ("vcluster wait --timeout 30m", "vcluster wait --gpus"),
-        {0: "ready", 1: "it cannot become ready: the model failed, or none is requested", **READ, 124: "timed out"},
+        WAIT,
     ),
     "history": Verb(
         _RUN,

@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 
 from tests.support.clock import Clock
-from tests.support.sim import make
+from tests.support.sim import lab, make
+from vllm_cluster.actions import wait as action
 from vllm_cluster.actions.wait import MISSING_SECONDS, _Head
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.members import Member, Record
-from vllm_cluster.errors import HostError
+from vllm_cluster.errors import (
+    ConnectionLost,
+    HostError,
+    HostKeyRejected,
+    NodeMissing,
+    TimedOut,
+    Unreachable,
+    VclusterError,
+)
 
 INVENTORY = make.inventory(1)
 
@@ -54,3 +63,29 @@ def test_a_head_with_another_address_is_given_the_time_of_an_up_and_no_more() ->
     # An `up` has given it its address.
     machine.record = Machine(address).record
     assert "gpu1 not in Ray" in gpus(head, machine)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "seconds"),
+    [
+        (ConnectionLost("gpu1", "the connection broke"), 124, 60.0),
+        (TimedOut("gpu1", "no answer after 20 s"), 124, 60.0),
+        (Unreachable("gpu1", "no route to host"), 4, 60.0),
+        (HostKeyRejected("gpu1", "another host key"), 4, 0.0),
+        (NodeMissing("gpu1: no node"), 3, MISSING_SECONDS),
+    ],
+)
+def test_it_ends_with_the_code_of_what_keeps_it_waiting(
+    trouble: VclusterError, code: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: object) -> None:
+        raise trouble
+
+    monkeypatch.setattr(action, "open_node", asked)
+    world = make.world((2,))
+    with lab.inside(world), pytest.raises(VclusterError) as end:
+        assert world.runtime
+        action.wait(INVENTORY, lambda _: None, 60.0, runtime=world.runtime)
+    assert end.value.exit_code == code
+    assert str(getattr(trouble, "detail", trouble)) in end.value.message
+    assert world.clock.monotonic() == pytest.approx(seconds, abs=2.0)
