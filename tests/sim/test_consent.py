@@ -133,6 +133,59 @@ def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, s
     assert world.machines["gpu1"].box("vcluster-lab") is None
 
 
+def fail_at(words: str, fault: Fault) -> Script:
+    """A script in which every such call goes wrong."""
+    return Script(by_words=lambda call: fault if words in call.what else None)
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("how", ["exited", "paused", "silent", "refused"])
+def test_down_asks_where_the_batches_on_the_head_cannot_be_listed(world: World, how: str, there: bool) -> None:
+    assert run(world, "stop", Person(True)).error is None
+    machine = world.machines["gpu1"]
+    head = machine.box("vcluster-lab")
+    assert head
+    why = f"its container is {how}"
+    script = None
+    if how == "exited":
+        world.stop(machine, head, gently=False, code=137)
+    elif how == "paused":
+        head.state = how
+    else:
+        script = fail_at("output of batch_job", Fault.SILENT if how == "silent" else Fault.ERROR)
+        why = "`batch_job` did not end in time" if how == "silent" else "its program does not run: "
+    if there:
+        machine.volumes["vcluster-lab-state"].files["batch/a1/input.jsonl"] = b"{}\n"
+    person = Person(None)
+    done = run(world, "down", person, script)
+    assert done.seconds < 30
+    if not there:
+        assert (done.error, person.asked) == (None, [])
+        return
+    assert isinstance(done.error, UsageError), done.story()
+    (question,) = person.asked
+    assert question.startswith(f"Delete the batches on gpu1 that cannot be listed ({why}"), question
+    assert question.endswith(") and remove the cluster?")
+    assert done.script.changing == []
+    assert run(world, "down", Person(True)).error is None
+    assert machine.volumes == {}
+
+
+def test_a_yes_to_batches_that_cannot_be_listed_covers_them_all(world: World) -> None:
+    assert run(world, "stop", Person(True)).error is None
+    world.batches = [BATCH]
+    world.machines["gpu1"].volumes["vcluster-lab-state"].files["batch/a1/input.jsonl"] = b"{}\n"
+    seen = [0]
+
+    def decide(call: Call) -> Fault | None:
+        seen[0] += call.what == "output of batch_job"
+        return Fault.ERROR if call.what == "output of batch_job" and seen[0] == 1 else None
+
+    person = Person(True)
+    assert run(world, "down", person, Script(by_words=decide)).error is None
+    assert (len(person.asked), seen) == (1, [2])
+
+
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(("answer", "code"), [(False, 1), (None, 2)])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_cluster.core.desired import STATE_FOLDER
-from vllm_cluster.errors import ConnectionLost, HostError, UsageError
+from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.head_job import HeadJob, begin
@@ -18,7 +18,7 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 
 # A folder beside those of the batches, which is never made.
-_NONE = "none"
+_FOLDER, _NONE = f"{STATE_FOLDER}/batch", "none"
 # Of a head that may be stuck.
 LOOK_SECONDS = 5.0
 
@@ -79,16 +79,29 @@ def batches_of(job: HeadJob) -> list[BatchOnHead]:
 
 
 def batches_on(node: NodeHandle) -> list[BatchOnHead]:
-    """The batches of a node that runs; none where they cannot be read within seconds."""
+    """The batches of a node that runs.
+
+    Raises:
+        HostError: they cannot be read within seconds.
+    """
     deadline = node.connection.runtime.after(LOOK_SECONDS)
+    with begin(node, f"{_FOLDER}/{_NONE}", deadline, LOOK_SECONDS) as running:
+        running.send({"do": "batches"})
+        reply = running.next(deadline)
     try:
-        with begin(node, f"{STATE_FOLDER}/batch/{_NONE}", deadline, LOOK_SECONDS) as running:
-            running.send({"do": "batches"})
-            return _read(running.next(deadline))
-    except ConnectionLost:
-        raise
-    except (HostError, LookupError, TypeError):
-        return []
+        return _read(reply)
+    except (LookupError, TypeError):
+        why = reply.get("error") or "the answer cannot be read"
+        raise HostError(node.host, f"batches: {why}") from None
+
+
+def has_batches(node: NodeHandle) -> bool:
+    """Whether any batch is on a node, which need not run.
+
+    Raises:
+        HostError: Docker does not answer within seconds.
+    """
+    return node.connection.engine.has_files(node.name, _FOLDER, LOOK_SECONDS)
 
 
 def ensure_own_output(known: Sequence[BatchOnHead], asked: Mapping[str, Any], key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from vllm_cluster.actions.batches import batches_on, has_batches
 from vllm_cluster.core import request
 from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus
@@ -62,6 +63,8 @@ class Stops:
     stays: str = ""
     # What is deleted with the head: batches whose answers are not fetched, by their key.
     batches: Mapping[str, str] = field(default_factory=dict)
+    # Where there are batches of which it is not known which, and why; empty where all are known.
+    unlisted: str = ""
 
     @property
     def consequence(self) -> str:
@@ -75,22 +78,26 @@ class Stops:
     @property
     def anything(self) -> bool:
         """Whether a person must be asked."""
-        return bool(self.served or self.unknown or self.nodes or self.batches)
+        return bool(self.served or self.unknown or self.nodes or self.batches or self.unlisted)
 
     def within(self, confirmed: Stops) -> bool:
         """Whether an answer about `confirmed` covers this too."""
         known = confirmed.served.generation if confirmed.served else None
         served = self.served is None or self.served.generation == known
         nodes = self.nodes.items() <= confirmed.nodes.items()
-        nodes = nodes and self.batches.keys() <= confirmed.batches.keys()
-        return served and nodes and (not self.unknown or bool(confirmed.unknown))
+        return served and nodes and self._batches_within(confirmed) and (not self.unknown or bool(confirmed.unknown))
+
+    def _batches_within(self, confirmed: Stops) -> bool:
+        """Whether an answer about `confirmed` covers these batches; one about unknown ones covers any."""
+        return bool(confirmed.unlisted) or (not self.unlisted and self.batches.keys() <= confirmed.batches.keys())
 
     def action(self, cluster: str) -> str:
         """What is asked for, as a question and a refusal have it: what is stopped, and what is deleted with it."""
         stop = f"stop {self._what(cluster)}" if self.served or self.unknown or self.nodes else ""
         which = "; ".join(self.batches.values())
-        delete = f"delete {count(len(self.batches), 'unfetched batch')} on the head ({which})"
-        return ", ".join(filter(None, (stop, delete if self.batches else "")))
+        delete = f"delete {count(len(self.batches), 'unfetched batch')} on the head ({which})" if self.batches else ""
+        unlisted = f"delete the batches on {self.unlisted}" if self.unlisted else ""
+        return ", ".join(filter(None, (stop, delete, unlisted)))
 
     def _what(self, cluster: str) -> str:
         """What is stopped, and where."""
@@ -201,6 +208,31 @@ def served_by(cluster: str, containers: Mapping[str, Iterable[Container]], fleet
         if fleet.addresses.get(head) not in containers:
             return Stops(unknown=f"the head {fleet.addresses.get(head, f'at {head}')} did not answer")
     return Stops()
+
+
+def batches_beside(stops: Stops, node: NodeHandle, state: str) -> Stops:
+    """The same with the batches of a head, whose container is in a state, that are not fetched.
+
+    What cannot be listed is not taken for none: Docker shows the folder also of a container that does not run.
+
+    Raises:
+        ConnectionLost: the host is away.
+    """
+    why = f"its container is {state}"
+    try:
+        if state == "running":
+            return replace(stops, batches={one.key: one.text for one in batches_on(node)})
+    except ConnectionLost:
+        raise
+    except HostError as error:
+        why = (error.detail.splitlines() or [why])[0]
+    try:
+        there = has_batches(node)
+    except ConnectionLost:
+        raise
+    except HostError:
+        there = True
+    return replace(stops, unlisted=f"{node.host} that cannot be listed ({why})") if there else stops
 
 
 def served_on(node: NodeHandle) -> Stops:

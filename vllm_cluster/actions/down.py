@@ -9,8 +9,7 @@ from functools import partial
 
 from vllm_cluster.actions import phases
 from vllm_cluster.actions.assess import ensure_no_errors
-from vllm_cluster.actions.batches import batches_on
-from vllm_cluster.actions.consent import Confirm, Consent, Stops, served_by
+from vllm_cluster.actions.consent import Confirm, Consent, Stops, batches_beside, served_by
 from vllm_cluster.actions.phases import compare_again, confirm, lock, unlock
 from vllm_cluster.checks.docker import foreign as foreign_findings
 from vllm_cluster.checks.docker import name_taken
@@ -75,7 +74,7 @@ class DownState(phases.ChangingState):
         containers, lost = self.fleet.each(self.objects.containers, self.facts)
         try:
             served = served_by(self.inventory.cluster, containers, self.fleet)
-            served = replace(served, batches=_batches(self, containers))
+            served = _with_batches(self, served, containers)
         except HostError as error:
             lost = {**lost, error.host: error}
         if lost:
@@ -215,16 +214,14 @@ def _remove_all(state: DownState, connection: HostConnection) -> Counter[str]:
     return removed
 
 
-def _batches(state: DownState, containers: Mapping[str, Sequence[Container]]) -> dict[str, str]:
-    """The batches on a head that runs, whose answers go with it."""
+def _with_batches(state: DownState, stops: Stops, containers: Mapping[str, Sequence[Container]]) -> Stops:
+    """The same with the batches of a head, running or not, whose answers go with it."""
     cluster = state.inventory.cluster
-    found: dict[str, str] = {}
     for host, there in containers.items():
         for one in there:
-            if one.name == node_name(cluster) and one.labels.get(ROLE) == "head" and one.state == "running":
-                on_head = batches_on(NodeHandle(state.fleet.connections[host], cluster))
-                found |= {batch.key: batch.text for batch in on_head}
-    return found
+            if one.name == node_name(cluster) and one.labels.get(ROLE) == "head":
+                stops = batches_beside(stops, NodeHandle(state.fleet.connections[host], cluster), one.state)
+    return stops
 
 
 def _counted(removed: Counter[str]) -> str:

@@ -40,6 +40,21 @@ def first(reply: Reply, limit: int) -> bytes | str | None:
         raise reply.unreadable(repr(error)) from error
 
 
+def has_content(reply: Reply) -> bool:
+    """Whether a folder has anything in it: its archive begins with the folder itself.
+
+    Raises:
+        HostError: it is not an archive.
+    """
+    # Two headers are enough; what follows may be gigabytes.
+    data = reply.read(tarfile.RECORDSIZE)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            return tar.next() is not None and tar.next() is not None
+    except (tarfile.TarError, ValueError, OSError, LookupError) as error:
+        raise reply.unreadable(repr(error)) from error
+
+
 def target(place: str, link: str) -> str:
     """Where a link that lies at a place points to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(place), link))

@@ -228,3 +228,12 @@ class DockerApi:
             # Docker sends a link as itself, not what it points to.
             place = archive.target(place, found)
         return None
+
+    def has_files(self, container: str, folder: str, seconds: float) -> bool:
+        """Whether a folder of a container, running or not, is there and has anything in it."""
+        call = Call(f"look into {folder}", "GET", path("containers", container, "archive"), {"path": folder})
+        try:
+            with self._calls.stream(call, self._calls.after(seconds)) as reply:
+                return archive.has_content(reply)
+        except NotFound:
+            return False

@@ -87,7 +87,7 @@ class Job:
 
     def batches(self, _wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Every batch of this head, whichever folder this is."""
-        with suppress(OSError):
+        with suppress(FileNotFoundError):
             return {"batches": [Job(one)._about() for one in sorted(self.folder.parent.iterdir()) if one.is_dir()]}
         return {"batches": []}
 
