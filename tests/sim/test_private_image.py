@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sim import lab, make, oracle
-from tests.support.sim.faults import Fault, Script
+from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.world import World
 from vllm_cluster.actions import up
 from vllm_cluster.core.plan import Plan
-from vllm_cluster.errors import CommandFailed, ConnectionLost, VclusterError
+from vllm_cluster.errors import CommandFailed, ConnectionLost, PreflightFailed, VclusterError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
@@ -103,3 +103,46 @@ def test_a_moved_tag_is_taken_when_it_is_asked_for_and_confirmed(answer: bool | 
     if answer:
         removed = min(at for at, word in enumerate(words) if word.startswith("DELETE /containers/"))
         assert max(at for at, word in enumerate(words) if "/build" in word) < removed
+
+
+def moved_by(world: World, way: str) -> Script:
+    """A script in which that happens once the tag has moved; for the refusal, just before the lease is asked for."""
+    script, head, other = Script(), world.machines["gpu1"], world.machines["gpu2"]
+    lost = dict(other.boxes)
+    if way == "second refusal":
+        other.boxes.clear()
+
+    def decide(call: Call) -> Fault | None:
+        if call.what == "lease":
+            other.boxes |= lost
+        moved = any(make.IMAGE in one.tags and one.id != make.base_image(1).id for one in head.images.values())
+        if moved and way == "preflight":
+            head.gpus = 0
+        return Fault.INTERRUPT if moved and way == "ctrl-c after the pull" and not script.met else None
+
+    script.by_words = decide
+    return script
+
+
+@pytest.mark.promise("P26")
+@pytest.mark.parametrize("way", ["ctrl-c at the question", "ctrl-c after the pull", "preflight", "second refusal"])
+def test_a_moved_tag_is_given_back_however_up_ends_before_its_first_change(way: str) -> None:
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    answers = iter([True, None])
+
+    def confirm(_question: str) -> bool | None:
+        if way == "ctrl-c at the question":
+            raise KeyboardInterrupt
+        return next(answers)
+
+    def renew(inventory: Inventory, emit: Emit, runtime: Runtime) -> Plan:
+        return up.up(inventory, emit, confirm=confirm, cache=lab.cache(), renew_image=True, runtime=runtime)
+
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        world.registry[make.IMAGE] = make.base_image(2)
+        done = lab.run(world, inventory, renew, moved_by(world, way))
+        assert isinstance(done.error, KeyboardInterrupt | PreflightFailed), done.story()
+        assert any(call.what.startswith("POST /images/create") for call in done.script.calls)
+        world.machines["gpu1"].gpus = 2
+        assert lab.succeed(world, inventory, lab.do_plan).value.empty, "the next up takes the image"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_cluster.actions import phases
@@ -25,7 +25,7 @@ from vllm_cluster.core.plan import (
     RestartNode,
     StartNode,
 )
-from vllm_cluster.errors import Aborted, NodesNotJoined, PreflightFailed, UsageError, VclusterError, combine
+from vllm_cluster.errors import NodesNotJoined, PreflightFailed, VclusterError, combine
 from vllm_cluster.events import Emit, Event, Kind, warn_once
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
@@ -34,8 +34,7 @@ from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import hold
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.execute import PlanExecution
-from vllm_cluster.run.image_push import name_there
-from vllm_cluster.run.image_supply import may_change, renewed
+from vllm_cluster.run.image_supply import renew as renew_image
 from vllm_cluster.run.lease import in_order
 from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_files import node_files
@@ -129,8 +128,8 @@ class UpState(phases.ChangingState):
     cache: Path
     forget: Collection[str]
     renew_image: bool = False
-    # What the image's name meant on the head before it was renewed, empty where it means the same.
-    image_before: str = ""
+    # Gives a tag back, however the verb ends before its first change: the next `up` must not take the renewed image.
+    undo: ExitStack = field(default_factory=ExitStack)
     facts: Mapping[str, HostFacts] = phases.LATER
     seen: Assessment = phases.LATER
     # What was found first: the reason for a failure may be older than what it did.
@@ -168,9 +167,8 @@ def renew(state: UpState) -> UpState:
     if not state.renew_image:
         return state
     inventory, head = state.inventory, state.fleet.connections[state.inventory.head_name]
-    before, after = renewed(head, inventory.image, state.emit)
-    facts = {**state.facts, head.name: look_at(inventory, head)}
-    return replace(state, facts=facts, image_before=before if before != after else "")
+    renew_image(head, inventory.image, state.emit, state.opened.enter_context(state.undo))
+    return replace(state, facts={**state.facts, head.name: look_at(inventory, head)})
 
 
 def check(state: UpState) -> UpState:
@@ -189,6 +187,7 @@ def compare(state: UpState) -> UpState:
 
 def apply(state: UpState) -> UpState:
     """Run the plan, and write the history."""
+    state.undo.pop_all()
     if state.idle:
         return state
     plan, head = state.seen.plan, state.fleet.connections[state.inventory.head_name]
@@ -215,14 +214,7 @@ UP = (connect, observe, renew, check, compare, confirm, lock, compare_again, app
 
 
 def _with_measured_cause(state: UpState, error: VclusterError) -> VclusterError:
-    """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts.
-
-    A renewed image that was not confirmed loses its name again: the next `up` must not take it.
-    """
-    if state.image_before and isinstance(error, Aborted | UsageError):
-        head = state.fleet.connections[state.inventory.head_name]
-        with suppress(VclusterError), may_change(head):
-            name_there(head, state.image_before, state.inventory.image)
+    """The error with its cause: where a host has not joined a Ray that runs, what is measured between the hosts."""
     if state.first is None:
         return error
     fleet, inventory, seen, emit = state.fleet, state.inventory, state.first, state.emit

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.core.identity import Owner
+from vllm_cluster.core.images import Content
 from vllm_cluster.core.one_image import digest_of
 from vllm_cluster.core.plan import Plan, PrepareImage, SameImage
-from vllm_cluster.errors import CommandFailed, HostError
+from vllm_cluster.errors import CommandFailed, HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_push import ImageSource, Stored, held, name_there, shared_with
@@ -30,14 +31,17 @@ def may_change(connection: HostConnection) -> Iterator[None]:
         connection.may_change = before
 
 
-def renewed(connection: HostConnection, image: str, emit: Emit) -> tuple[str, str]:
-    """Pull a tag again; the id that it meant before, empty where the host had none, and that it means now.
+def renew(connection: HostConnection, image: str, emit: Emit, undo: ExitStack) -> None:
+    """Pull a tag again; `undo`, when it is closed, gives it back to the image that it meant before.
 
     Raises:
         CommandFailed: it cannot be pulled.
     """
     before = held(connection, image)
     emit(Event("phase", f"asking for {image}"))
+    if before:
+        # Before the pull: one that is interrupted may have moved the tag.
+        undo.callback(_give_back, connection, before, image)
     with may_change(connection):
         deadline = connection.runtime.after(PULL_SECONDS)
         pull(connection, image, deadline, lambda text: emit(Event("progress", text, connection.name)))
@@ -47,7 +51,13 @@ def renewed(connection: HostConnection, image: str, emit: Emit) -> tuple[str, st
     same = before is not None and before.id == after.id
     was = "unchanged" if same else f"{after.id[:19]} now" + (f", {before.id[:19]} before" if before else "")
     emit(Event("note", f"{image} is {was}"))
-    return before.id if before else "", after.id
+
+
+def _give_back(connection: HostConnection, before: Content, image: str) -> None:
+    with suppress(VclusterError), may_change(connection):
+        now = held(connection, image)
+        if now is None or now.id != before.id:
+            name_there(connection, before.id, image)
 
 
 @dataclass
