@@ -16,6 +16,7 @@ from tests.support.sim.faults import Call, Fault, Script
 from tests.support.sim.lab import Outcome, code
 from tests.support.sim.make import inventory_of as inventory
 from tests.support.sim.world import Machine, World
+from vllm_cluster.actions import serve
 from vllm_cluster.core.plan import RecordMembers
 from vllm_cluster.errors import HostError, Unreachable, VclusterError
 from vllm_cluster.inventory.model import Inventory
@@ -433,3 +434,36 @@ def test_a_host_is_replaced_renamed_or_readdressed(what: str) -> None:
         lab.succeed(world, after, lab.do_up)
         whole(world, after)
     record("P33", f"sim: a host is {what}", "the plan names it; up does it", True)
+
+
+@pytest.mark.promise("P33")
+@pytest.mark.parametrize("readdressed", ["gpu1", "gpu2"])
+def test_a_model_is_served_where_its_hosts_are_after_they_got_other_addresses(readdressed: str) -> None:
+    world, before = make.world((2, 2)), inventory(1, 2)
+
+    def exposed(words: Inventory, emit: Any, runtime: Any) -> Any:
+        given: dict[str, Any] = {"name": None, "tp": None, "pp": None, "extra": ()}
+        given["hosts"] = ("gpu2",) if readdressed == "gpu2" else ()
+        return serve.serve(
+            words, emit, model="org/model", expose=True, confirm=lambda _: True, runtime=runtime, **given
+        )
+
+    with lab.inside(world):
+        lab.succeed(world, before, lab.do_up)
+        lab.succeed(world, before, exposed)
+        machine, address = world.machines[readdressed], "10.0.0.77"
+        machine.address = address
+        moved = before.hosts[readdressed].model_copy(update={"address": address})
+        node = machine.box("vcluster-lab")
+        assert node
+        # A head at another address is known by the cluster's id alone.
+        known = {"hosts": {**before.hosts, readdressed: moved}, "id": node.labels["io.vcluster.id"]}
+        after = before.model_copy(update=known)
+        lab.succeed(world, after, lab.do_up)
+        assert served(world, after) == ("org/model", "ready")
+        whole(world, after)
+        asked = json.loads(world.machines["gpu1"].volumes["vcluster-lab-state"].files["wanted.json"])["serve"]
+        if readdressed == "gpu1":
+            assert (asked["host"], f"--host={address}" in asked["argv"]) == (address, True)
+        else:
+            assert asked["hosts"] == [address]

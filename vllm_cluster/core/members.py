@@ -66,6 +66,15 @@ class Record:
         there = {member.machine_id for member in other.members}
         return tuple(replace(member, leaving=True) for member in self.members if member.machine_id not in there)
 
+    def address_of(self, machine: str) -> str | None:
+        """The address of the member that is this machine; None where none is."""
+        return next((member.address for member in self.members if member.machine_id == machine), None)
+
+    def readdressed(self, later: Record) -> dict[str, str]:
+        """The address that a member has in a later record, by the one before, where it is another."""
+        pairs = ((member.address, later.address_of(member.machine_id)) for member in self.members)
+        return {before: now for before, now in pairs if now and now != before}
+
     @classmethod
     def read(cls, raw: bytes | None) -> tuple[Record | None, str]:
         """The record in a file as far as it can be read, and what of it cannot be; None where there is none."""

@@ -77,15 +77,19 @@ def wants(content: str) -> bool:
     return json.loads(content)["serve"] is not None
 
 
-def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str]) -> Followed | None:
+def follow(
+    raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str], readdressed: Mapping[str, str] | None = None
+) -> Followed | None:
     """The request for a cluster with these GPUs, the head's first, whose head has moved between two addresses.
 
-    None where it stays as it is. What does not fit any more gets the default layout if it had that, and else goes.
+    `readdressed` has the address that a host has now, by the one before. None where the request stays as it is. What
+    does not fit any more gets the default layout if it had that, and else goes.
     """
     serve = _read(raw)
     if serve is None:
         return None
-    named, moved = serve.get("hosts", ()), dict(serve)
+    moved = _readdressed(serve, readdressed or {})
+    named = moved.get("hosts", ())
     there = {address: number for address, number in gpus.items() if not named or address in named}
     texts = []
     if serve["host"] == addresses[0] != addresses[1]:
@@ -100,15 +104,29 @@ def follow(raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str
     if (tp, pp) != (before := _layout(serve)):
         moved["argv"] = _with(_with(moved["argv"], _TP, str(tp)), _PP, str(pp))
         texts.append(f"{serve['name']} is served with TP={tp} × PP={pp}, before TP={before[0]} × PP={before[1]}")
-    ranks = serve.get("ranks") or {}
+    ranks = moved.get("ranks") or {}
     if ranks and (sum(ranks.values()) != tp * pp or any(gpus.get(host, 0) < count for host, count in ranks.items())):
         moved["ranks"] = vllm.place(there, tp, pp)
-        if (tp, pp) == before:
-            texts.append(f"{serve['name']} is served on {', '.join(moved['ranks'])}, before on {', '.join(ranks)}")
+    for places in ("ranks", "hosts"):
+        # Another layout has other ranks anyway, and they name their hosts.
+        if (tp, pp) == before and moved.get(places, ()) != serve.get(places, ()):
+            now, then = (", ".join(one[places]) for one in (moved, serve))
+            texts.append(f"{serve['name']} is served on {now}, before on {then}")
+            break
     if not texts:
         return None
     moved["nodes"] = dict(gpus)
-    return Followed(written({**moved, "generation": _generation(moved)}, raw), texts[-1])
+    return Followed(written({**moved, "generation": _generation(moved)}, raw), "; ".join(texts))
+
+
+def _readdressed(serve: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, Any]:
+    """The same with the addresses that its hosts have now."""
+    moved = dict(serve)
+    if serve.get("hosts"):
+        moved["hosts"] = [now.get(address, address) for address in serve["hosts"]]
+    if serve.get("ranks"):
+        moved["ranks"] = {now.get(address, address): count for address, count in serve["ranks"].items()}
+    return moved
 
 
 def _sizes(serve: Mapping[str, Any], there: Mapping[str, int]) -> tuple[int, int]:

@@ -60,7 +60,10 @@ def membership(
     if source and (changed or moved_from):
         raw = fleet.connections[source].engine.read_file(node_name(inventory.cluster), f"{STATE_FOLDER}/{request.FILE}")
         gpus = {spec.address: spec.gpu_count for spec in specs}
-        followed = request.follow(raw, gpus, (inventory.hosts[source].address, specs[0].address))
+        # Where the head was when it took the request: its host may have another address since.
+        here = inventory.hosts[source].address
+        before = old.address_of(facts[source].machine_id) or here if old else here
+        followed = request.follow(raw, gpus, (before, specs[0].address), old.readdressed(new) if old else {})
     return Membership(
         seen,
         {member.address: name for name, member in lost.items()},

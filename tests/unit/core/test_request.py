@@ -17,7 +17,7 @@ HERE = (A, A)
 
 def asked(nodes: Mapping[str, int], tp: int, pp: int, hosts: list[str] | None = None, **more: Any) -> dict[str, Any]:
     """A request as `serve` writes it."""
-    at: dict[str, Any] = {"name": "llama", "host": "127.0.0.1", "port": 8000}
+    at: dict[str, Any] = {"name": "llama", "host": more.pop("host", "127.0.0.1"), "port": 8000}
     argv = vllm.serve_argv("org/llama", tp=tp, pp=pp, extra=(), **at)
     there = {address: count for address, count in nodes.items() if hosts is None or address in hosts}
     given: dict[str, Any] = {"ranks": vllm.place(there, tp, pp), **({"hosts": hosts} if hosts else {})}
@@ -93,3 +93,21 @@ def test_the_same_model_offline_is_the_same_request() -> None:
     offline = {**content, "env": {**content["env"], **request.OFFLINE}}
     assert request._generation(offline) == request._generation(content)
     assert request._generation({**content, "env": {"A": "2"}}) != request._generation(content)
+
+
+def test_a_request_follows_the_addresses_of_its_hosts() -> None:
+    """B and C exchange their addresses, as two hosts do that were plugged in the wrong way round."""
+    serve = asked({A: 8, B: 8, C: 4}, 8, 1, [B])
+    found = request.follow(request.written(serve, None), {A: 8, B: 4, C: 8}, HERE, {B: C, C: B})
+    assert found
+    moved = json.loads(found.content)["serve"]
+    assert (moved["hosts"], moved["ranks"], found.text) == ([C], {C: 8}, f"llama is served on {C}, before on {B}")
+
+
+def test_all_that_changes_of_a_request_is_shown() -> None:
+    serve = asked({A: 8, B: 8}, 8, 2, host=A)
+    found = request.follow(request.written(serve, None), {C: 8}, (A, C), {A: C})
+    assert found
+    moved = json.loads(found.content)["serve"]
+    assert (moved["host"], moved["ranks"], "--host=10.0.0.3" in moved["argv"]) == (C, {C: 8}, True)
+    assert found.text == f"llama is served at {C}; llama is served with TP=8 × PP=1, before TP=8 × PP=2"
