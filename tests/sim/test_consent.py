@@ -133,6 +133,32 @@ def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, s
     assert world.machines["gpu1"].box("vcluster-lab") is None
 
 
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("running", [True, False])
+def test_a_head_that_moves_names_the_batches_that_it_leaves_behind(world: World, running: bool, there: bool) -> None:
+    assert run(world, "stop", Person(True)).error is None
+    machine = world.machines["gpu1"]
+    if there:
+        world.batches = [BATCH]
+        machine.volumes["vcluster-lab-state"].files["batch/a1/input.jsonl"] = b"{}\n"
+    head = machine.box("vcluster-lab")
+    assert head
+    if not running:
+        world.stop(machine, head, gently=False, code=137)
+    moved = make.inventory_of(2, 1)
+    planned = lab.succeed(world, moved, lambda i, emit, runtime: up.plan(i, emit, runtime=runtime)).value
+    person = Person(None)
+    refused = lab.run(world, moved, verbs(person)["up"][1])
+    assert isinstance(refused.error, UsageError), refused.story()
+    which = "1 unfetched batch on the head (/home/ann/out.jsonl of ann@laptop: running, 404/2000 answered)"
+    if not running:
+        which = "the batches on gpu1 that cannot be listed (its container is exited)"
+    assert (f"leave behind {which}" in person.asked[0]) is there
+    assert planned.stops.consequence == (f"left behind: {which}" if there else "")
+    assert refused.script.changing == []
+    assert lab.run(world, moved, verbs(Person(True))["up"][1]).error is None
+
+
 def fail_at(words: str, fault: Fault) -> Script:
     """A script in which every such call goes wrong."""
     return Script(by_words=lambda call: fault if words in call.what else None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_cluster.actions.batches import batches_on, has_batches
 from vllm_cluster.core import request
 from vllm_cluster.core.change import FieldChange
 from vllm_cluster.core.node_status import ServeStatus, UnreadableStatus
-from vllm_cluster.core.plan import Plan, RecordMembers, RemoveContainer, RestartNode
+from vllm_cluster.core.plan import MoveHead, Plan, RecordMembers, RemoveContainer, RestartNode
 from vllm_cluster.core.spec import CLUSTER, HEAD_ADDRESS, ROLE, node_name, stored_spec
 from vllm_cluster.errors import Aborted, ConnectionLost, HostError, PreflightFailed, UsageError
 from vllm_cluster.facts.host_facts import Container, HostFacts
@@ -61,19 +61,20 @@ class Stops:
     again: bool = False
     # The model that runs on: the nodes have no rank of it.
     stays: str = ""
-    # What is deleted with the head: batches whose answers are not fetched, by their key.
+    # What is lost with the head: batches whose answers are not fetched, by their key.
     batches: Mapping[str, str] = field(default_factory=dict)
     # Where there are batches of which it is not known which, and why; empty where all are known.
     unlisted: str = ""
+    # Whether they are not deleted, but stay on a host that is the head no more.
+    left_behind: bool = False
 
     @property
     def consequence(self) -> str:
-        """What becomes of the model, for a plan and for `--yes`, which asks nothing; empty where none is stopped."""
-        if self.unknown:
-            return f"the model (unknown: {self.unknown}) stops"
-        if self.served is None:
-            return ""
-        return f"{self.served.text} stops, and is {'started again' if self.again else 'not served again'}"
+        """What becomes of the model and of batches, for a plan and for `--yes`, which asks nothing; may be empty."""
+        model = f"the model (unknown: {self.unknown}) stops" if self.unknown else ""
+        if self.served and not self.unknown:
+            model = f"{self.served.text} stops, and is {'started again' if self.again else 'not served again'}"
+        return "; ".join(filter(None, (model, *(f"{self._fate[1]}: {which}" for which in self._batches))))
 
     @property
     def anything(self) -> bool:
@@ -94,10 +95,20 @@ class Stops:
     def action(self, cluster: str) -> str:
         """What is asked for, as a question and a refusal have it: what is stopped, and what is deleted with it."""
         stop = f"stop {self._what(cluster)}" if self.served or self.unknown or self.nodes else ""
-        which = "; ".join(self.batches.values())
-        delete = f"delete {count(len(self.batches), 'unfetched batch')} on the head ({which})" if self.batches else ""
-        unlisted = f"delete the batches on {self.unlisted}" if self.unlisted else ""
-        return ", ".join(filter(None, (stop, delete, unlisted)))
+        return ", ".join(filter(None, (stop, *(f"{self._fate[0]} {which}" for which in self._batches))))
+
+    @property
+    def _fate(self) -> tuple[str, str]:
+        """What is done to the batches, and what is done then."""
+        return ("leave behind", "left behind") if self.left_behind else ("delete", "deleted")
+
+    @property
+    def _batches(self) -> Iterator[str]:
+        """The batches that are lost, known and unknown ones."""
+        if self.batches:
+            yield f"{count(len(self.batches), 'unfetched batch')} on the head ({'; '.join(self.batches.values())})"
+        if self.unlisted:
+            yield f"the batches on {self.unlisted}"
 
     def _what(self, cluster: str) -> str:
         """What is stopped, and where."""
@@ -160,7 +171,10 @@ def _require_yes(confirm: Confirm, what: str, *, first: bool) -> None:
 
 
 def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stops:
-    """What a plan stops: running nodes that it removes or restarts, and the model that runs on them or changes."""
+    """What a plan stops: running nodes that it removes or restarts, and the model that runs on them or changes.
+
+    And the batches on a head that is none any more: only the head of now is asked for them.
+    """
     containers = {host: seen.containers for host, seen in facts.items()}
     running = {host: {c.id for c in there if c.state in _RUNS} for host, there in containers.items()}
     nodes = {
@@ -170,12 +184,24 @@ def stopped_by(plan: Plan, facts: Mapping[str, HostFacts], fleet: Fleet) -> Stop
         if operation.name == node_name(plan.cluster) and operation.id in running[operation.host]
     }
     moved = next((one.request for one in plan.operations() if isinstance(one, RecordMembers) and one.request), "")
+    left = _left_behind(plan, containers, fleet)
     if not (nodes or moved):
-        return Stops()
+        return left
     stops = served_by(plan.cluster, containers, fleet)
     if stops.served and not moved and _spares(stops.served, nodes.values(), containers):
-        return Stops(nodes=nodes, stays=stops.served.name)
-    return replace(stops, nodes=nodes, again=not moved or request.wants(moved))
+        return replace(left, nodes=nodes, stays=stops.served.name)
+    again = not moved or request.wants(moved)
+    return replace(left, served=stops.served, unknown=stops.unknown, nodes=nodes, again=again)
+
+
+def _left_behind(plan: Plan, containers: Mapping[str, Iterable[Container]], fleet: Fleet) -> Stops:
+    """The batches that stay on the host from which the head moves."""
+    stops = Stops()
+    for host in {one.source for one in plan.operations() if isinstance(one, MoveHead)}:
+        for one in containers[host]:
+            if one.name == node_name(plan.cluster):
+                stops = batches_beside(stops, NodeHandle(fleet.connections[host], plan.cluster), one.state)
+    return replace(stops, left_behind=bool(stops.batches or stops.unlisted))
 
 
 def _spares(served: Served, nodes: Iterable[str], containers: Mapping[str, Iterable[Container]]) -> bool:
