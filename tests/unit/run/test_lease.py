@@ -146,6 +146,24 @@ def test_a_link_in_the_place_of_the_folder_is_refused(parent: Path) -> None:
     assert list((parent / "elsewhere").iterdir()) == []
 
 
+def test_a_host_of_another_language_gives_the_lease(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`stat` translates the kind of a file, unless its locale is C."""
+    stat, real = tmp_path / "bin" / "stat", shutil.which("stat")
+    stat.parent.mkdir()
+    stat.write_text(
+        f'#!/bin/sh\nfound=$({real} "$@") || exit\n'
+        'case $LC_ALL in C) echo "$found" ;; *) echo "$found" | sed s/directory/Verzeichnis/ ;; esac\n'
+    )
+    stat.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stat.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("LC_ALL", raising=False)
+    one = taker(parent)
+    one.acquire()
+    one.release()
+
+
 def test_a_lock_whose_file_was_removed_does_not_count(parent: Path) -> None:
     one, other = taker(parent), taker(parent)
     one.acquire()

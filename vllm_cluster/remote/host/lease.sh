@@ -3,7 +3,7 @@
 # after which the lease is given up.
 # Prints "vcluster-lease held FOLDER", "vcluster-lease busy WHO", or "vcluster-lease refused WHAT; fix: REMEDY".
 parent=$1 token=$2 who=$3 ttl=$4
-LC_ALL=C
+export LC_ALL=C
 umask 007
 # A laptop that has gone reads no answer: what is to be done here is done all the same.
 trap '' PIPE
