@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ import pytest
 from tests.support.node.world import HEAD, World, eventually, lives
 from tests.support.ports import free_port
 from vllm_cluster.remote.node import supervisor
+from vllm_cluster.remote.node.process import Child
+from vllm_cluster.remote.node.timing import Timing
 
 
 def starts(world: World) -> list[str]:
@@ -29,6 +32,24 @@ def test_the_head_reports_the_nodes_of_ray(world: World) -> None:
     assert told == [(HEAD, True, 2), ("127.0.0.2", True, 2), ("9.9.9.9", False, 0)]
     assert (status.role, status.serve, status.group.error) == ("head", None, None)
     assert starts(world) == ["start --head --block"]
+
+
+def test_the_head_reports_as_many_nodes_as_a_cluster_may_have(world: World) -> None:
+    """All of them are one line of the program that lists them."""
+    addresses = [f"10.20.30.{number}" for number in range(256)]
+    world.nodes(dict.fromkeys(addresses, 8), {address: f"{address:0>56}" for address in addresses})
+    world.start("head", "--head")
+    status = eventually(lambda: world.status if world.status and world.status.group.nodes else None, "nodes", 30)
+    assert {node.address for node in status.group.nodes if node.alive} == set(addresses)
+
+
+def test_a_line_of_members_that_cannot_be_read_does_not_end_its_reader() -> None:
+    node = supervisor.Supervisor("worker", ["ray"], None, Timing())
+    script = """print('{"nodes": [' + 'x' * 100); print('{"other": 1}'); print('{"nodes": [{}]}')"""
+    child = Child("nodes", [sys.executable, "-c", script], os.environ, node._see_nodes, quiet=True, max_line=64)
+    eventually(lambda: child.code() is not None, "its end")
+    child.drain()
+    assert (child.tail[-1], node._nodes) == ('{"nodes": [{}]}', [{}])
 
 
 @pytest.mark.slow

@@ -32,20 +32,20 @@ def log_line(name: str, line: str) -> None:
     sys.stdout.flush()
 
 
-def lines_of(pipe: int) -> Iterator[str]:
+def lines_of(pipe: int, longest: int) -> Iterator[str]:
     """The lines of a pipe without colours, each cut to a length: one endless line must not fill the memory."""
     rest = b""
     while data := os.read(pipe, 65536):
         *whole, rest = re.split(rb"[\r\n]", rest + data)
-        rest = rest[: MAX_LINE + 1]
-        yield from map(_clean, filter(None, whole))
+        rest = rest[: longest + 1]
+        yield from (_clean(line, longest) for line in whole if line)
     if rest:
-        yield _clean(rest)
+        yield _clean(rest, longest)
 
 
-def _clean(raw: bytes) -> str:
-    text = _COLOURS.sub("", raw[:MAX_LINE].decode("utf-8", "replace"))
-    return text if len(raw) <= MAX_LINE else f"{text} [cut]"
+def _clean(raw: bytes, longest: int) -> str:
+    text = _COLOURS.sub("", raw[:longest].decode("utf-8", "replace"))
+    return text if len(raw) <= longest else f"{text} [cut]"
 
 
 def secret_files() -> dict[str, Path]:
@@ -126,8 +126,9 @@ class Child:
         *,
         quiet: bool = False,
         stdin: int = subprocess.DEVNULL,
+        max_line: int = MAX_LINE,
     ) -> None:
-        self.name, self.began = name, time.monotonic()
+        self.name, self.began, self._max_line = name, time.monotonic(), max_line
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._see, self._quiet, self._secrets = see, quiet, secrets()
         self._process: subprocess.Popen[bytes] | None = None
@@ -165,7 +166,7 @@ class Child:
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         if process.stdout:
             with process.stdout as pipe:
-                for line in lines_of(pipe.fileno()):
+                for line in lines_of(pipe.fileno(), self._max_line):
                     self._take(line)
 
     def _take(self, line: str) -> None:

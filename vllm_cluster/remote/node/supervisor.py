@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ PR_SET_CHILD_SUBREAPER = 36
 ERROR_LINES = 12
 # After a write that failed, the next try.
 UNWRITTEN_SECONDS = 1.0
+# 256 nodes, and as many that are dead, take 80 KiB.
+MAX_MEMBERS_LINE = 1 << 20
 # EX_CONFIG: only another container can help, and `vcluster up` makes one.
 NO_SECRETS = 78
 
@@ -207,7 +210,9 @@ class Supervisor:
                 every = self._pace.nodes
                 argv = [sys.executable, __file__, "members", f"--every={every}"]
                 self._nodes_at = now
-                self._watch = Child("nodes", argv, os.environ, self._see_nodes, quiet=True)
+                self._watch = Child(
+                    "nodes", argv, os.environ, self._see_nodes, quiet=True, max_line=MAX_MEMBERS_LINE
+                )
         elif self._watch.code() is not None or now - self._nodes_at > self._pace.nodes_stale:
             end(self._watch.alive, lambda: 0.5, self._reap)
             self._watch.drain()
@@ -217,7 +222,8 @@ class Supervisor:
 
     def _see_nodes(self, line: str) -> None:
         if line.startswith('{"nodes"'):
-            self._nodes, self._nodes_at = json.loads(line)["nodes"], time.monotonic()
+            with suppress(ValueError, KeyError):  # a line that is cut must not end the thread that reads the next one
+                self._nodes, self._nodes_at = json.loads(line)["nodes"], time.monotonic()
 
     def _reap(self) -> None:
         """Orphans come to this process; those that a thread waits for are left to it."""
