@@ -1,7 +1,7 @@
 """The unit lane on every Python that we claim and this machine has: `make test-pythons`.
 
 Looks on PATH, in the folders of pyenv and uv; installs none. Each gets an environment below .cache/pythons.
-What runs elsewhere is compiled at its floor: node programs by Python 3.10, the link test by 3.8.
+What runs elsewhere is imported at its floor: node programs by Python 3.10, the link test by 3.8.
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LANE = ["-q", "-p", "no:cacheprovider", "-m", "not (deep or alone or slow)", "tests/unit"]
 INSTALL_SECONDS, LANE_SECONDS = 900, 1800
+# What some of them need, and images have.
+OF_IMAGES = ("huggingface_hub",)
+_IMPORT = """import importlib, sys
+for name in sys.argv[2:]:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        if getattr(error, "name", None) not in sys.argv[1].split(","):
+            sys.exit(f"{name}: {type(error).__name__}: {error}")"""
 
 
 def claimed() -> list[str]:
@@ -57,6 +66,15 @@ def compiled(python: str, paths: list[Path]) -> str:
     return done.stderr.strip()
 
 
+def imported(python: str, paths: list[Path]) -> str:
+    """What is wrong with these files for that Python once they run: each is imported, and with it what it compiles."""
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.stem != "__init__"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = [python, "-c", _IMPORT, ",".join(OF_IMAGES), *names]
+    done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stderr.strip()
+
+
 def lane(version: str, python: str) -> str:
     """Run the unit lane; the last that it printed."""
     folder = ROOT / ".cache" / "pythons" / version
@@ -80,8 +98,9 @@ def report(wanted: list[str]) -> Iterator[tuple[bool, str]]:
     """Whether each is well, and a line about it."""
     for version, paths in sorted(floors().items()):
         python = interpreter(version)
-        problem = compiled(python, paths) if python else ""
-        how = problem or f"{len(paths)} files compile" if python else "not on this machine, not tried"
+        problem = compiled(python, paths) or imported(python, paths) if python else ""
+        well = f"{len(paths)} files compile and can be imported" if python else "not on this machine, not tried"
+        how = problem or well
         yield not problem, f"floor {version}: {how}"
     for version in wanted:
         began, python = time.monotonic(), interpreter(version)

@@ -1,4 +1,4 @@
-"""Files that run on an older Python than the package compile there, and ruff gets that version."""
+"""Files that run on an older Python than the package compile and run there, and ruff gets that version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tools.pythons import claimed, compiled, floors, interpreter
+from tools.pythons import claimed, compiled, floors, imported, interpreter
 from vllm_cluster.run.node_program import program
 
 FLOORS = floors()
@@ -30,6 +30,8 @@ def test_it_is_of_that_python(version: str) -> None:
         ast.parse(path.read_text(), feature_version=(3, minor))
     python = interpreter(version)
     assert python is None or compiled(python, FLOORS[version]) == ""
+    # A regular expression, a decorator or a default is judged by that Python alone when the module is run.
+    assert python is None or imported(python, FLOORS[version]) == ""
 
 
 def test_what_does_not_compile_is_reported(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ PATHS = (
     "/rerank",
 )
 HEAD = b'{"id": "batch_req_'
-_NAME = re.compile(rb'"custom_id": ("(?:[^"\\]|\\.)*+")')
+_NAME = re.compile(rb'"custom_id": ("[^"\\]*(?:\\.[^"\\]*)*")')
 _ID = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,17})\.([1-9][0-9]{0,8})_([0-9a-f]{8})", ')
 
 

@@ -210,9 +210,7 @@ class Supervisor:
                 every = self._pace.nodes
                 argv = [sys.executable, __file__, "members", f"--every={every}"]
                 self._nodes_at = now
-                self._watch = Child(
-                    "nodes", argv, os.environ, self._see_nodes, quiet=True, max_line=MAX_MEMBERS_LINE
-                )
+                self._watch = Child("nodes", argv, os.environ, self._see_nodes, quiet=True, max_line=MAX_MEMBERS_LINE)
         elif self._watch.code() is not None or now - self._nodes_at > self._pace.nodes_stale:
             end(self._watch.alive, lambda: 0.5, self._reap)
             self._watch.drain()
