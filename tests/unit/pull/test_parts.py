@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,8 +18,10 @@ from tests.support.models.repositories import PullHub, pull_hub
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.pulls import MODEL, Part, contents, model_files, plan_of, repository
+from tests.support.spread import folder_plan
 from tests.support.waiting import until
-from vllm_cluster.remote.pull.plan import HostPlan
+from vllm_cluster.remote.pull import main
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.store import Store
 
 FILES = model_files(8 << 20)
@@ -108,6 +112,26 @@ def test_a_program_that_comes_back_after_its_end_ends_again(tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VCLUSTER_PULL": str(tmp_path)}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_receiver_waits_as_long_as_its_source_may_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that verifies what it has sends no byte meanwhile: 200 MB take two seconds."""
+    left = list[float]()
+    for name, value in {"FOLDER": tmp_path, "BEAT_SECONDS": 0.02, "IDLE_SECONDS": 0.1}.items():
+        monkeypatch.setattr(main, name, value)
+
+    def leave() -> None:
+        left.append(time.monotonic())
+        pull._over.set()
+
+    monkeypatch.setattr(main, "leave", leave)
+    pull = main.Pull(folder_plan(tmp_path / "cache", [PulledFile("weights", 200_000_000, "0" * 64)]))
+    pull.phase, began = "receiving", time.monotonic()
+    beat = threading.Thread(target=pull._beat, daemon=True)
+    beat.start()
+    beat.join(60)
+    assert left[0] - began >= 2.1
+    assert pull.error == "no byte came for 2 s: no source"
 
 
 @pytest.mark.slow

@@ -36,6 +36,8 @@ FAREWELL_SECONDS = 3.0
 MAX_WAIT = 24 * 3600.0
 # Without a byte for as long, this host ends: its source has gone, and no command may be there that would remove it.
 IDLE_SECONDS = 900.0
+# Nor does a source send any while it hashes what it has: with four threads a slow network disk gives it as much.
+HASHED_BYTES_PER_SECOND = 100e6
 STOPPED = 143
 
 
@@ -139,12 +141,13 @@ class Pull:
 
     def _beat(self) -> None:
         moved, before = time.monotonic(), -1
+        timeout = IDLE_SECONDS + self.plan.total / HASHED_BYTES_PER_SECOND
         while not self._over.wait(BEAT_SECONDS):
             now = self._write()
             if now != before or self.phase != "receiving":
                 moved, before = time.monotonic(), now
-            if time.monotonic() - moved > IDLE_SECONDS:
-                self.phase, self.error = "failed", f"no byte came for {IDLE_SECONDS:.0f} s: {self.error or 'no source'}"
+            if time.monotonic() - moved > timeout:
+                self.phase, self.error = "failed", f"no byte came for {timeout:.0f} s: {self.error or 'no source'}"
                 self._write()
                 leave()
 
