@@ -63,6 +63,23 @@ class Outcome:
         return self.status in (TOO_SLOW, TOO_MANY)
 
 
+def _content(reply: http.client.HTTPResponse) -> bytes:
+    """An answer with 200 as a whole; of a refusal the beginning, which has the reason."""
+    most = MAX_ANSWER if reply.status == OK else MAX_ERROR
+    try:
+        raw = reply.read(most)
+    except http.client.IncompleteRead as error:
+        raw = error.partial
+        cut = True
+    else:
+        cut = len(raw) < most and not reply.isclosed()
+    if reply.status == OK and cut:
+        raise http.client.HTTPException(f"the answer was cut off after {len(raw)} bytes")
+    if reply.status == OK and not reply.isclosed():
+        raise http.client.HTTPException(f"the answer is longer than {MAX_ANSWER >> 20} MiB")
+    return raw
+
+
 class ApiConnection:
     """One connection to the API; it is opened when it is needed."""
 
@@ -87,9 +104,9 @@ class ApiConnection:
         try:
             self._http.request(method, path, content, headers)
             reply = self._http.getresponse()
-            raw = reply.read(MAX_ANSWER if reply.status == OK else MAX_ERROR)
+            raw = _content(reply)
             if not reply.isclosed():
-                raise http.client.HTTPException("the answer is too long")
+                self._http.close()
         except BaseException:
             self._http.close()
             raise

@@ -150,7 +150,7 @@ class Engine:
     def _take(self) -> None:
         """Take what has come back, or wait a moment for it."""
         wait = TURN_SECONDS
-        if self._later:
+        if self._later and self._in_flight < self.level:  # with no place free, only what comes back is of use
             wait = min(wait, max(0.0, self._later[0][0] - time.monotonic()))
         with_wait: float | None = wait
         while True:

@@ -231,6 +231,31 @@ def test_ctrl_c_keeps_each_row_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert texts(rows) == ALL
 
 
+def test_a_retry_without_a_free_place_costs_no_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, released = [0], threading.Event()
+    tick = Engine._tick
+
+    def counted(engine: Engine) -> None:
+        turns[0] += 1
+        tick(engine)
+
+    def reply(prompt: str, times: int) -> Reply:
+        if prompt == "p0" and times == 1:
+            return 429, {}
+        released.wait(60)
+        return answer(prompt)
+
+    monkeypatch.setattr(Engine, "_tick", counted)
+    timer = threading.Timer(0.6, released.set)
+    with serving(Api(reply)) as api:
+        timer.start()
+        rows, errors, _ = run(tmp_path, api, PROMPTS[:3], concurrency=2)
+        timer.join()
+    assert (len(rows), errors) == (3, [])
+    # A turn for each answer, and four a second: it were thousands.
+    assert turns[0] < 30
+
+
 def test_the_memory_is_that_of_the_open_requests(tmp_path: Path) -> None:
     """A server that refuses all for now: lines that wait count as open."""
     seen: set[str] = set()
