@@ -23,6 +23,7 @@ from vllm_cluster.core.desired import Inputs, desired
 from vllm_cluster.core.diff import diff
 from vllm_cluster.core.identity import cluster_id
 from vllm_cluster.core.kept import kept_secrets
+from vllm_cluster.core.settled import settled
 from vllm_cluster.core.spec import LABEL, SPEC, stored_spec
 from vllm_cluster.debug_log import inventory_key, kept
 from vllm_cluster.errors import UsageError, VclusterError
@@ -216,9 +217,9 @@ def _plan(inventory: Inventory, facts: Mapping[str, HostFacts]) -> dict[str, Any
     try:
         findings = [asdict(finding) for finding in preflight(inventory, facts)]
         kept = {backend.TOKEN: "unknown", "api-key": "unknown", **kept_secrets(inventory, facts)}
-        plan = diff(
-            desired(inventory, facts, Inputs(digest(node_files()), kept, cluster_id(inventory, facts) or "")), facts
-        )
+        inputs = Inputs(digest(node_files()), kept, cluster_id(inventory, facts) or "")
+        specs, _ = settled(desired(inventory, facts, inputs), facts)
+        plan = diff(specs, facts)
     except (VclusterError, KeyError) as error:
         return {"unknown": str(error)}
     operations = [{"host": one.host, "operation": one.verb, "message": one.text} for one in plan.operations()]

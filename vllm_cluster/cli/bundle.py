@@ -29,14 +29,18 @@ def bundle(
         loaded = session.load()
         from vllm_cluster.actions.bundle import bundle as bundle_action
         from vllm_cluster.cli.render.text import plain
+        from vllm_cluster.errors import combine
         from vllm_cluster.text import count
 
         path, packed, failures = bundle_action(loaded, session.progress, output=output, anonymous=anonymous)
         missing = {host: error.message for host, error in failures.items()}
         lines = [f"  {size:>9}  {name}" for name, size in packed.items()]
+        lines += [f"Nothing of {host} is in it" for host in failures]
         files = count(len(packed), "file")
         lines.append(f"Wrote {path} ({files}); known secrets are redacted, review it before you share it")
         session.show(
             lambda: {"v": 1, "file": str(path), "packed": packed, "unreachable": missing},
             lambda: print(*map(plain, lines), sep="\n"),
         )
+        if failures:
+            raise combine(failures).with_hosts(loaded.hosts)

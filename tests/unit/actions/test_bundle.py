@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from tests.support.json_schemas import validate
+from tests.support.sim import lab, make
 from vllm_cluster.actions import bundle
-from vllm_cluster.errors import UsageError
+from vllm_cluster.cli import bundle as verb
+from vllm_cluster.cli.session import Session
+from vllm_cluster.errors import Unreachable, UsageError
+from vllm_cluster.events import Emit
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.runtime import Runtime
 
 
 @pytest.mark.parametrize(
@@ -30,3 +38,45 @@ def test_a_name_stays_in_its_folder(tmp_path: Path, name: str, packed: str) -> N
 def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         bundle._write(tmp_path / "none" / "x.tar.gz", {})
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_host_that_gave_nothing_is_named_and_makes_the_exit_code(
+    as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lost = {"gpu2": Unreachable("gpu2", "no route to host", hint="ssh gpu2")}
+    monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
+    monkeypatch.setattr(bundle, "bundle", lambda *_, **__: (tmp_path / "b.tar.gz", {"plan.json": 3}, lost))
+    with pytest.raises(SystemExit) as end:
+        verb.bundle(as_json=as_json)
+    assert end.value.code == 4
+    shown = capsys.readouterr()
+    if as_json:
+        validate(["bundle", "--json"], shown.out)
+        document, error = map(json.loads, shown.out.splitlines())
+        assert (document["unreachable"], error["code"]) == ({"gpu2": "gpu2: no route to host"}, "unreachable")
+    else:
+        assert "Nothing of gpu2 is in it\nWrote " in shown.out
+        assert shown.err.startswith("error: gpu2: no route to host\nfix: ")
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_its_plan_is_that_of_the_verb(gpus: int, tmp_path: Path) -> None:
+    """A node keeps what it was made with where a GPU is lost, and is recreated where one was added."""
+    world, inventory, path = make.world((2, 2)), make.inventory(2), tmp_path / "b.tar.gz"
+
+    def pack(inventory: Inventory, emit: Emit, runtime: Runtime) -> bundle.Packed:
+        return bundle.bundle(inventory, emit, output=path, anonymous=False, runtime=runtime)
+
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        world.machines["gpu2"].gpus = gpus
+        planned = lab.succeed(world, inventory, lab.do_plan).value
+        lab.succeed(world, inventory, pack)
+    with tarfile.open(path) as tar:
+        stream = tar.extractfile("vcluster-bundle/plan.json")
+        assert stream
+        found = json.load(stream)
+    hosts = {one["host"] for one in found["operations"] if one["operation"] == "create"}
+    assert hosts == {one.host for one in planned.operations() if one.verb == "create"}
+    assert hosts == ({"gpu2"} if gpus == 3 else set())
