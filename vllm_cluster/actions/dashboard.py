@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from vllm_cluster.actions.watch import View, watch
+from vllm_cluster.errors import UsageError
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.local_page import Content, LocalPage
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -24,8 +25,12 @@ def dashboard(
     """Serve the contents until it is interrupted; `show` takes each view, `opened` the URL and its port.
 
     Raises:
-        OSError: the port cannot be used.
+        UsageError: the port cannot be used.
     """
-    with LocalPage(contents, port) as page:
+    try:
+        made = LocalPage(contents, port)
+    except OSError as error:
+        raise UsageError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}", again=("--port", "0")) from None
+    with made as page:
         opened(page.url, page.port)
         watch(inventory, INTERVAL_SECONDS, show, runtime=runtime)

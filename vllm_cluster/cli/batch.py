@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -129,11 +130,16 @@ def _out_of(source: Path, output: Path | None) -> Path:
     if str(source) == "-":
         text = "IN must be a file: it is read twice, and again to continue"
         raise UsageError(text, hint="cat > requests.jsonl\nvcluster batch requests.jsonl -o answers.jsonl")
-    if not source.expanduser().is_file():
+    if not expanded(source).is_file():
         hint = 'echo \'["The capital of France is", "A river"]\' > prompts.json'
         hint += f"\nvcluster batch prompts.json -o {output}"
         raise UsageError(f"{source} is not a file", hint=hint)
-    return expanded(output)
+    out = expanded(output)
+    # It has a name with .errors beside it.
+    if not out.name:
+        hint = shlex.join(["vcluster", "batch", str(source), "-o", "answers.jsonl"])
+        raise UsageError(f"cannot write {out}: Is a directory", hint=hint)
+    return out
 
 
 def _ensure_one_way(*, on_head: bool, detach: bool, cancel: bool) -> None:

@@ -8,7 +8,6 @@ import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import UsageError
 
 Port = Annotated[
     int, typer.Option("--port", "-p", metavar="PORT", min=0, max=65535, help="The port on this machine; 0: a free one.")
@@ -30,7 +29,4 @@ def dashboard(inventory: InventoryPath = None, port: Port = 0, as_json: Json = F
             session.emit(Event("result", text, data={"url": url, "port": number}))
             session.finish()
 
-        try:
-            dashboard_action(loaded, feed.show, {"": feed.page, "data": feed.data}, opened, port=port)
-        except OSError as error:
-            raise UsageError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}", again=("--port", "0")) from None
+        dashboard_action(loaded, feed.show, {"": feed.page, "data": feed.data}, opened, port=port)

@@ -32,7 +32,9 @@ def explain(
         from vllm_cluster.events import Event
 
         if files:
-            found = explain_action.Explanation(explain_action.of_files(files, session.progress), {})
+            # Standard input ends once.
+            verdict = explain_action.of_files(list(dict.fromkeys(files)), session.progress)
+            found = explain_action.Explanation(verdict, {})
         else:
             found = explain_action.of_cluster(session.load(), session.progress)
         for host, error in found.failures.items():

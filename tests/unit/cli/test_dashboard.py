@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.json_schemas import schemas
+from tests.support.sim import make
 from tests.support.views import HEAD, LOST, MODEL, WORKER, serving, view
+from vllm_cluster.cli import dashboard as verb
 from vllm_cluster.cli.render.dashboard import MAX_EVENTS, MAX_POINTS, DashboardFeed, changes
+from vllm_cluster.cli.session import Session
+from vllm_cluster.laptop import STANDARD_OUTPUT
+
+
+def test_a_port_in_use_names_the_option_for_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as end:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("sys.argv", ["vcluster", "dashboard", "--port", str(port)])
+        verb.dashboard(port=port)
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use",
+        f"fix: vcluster dashboard --port {port} --port 0",
+    ]
+
+
+def test_a_closed_standard_output_ends_it_without_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `vcluster dashboard --json | true` writes it."""
+
+    def closed(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe", STANDARD_OUTPUT)
+
+    monkeypatch.setattr(Session, "load", lambda _: make.inventory(1))
+    monkeypatch.setattr(Session, "emit", closed)
+    with pytest.raises(SystemExit) as end:
+        verb.dashboard(as_json=True)
+    assert (end.value.code, *capsys.readouterr()) == (1, "", "")
 
 
 def test_a_page_that_is_opened_late_has_what_was_before() -> None:

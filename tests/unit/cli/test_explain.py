@@ -43,6 +43,15 @@ def test_a_cause_with_its_lines_its_fix_and_what_finds_it_before(capsys: pytest.
     assert "before:  vcluster fit MODEL" in said
 
 
+def test_a_file_that_is_named_twice_is_read_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = (FOLDER / "context-too-long.context.log").read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(content))))
+    assert run(Path("-"), Path("-"), as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["read"]["logs"] == 1
+
+
 def test_the_remedy_of_a_model_that_cannot_be_served_has_its_name() -> None:
     words = (FOLDER / "context-too-long.context.log").read_text().splitlines()[49]
     error = HostError(

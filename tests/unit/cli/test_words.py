@@ -108,6 +108,24 @@ def test_what_no_flag_of_vllm_is_names_what_to_use(typed: str, message: str, fix
     assert (found.message, found.hint) == (message, fix)
 
 
+@pytest.mark.parametrize(
+    ("source", "output", "message", "fix"),
+    [
+        ("in.json", ".", "cannot write .: Is a directory", "vcluster batch in.json -o answers.jsonl"),
+        ("in.json", "", "cannot write .: Is a directory", "vcluster batch in.json -o answers.jsonl"),
+        ("in.json", "/", "cannot write /: Is a directory", "vcluster batch in.json -o answers.jsonl"),
+        ("~nouser/in.json", "out", "~nouser/in.json is not a file", "vcluster batch prompts.json -o out"),
+    ],
+)
+def test_files_that_cannot_be_are_a_wrong_call(
+    source: str, output: str, message: str, fix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.json").write_text('["a"]')
+    done = run("batch", source, "-o", output, cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {message}")
+    assert f"fix: {fix}" in done.stderr.splitlines()
+
+
 @pytest.mark.parametrize("other", ["--watch", "--json"])
 def test_the_words_of_ray_are_neither_a_view_nor_a_document(other: str) -> None:
     found = call("status", "--ray", other)
