@@ -57,7 +57,7 @@ def logs(
             if folding:
                 lines = folding.fold(lines, int(runtime.clock.time() * 1e9))
             if tail:
-                lines = tail.rest() if quiet and asked.follow else tail.keep(lines)
+                lines = [*tail.keep(lines), *(tail.rest() if quiet and asked.follow else ())]
             if lines:
                 found = True
                 show(lines)
