@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from vllm_cluster.actions.head import at_head
 from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import engine_problem
-from vllm_cluster.core.desired import found_gpus
+from vllm_cluster.core.desired import found_gpus, intent
 from vllm_cluster.core.identity import cluster_id, foreign, node_of
 from vllm_cluster.core.members import Record, former, record_of
 from vllm_cluster.core.node_status import GroupNode, NodeStatus
-from vllm_cluster.core.spec import ROLE
+from vllm_cluster.core.spec import ROLE, stored_spec
 from vllm_cluster.errors import CommandFailed, ConnectionLost, HostError, ShellUnusable, Unreachable, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
@@ -209,14 +209,26 @@ def _host(inventory: Inventory, name: str, row: HostState, head: HostState, expe
         problems.append(f"Ray is {group.state}: {group.words}".strip(": "))
         fix = fix or ("vcluster explain" if group.error else "")
     elif group and counted is not None and counted != gpus:
-        problems.append(f"Ray reports {counted} of {gpus} GPUs")
-        fix = fix or "vcluster up"
+        problem, way = _other_number(inventory, name, row, counted, gpus)
+        problems.append(problem)
+        fix = fix or way
     elif row.state == STARTING:
         problems.append("the node has not reported yet")
     if row.status and row.status.error:
         problems.append(row.status.error)
     problem = "; ".join(problems)
     return HostStatus(name, address, role, row.state, row.container, gpus, counted, problem, fix, row.age)
+
+
+def _other_number(inventory: Inventory, name: str, row: HostState, counted: int, gpus: int | None) -> tuple[str, str]:
+    """The problem of a host of whose GPUs Ray counts another number, and its fix."""
+    node = node_of(inventory.cluster, row.facts) if row.facts else None
+    spec = stored_spec(node.labels) if node else None
+    if spec is None or gpus is None or spec.gpu_count <= gpus or spec.intent != intent(inventory.hosts[name]):
+        return f"Ray reports {counted} of {gpus} GPUs", "vcluster up"
+    # `up` keeps a node where less is found than when it was made: what was lost may come back.
+    text = f"{count(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} found, {spec.gpu_count} when its node was made"
+    return text, f"repair the host, or set hosts.{name}.gpus: {gpus}\nvcluster up" if gpus else "repair the host"
 
 
 def _former(

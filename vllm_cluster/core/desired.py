@@ -96,7 +96,7 @@ def _node(inventory: Inventory, host: Host, facts: HostFacts, inputs: Inputs) ->
         program=inputs.program,
         secrets=spec_secrets,
         cluster_id=inputs.id,
-        intent=_intent(host),
+        intent=intent(host),
     )
 
 
@@ -107,7 +107,7 @@ def _as_given(inventory: Inventory) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _intent(host: Host) -> tuple[tuple[str, str], ...]:
+def intent(host: Host) -> tuple[tuple[str, str], ...]:
     """What the inventory itself sets of that which is otherwise found, to distinguish the two later."""
     words = {"gpus": host.gpus, "hcas": host.hcas, "interface": host.interface}
     return tuple((key, "found" if value is None else json.dumps(value)) for key, value in words.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.sim import make
+from tests.support.sim import lab, make
 from tests.support.views import HEAD, WORKER, view
 from vllm_cluster.actions.status import MISSING, RUNNING, STOPPED, UNREACHABLE, HostState, assemble
 
@@ -20,3 +20,28 @@ def test_a_node_that_has_just_ended_has_no_gpus(state: str, counted: int) -> Non
     found = assemble(make.inventory(2), {"gpu1": head, "gpu2": HostState(state, gpus=GPUS)})
     assert [host.joined_gpus for host in found.hosts] == [GPUS, counted]
     assert found.up is (state == RUNNING)
+
+
+@pytest.mark.parametrize(("left", "declared"), [(1, False), (0, False), (1, True)])
+def test_a_lost_gpu_is_named_with_a_fix_that_ends_it(left: int, declared: bool) -> None:
+    """`up` keeps a node where less is found than when it was made: it is not the fix."""
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        world.machines["gpu2"].gpus = left
+        if declared:
+            inventory = make.inventory(2, {"gpu2": {"gpus": left}})
+        found = lab.succeed(world, inventory, lab.do_status).value
+        assert not found.up
+        (row,) = [host for host in found.hosts if host.problem]
+        if declared:
+            assert (row.problem, row.fix) == ("Ray reports 2 of 1 GPUs", "vcluster up")
+        elif left:
+            assert row.problem == "1 GPU is found, 2 when its node was made"
+            assert row.fix == "repair the host, or set hosts.gpu2.gpus: 1\nvcluster up"
+            inventory = make.inventory(2, {"gpu2": {"gpus": left}})
+        else:
+            assert (row.problem, row.fix) == ("0 GPUs are found, 2 when its node was made", "repair the host")
+            return
+        lab.succeed(world, inventory, lab.do_up)
+        assert lab.succeed(world, inventory, lab.do_status).value.up
