@@ -4,38 +4,59 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm_cluster.inventory.model import Inventory
 
-_ON = re.compile(r"on ([\w.-]+)(, [^:]{1,60})?: (.+)")
+_HOST = re.compile(r"[\w.-]+")
+_ON = re.compile(r"on ([^:]+): (.+)")
 # A remedy that begins with another word is a sentence.
 _PROGRAMS = (
-    *("chronyc", "docker", "du", "ibstat", "ip", "journalctl", "ls", "mkdir", "nvidia-smi", "rm", "ss", "stat", "sudo"),
-    *("tail", "timedatectl"),
+    *("chronyc", "cp", "docker", "du", "echo", "ibstat", "ip", "journalctl", "ls", "mkdir", "nvidia-smi", "rm", "ss"),
+    *("stat", "sudo", "tail", "timedatectl"),
 )
-# Where the command ends and a sentence begins.
-_END = re.compile(r"(; | \(|, (?:then|or|for good|and|with|if)\b|, (?=[a-z-]+ ps\b))")
+_COMMAND = re.compile(rf"(then |or )?((?:{'|'.join(_PROGRAMS)})\b.*)")
+# Where the command ends and a sentence, or another command, begins; what is quoted belongs to the command.
+_END = re.compile(r"'[^']*'|(?P<end>; | \(|, (?:then|or|for good|and|with|if)\b|, (?=[a-z-]+ ps\b))")
 
 
 def pasteable(text: str, hosts: Mapping[str, Sequence[str]]) -> str:
     """The text, in which `on HOST: COMMAND` is a line of ssh; `hosts` are the words behind `ssh` for each host."""
-    return "\n".join(_line(line, hosts) for line in text.splitlines())
+    return "\n".join(line for one in text.splitlines() for line in _lines(one, hosts))
 
 
-def _line(line: str, hosts: Mapping[str, Sequence[str]]) -> str:
+def _lines(line: str, hosts: Mapping[str, Sequence[str]]) -> Iterator[str]:
     found = _ON.fullmatch(line)
-    if not found or found[1] not in hosts or not found[3].startswith(tuple(f"{name} " for name in _PROGRAMS)):
-        return line
-    command, *rest = _END.split(found[3], maxsplit=1)
+    names = list(takewhile(_HOST.fullmatch, found[1].split(", "))) if found else []
+    if not found or hosts.keys().isdisjoint(names) or not _COMMAND.fullmatch(found[2]):
+        yield line
+        return
+    if ", ".join(names) != found[1]:  # with a condition
+        yield f"on {found[1]}:"
+    rest = found[2]
+    while there := _COMMAND.fullmatch(rest):
+        command, rest = _split(there[2])
+        yield from ["or:"] if there[1] == "or " else []
+        yield from (_on(name, command, hosts) for name in names)
+    yield from [rest] if rest else []
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The command at the beginning of a text, and what follows it."""
+    end = next((part.start() for part in _END.finditer(text) if part["end"]), len(text))
+    return text[:end], text[end:].strip(" ;,")
+
+
+def _on(name: str, command: str, hosts: Mapping[str, Sequence[str]]) -> str:
+    """A command on a host, which SSH may not lead to."""
+    if name not in hosts:
+        return f"on {name}: {command}"
     # sudo asks for its password on a terminal.
-    terminal = ["-t"] if command.startswith("sudo ") else []
-    lines = [f"on {found[1]}{found[2]}:"] if found[2] else []
-    lines.append(shlex.join(["ssh", *terminal, *hosts[found[1]], command]))
-    more = "".join(rest).strip(" ;,")
-    return "\n".join([*lines, more] if more else lines)
+    terminal = ["-t"] if re.search(r"\bsudo ", command) else []
+    return shlex.join(["ssh", *terminal, *hosts[name], command])
 
 
 def ssh_words(inventory: Inventory) -> dict[str, list[str]]:

@@ -31,9 +31,9 @@ REMEDY, FIXES = ("hint", "fix", "advice"), {"Finding": 3, "RequestProblem": 2}
 KNOWN = set(
     re.findall(
         r"\w+",
-        """allow cdi chronyc dev df docker download du exec logs from generate get hostnamectl ip link ls makestep
-        mkdir modprobe mtu neigh nvlink pull restart rm route run serve set show ss start stat sudo system systemctl
-        ufw unpause up usermod vllm volume""",
+        """all allow cdi chronyc cp dev df docker download du echo exec from generate get hostnamectl ibstat ip link
+        logs ls makestep mkdir modprobe mtu neigh nvlink ps pull restart rm route run serve set show ss
+        start stat sudo system systemctl tee timedatectl true ufw unpause up usermod vllm volume""",
     )
 )
 SENTENCE = re.compile(r"(?<!docker )\b(?:run|say|try) (?:vcluster|up|down|--)")

@@ -18,6 +18,7 @@ from tests.support.sim.world import World
 from tests.support.tree import full
 from vllm_cluster.actions.status import ClusterStatus, HostStatus
 from vllm_cluster.checks.docker import engine_problem
+from vllm_cluster.checks.finding import Finding, merged
 from vllm_cluster.cli import status
 from vllm_cluster.cli.completion import complete_models
 from vllm_cluster.cli.paste import pasteable
@@ -199,7 +200,7 @@ def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> 
     assert (tmp_path / "asked").read_text().count("\n") == 1
 
 
-WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"]}
+WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"], "gpu2": ["me@gpu2"]}
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,35 @@ WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"]}
             ],
         ),
         ("on gpu1: install iproute2", ["on gpu1: install iproute2"]),
+        (
+            "on gpu1: nvidia-smi, docker ps, then stop it",
+            ["ssh -F 'a b' -p 22 me@10.0.0.1 nvidia-smi", "ssh -F 'a b' -p 22 me@10.0.0.1 'docker ps'", "then stop it"],
+        ),
+        (
+            "on gpu1: chronyc makestep, or timedatectl set-ntp true",
+            [
+                "ssh -F 'a b' -p 22 me@10.0.0.1 'chronyc makestep'",
+                "or:",
+                "ssh -F 'a b' -p 22 me@10.0.0.1 'timedatectl set-ntp true'",
+            ],
+        ),
+        (
+            "on gpu1: echo '10.0.0.1 gpu1' | sudo tee -a /etc/hosts",
+            ["ssh -t -F 'a b' -p 22 me@10.0.0.1 'echo '\"'\"'10.0.0.1 gpu1'\"'\"' | sudo tee -a /etc/hosts'"],
+        ),
+        (
+            "on gpu1: cp -rL '/a; b' /c; then vcluster pull",
+            ["ssh -F 'a b' -p 22 me@10.0.0.1 'cp -rL '\"'\"'/a; b'\"'\"' /c'", "then vcluster pull"],
+        ),
+        (
+            "on gpu1, gpu2, here, if it is unused: docker ps",
+            [
+                "on gpu1, gpu2, here, if it is unused:",
+                "ssh -F 'a b' -p 22 me@10.0.0.1 'docker ps'",
+                "ssh me@gpu2 'docker ps'",
+                "on here: docker ps",
+            ],
+        ),
         ("on gpu9: docker ps", ["on gpu9: docker ps"]),
         (
             "on gpu1: docker rm -f vcluster-lab\nvcluster up",
@@ -227,3 +257,10 @@ WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"]}
 )
 def test_a_command_for_a_host_is_a_line_of_ssh(remedy: str, lines: list[str]) -> None:
     assert pasteable(remedy, WORDS).splitlines() == lines
+
+
+def test_a_remedy_of_many_hosts_is_a_line_of_ssh_for_each() -> None:
+    names = [f"gpu{number}" for number in range(32)]
+    (found,) = merged(Finding("docker-stopped", name, "it has ended", f"on {name}: docker ps") for name in names)
+    lines = pasteable(found.fix, {name: [f"me@{name}"] for name in names}).splitlines()
+    assert lines == [f"ssh me@{name} 'docker ps'" for name in names]
