@@ -208,6 +208,16 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def duration(seconds: float) -> str:
+    """A duration for people that was chosen, in full: 1 h 30 min."""
+    parts, left = [], seconds
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        whole, left = divmod(left, size)
+        parts += [f"{whole:.0f} {unit}"] if whole else []
+    parts += [f"{left:.10g} s"] if left or not parts else []
+    return " ".join(parts)
+
+
 def host_port(address: str, port: int) -> str:
     """An address and a port as one word; IPv6 in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

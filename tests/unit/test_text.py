@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.logs import explained
 from tests.support.modules import MODULES
-from vllm_cluster.text import REDACTED, count, printable, redact, redact_value, redactor
+from vllm_cluster.text import REDACTED, count, duration, printable, redact, redact_value, redactor
 
 CANARY = "cänary/+key with=0123456789"
 TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=9, max_size=40)
@@ -193,3 +193,11 @@ def test_plurals_are_made_in_one_place() -> None:
     own = re.compile(r"""['"]s['"]\s*\[|else ['"]s['"]|\w\(s\)""")
     rooms = (path for path in MODULES if path.name != "text.py" and path.parent.name != "fit")
     assert [path.name for path in rooms if own.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (90, "1 min 30 s"), (600, "10 min"), (5400, "1 h 30 min"), (90061.5, "1 d 1 h 1 min 1.5 s")],
+)
+def test_a_duration_that_was_chosen_is_shown_in_full(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

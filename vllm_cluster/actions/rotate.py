@@ -26,7 +26,7 @@ from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.run.secrets import KEY_BYTES
-from vllm_cluster.text import age
+from vllm_cluster.text import duration
 
 NAME = "api-key"
 # vLLM's server looks at the file at each request, but a busy head is slow to answer.
@@ -61,7 +61,7 @@ def rotate(
             older = {key: until for key, until in older.items() if until > now}
             content = KeyFile(made, runtime.secret_id(inventory.cluster, NAME, made), older).text()
             _write(inventory, head, facts, holder, content)
-            record(node, "key", [f"rotate the API key{f', {age(grace)} grace' if grace else ''}"], emit)
+            record(node, "key", [f"rotate the API key{f', {duration(grace)} grace' if grace else ''}"], emit)
         # The lease is given back: it only looks, and others need not wait for it.
         seen = _tried(node, made, before.key, refused=not grace, runtime=runtime)
     emit(Event("result", f"The API key is new; {_changed(grace, seen)}. Every client needs the new one: vcluster key"))
@@ -102,7 +102,7 @@ def _status(port: int, key: str) -> int | str:
 
 def _changed(grace: float, seen: bool) -> str:
     if grace:
-        old = f"the old one is refused in {age(grace)}"
+        old = f"the old one is refused in {duration(grace)}"
         return f"the API accepts it; {old}" if seen else old
     return "the API accepts it and refuses the old one" if seen else "the old one is refused"
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXIT_NOTHING_FITS = 3
 MIN_GPU_MEMORY = 10**9
 MIN_PARAMETERS = 10**6
+BITS = 16
 
 
 Model = Annotated[
@@ -51,7 +52,8 @@ Params = Annotated[
     typer.Option("--params", metavar="COUNT", help="Parameter count (405B) in place of MODEL; no network access."),
 ]
 Bits = Annotated[
-    int, typer.Option("--bits", metavar="NUMBER", min=1, max=64, help="Bits of a parameter, with --params.")
+    int | None,
+    typer.Option("--bits", metavar="NUMBER", min=1, max=64, help="Bits of a parameter, with --params. Default: 16."),
 ]
 
 
@@ -65,7 +67,7 @@ def fit(
     nodes: Nodes = None,
     gpu_memory: GpuMemory = None,
     params: Params = None,
-    bits: Bits = 16,
+    bits: Bits = None,
     as_json: Json = False,
 ) -> None:
     """Check whether a model fits, in which layouts and context."""
@@ -74,11 +76,13 @@ def fit(
 
         if (model is None) == (params is None):
             raise UsageError("give a model, or --params", hint="vcluster fit meta-llama/Llama-3.1-8B-Instruct")
+        if bits and params is None:
+            raise UsageError("--bits needs --params: a model has its own", hint="--params 405B --bits 8")
         workload, given = _workload(context, concurrency, kv_cache_dtype), _gpus(gpus, nodes, gpu_memory)
         if params is not None:
             from vllm_cluster.fit.report import of_parameters, report
 
-            found = report(of_parameters(_parameters(params), bits), given, workload)
+            found = report(of_parameters(_parameters(params), bits or BITS), given, workload)
         else:
             from vllm_cluster.actions import fit as fit_action
 

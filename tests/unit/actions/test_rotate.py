@@ -48,4 +48,5 @@ def test_only_a_ready_model_proves_that_a_key_is_accepted() -> None:
     with serving(Api(answer)) as api:
         assert not rotate._tried(node(api, "loading"), "new", "old", refused=True, runtime=RUNTIME)
     assert rotate._changed(0.0, seen=False) == "the old one is refused"
+    assert rotate._changed(5400.0, seen=False) == "the old one is refused in 1 h 30 min"
     assert rotate._changed(60.0, seen=True) == "the API accepts it; the old one is refused in 1 min"

@@ -103,6 +103,12 @@ def test_a_gated_model_wants_the_token(here: Hub, tmp_path: Path) -> None:
     assert fit("org/gated", *TWO_NODES, endpoint=here.url, HF_HOME=str(tmp_path)).returncode == 0
 
 
+def test_bits_of_a_model_are_its_own() -> None:
+    done = fit("org/model", "--bits", "8", *TWO_NODES)
+    assert done.returncode == 2
+    assert "error: --bits needs --params: a model has its own" in done.stderr
+
+
 def test_a_folder(tmp_path: Path) -> None:
     for name, content in checkpoints.files(configs.LLAMA_8B, checkpoints.llama(configs.LLAMA_8B)).items():
         (tmp_path / name).write_bytes(content)

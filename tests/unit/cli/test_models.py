@@ -45,6 +45,11 @@ def test_hosts_that_have_the_same_share_a_row(capsys: pytest.CaptureFixture[str]
     ]
 
 
+def test_a_host_whose_clock_is_ahead_has_read_a_model_just_now(capsys: pytest.CaptureFixture[str]) -> None:
+    ahead = CachedModel("org/whole", COMMIT, 16_100_000_000, time.time() + 40, "")
+    assert "org/whole 0e9e39f249a1 16.1 GB gpu1 0 s ago complete" in shown(capsys, CachedModels({"gpu1": (ahead,)}, {}))
+
+
 PULLS = {
     "gpu1": RunningPull("org/new", COMMIT, "downloading", 3_100_000_000, 16_100_000_000),
     "gpu2": RunningPull("org/new", COMMIT, "receiving", 2_000_000_000, 16_100_000_000),

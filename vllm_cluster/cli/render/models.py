@@ -64,7 +64,7 @@ def _row(found: CachedModels, state: str, held: dict[str, CachedModel]) -> dict[
         "revision": plain(one.commit[:12]),
         "size": size(max(model.size_bytes for model in held.values())),
         "hosts": f"all {len(held)}" if len(held) == len(found.hosts) > 1 else ", ".join(held),
-        "last read": f"{age(time.time() - used)} ago" if used else "",
+        "last read": f"{age(max(0.0, time.time() - used))} ago" if used else "",
         "state": plain(state),
     }
 
