@@ -63,8 +63,11 @@ def to_file(cache: Path, verb: str, key: str) -> Path | None:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _add(_PrivateFile(path, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8"))
-        for old in kept(cache)[:-MAX_FILES]:
-            old.unlink(missing_ok=True)
+        for oldest in kept(cache)[-MAX_FILES:][:1]:
+            # With what was full before: its name has one number more.
+            for old in folder.glob("*-*-*.log*"):
+                if old.name < oldest.name:
+                    old.unlink(missing_ok=True)
         return path
     return None
 

@@ -69,6 +69,20 @@ def test_a_secret_in_an_argument_is_redacted(tmp_path: Path) -> None:
     assert "[redacted]" in line
 
 
+def test_a_full_log_goes_with_the_one_that_followed_it(tmp_path: Path) -> None:
+    folder = tmp_path / debug_log.FOLDER
+    folder.mkdir()
+    names = [f"20260101T0000{number:02}-up-other-1.log" for number in range(debug_log.MAX_FILES + 1)]
+    for name in (*names, *(f"{name}.1" for name in names), "20250101T000000-up-other-1.log.1"):
+        (folder / name).write_text("")
+    (folder / "notes.txt").write_text("")
+    mine = debug_log.to_file(tmp_path, "up", "key")
+    assert mine
+    # Two more than are kept, and one whose log is gone.
+    left = {name for kept in names[2:] for name in (kept, f"{kept}.1")}
+    assert {path.name for path in folder.iterdir()} == {*left, mine.name, "notes.txt"}
+
+
 def test_the_last_runs_are_kept_and_found_by_their_inventory(tmp_path: Path) -> None:
     folder = tmp_path / debug_log.FOLDER
     folder.mkdir()
