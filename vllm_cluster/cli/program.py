@@ -164,7 +164,8 @@ class Verbs(TyperGroup):
         args = words.options_last(args)
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
-        if self.default and (not args or args[0].startswith("-")):
+        # A verb may be what is being completed.
+        if self.default and (args[0].startswith("-") if args else not ctx.resilient_parsing):
             args = ["--help"] if {*args} & {*ctx.help_option_names} else [self.default, *args]
         _plain_values(self.get_params(ctx))
         try:
@@ -192,8 +193,10 @@ class Verbs(TyperGroup):
     def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
         """The verbs, none of them imported."""
         if incomplete.startswith("-"):
-            options = [name for one in self.get_params(ctx) for name in one.opts if name.startswith(incomplete)]
-            return [CompletionItem(name) for name in options]
+            default = self.get_command(ctx, self.default)
+            params = [*self.get_params(ctx), *(default.get_params(ctx) if default else ())]
+            options = [name for one in params for name in one.opts if name.startswith(incomplete)]
+            return [CompletionItem(name) for name in dict.fromkeys(options)]
         return [CompletionItem(name) for name in self.verbs if name.startswith(incomplete)]
 
 

@@ -95,6 +95,9 @@ def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) ->
         ("vcluster up --color n", ["never"]),
         ("vcluster tunnel --po", ["--port"]),
         ("vcluster sandbox u", ["up"]),
+        ("vcluster models r", ["rm"]),
+        ("vcluster models --js", ["--json"]),
+        ("vcluster models -i inventory.yaml --js", ["--json"]),
     ],
 )
 def test_each_shell_is_offered_the_same(shell: str, typed: str, offered: list[str], inventory: Path) -> None:
@@ -106,3 +109,8 @@ def test_each_shell_is_offered_the_same(shell: str, typed: str, offered: list[st
     if shell == "zsh":
         shown = shown.removeprefix("_arguments '*: :((").removesuffix("))'").replace('"', "")
     assert (shown.split(), done.stderr) == (offered, "")
+
+
+def test_verbs_of_a_group_with_a_default_are_offered(inventory: Path) -> None:
+    words = {"COMP_WORDS": "vcluster models ", "COMP_CWORD": "2", "_VCLUSTER_COMPLETE": "complete_bash"}
+    assert run(cwd=inventory.parent, **words).stdout.split() == ["ls", "rm"]
