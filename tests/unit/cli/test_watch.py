@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from tests.support.json_schemas import validate
 from tests.support.views import GPUS, HEAD, LOAD, LOST, MODEL, WORKER, serving, view
 from vllm_cluster.actions.watch import View
 from vllm_cluster.cli import status as verb
-from vllm_cluster.cli.render.watch import Lines, line, picture
+from vllm_cluster.cli.render.watch import Lines, Picture, line, picture, writer
 from vllm_cluster.core.counters import ModelLoad
 from vllm_cluster.core.load import GpuLoad
 from vllm_cluster.errors import UsageError
@@ -23,6 +24,18 @@ def shown(found: View, width: int, height: int = 50) -> list[str]:
     assert max(map(len, lines)) <= width
     assert len(lines) <= height
     return lines
+
+
+@pytest.mark.parametrize(
+    ("term", "terminal", "kind"),
+    [("xterm", True, Picture), ("dumb", True, Lines), ("unknown", True, Lines), ("xterm", False, Lines)],
+)
+def test_a_terminal_that_cannot_be_drawn_on_gets_lines(
+    term: str, terminal: bool, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert type(writer(as_json=False, color="auto", paste=str)) is kind
 
 
 @pytest.mark.promise("P23")

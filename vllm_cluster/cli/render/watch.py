@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -44,7 +45,9 @@ def view_document(view: View, paste: Paste = lambda fix: fix) -> dict[str, Any]:
 
 def writer(*, as_json: bool, color: str, paste: Paste) -> Picture | Lines:
     """What shows each view: on a terminal a picture, elsewhere a line each."""
-    if as_json or not sys.stdout.isatty():
+    # On such a terminal rich draws nothing.
+    dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    if as_json or dumb or not sys.stdout.isatty():
         return Lines(as_json=as_json, paste=paste)
     return Picture(colored=wants_color(color, stdout=True), paste=paste)
 
