@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.lab import Outcome
 from tests.support.sim.world import World
-from vllm_cluster.actions import rollback, serve
+from vllm_cluster.actions import endpoint, rollback, serve
+from vllm_cluster.actions.head import at_head, read_key
 from vllm_cluster.errors import HostError, PreflightFailed
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run.history import command_named
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import Runtime
 
 INVENTORY = make.inventory(2)
@@ -158,3 +162,43 @@ def go_back(inventory: Inventory, emit: Emit, runtime: Runtime, *, asked: list[s
         return False
 
     return rollback.rollback(inventory, emit, confirm=confirm, runtime=runtime)
+
+
+@pytest.fixture
+def chosen(world: World) -> World:
+    """It serves org/other by another name on one host, with a flag."""
+    words: dict[str, Any] = {"name": "other", "tp": None, "pp": None, "expose": False, "hosts": ("gpu1",)}
+
+    def verb(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
+        given = {"confirm": lambda _: True, "runtime": runtime, "extra": ("--seed", "7"), **words}
+        return serve.serve(inventory, emit, model="org/other", **given)
+
+    lab.succeed(world, INVENTORY, verb)
+    return world
+
+
+SERVED = "vcluster serve org/other --name other --hosts gpu1"
+
+
+def test_exposing_what_is_served_keeps_its_options(chosen: World, tmp_path: Path) -> None:
+    def verb(inventory: Inventory, _emit: Emit, runtime: Runtime) -> Any:
+        return endpoint.endpoint(inventory, tmp_path, direct=True, detach=None, runtime=runtime)
+
+    error = lab.run(chosen, INVENTORY, verb).error
+    assert isinstance(error, PreflightFailed)
+    assert error.hint == f"vcluster endpoint --detach\n{SERVED} --expose -- --seed 7"
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("other", f"{SERVED} -- --seed 7"),
+        ("org/model", "vcluster serve org/model"),
+        ("a name", "vcluster serve MODEL --name 'a name'"),
+    ],
+)
+def test_a_name_leads_to_the_request_that_had_it(chosen: World, name: str, command: str) -> None:
+    assert chosen.runtime
+    with at_head(INVENTORY, chosen.runtime) as head:
+        read_key(INVENTORY, head)
+        assert command_named(INVENTORY, NodeHandle(head, INVENTORY.cluster), name) == command

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.history import command_of
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.observe import observe
 from vllm_cluster.run.program import InNode, RunningProgram, python, start
@@ -47,6 +47,8 @@ class ContextLimit:
 
     model: str
     tokens: int | None
+    # The command that serves it with so many.
+    longer: Callable[[int], str]
 
     def ensure_fit(self, wanted: BenchRequest) -> None:
         """Refuse random prompts that cannot fit; those of a file have a length that only the server knows.
@@ -58,15 +60,12 @@ class ContextLimit:
         if self.tokens and not wanted.prompts and longest > self.tokens:
             point = next(one for one in wanted.points if one.input + one.output == longest)
             text = f"{point.input} tokens in and {point.output} out are {longest}; {self.fact}"
-            raise UsageError(text, hint=f"use a smaller --input-len or --output-len\n{self._longer(longest)}")
+            raise UsageError(text, hint=f"use a smaller --input-len or --output-len\n{self.longer(longest)}")
 
     @property
     def fact(self) -> str:
         """The limit, for people."""
         return f"{self.model} takes {self.tokens} tokens, prompt and answer together (--max-model-len)"
-
-    def _longer(self, tokens: int) -> str:
-        return f"vcluster serve {shlex.quote(self.model)} -- --max-model-len {tokens}"
 
     def explain(self, reasons: Sequence[object]) -> str:
         """What is known of a refusal for which vLLM's program has no more than the status."""
@@ -103,7 +102,12 @@ def bench(
             running.send({"key": key, "prompts": wanted.prompts, "api": api})
             begun = running.next(runtime.after(IMPORT_SECONDS))
             document["versions"]["vllm"] = begun.get("vllm", "")
-            limit = ContextLimit(serve.model, begun.get("context"))
+            node = NodeHandle(head, inventory.cluster)
+            limit = ContextLimit(
+                serve.model,
+                begun.get("context"),
+                lambda tokens: command_of(inventory, node, serve, flag=f"--max-model-len={tokens}"),
+            )
             limit.ensure_fit(wanted)
             measured = [BenchPoint(point) for point in wanted.points]
             for repetition, index in order(len(measured), wanted.repeat):

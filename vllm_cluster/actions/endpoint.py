@@ -14,6 +14,8 @@ from vllm_cluster.errors import AuthenticationFailed, HostError, HostKeyRejected
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.detached import Detached, State
+from vllm_cluster.run.history import command_of
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import host_port
 
@@ -49,10 +51,11 @@ def endpoint(
     with at_head(inventory, runtime) as head:
         key = read_key(inventory, head)
         serve = ready(inventory, head)
-    if direct:
-        if serve.host in ("127.0.0.1", "::1"):
+        if direct and serve.host in ("127.0.0.1", "::1"):
+            again = command_of(inventory, NodeHandle(head, inventory.cluster), serve, expose=True)
             text = f"{head.name}: the API of {serve.name} listens on its loopback only"
-            raise PreflightFailed(text, hint=f"vcluster endpoint --detach\nvcluster serve {serve.model} --expose")
+            raise PreflightFailed(text, hint=f"vcluster endpoint --detach\n{again}")
+    if direct:
         return ClientEndpoint(f"http://{host_port(serve.host, serve.port)}/v1", key, serve.name, None)
     found = state(inventory, cache)
     with found.locked():

@@ -16,6 +16,7 @@ from vllm_cluster.errors import ConnectionLost, HostError, NodeMissing, Prefligh
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.history import command_named
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import Runtime
 
@@ -73,7 +74,12 @@ class HeadApi:
         """
         if other := sorted(found - self._models):
             text = f"{output} holds answers of {other[0]}; {self._inventory.cluster} serves {self.model}"
-            raise PreflightFailed(text, hint=f"name another output with -o\nvcluster serve {other[0]}")
+            hint = "name another output with -o"
+            if self._head:
+                node = NodeHandle(self._head, self._inventory.cluster)
+                # A name need not be that of a model.
+                hint += f"\n{command_named(self._inventory, node, other[0])}"
+            raise PreflightFailed(text, hint=hint)
 
     def recover(self, why: str) -> None:
         """Wait until the model answers again.

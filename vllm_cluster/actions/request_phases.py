@@ -27,7 +27,7 @@ from vllm_cluster.events import Event
 from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import record
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.history import ready_requests
+from vllm_cluster.run.history import request_of
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.secrets import Reading
 from vllm_cluster.text import by_hosts
@@ -132,10 +132,7 @@ def _stops(node: NodeHandle, wanted: Mapping[str, Any] | None, names: Mapping[st
         return stops
     if stops.served.generation == wanted["generation"]:
         return Stops()
-    # Where what was asked for last cannot be served, the head serves one that was ready before.
-    known = (serve_request.asked(node) or {}, *reversed(ready_requests(node)))
-    served = (one for one in known if one.get("generation") == stops.served.generation)
-    return replace(stops, changes=request.changes(next(served, None), wanted, names))
+    return replace(stops, changes=request.changes(request_of(node, stops.served.generation), wanted, names))
 
 
 def _require_up(plan: Plan) -> None:

@@ -82,7 +82,8 @@ def _fitted(inventory: Inventory, found: Mapping[str, Any], gpus: Mapping[str, i
     asked = {key: value for key, value in found.items() if key != "ready_at"}
     address = inventory.hosts[inventory.head_name].address
     here = _LOOPBACK if asked["host"] == _LOOPBACK else address
-    followed = request.follow(request.written(asked, None), gpus, (asked["host"], here))
+    names = {host.address: name for name, host in inventory.hosts.items()}
+    followed = request.follow(request.written(asked, None), gpus, (asked["host"], here), names=names)
     if followed is None:
         return {**asked, "nodes": dict(gpus)}
     serve: dict[str, Any] | None = json.loads(followed.content)["serve"]

@@ -78,12 +78,18 @@ def wants(content: str) -> bool:
 
 
 def follow(
-    raw: bytes | None, gpus: Mapping[str, int], addresses: tuple[str, str], readdressed: Mapping[str, str] | None = None
+    raw: bytes | None,
+    gpus: Mapping[str, int],
+    addresses: tuple[str, str],
+    readdressed: Mapping[str, str] | None = None,
+    *,
+    names: Mapping[str, str],
 ) -> Followed | None:
     """The request for a cluster with these GPUs, the head's first, whose head has moved between two addresses.
 
-    `readdressed` has the address that a host has now, by the one before. None where the request stays as it is. What
-    does not fit any more gets the default layout if it had that, and else goes.
+    `readdressed` has the address that a host has now, by the one before; `names` are those of the hosts, by address.
+    None where the request stays as it is. What does not fit any more gets the default layout if it had that, and else
+    goes.
     """
     serve = _read(raw)
     if serve is None:
@@ -97,8 +103,9 @@ def follow(
         texts.append(f"{serve['name']} is served at {addresses[1]}")
     try:
         if left := [address for address in named if address not in there]:
-            raise UsageError(f"{', '.join(left)} of --hosts {','.join(named)} has left; {_again(moved)}")
-        tp, pp = _sizes(moved, there)
+            known = ",".join(names.get(address, address) for address in named)
+            raise UsageError(f"{', '.join(left)} of --hosts {known} has left; {_again(moved, names)}")
+        tp, pp = _sizes(moved, there, names)
     except UsageError as error:
         return Followed(written(None, raw), f"{serve['name']} is not served any more: {error.message}")
     if (tp, pp) != (before := _layout(serve)):
@@ -129,7 +136,7 @@ def _readdressed(serve: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, 
     return moved
 
 
-def _sizes(serve: Mapping[str, Any], there: Mapping[str, int]) -> tuple[int, int]:
+def _sizes(serve: Mapping[str, Any], there: Mapping[str, int], names: Mapping[str, str]) -> tuple[int, int]:
     """The layout of a request over these GPUs.
 
     Raises:
@@ -139,7 +146,7 @@ def _sizes(serve: Mapping[str, Any], there: Mapping[str, int]) -> tuple[int, int
     if tp * pp <= total:
         return tp, pp
     if not serve.get("by_default"):
-        raise UsageError(f"TP={tp} × PP={pp} needs {tp * pp} GPUs, and there are {total}; {_again(serve)}")
+        raise UsageError(f"TP={tp} × PP={pp} needs {tp * pp} GPUs, and there are {total}; {_again(serve, names)}")
     chosen = vllm.choose_parallelism(list(there.values()), None, None)
     return chosen.tp, chosen.pp
 
@@ -198,14 +205,38 @@ def command(serve: Mapping[str, Any], names: Mapping[str, str], *, layout: bool 
     return redact(shlex.join([*words, *(["--", *extra] if extra else [])]))
 
 
+def command_with(asked: object, names: Mapping[str, str], model: str, *, expose: bool = False, flag: str = "") -> str:
+    """The command line that asks for a request again, with an option or a flag (--NAME=VALUE) of vLLM more.
+
+    Of the model alone, where the request cannot be read.
+    """
+    serve = _whole(asked)
+    if serve is None:
+        behind = ["--", flag] if flag else []
+        return shlex.join(["vcluster", "serve", model, *(["--expose"] if expose else []), *behind])
+    more = {"host": ""} if expose else {}
+    return command({**serve, **more, "argv": _with_flag(serve["argv"], flag) if flag else serve["argv"]}, names)
+
+
+def _with_flag(argv: Sequence[str], flag: str) -> list[str]:
+    """With this flag of a person in place of the same before; both spellings of the parser are one."""
+    own = next(index for index, word in enumerate(argv) if word.startswith(_NAME))
+    name, kept, dropped = flag.partition("=")[0], [], False
+    for word in argv[3:own]:
+        same = word.partition("=")[0].replace("_", "-") == name
+        dropped = same or (dropped and not word.startswith("--"))
+        kept += [] if dropped else [word]
+    return [*argv[:3], *kept, flag, *argv[own:]]
+
+
 def summary(serve: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """A request in a line, for the history: what it asks for, and the layout that was chosen."""
     tp, pp = _layout(serve)
     return f"{command(serve, names, layout=False).removeprefix('vcluster serve ')} (TP={tp} × PP={pp})"
 
 
-def _again(serve: Mapping[str, Any]) -> str:
-    return f"to serve it again: {command(serve, {}, layout=False)}"
+def _again(serve: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    return f"to serve it again: {command(serve, names, layout=False)}"
 
 
 def _read(raw: bytes | None) -> Mapping[str, Any] | None:

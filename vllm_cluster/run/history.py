@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vllm_cluster.core import request
 from vllm_cluster.core.history import RESTARTER, Entry
+from vllm_cluster.core.node_status import ServeStatus
+from vllm_cluster.inventory.model import Inventory
+from vllm_cluster.run import serve_request
 from vllm_cluster.run.audit import AUDIT_FILE
 from vllm_cluster.run.node_handle import NodeHandle
 
@@ -46,6 +50,32 @@ def ready_requests(node: NodeHandle) -> list[dict[str, Any]]:
     return [
         row for row in rows if isinstance(row, dict) and {"generation", "name", "model", "argv", "host"} <= row.keys()
     ]
+
+
+def known_requests(node: NodeHandle) -> Iterator[Mapping[str, Any]]:
+    """What was asked for last, which may never get ready, then the requests that were ready, the newest first."""
+    yield serve_request.asked(node) or {}
+    yield from reversed(ready_requests(node))
+
+
+def request_of(node: NodeHandle, generation: str) -> Mapping[str, Any] | None:
+    """The request that is served: where the last one cannot be, the head serves one that was ready before."""
+    return next((one for one in known_requests(node) if one.get("generation") == generation), None)
+
+
+def command_of(
+    inventory: Inventory, node: NodeHandle, serve: ServeStatus, *, expose: bool = False, flag: str = ""
+) -> str:
+    """The command that asks for what is served again, with an option or a flag of vLLM more."""
+    names = {host.address: name for name, host in inventory.hosts.items()}
+    return request.command_with(request_of(node, serve.generation), names, serve.model, expose=expose, flag=flag)
+
+
+def command_named(inventory: Inventory, node: NodeHandle, name: str) -> str:
+    """The command that asks for a model that was served under a name, as far as the head knows it still."""
+    names = {host.address: name for name, host in inventory.hosts.items()}
+    asked = next((one for one in known_requests(node) if one.get("name") == name), None)
+    return request.command_with(asked, names, "MODEL") + ("" if asked else f" --name {shlex.quote(name)}")
 
 
 def _lines(node: NodeHandle, name: str) -> Iterator[Mapping[str, Any]]:

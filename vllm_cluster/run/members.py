@@ -63,7 +63,8 @@ def membership(
         # Where the head was when it took the request: its host may have another address since.
         here = inventory.hosts[source].address
         before = old.address_of(facts[source].machine_id) or here if old else here
-        followed = request.follow(raw, gpus, (before, specs[0].address), old.readdressed(new) if old else {})
+        moved = old.readdressed(new) if old else {}
+        followed = request.follow(raw, gpus, (before, specs[0].address), moved, names=fleet.addresses)
     return Membership(
         seen,
         {member.address: name for name, member in lost.items()},

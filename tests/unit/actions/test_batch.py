@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from vllm_cluster.batch.progress import Progress
 from vllm_cluster.batch.work import BatchFiles
 from vllm_cluster.clock import Deadline
 from vllm_cluster.core.node_status import ServeFailure, ServeStatus
+from vllm_cluster.core.request import READY_FILE
 from vllm_cluster.errors import (
     ConnectionLost,
     HostError,
@@ -82,6 +84,12 @@ class World:
     @property
     def transport(self) -> World:
         return self
+
+    def read(self, file: str) -> bytes:
+        """The head has served `other`, once."""
+        argv = ["vllm", "serve", "org/other", "--seed=7", "--served-model-name=other"]
+        asked = {"generation": "g0", "name": "other", "model": "org/other", "argv": argv, "host": "127.0.0.1"}
+        return json.dumps({"requests": [{**asked, "by_default": True}]} if file == READY_FILE else {}).encode()
 
     def state(self) -> Any:
         found = self.states.pop(0) if len(self.states) > 1 else self.states[0]
@@ -214,8 +222,10 @@ def test_a_head_that_is_away_for_a_moment_is_connected_once(
 def test_answers_of_another_model_are_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(World([READY]), monkeypatch) as api:
         api.ensure_model({"llama", "lora"}, Path("out.jsonl"))
-        with pytest.raises(PreflightFailed, match=r"out\.jsonl holds answers of other; lab serves llama"):
+        with pytest.raises(PreflightFailed, match=r"out\.jsonl holds answers of other; lab serves llama") as end:
             api.ensure_model({"llama", "other"}, Path("out.jsonl"))
+    again = "vcluster serve org/other --name other -- --seed=7"
+    assert end.value.hint == f"name another output with -o\n{again}"
 
 
 def run(folder: Path, **names: str) -> None:

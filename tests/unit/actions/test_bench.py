@@ -115,7 +115,7 @@ def test_a_prompt_that_does_not_fit_is_reported_before_anything_runs(monkeypatch
         run(head, monkeypatch)
     limit = "org/model takes 200 tokens, prompt and answer together (--max-model-len)"
     assert refused.value.message == f"128 tokens in and 128 out are 256; {limit}"
-    assert (refused.value.hint or "").splitlines()[1] == "vcluster serve org/model -- --max-model-len 256"
+    assert (refused.value.hint or "").splitlines()[1] == "vcluster serve org/model -- --max-model-len=256"
     assert len(head.sent) == 1
 
 

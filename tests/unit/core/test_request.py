@@ -13,6 +13,7 @@ from vllm_cluster.core import request
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 HERE = (A, A)
+NAMES = {A: "gpu1", B: "gpu2"}
 
 
 def asked(nodes: Mapping[str, int], tp: int, pp: int, hosts: list[str] | None = None, **more: Any) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def asked(nodes: Mapping[str, int], tp: int, pp: int, hosts: list[str] | None = 
 
 def followed(serve: dict[str, Any], gpus: Mapping[str, int]) -> tuple[Any, str]:
     """What is served after the cluster changed, and what is shown of it; None twice where nothing changes."""
-    found = request.follow(request.written(serve, None), gpus, HERE)
+    found = request.follow(request.written(serve, None), gpus, HERE, names=NAMES)
     return (json.loads(found.content)["serve"], found.text) if found else (None, "")
 
 
@@ -57,7 +58,15 @@ def test_a_request_goes_with_a_host_that_it_named(*, by_default: bool) -> None:
     serve = asked({A: 8, B: 8, C: 8}, 8, 2, [B, C], by_default=by_default)
     gone, text = followed(serve, {A: 8, B: 8})
     assert gone is None
-    assert f"{C} of --hosts {B},{C} has left; to serve it again: vcluster serve org/llama" in text
+    again = "to serve it again: vcluster serve org/llama --name llama --hosts gpu2"
+    assert text.endswith(f"{C} of --hosts gpu2,{C} has left; {again}")
+
+
+def test_a_layout_that_a_person_chose_goes_with_its_gpus_and_keeps_its_hosts() -> None:
+    serve = asked({A: 8, B: 8}, 8, 1, [B], by_default=False)
+    gone, text = followed(serve, {A: 8, B: 4})
+    assert gone is None
+    assert text.endswith("there are 4; to serve it again: vcluster serve org/llama --name llama --hosts gpu2")
 
 
 def test_a_default_layout_follows_within_the_named_hosts() -> None:
@@ -98,7 +107,7 @@ def test_the_same_model_offline_is_the_same_request() -> None:
 def test_a_request_follows_the_addresses_of_its_hosts() -> None:
     """B and C exchange their addresses, as two hosts do that were plugged in the wrong way round."""
     serve = asked({A: 8, B: 8, C: 4}, 8, 1, [B])
-    found = request.follow(request.written(serve, None), {A: 8, B: 4, C: 8}, HERE, {B: C, C: B})
+    found = request.follow(request.written(serve, None), {A: 8, B: 4, C: 8}, HERE, {B: C, C: B}, names=NAMES)
     assert found
     moved = json.loads(found.content)["serve"]
     assert (moved["hosts"], moved["ranks"], found.text) == ([C], {C: 8}, f"llama is served on {C}, before on {B}")
@@ -106,8 +115,30 @@ def test_a_request_follows_the_addresses_of_its_hosts() -> None:
 
 def test_all_that_changes_of_a_request_is_shown() -> None:
     serve = asked({A: 8, B: 8}, 8, 2, host=A)
-    found = request.follow(request.written(serve, None), {C: 8}, (A, C), {A: C})
+    found = request.follow(request.written(serve, None), {C: 8}, (A, C), {A: C}, names=NAMES)
     assert found
     moved = json.loads(found.content)["serve"]
     assert (moved["host"], moved["ranks"], "--host=10.0.0.3" in moved["argv"]) == (C, {C: 8}, True)
     assert found.text == f"llama is served at {C}; llama is served with TP=8 × PP=1, before TP=8 × PP=2"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((), "-- --max-model-len=9000"),
+        (("--seed", "1"), "-- --seed 1 --max-model-len=9000"),
+        (("--max-model-len", "4096", "--seed=1"), "-- --seed=1 --max-model-len=9000"),
+        (("--max_model_len=4096", "--enforce-eager"), "-- --enforce-eager --max-model-len=9000"),
+    ],
+)
+def test_the_command_for_more_keeps_the_rest_of_the_request(before: tuple[str, ...], after: str) -> None:
+    serve = asked({A: 8, B: 8}, 8, 1, [B], by_default=False)
+    serve["argv"][3:3] = before
+    found = request.command_with(serve, NAMES, "x", flag="--max-model-len=9000")
+    assert found == f"vcluster serve org/llama --name llama --tp 8 --pp 1 --hosts gpu2 {after}"
+
+
+@pytest.mark.parametrize("unreadable", [None, {}, {"argv": 3}, "x"])
+def test_the_command_for_a_request_that_cannot_be_read_is_that_of_the_model(unreadable: object) -> None:
+    found = request.command_with(unreadable, {}, "org/llama", expose=True, flag="--seed=1")
+    assert found == "vcluster serve org/llama --expose -- --seed=1"
