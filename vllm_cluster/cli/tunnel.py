@@ -91,7 +91,8 @@ def hold(session: Session, inventory: Inventory, port: int | None, command: Sequ
             raise
         session.finish()  # the one way in which an open tunnel ends is not a failure
     if codes:
-        raise SystemExit(codes[0])
+        # Where a signal ended the command, as a shell has it.
+        raise SystemExit(codes[0] if codes[0] >= 0 else 128 - codes[0])
 
 
 # Ctrl-C ends any call within 5 s, and the connection has to be closed after this.

@@ -22,16 +22,17 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.transport.forward import listener
 
 
-def test_a_command_gets_the_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "code"), [("exit 7", 7), ("kill -s TERM $$", 143)])
+def test_a_command_gets_the_url(end: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def opened(_inventory: object, _emit: object, *, port: int, inside: Any) -> None:
         inside(f"http://127.0.0.1:{port or 4321}")
 
     monkeypatch.setattr(action, "tunnel", opened)
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
-    line = f'echo "$VCLUSTER_URL $OPENAI_BASE_URL" > {tmp_path}/found; exit 7'
-    with pytest.raises(SystemExit) as end:
+    line = f'echo "$VCLUSTER_URL $OPENAI_BASE_URL" > {tmp_path}/found; {end}'
+    with pytest.raises(SystemExit) as ended:
         verb.tunnel(["sh", "-c", line], port=0)
-    assert end.value.code == 7
+    assert ended.value.code == code
     assert (tmp_path / "found").read_text() == "http://127.0.0.1:4321 http://127.0.0.1:4321/v1\n"
 
 
