@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +28,7 @@ from vllm_cluster.run.program import InNode, RunningProgram, python, start
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count, host_port, redact
 
-START_SECONDS, IMPORT_SECONDS = 30.0, 300.0
+START_SECONDS, IMPORT_SECONDS, END_SECONDS = 30.0, 300.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def bench(
         seconds = IMPORT_SECONDS + wanted.seconds * len(wanted.points) * wanted.repeat
         program = python("image", "bench", seconds=seconds)
         emit(Event("phase", f"starting vllm bench serve on {head.name}"))
-        with start(head, program, InNode(node_name(inventory.cluster)), runtime.after(START_SECONDS)) as running:
+        inside = InNode(node_name(inventory.cluster))
+        with start(head, program, inside, runtime.after(START_SECONDS)) as running, _ending(running, runtime):
             api = f"http://{host_port(address_of(serve), serve.port)}"
             running.send({"key": key, "prompts": wanted.prompts, "api": api})
             begun = running.next(runtime.after(IMPORT_SECONDS))
@@ -122,6 +124,23 @@ def bench(
         document["complete"] = True
         keep(document)
         return document
+
+
+@contextmanager
+def _ending(running: RunningProgram, runtime: Runtime) -> Iterator[None]:
+    """Have it end by itself, also after an error: what is killed leaves prompts and results in the head's /tmp."""
+    try:
+        yield
+    except Exception:
+        _end(running, runtime)
+        raise
+    _end(running, runtime)
+
+
+def _end(running: RunningProgram, runtime: Runtime) -> None:
+    with suppress(HostError):
+        running.send({})
+        running.next(runtime.after(END_SECONDS))
 
 
 def _words(point: Point, serve: ServeStatus, wanted: BenchRequest, seed: int) -> list[str]:

@@ -1,15 +1,17 @@
 """Runs `vllm bench serve` as often as it is asked: one JSON line in with its arguments, one out with its result.
 
 The first line has the key, where the API is and, where a file of prompts is used, its content. The reply to it has
-vLLM's version and the context of the model. In this process, so that it ends with it; vLLM is imported once.
-Arguments: none. Needs vLLM.
+vLLM's version and the context of the model. In this process, so that it ends with it; vLLM is imported once. An empty
+message ends it in order: without one it is killed, and its prompts and results stay. Arguments: none. Needs vLLM.
 """
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -25,6 +27,8 @@ DROPPED = {"latencies", "queue_times", "input_lens", "output_lens", "start_times
 DROPPED |= {"ttfts", "itls", "generated_texts", "errors"}
 REASONS, MAX_REASON = 3, 300
 CONTEXT_SECONDS = 10.0
+# The process that a folder is of follows.
+FOLDER = "vcluster-bench-"
 
 
 def bench(argv: list[str], folder: Path) -> dict[str, object]:
@@ -85,11 +89,12 @@ def read_without_pandas() -> None:
 
 def context(api: str, key: str) -> int | None:
     """How many tokens a prompt and its answer may have, by the list of its models; None where that lacks it."""
-    asked = urllib.request.Request(f"{api}/v1/models", headers={"Authorization": f"Bearer {key}"})  # noqa: S310 - http
+    headers = {"Authorization": f"Bearer {key}"}
     try:
+        asked = urllib.request.Request(f"{api}/v1/models", headers=headers)  # noqa: S310 - http
         with urllib.request.urlopen(asked, timeout=CONTEXT_SECONDS) as reply:  # noqa: S310 - as above
             return int(json.load(reply)["data"][0]["max_model_len"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
         return None
 
 
@@ -99,6 +104,13 @@ def reasons(errors: list[str]) -> list[str]:
     return [f"{number}× {text}" for text, number in Counter(lines).most_common(REASONS)]
 
 
+def remove_leftovers() -> None:
+    """Remove the folders of runs that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        if not Path("/proc", folder.name[len(FOLDER) :].partition("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> None:
     # What vLLM prints is for people; the lines of this program go out on their own.
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -106,15 +118,17 @@ def main() -> None:
     first = json.loads(sys.stdin.readline())
     # The server has loaded this model: its tokenizer is here, and a gated one needs no token.
     os.environ |= {"OPENAI_API_KEY": first["key"], "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    with tempfile.TemporaryDirectory() as name:
+    remove_leftovers()
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as name:
         folder = Path(name)
         if first.get("prompts"):
             (folder / "prompts.jsonl").write_text(first["prompts"])
             read_without_pandas()
         version = importlib.import_module("vllm").__version__
         out.write(json.dumps({"vllm": version, "context": context(first["api"], first["key"])}) + "\n")
-        while line := sys.stdin.readline():
-            out.write(json.dumps(bench(json.loads(line)["argv"], folder)) + "\n")
+        while asked := json.loads(sys.stdin.readline() or "{}"):
+            out.write(json.dumps(bench(asked["argv"], folder)) + "\n")
+    out.write(json.dumps({"ended": True}) + "\n")
 
 
 if __name__ == "__main__":

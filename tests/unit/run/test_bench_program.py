@@ -1,0 +1,93 @@
+"""The program of a benchmark as it runs in the head's container, beside a vLLM that is made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_cluster.run.program import python
+
+MAIN = """
+import json, pathlib, sys
+def main():
+    words = sys.argv
+    prompts = pathlib.Path(words[words.index("--dataset-path") + 1]).read_text()
+    folder = pathlib.Path(words[words.index("--result-dir") + 1])
+    result = {"completed": len(prompts.splitlines()), "errors": []}
+    (folder / words[words.index("--result-filename") + 1]).write_text(json.dumps(result))
+"""
+
+
+class Bench:
+    """The program, started as it is on a head."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("vllm", "vllm/entrypoints", "vllm/entrypoints/cli"):
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / "__init__.py").write_text('__version__ = "0.32.0"')
+        (folder / "vllm" / "entrypoints" / "cli" / "main.py").write_text(MAIN)
+        self.tmp = folder / "tmp"
+        self.tmp.mkdir(exist_ok=True)
+        environment = {**os.environ, "PYTHONPATH": str(folder), "TMPDIR": str(self.tmp)}
+        argv = [sys.executable, *python("image", "bench", seconds=60).argv[1:]]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def ask(self, message: dict[str, Any]) -> Any:
+        """Its answer to a message."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline() or b"null")
+
+    def begin(self) -> None:
+        """Send the first message."""
+        begun = self.ask({"key": "k", "api": "http://127.0.0.1:9", "prompts": '{"prompt": "secret"}\n'})
+        assert begun == {"vllm": "0.32.0", "context": None}
+
+    def kill(self) -> None:
+        """End it, as its channel's end does."""
+        self.process.kill()
+        self.process.communicate(timeout=60)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[Bench]]:
+    made = [Bench(tmp_path)]
+    yield made
+    for one in made:
+        one.kill()
+
+
+def test_nothing_is_left_after_an_end_in_order(started: list[Bench]) -> None:
+    (one,) = started
+    one.begin()
+    assert one.ask({"argv": []})["result"] == {"completed": 1}
+    assert list(one.tmp.iterdir()) != []
+    assert one.ask({}) == {"ended": True}
+    assert list(one.tmp.iterdir()) == []
+
+
+def test_what_a_killed_one_left_goes_with_the_next(started: list[Bench], tmp_path: Path) -> None:
+    (one,) = started
+    one.begin()
+    another = Bench(tmp_path)
+    started.append(another)
+    another.begin()
+    # That of one that runs stays.
+    assert len(list(one.tmp.iterdir())) == 2
+    one.kill()
+    last = Bench(tmp_path)
+    started.append(last)
+    last.begin()
+    assert {path.name.split("-")[2] for path in last.tmp.iterdir()} == {
+        str(running.process.pid) for running in (another, last)
+    }
