@@ -5,6 +5,7 @@ The message has the signed `address` and the `etag`: neither is printed.
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import sys
@@ -28,7 +29,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         with error:
             code = re.search(rb"<Code>(\w{1,64})</Code>", error.read(MAX_ERROR))
         return {"status": error.code, "code": code[1].decode() if code else ""}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return {"status": 0, "code": str(getattr(error, "reason", "") or error)[:200]}
 
 

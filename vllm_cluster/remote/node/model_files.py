@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -204,7 +205,7 @@ def _ask_hub(model: str, revision: str) -> tuple[dict[str, str], dict[str, int]]
         code, body = _get(f"{endpoint}/api/models/{name}/revision/{at}?blobs=true", limit=16 << 20)
         if code == 200:
             code, _ = _get(f"{endpoint}/{name}/resolve/{at}/config.json", limit=0)
-    except OSError as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         text = f"it is not in the model cache, and {endpoint} cannot be asked: {getattr(error, 'reason', error)}"
         return {"where": "nowhere", "problem": text}, {}
     where, problem = "hub", ""

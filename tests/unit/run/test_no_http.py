@@ -1,0 +1,57 @@
+"""An address of the hub, a bucket or the API that is no URL, or where another protocol answers: a reason, not an end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from vllm_cluster.remote.image import bench, probe_object
+from vllm_cluster.remote.node import model_files
+
+
+@pytest.fixture
+def ssh() -> Iterator[str]:
+    """A server that greets as sshd does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with suppress(OSError):
+                while True:
+                    with server.accept()[0] as peer:
+                        peer.recv(65536)
+                        peer.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.fixture(params=["no scheme", "other protocol"])
+def address(request: pytest.FixtureRequest, ssh: str) -> str:
+    return "hub.example.com" if request.param == "no scheme" else ssh
+
+
+def test_a_hub(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    found = model_files.look("org/open")
+    assert found["where"] == "nowhere"
+    assert f"{address} cannot be asked: " in found["problem"]
+
+
+def test_a_bucket(address: str) -> None:
+    found = probe_object.answer({"address": address, "etag": "1"})
+    assert found["status"] == 0
+    assert found["code"]
+
+
+def test_an_api(address: str) -> None:
+    assert bench.context(address, "k") is None
