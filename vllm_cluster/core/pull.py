@@ -244,9 +244,10 @@ def container_spec(inventory: Inventory, host: Host, reads: str = "") -> Contain
     """A container with the cache, and a folder that it `reads`, on the host's network, without GPUs."""
     home = {"HOME": "/tmp", "USER": "vcluster", "LOGNAME": "vcluster"}  # noqa: S108 - of the container
     values = {**home, **inventory.environment, "HF_HOME": inventory.model_cache}
-    # Where nothing is to be downloaded in secret; this is asked for. Without Xet a file arrives in its order, and the
-    # others get it while it arrives.
-    values |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    # Where nothing is to be downloaded in secret; this is asked for. Without Xet and hf_transfer a file arrives in
+    # its order, and the others get it while it arrives.
+    values |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    values |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ENABLE_HF_TRANSFER": "0"}
     return ContainerSpec(
         host=host.name,
         cluster=inventory.cluster,

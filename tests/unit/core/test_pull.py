@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 
 from tests.support import world
-from vllm_cluster.core.pull import Held, HubFile, HubModel, PullPlan, choose, has_weights, make, shared, unfit_path
+from vllm_cluster.core.pull import (
+    Held,
+    HubFile,
+    HubModel,
+    PullPlan,
+    choose,
+    container_spec,
+    has_weights,
+    make,
+    shared,
+    unfit_path,
+)
 
 BLOB = "a" * 64
 
@@ -134,3 +145,11 @@ def test_only_the_host_with_the_folder_copies_it(origin: str, source: str) -> No
     assert (found.chain[0], found.downloads) == (source, True)
     document = found.document("id", "key", source)
     assert (document["origin"], document["kind"], document["folder"]) == (origin, "folder", "mine")
+
+
+def test_what_downloads_out_of_order_is_off_whatever_the_inventory_sets() -> None:
+    """The other hosts get a file while it arrives, and hf_transfer fails where it gets no file of a path."""
+    environment = {"HF_HUB_ENABLE_HF_TRANSFER": "1", "HF_HUB_DISABLE_XET": "0", "OTHER": "1"}
+    inventory = world.inventory(1).model_copy(update={"environment": environment})
+    spec = dict(container_spec(inventory, inventory.hosts["gpu1"]).environment)
+    assert (spec["HF_HUB_ENABLE_HF_TRANSFER"], spec["HF_HUB_DISABLE_XET"], spec["OTHER"]) == ("0", "1", "1")

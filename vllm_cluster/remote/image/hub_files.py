@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 # Set where a person wants nothing downloaded in secret; this is asked for. Read when the library is imported.
-os.environ["HF_HUB_OFFLINE"] = "0"
+os.environ["HF_HUB_OFFLINE"] = os.environ["HF_HUB_ENABLE_HF_TRANSFER"] = "0"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
