@@ -27,6 +27,17 @@ def test_an_image_of_long_ago_is_forgotten(tmp_path: Path) -> None:
     assert (tmp_path / "compiled" / "one").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_clock_that_was_put_back_costs_the_current_image_nothing(tmp_path: Path) -> None:
+    for image, moment in (("one", 4e9), ("two", 5e9)):
+        keep_compiled(tmp_path, image)
+        os.utime(tmp_path / "compiled" / image, (moment, moment))
+    (tmp_path / "compiled" / "three").mkdir()
+    (tmp_path / "compiled" / "three" / "kernel.so").write_text("three")
+    keep_compiled(tmp_path, "three")
+    assert images(tmp_path) == {"two", "three"}
+    assert (tmp_path / "compiled" / "three" / "kernel.so").exists()
+
+
 def test_a_disk_that_takes_nothing_costs_the_cache_alone(tmp_path: Path) -> None:
     (tmp_path / "compiled").write_text("not a folder")
     keep_compiled(tmp_path, "one")

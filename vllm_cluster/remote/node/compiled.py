@@ -17,8 +17,10 @@ def keep_compiled(state: Path, current: str) -> None:
     try:
         (folder / current).mkdir(parents=True, exist_ok=True, mode=0o700)
         os.utime(folder / current)  # when it was used last
-        used = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        # A clock that was put back makes the others look newer: the current one is not among them.
+        others = [path for path in folder.iterdir() if path.name != current]
+        others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
         return  # vLLM then compiles without, and logs it
-    for old in used[KEPT:]:
+    for old in others[KEPT - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
