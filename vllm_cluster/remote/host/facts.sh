@@ -7,7 +7,9 @@ export LC_ALL
 PATH=$PATH:/usr/sbin:/sbin:/usr/local/bin
 section() { printf '\n@@%s\n' "$1"; }
 # `limit SECONDS COMMAND…`, where there is something to limit with.
-if command -v timeout >/dev/null 2>&1; then limit() { timeout "$@"; }; else limit() { shift; "$@"; }; fi
+# What ignores that it is ended is killed, where this timeout knows how (an old one of busybox does not); 137 is then 124.
+if timeout -k 1 1 sh -c : 2>/dev/null; then limit() { timeout -k 2 "$@" || { set -- $?; return $(($1 == 137 ? 124 : $1)); }; }
+elif command -v timeout >/dev/null 2>&1; then limit() { timeout "$@"; }; else limit() { shift; "$@"; }; fi
 # A file in which something is one line, without a process for it. An attribute of sysfs may refuse to be read.
 get() { value=; { read -r value <"$1"; } 2>/dev/null; }
 line() { get "$1"; printf '%s' "$value"; }

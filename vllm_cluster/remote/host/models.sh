@@ -3,7 +3,9 @@
 # and no link that leads nowhere, and when no download of it was broken off.
 LC_ALL=C
 export LC_ALL
-if command -v timeout >/dev/null 2>&1; then limit() { timeout "$@"; }; else limit() { shift; "$@"; }; fi
+# What ignores that it is ended is killed, where this timeout knows how (an old one of busybox does not); 137 is then 124.
+if timeout -k 1 1 sh -c : 2>/dev/null; then limit() { timeout -k 2 "$@" || { set -- $?; return $(($1 == 137 ? 124 : $1)); }; }
+elif command -v timeout >/dev/null 2>&1; then limit() { timeout "$@"; }; else limit() { shift; "$@"; }; fi
 weights() { find -L "$1" -maxdepth 2 -type f \( -name '*.safetensors' -o -name '*.bin' -o -name '*.gguf' -o -name '*.pt' -o -name '*.pth' \) 2>/dev/null; }
 # describe KIND NAME COMMIT FOLDER SNAPSHOT
 describe() {
