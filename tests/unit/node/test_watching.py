@@ -54,8 +54,8 @@ def test_a_model_that_answers_nothing_known_is_not_ready(world: World) -> None:
 
 
 @pytest.mark.promise("P38")
-@pytest.mark.parametrize("metrics", [True, False])
-def test_an_engine_that_hangs_behind_a_200_is_not_ready_and_is_started_again(world: World, metrics: bool) -> None:
+@pytest.mark.parametrize("metrics", [True, False, "now and then"])
+def test_an_engine_that_hangs_behind_a_200_is_not_ready_and_is_started_again(world: World, metrics: bool | str) -> None:
     world.pace |= WATCHED
     world.plan({"metrics": metrics}, {})
     world.start_ready()

@@ -189,7 +189,7 @@ class Attempt:
         if time.monotonic() - self._token < self._pace.idle / 3:
             return counted  # each question is a line in vLLM's log
         now = self._api.tokens(self._pace.health_timeout)
-        if now is not None and now != counted:
+        if counted is not None and now is not None and now != counted:
             self._token = time.monotonic()
         elif self.question and time.monotonic() - self._token > self._pace.idle:
             try:
@@ -197,4 +197,5 @@ class Attempt:
                 self._token = time.monotonic()
             except _BAD:
                 pass  # what counts is how long none came
-        return now
+        # A read that fails now and then brings no tokens: the next one is compared with the count before it.
+        return counted if now is None else now
