@@ -54,6 +54,12 @@ def test_all_of_it_has_an_end(folders: Path, capsys: pytest.CaptureFixture[str])
     assert len(capsys.readouterr().out) <= log_excerpt.MAX_BYTES
 
 
+def test_a_worker_that_vanishes_costs_its_own_log_alone(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folders / "ray" / "worker-1.err").write_text("three\n")
+    (folders / "ray" / "worker-2.err").symlink_to(folders / "gone")
+    assert printed(folders, capsys)["ray/worker-1.err"] == [(1, b"three\n")]
+
+
 @pytest.mark.parametrize("row", [{}, {"level": "INFO"}, {"file": "x", "line": "1", "text": "y"}, {"file": []}])
 def test_what_no_excerpt_prints_is_passed_over(row: dict[str, object]) -> None:
     assert by_file("gpu1", [row]) == []

@@ -107,6 +107,19 @@ def test_a_file_that_is_rotated_is_sent_to_its_end_and_from_its_beginning(
     assert [*reader.lines(live=True), *reader.lines(live=True)] == [(2, "old"), (2, "new")]
 
 
+def test_a_file_that_is_gone_is_let_go_and_another_of_its_name_is_sent(
+    ray: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader = Reader(ray, capsys, rank=2)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - of names alone
+    reader.lines()
+    log(ray, 2).unlink()
+    assert reader.lines(live=True) == []
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    log(ray, 2).write_text(INIT.format(2) + "a long line, so that it is longer than the one before\nnew\n")
+    assert [text for _, text in reader.lines(live=True)][-1] == "new"
+
+
 def test_one_rank_is_read_once_it_is_known(ray: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reader = Reader(ray, capsys, rank=7)
     log(ray, 7).write_text("early\n")

@@ -36,8 +36,16 @@ def paths(state: Path, logs: Path) -> list[tuple[str, Path]]:
     own = [(name, state / name) for name in ("serve.log.1", "serve.log", "status.json", "crash.log")]
     fixed = ("raylet.err", "gcs_server.err", "raylet.out", "gcs_server.out", "ray_process_exit.log")
     workers = [path for pattern in ("worker-*.err", "worker-*.out") for path in logs.glob(pattern)]
-    newest = sorted(workers, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_FILES]
+    newest = sorted(workers, key=_modified, reverse=True)[:MAX_FILES]
     return own + [(f"ray/{path.name}", path) for path in (*(logs / name for name in fixed), *newest)]
+
+
+def _modified(path: Path) -> float:
+    """When it was written last; that of a worker which ended may be gone meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def pieces(path: Path) -> Iterator[tuple[int, bytes]]:

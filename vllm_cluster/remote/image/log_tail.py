@@ -10,6 +10,7 @@ ends when its input ends.
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import os
 import re
@@ -80,6 +81,10 @@ class Tail:
             os.close(self._file)
             self._file, self.offset = os.open(self._path, os.O_RDONLY), 0
 
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
     def _when(self, line: bytes, after: list[bytes], modified: int) -> int:
         """When a line was written: no sooner than the one before it, no later than the file."""
         written = self._written(line, modified)
@@ -113,6 +118,7 @@ class Sender:
     def __init__(self, asked: dict[str, Any], folder: Path) -> None:
         self._asked, self._folder = asked, folder
         self._tails: dict[str, Tail] = {}
+        self._numbers = itertools.count()
         self._ranks: dict[str, int] = {}
         self._named: dict[str, int | None] = {}
         latest = (folder / "session_latest").resolve().name
@@ -125,11 +131,20 @@ class Sender:
     def send(self, *, live: bool) -> None:
         """Send all lines that are new, in the order of their times."""
         since = self._asked["since"] or 0
-        rows = [self._rows(name, path, live=live) for name, path in self._files()]
+        files = self._files()
+        for name in self._tails.keys() - {name for name, _ in files}:
+            self._drop(name)
+        rows = [self._rows(name, path, live=live) for name, path in files]
         for at, number, end, text in heapq.merge(*rows):
             if at >= since:
                 _print([number, at, end, text.decode("utf-8", "replace")])
         sys.stdout.flush()
+
+    def _drop(self, name: str) -> None:
+        """Forget a file that is gone: another one of its name is sent from its beginning."""
+        self._tails.pop(name).close()
+        self._named.pop(name, None)
+        self._asked["offsets"].pop(name, None)
 
     def _rows(self, name: str, path: Path, *, live: bool) -> Iterator[Row]:
         rank = None if self._asked["group"] else self._rank(path)
@@ -138,7 +153,7 @@ class Sender:
         try:
             if name not in self._tails:
                 # A file that has appeared since the last look was written since then.
-                self._tails[name] = Tail(len(self._tails), path, self._asked["offsets"].get(name, 0))
+                self._tails[name] = Tail(next(self._numbers), path, self._asked["offsets"].get(name, 0))
             tail = self._tails[name]
             for row in tail.rows(live=live, ended=not self._asked["follow"]):
                 if row[3].startswith(_FOR_GROUP):
