@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,17 @@ def test_what_no_manifest_vouches_for_is_hashed_and_dropped_where_it_is_wrong(pl
     store.prove()
     assert not store.complete(file) and not blob.exists()
     assert all(store.complete(other) for other in plan.files if other != file)
+
+
+def test_a_wrong_content_of_two_files_is_dropped_once(plan: HostPlan) -> None:
+    """Of one the link is there, of the other the content alone."""
+    file = max(plan.files, key=lambda one: one.size)
+    two = replace(plan, files=(file, replace(file, path="again.safetensors")))
+    store = Store(two)
+    store.writable(file).write_bytes(b"x" * file.size)
+    store.finish(file)
+    store.prove()
+    assert [store.have(one) for one in two.files] == [0, 0]
 
 
 def test_what_a_manifest_vouches_for_is_not_read_again(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,12 @@ def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> Non
     path = ROOT / "vllm_cluster" / "remote" / "image" / "model_cache.py"
     caches = {"a": tmp_path / "shared", "b": tmp_path / "shared", "c": tmp_path / "own"}
     running = {}
+    (tmp_path / "own").mkdir()
+    # Of programs that were killed: one of days ago, and one that may still be asked for.
+    for mark, age in (("old", 3 * 86400), ("new", 60)):
+        path_of_mark = tmp_path / "own" / f".vcluster-mark-{mark}"
+        path_of_mark.touch()
+        os.utime(path_of_mark, (time.time() - age, time.time() - age))
     for mark, cache in caches.items():
         cache.mkdir(exist_ok=True)
         question = {"do": "seek", "cache": str(cache), "folder": "hub/x", "kind": "hub", "mark": mark}
@@ -144,7 +151,7 @@ def test_hosts_with_one_cache_see_the_marks_of_each_other(tmp_path: Path) -> Non
         one.kill()
         one.communicate(timeout=30)
     assert seen == {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
-    assert [path for cache in caches.values() for path in cache.iterdir()] == []
+    assert [path.name for cache in set(caches.values()) for path in cache.iterdir()] == [".vcluster-mark-new"]
 
 
 def asked(hub: PullHub, **more: object) -> list[dict[str, Any]]:
@@ -305,8 +312,9 @@ def test_a_link_into_the_cache_is_followed_and_any_other_is_not(tmp_path: Path) 
     assert of_kind(ask_program("model_cache", question), "to") == [str(cache / "blob")]
     (folder / "a.json").symlink_to("/etc/passwd")
     (folder / "b.safetensors").symlink_to("/nothing/there")
+    (folder / "c.bin").symlink_to("c.bin")
     rows = ask_program("model_cache", question)
-    assert sorted(of_kind(rows, "lost")) == ["a.json", "b.safetensors"]
+    assert sorted(of_kind(rows, "lost")) == ["a.json", "b.safetensors", "c.bin"]
     assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]
 
 

@@ -158,6 +158,9 @@ def seek(model: ModelFolder, mark: str) -> dict[str, Any]:
     path = model.cache / f".vcluster-mark-{mark}"
     with suppress(OSError):  # a host that may only read its cache sees the marks of those that write
         path.touch()
+        for old in model.cache.glob(".vcluster-mark-*"):  # of programs that were killed
+            if stat_of(old)[1] < time.time_ns() - 86400 * 10**9:
+                old.unlink(missing_ok=True)
     try:
         print_row({"marked": mark})
         others = json.loads(sys.stdin.readline() or "{}").get("others", [])
@@ -195,8 +198,8 @@ def files_of(root: Path, cache: Path) -> dict[str, Any]:
     for path in linked_folders(root):
         print_row({"left": str(path.relative_to(root)), "why": "link to a folder"})
     for path in visible(root):
-        name, target = str(path.relative_to(root)), path.resolve()
-        if not path.exists() or not {root.resolve(), cache.resolve()} & {*target.parents}:
+        name = str(path.relative_to(root))
+        if not path.exists() or not {root.resolve(), cache.resolve()} & {*(target := path.resolve()).parents}:
             print_row({"lost": name, "to": str(path.readlink())})
         elif path.is_file():
             if root.resolve() not in target.parents:

@@ -84,10 +84,6 @@ class Chain:
         """Return the hosts that have not reported all bytes."""
         return [name for name, host in self._hosts.items() if host is not self._source and host.bytes < self._total]
 
-    def bytes(self) -> dict[str, int]:
-        """Return what each host had at its last report."""
-        return {name: host.bytes for name, host in self._hosts.items()}
-
     def source_has(self, count: int, now: float) -> None:
         """Note how far the source is: it may be downloading."""
         self._source.sample(count, now)

@@ -113,7 +113,7 @@ class Store:
         with ThreadPoolExecutor(STREAMS) as pool:
             for path, right in zip(unknown, pool.map(_is_right, unknown, unknown.values()), strict=True):
                 if not right:
-                    path.unlink()
+                    path.unlink(missing_ok=True)  # a blob that two files share
                     self._blob(unknown[path]).unlink(missing_ok=True)
         for file in self._plan.files:
             if self._hub and not self.complete(file) and _size(self._blob(file)) == file.size:
