@@ -1,4 +1,4 @@
-"""An address of the hub, a bucket or the API that is no URL, or where another protocol answers: a reason, not an end."""
+"""A hub, a bucket or an API whose address has no scheme, or where another protocol answers: that is its reason."""
 
 from __future__ import annotations
 
