@@ -42,7 +42,7 @@ PACE = {
     "hung_end": 900.0,
 }
 # How a ready model is watched, a hundred times as fast.
-WATCHED = {"idle": 0.15, "answer": 0.2, "hung": 0.6, "hung_end": 2.0}
+WATCHED = {"idle": 0.15, "answer": 0.2, "hung": 0.6, "hung_end": 4.0}
 KEY = "sk-canary-0123456789"
 TOKEN = "ray-canary-0123456789"
 HEAD, WORKER = "127.0.0.1", "127.0.0.2"

@@ -63,7 +63,7 @@ def test_an_engine_that_hangs_behind_a_200_is_not_ready_and_is_started_again(wor
     assert world.phase("hung").detail.startswith("no token for ")
     eventually(lambda: not lives(world.attempts[0]["pid"]), "the engine that hangs is ended")
     (world.fake / "hangs").unlink()
-    assert "no token for 2 s, though /health returns 200" in world.phase("ready", attempt=2).failure.summary
+    assert "no token for 4 s, though /health returns 200" in world.phase("ready", attempt=2).failure.summary
 
 
 @pytest.mark.promise("P38")
