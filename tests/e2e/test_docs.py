@@ -273,7 +273,7 @@ def test_the_benchmark_page(sandbox: Sandbox, tmp_path: Path) -> None:
     assert [host["name"] for host in found["hosts"]] == ["gpu1", "gpu2"]
     key = sandbox.vcluster("key").ok().out.strip()
     for path in (tmp_path / "before").iterdir():
-        assert key not in path.read_text()
+        assert key.encode() not in path.read_bytes()
 
 
 @pytest.mark.deep
