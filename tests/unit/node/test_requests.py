@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from typing import Any
 
@@ -66,14 +65,12 @@ def test_it_is_served_in_the_next_container_too_and_the_bad_one_is_not_tried_aga
 def lines(world: World) -> list[tuple[str, str]]:
     """What was written of the last request, and why."""
     rows = [json.loads(line) for line in (world.state / "results.jsonl").read_text().splitlines()]
-    # On a busy machine it is noticed that a killed vLLM is silent, before it is noticed that it has ended.
-    return [
-        (row["result"], re.sub(r"; readiness probe failed: /health [^;]* s(?=;)", "", row["summary"])) for row in rows
-    ]
+    return [(row["result"], row["summary"]) for row in rows]
 
 
 def test_each_restart_is_written_with_its_reason(world: World) -> None:
-    world.pace["restarts"] = 2
+    # A killed vLLM is known by its end: on a busy machine 0.4 s of silence would come first.
+    world.pace |= {"restarts": 2, "health_dead": 30.0}
     world.start()
     ask(world, 1, "one")
     for attempt in (1, 2):
