@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import posixpath
 import tarfile
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ def first(reply: Reply, limit: int) -> bytes | str | None:
     """The first entry: at most `limit` bytes of a file, where a link points to, or None for anything else.
 
     Raises:
-        HostError: it is not an archive.
+        Unreadable: it is not an archive, or ends in the middle.
     """
     data = reply.read(limit + tarfile.RECORDSIZE)
     try:
@@ -53,6 +54,17 @@ def has_content(reply: Reply) -> bool:
             return tar.next() is not None and tar.next() is not None
     except (tarfile.TarError, ValueError, OSError, LookupError) as error:
         raise reply.unreadable(repr(error)) from error
+
+
+def is_cut(place: str, content: bytes) -> bool:
+    """Whether a document was cut: Docker sends no more of a file than what it had before it was replaced."""
+    if not place.endswith(".json"):
+        return False
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def target(place: str, link: str) -> str:

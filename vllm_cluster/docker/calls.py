@@ -36,6 +36,12 @@ class NotFound(CommandFailed):
     code = "not-found"
 
 
+class Unreadable(HostError):
+    """Docker answered, and not with what its API promises."""
+
+    code = "unreadable-answer"
+
+
 @dataclass(frozen=True)
 class Call:
     """What is asked of Docker; `what` names it in errors."""
@@ -126,9 +132,9 @@ class Reply:
                 raise self.unreadable(f"a line is longer than {MAX_LINE >> 20} MB")
         yield from self._message(bytes(rest))
 
-    def unreadable(self, why: object) -> HostError:
+    def unreadable(self, why: object) -> Unreadable:
         """The error for an answer that is not what Docker's API promises."""
-        return HostError(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}")
+        return Unreadable(self._host, f"{self._call.what}: Docker's answer cannot be read: {str(why)[:200]}")
 
     def _piece(self) -> bytes:
         with self.failing() as connection:
