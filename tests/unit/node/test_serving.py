@@ -275,6 +275,18 @@ def test_half_a_request_changes_nothing(world: World) -> None:
     assert world.status and world.status.error is None
 
 
+def test_a_request_that_is_gone_for_a_moment_changes_nothing(world: World) -> None:
+    """Docker removes a file before it writes it anew."""
+    world.start_ready()
+    (world.state / "wanted.json").unlink()
+    eventually(lambda: world.status and world.status.error, "told that it cannot be read")
+    assert world.phase("ready", generation="one", attempt=1)
+    assert lives(world.attempts[0]["pid"])
+    world.want("one")
+    eventually(lambda: world.status and world.status.error is None, "read again")
+    assert len(world.attempts) == 1
+
+
 def test_another_server_on_the_port_does_not_count_as_ready(world: World) -> None:
     world.start()
     with socket.create_server(("127.0.0.1", world.port)):

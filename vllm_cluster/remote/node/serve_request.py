@@ -71,16 +71,18 @@ class Inbox:
         """A request that has come since the last look; one that cannot be read changes nothing, and is an `error`."""
         # Read whole each time: its time stamp comes from the sender's archive, and may not differ from the last one's.
         try:
-            text = self._wanted.read_text() if self._wanted.exists() else NOTHING
+            # Docker removes a file before it writes it anew: only where no request ever came is none wanted.
+            asked = self._wanted.exists() or self._accepted.exists()
+            text = self._wanted.read_text() if asked else NOTHING
             if text == self._read_before:
                 self.error = None
                 return None
             ServeRequest.read(text)
             request: dict[str, Any] = json.loads(text)
-            if self._wanted.exists() and self._outdated(request):
+            if asked and self._outdated(request):
                 return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # Perhaps half written: what was wanted before holds, and the next look decides.
+            # Perhaps half written, or about to be: what was wanted before holds, and the next look decides.
             self.error = f"wanted.json cannot be read: {error!r}"
             return None
         self._read_before, self.error = text, None
