@@ -151,13 +151,16 @@ def test_a_host_that_joins_or_leaves_is_counted_without_a_restart(world: World) 
     assert len(world.attempts) == 1
     os.kill(world.attempts[0]["pid"], signal.SIGKILL)
     world.phase("ready", attempt=2)
-    # Half written: what was read before holds.
+    # Half written, and not there yet: what was read before holds.
     (world.state / "cluster.json").write_text('{"v": 1, "members": [{"addr')
     os.kill(world.attempts[1]["pid"], signal.SIGKILL)
     assert world.phase("ready", attempt=3).gpus == (6, 6)
+    (world.state / "cluster.json").unlink()
+    os.kill(world.attempts[2]["pid"], signal.SIGKILL)
+    assert world.phase("ready", attempt=4).gpus == (6, 6)
     rows = [row for row in rows if row["address"] != third]
     (world.state / "cluster.json").write_text(json.dumps({"v": 1, "members": rows}))
-    os.kill(world.attempts[2]["pid"], signal.SIGKILL)
+    os.kill(world.attempts[3]["pid"], signal.SIGKILL)
     world.phase("waiting", detail="GPUs 4/4: 127.0.0.3 is not of this cluster")
 
 

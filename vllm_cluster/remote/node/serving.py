@@ -134,10 +134,8 @@ class ServeController:
             rows = json.loads((self._state / "cluster.json").read_text())["members"]
             members = {str(row["address"]): int(row["gpus"]) for row in rows if not row["leaving"]}
             self._members, self._names = members, {str(row["address"]): str(row["name"]) for row in rows}
-        except FileNotFoundError:
-            self._members = {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return  # perhaps half written: what was read before holds
+            return  # perhaps half written, or about to be: what was read before holds
 
     def _read_request(self) -> None:
         """Take what is asked for; where a power cut broke that file, what was asked for before this program began."""
