@@ -279,7 +279,7 @@ def test_half_a_request_changes_nothing(world: World) -> None:
 
 
 def test_a_request_that_is_gone_for_a_moment_changes_nothing(world: World) -> None:
-    """Docker removes a file before it writes it anew."""
+    """Docker removes a file before it writes it again."""
     world.start_ready()
     (world.state / "wanted.json").unlink()
     eventually(lambda: world.status and world.status.error, "told that it cannot be read")

@@ -71,7 +71,7 @@ class Inbox:
         """A request that has come since the last look; one that cannot be read changes nothing, and is an `error`."""
         # Read whole each time: its time stamp comes from the sender's archive, and may not differ from the last one's.
         try:
-            # Docker removes a file before it writes it anew: only where no request ever came is none wanted.
+            # Docker removes a file before it writes it again: only where no request ever came is none wanted.
             asked = self._wanted.exists() or self._accepted.exists()
             text = self._wanted.read_text() if asked else NOTHING
             if text == self._read_before:
