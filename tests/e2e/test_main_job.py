@@ -144,7 +144,7 @@ def test_stop_ends_serving_and_leaves_the_cluster(cluster: Sandbox) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.cluster("up", leaves="served")
+@pytest.mark.cluster("up", leaves="own")
 def test_a_changed_layout_touches_what_changed_and_serves_the_same_words(cluster: Sandbox) -> None:
     """One GPU a host: then the two stages of PP=2 are on two hosts, and bf16 can be compared."""
     text = Path(cluster.environment["VCLUSTER_INVENTORY"]).read_text()

@@ -10,7 +10,7 @@ A test on real hosts has it in its marker: `@pytest.mark.cluster("up", leaves="e
 | up | the sandbox's cluster, nothing served |
 | serving | the same, and the model served in float32 |
 | plain | the same, and the model served without further flags |
-| served | the model, however it is served |
+| served | the same, and the model served with any flags, its ranks where they are by default |
 | changed | something of the cluster: only `leaves` names it |
 | own | the test makes what it needs, and leaves what it likes |
 """
