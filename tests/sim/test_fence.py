@@ -135,6 +135,23 @@ def test_a_request_from_a_laptop_that_slept_is_refused() -> None:
 
 
 @pytest.mark.promise("P34")
+def test_a_laptop_that_slept_behind_its_request_learns_who_replaced_it() -> None:
+    """The request is written, and the line of the history that follows it is not."""
+    world, inventory = make.world((2, 2)), make.inventory(2)
+    with lab.inside(world):
+        assert lab.run(world, inventory, lab.do_up).error is None
+
+        def another() -> None:
+            lab.succeed(world, inventory.model_copy(update={"head": "gpu2"}), lab.do_up)
+
+        script = sleeps(world, 20, "docker exec append_line", another)
+        late = lab.run(world, inventory, partial(lab.do_serve, model="org/a"), script)
+        assert isinstance(late.error, Replaced), late.story()
+        assert "moved the head to another host" in late.error.message
+        assert any(event.kind == "warning" and "has no line for this serve" in event.text for event in late.events)
+
+
+@pytest.mark.promise("P34")
 @pytest.mark.parametrize("verb", ["serve", "stop", "up"])
 def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)

@@ -55,8 +55,12 @@ class HostConnection:
             self._engine.fence(self._dial)
 
     def unfence(self) -> None:
-        """Change nothing more on the host; its streams stay open, for reading."""
+        """Change nothing more on the host; what is read from now on comes over streams that no lease ends."""
         self._guard, self._through = self._refuse, ()
+        if self._engine:
+            # Those of the lease are not kept: where the host gave it up, they have ended, and only the next call
+            # would notice.
+            self._engine.fence(self._dial)
 
     def ask(self) -> None:
         """Raise where the host may not be changed now: asked right before each call that does."""

@@ -19,7 +19,6 @@ from vllm_cluster.transport.base import Stream
 TIME_TO_LIVE = 15
 HEARTBEAT = 4.0
 ANSWER_SECONDS = TIME_TO_LIVE - HEARTBEAT
-AWAKE_SECONDS = 2.0
 OPEN_SECONDS = 30.0
 RELEASE_SECONDS = 5.0
 # Between two attempts of one who waits.
@@ -175,7 +174,8 @@ class Lease:
             if hold.broken:
                 return False
             with _breaking(hold):
-                if _beat_answer(hold.stream):
+                hold.stream.settimeout(ANSWER_SECONDS)
+                if hold.stream.recv(MAX_ANSWER):
                     hold.answered = sent
                 else:
                     hold.broken = GIVEN_UP
@@ -248,17 +248,6 @@ class Lease:
                 self.refuse_given_up()
         finally:
             self.release()
-
-
-def _beat_answer(stream: Stream) -> bytes:
-    """The answer to a heartbeat; empty where the host has given the lease up."""
-    stream.settimeout(ANSWER_SECONDS)
-    try:
-        return stream.recv(MAX_ANSWER)
-    except TimeoutError:
-        # Where this process was stopped, its wait is over before what arrived meanwhile has been read.
-        stream.settimeout(AWAKE_SECONDS)
-        return stream.recv(MAX_ANSWER)
 
 
 @contextmanager

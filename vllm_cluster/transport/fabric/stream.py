@@ -18,6 +18,8 @@ from vllm_cluster.transport.ssh_transport import lost
 # What a packet holds: paramiko copies the rest of the data once for each packet, so it never gets more.
 PACKET = 32_000
 _POLL_SECONDS = 0.25
+# A wait that ends so much too late was of a process that was stopped; what came meanwhile is read within the second.
+LATE_SECONDS, AWAKE_SECONDS = 1.0, 2.0
 # The exit code comes right after the end of the output.
 EXIT_SECONDS = 5.0
 
@@ -124,7 +126,10 @@ class ChannelStream:
                 raise self._link.lost(self._doing)
             left = None if limit is None else limit - time.monotonic()
             if left is not None and left <= 0:
-                raise TimeoutError(f"{self._link.host}: no bytes from {self._doing} within {self._timeout} s")
+                if left > -LATE_SECONDS:
+                    raise TimeoutError(f"{self._link.host}: no bytes from {self._doing} within {self._timeout} s")
+                # paramiko's thread wakes up beside this one.
+                limit, left = time.monotonic() + AWAKE_SECONDS, AWAKE_SECONDS
             self._arrival.wait(left)
 
     def shutdown_write(self) -> None:
