@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tests.promises.__main__ import MADE_UP, MEASURED, REAL
 from tests.support.paths import ROOT
 
-DEEP = "pytest.mark.deep"
+DEEP, ALONE = "pytest.mark.deep", "pytest.mark.alone"
 
 
 def test_what_is_left_for_make_promises_is_run_by_it() -> None:
-    run = tuple(ROOT / path for path in (*MEASURED, *REAL, *MADE_UP))
-    deep = {path for path in (ROOT / "tests").rglob("test_*.py") if DEEP in path.read_text()} - {ROOT / __file__}
-    assert len(deep) > 10
-    left = [path for path in deep if not any(path == one or one in path.parents for one in run)]
-    assert sorted(str(path.relative_to(ROOT)) for path in left) == []
+    assert left_out(DEEP, (*MEASURED, *REAL, *MADE_UP)) == []
+
+
+def test_what_measures_its_time_is_run_by_it_with_nothing_beside() -> None:
+    """The lane of what is made up leaves these out."""
+    assert left_out(ALONE, MEASURED, "tests/sim", "tests/property", "tests/unit/cli", "tests/unit/docker") == []
+
+
+def left_out(mark: str, lanes: Sequence[str], *among: str) -> list[str]:
+    """The modules of these folders, or of all, that have the mark and that no lane runs."""
+    files = {path for folder in among or ("tests",) for path in (ROOT / folder).rglob("test_*.py")} - {ROOT / __file__}
+    marked = {path for path in files if mark in path.read_text()}
+    assert marked
+    run = [ROOT / path for path in lanes]
+    left = [path for path in marked if not any(path == one or one in path.parents for one in run)]
+    return sorted(str(path.relative_to(ROOT)) for path in left)

@@ -14,7 +14,7 @@ from tests.support.sim.world import Volume, World, belongs_to_lab
 from vllm_cluster.actions import tunnel
 from vllm_cluster.actions.rotate import rotate
 from vllm_cluster.core.kept import secret_ids
-from vllm_cluster.core.spec import CLUSTER
+from vllm_cluster.core.spec import CLUSTER, SECRET
 from vllm_cluster.errors import UsageError
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
@@ -252,3 +252,21 @@ def test_only_up_needs_the_secrets_of_this_laptop(verb: lab.Verb, monkeypatch: p
         monkeypatch.delenv("SOMEBODYS_TOKEN")
         ended = lab.run(world, inventory, verb)
     assert ended.error is None, ended.story()
+
+
+@pytest.mark.promise("P3", "P19")
+def test_an_old_volume_on_an_empty_head_host_recreates_no_worker() -> None:
+    """Without an image there, nothing can read the volume: `plan` must not count on what its labels name."""
+    world, inventory = make.world(), make.inventory(2)
+    with lab.inside(world):
+        lab.succeed(world, inventory, lab.do_up)
+        head = world.machines["gpu1"]
+        head.boxes, head.volumes, head.images = {}, {}, {}
+        labels = {CLUSTER: "lab", f"{SECRET}ray-token": "000", f"{SECRET}api-key": "111"}
+        name = "vcluster-lab-secrets-0123456789ab"
+        head.volumes[name] = Volume(name, labels, {"ray-token-000": b"old"})
+        before = lab.run(world, inventory, lab.do_plan)
+        after = lab.run(world, inventory, lab.do_up)
+        oracle.honest(before, after, inventory)
+        assert after.error is None, after.story()
+        assert not any("changed" in str(text) for text in lab.texts(before.value))

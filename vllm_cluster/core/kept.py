@@ -22,13 +22,19 @@ class Holder:
 
 
 def holders(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Holder]:
-    """Every holder on the hosts of the inventory: the head first, then other hosts, since the head may be moving."""
+    """Every holder on the hosts of the inventory: the head first, then other hosts, since the head may be moving.
+
+    Nodes come before volumes without one: what a node holds is in use, and is read without a container made for it,
+    which a host without images cannot make.
+    """
     identity = cluster_id(inventory, facts)
-    for host in sorted(facts, key=lambda name: name != inventory.head_name):
+    hosts = sorted(facts, key=lambda name: name != inventory.head_name)
+    for host in hosts:
         node = node_of(inventory.cluster, facts[host])
         if node and is_of_cluster(inventory, identity, node.labels):
             ids = secret_ids(node.labels)
             yield Holder(host, ids, secrets_volume(inventory.cluster, ids), has_node=True)
+    for host in hosts:
         for volume, labels in sorted(facts[host].volumes.items()):
             if is_volume_name(inventory.cluster, volume) and is_of_cluster(inventory, identity, labels):
                 yield Holder(host, secret_ids(labels), volume, has_node=False)
