@@ -136,6 +136,7 @@ class Silence:
     def listen(self, name: str, transport: Transport) -> None:
         """A stream on which nothing comes."""
         stream = transport.open_stream(["cat"], Deadline.after(60))
+        (self.folder / f"{name}, stream").touch()
         self.outcomes[f"{name}, stream"] = outcome(lambda: stream.recv(1))[0]
         stream.close()
 
@@ -184,8 +185,10 @@ def test_silence_of_a_host_differs_from_silence_of_a_command(
     seen.folder.mkdir()
     waiting = [started(job, *item) for item in dead.items() for job in (seen.call, seen.listen)]
     sending = [started(seen.send_only, transport) for transport in quiet]
+    # A stream still being opened would be a call that fails, not a stream that is lost.
     for name in dead:
         wait_for(seen.folder / name)
+        wait_for(seen.folder / f"{name}, stream")
     with cut_off(server):
         cut = time.monotonic()
         error, seconds = outcome(lambda: dead["fabric"].run(["true"], Deadline.after(2)))
