@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from vllm_cluster.core.images import node_image_name
 from vllm_cluster.core.node_status import GroupMembership, membership
@@ -24,8 +24,10 @@ GONE_SECONDS = 40.0
 RAY_ATTEMPTS = 3
 
 
-def hold(barrier: SameImage | HeadReady | GpusJoined, plan: Plan, fleet: Fleet, emit: Emit) -> None:
-    """Until the barrier holds.
+def hold(
+    barrier: SameImage | HeadReady | GpusJoined, plan: Plan, fleet: Fleet, emit: Emit, former: Collection[str] = ()
+) -> None:
+    """Until the barrier holds; `former` are the ids in Ray of nodes that this run replaces.
 
     Raises:
         HostError: it will not, and why.
@@ -36,7 +38,7 @@ def hold(barrier: SameImage | HeadReady | GpusJoined, plan: Plan, fleet: Fleet, 
         case HeadReady(host):
             await_ray(fleet.connections[host], plan, emit)
         case GpusJoined():
-            await_gpus(fleet, plan, emit)
+            await_gpus(fleet, plan, emit, former)
 
 
 def _ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None:
@@ -86,8 +88,8 @@ def await_ray(connection: HostConnection, plan: Plan, emit: Emit) -> None:
         connection.runtime.clock.sleep(POLL)
 
 
-def await_gpus(fleet: Fleet, plan: Plan, emit: Emit) -> None:
-    """Until Ray counts exactly the planned GPUs at the planned addresses.
+def await_gpus(fleet: Fleet, plan: Plan, emit: Emit, former: Collection[str] = ()) -> None:
+    """Until Ray counts exactly the planned GPUs at the planned addresses, and none of them is of a former node.
 
     Raises:
         HostError: they will not come, or others came, and why.
@@ -97,7 +99,7 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit) -> None:
     shown, before = "", dict[str, int]()
     while True:
         nodes = fleet.all(lambda connection: NodeHandle(connection, plan.cluster).state())
-        found = count(plan, nodes[plan.head])
+        found = _joined(plan, fleet, nodes, former)
         if found.complete:
             emit(Event("progress", f"GPUs {found.have}/{found.want}", data={"gpus": [found.have, found.want]}))
             return
@@ -124,9 +126,28 @@ def await_gpus(fleet: Fleet, plan: Plan, emit: Emit) -> None:
         clock.sleep(POLL)
 
 
-def count(plan: Plan, head: NodeState) -> GroupMembership:
-    """What Ray on the head counts, against the plan."""
-    return membership(plan.gpus, head.status.group.nodes if head.status else ())
+def members_at(addresses: Collection[str], head: NodeState) -> frozenset[str]:
+    """The ids of the nodes that Ray on the head counts there as living."""
+    nodes = head.status.group.nodes if head.status else ()
+    return frozenset(node.id for node in nodes if node.alive and node.address in addresses)
+
+
+def _joined(plan: Plan, fleet: Fleet, nodes: Mapping[str, NodeState], former: Collection[str]) -> GroupMembership:
+    """What Ray on the head counts, against the plan.
+
+    Ray counts a node that has ended for up to half a minute more, at the address of the one in its place, whose GPUs
+    these would seem to be: nothing counts at an address whose own Ray is not up, or where a former node still does.
+    """
+    head = nodes[plan.head]
+    counted = head.status.group.nodes if head.status else ()
+    late = {node.address for node in counted if node.alive and node.id in former}
+    late |= {address for address, name in fleet.addresses.items() if name in nodes and not _may_be_up(nodes[name])}
+    return membership(plan.gpus, [node for node in counted if node.address not in late])
+
+
+def _may_be_up(node: NodeState) -> bool:
+    """Whether Ray may be up there; a node program that is stopped cannot tell."""
+    return node.status is not None and node.status.group.state in ("up", "unknown")
 
 
 def _explain(found: GroupMembership, names: Mapping[str, str], nodes: Mapping[str, NodeState]) -> str:

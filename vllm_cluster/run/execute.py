@@ -45,12 +45,13 @@ from vllm_cluster.errors import CommandFailed, HostError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.images import wheels
 from vllm_cluster.images.contents import OPTIONS, ImageContents, parse
-from vllm_cluster.run.barrier import hold
+from vllm_cluster.run.barrier import hold, members_at
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.image_contents import LIFE_SECONDS
 from vllm_cluster.run.image_supply import ImageSupply
 from vllm_cluster.run.lease import Lease
 from vllm_cluster.run.members import move_head, record_members
+from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.program import python, run
 from vllm_cluster.run.pull import sending
 from vllm_cluster.run.secret_files import provide, remove_orphaned, remove_unused
@@ -80,6 +81,8 @@ class PlanExecution:
     # By host: the container through which its node's secrets were written.
     _doors: dict[str, str] = field(default_factory=dict)
     _downloading: threading.Lock = field(default_factory=threading.Lock)
+    # In Ray, of the nodes that this run replaces.
+    _former: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self._images = ImageSupply(self.plan, self.fleet, self.emit)
@@ -90,6 +93,7 @@ class PlanExecution:
         Raises:
             FleetError, HostError: operations failed; those of other hosts in the same stage were finished.
         """
+        self._former = self._replaced()
         for stage in self.plan.stages:
             with closing(self._images):
                 self._stage(stage)
@@ -106,7 +110,16 @@ class PlanExecution:
             case SameImage(image):
                 hold(SameImage(image, self._images.id_for(image)), self.plan, self.fleet, self.emit)
             case _:
-                hold(barrier, self.plan, self.fleet, self.emit)
+                hold(barrier, self.plan, self.fleet, self.emit, self._former)
+
+    def _replaced(self) -> frozenset[str]:
+        """The ids in Ray of the nodes that end; none where the head's does, with all that its Ray knows."""
+        started = {one.host for one in self.plan.operations() if isinstance(one, CreateNode | StartNode | RestartNode)}
+        if not started or self.plan.head in started:
+            return frozenset()
+        addresses = [address for address, name in self.fleet.addresses.items() if name in started]
+        head = NodeHandle(self.fleet.connections[self.plan.head], self.plan.cluster)
+        return members_at(addresses, head.state())
 
     def _stage(self, stage: Stage) -> None:
         self.lease.check()

@@ -144,6 +144,11 @@ def _forget(world: World, head: Box) -> None:
         row["alive"] = row["alive"] and world.clock.now - row["lost"] < GHOST
 
 
+def ghosts(head: Box) -> list[str]:
+    """The nodes that Ray counts as living, and that have ended."""
+    return [name for name, row in head.life.get("nodes", {}).items() if row["alive"] and row["lost"] is not None]
+
+
 def members(head: Box) -> dict[str, int]:
     """Ray's truth: GPUs by address of the living."""
     found: dict[str, int] = {}

@@ -53,6 +53,7 @@ def converged(world: World, inventory: Inventory) -> None:
         assert life.token(machine, node), f"{name}: no token"
     head = world.machines[inventory.head_name].box("vcluster-lab")
     assert head and life.members(head) == gpus, f"Ray has {life.members(head) if head else None}, not {gpus}"
+    assert not life.ghosts(head), f"Ray still counts nodes that have ended: {life.ghosts(head)}"
     _same_key(world, inventory, head)
     bases = {box.labels[BASE_IMAGE] for _, box in world.nodes()}
     assert len(bases) == 1, f"nodes of different images: {bases}"
