@@ -146,7 +146,7 @@ def _joined(plan: Plan, fleet: Fleet, nodes: Mapping[str, NodeState], former: Co
 
 
 def _may_be_up(node: NodeState) -> bool:
-    """Whether Ray may be up there; a node program that is stopped cannot tell."""
+    """Whether Ray may be up there; a node program that is stopped cannot report it."""
     return node.status is not None and node.status.group.state in ("up", "unknown")
 
 
