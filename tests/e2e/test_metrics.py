@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
 from tests.support.prometheus import Prometheus, accepted, running
 from tests.support.waiting import until
+from vllm_cluster.actions.metrics import KEY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 
@@ -79,11 +81,17 @@ def test_prometheus_scrapes_the_cluster_and_each_expression_has_series(sandbox: 
                 for name in ("Down", "Stalled", "Degraded", "KvCacheFull", "SlowFirstToken", "Restarts")
             }
             assert alerts(prometheus) == set()
-            # A rotated key, and a model that is stopped.
+            # A rotated key is in the folder at once; the former one, as in a copy of it elsewhere, is refused.
+            former = (tmp_path / KEY).read_text()
             sandbox.vcluster("key", "--rotate").ok()
+            rotated = time.time()
+            until(lambda: prometheus.series(f"up == 1 and timestamp(up) > {rotated}"), LONG)
+            assert (tmp_path / KEY).read_text().strip() == sandbox.vcluster("key").ok().out.strip() != former.strip()
+            (tmp_path / KEY).write_text(former)
             until(lambda: up(prometheus) == [("sandbox", "0")], LONG)
             sandbox.vcluster("metrics", "-o", str(tmp_path)).ok()
             until(lambda: up(prometheus) == [("sandbox", "1")], LONG)
+            # A model that is stopped.
             sandbox.vcluster("stop", "--yes").ok()
             until(lambda: alerts(prometheus) == {"VclusterDown"}, LONG)
             sandbox.vcluster("serve", "--yes", MODEL).ok()

@@ -13,13 +13,11 @@ import pytest
 from tests.support.attack import attack
 from tests.support.endpoint import MODEL, complete, tunnel
 from tests.support.hosts import Sandbox
-from tests.support.served import ready_since
+from tests.support.served import BROKEN, cut_off_weights, ready_since
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise]
 
 FILE = "/tmp/undoes.yaml"
-SNAPSHOT = f"/models/hub/models--{MODEL.replace('/', '--')}/snapshots/*"
-BROKEN = "/models/broken"
 # What is asked for, and what the refusal has.
 BAD = [
     ("a typo in the model", ("sandbox/tiny-lama",), f"did you mean {MODEL}?"),
@@ -88,9 +86,7 @@ def test_what_can_be_known_is_refused_before_the_model_is_touched(cluster: Sandb
 @pytest.mark.deep
 @pytest.mark.cluster("serving")
 def test_what_shows_only_at_the_load_brings_the_last_ready_model_back(cluster: Sandbox) -> None:
-    for host in ("gpu1", "gpu2"):
-        copy = f"mkdir -p {BROKEN} && cp -L {SNAPSHOT}/* {BROKEN} && truncate -s -1000 {BROKEN}/model.safetensors"
-        cluster.on(host, "sh", "-c", copy, root=True)
+    cut_off_weights(cluster)
     with attack("P36", "weights that are cut off, which only the load shows") as measured:
         failed = cluster.vcluster("serve", "--yes", BROKEN, "--", "--dtype", "float32")
         assert failed.code == 1, failed.err

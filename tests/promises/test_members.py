@@ -11,7 +11,9 @@ import pytest
 
 from tests.support.attack import attack
 from tests.support.breaks import black_hole, broken, root
+from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
+from tests.support.served import BROKEN, cut_off_weights
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
@@ -58,6 +60,34 @@ def test_a_host_leaves_and_returns_and_the_head_moves_and_returns(sandbox: Sandb
         sandbox.vcluster("down", "--yes", inventory=both).ok()
         assert sandbox.nodes() == {}
         measured.figure = "served again after " + ", ".join(f"{s:.0f} s ({name})" for name, s in took.items())
+
+
+@pytest.mark.cluster("serving", leaves="own")
+def test_members_change_after_a_serve_that_failed(sandbox: Sandbox) -> None:
+    cut_off_weights(sandbox)
+    moved = sandbox.rewrite(Path("members-instead.yaml"), add="head: gpu2\n")
+    ((line, _),) = re.findall(r"^(  gpu1: .*?([\d.]+)}\n)", moved.read_text(), re.MULTILINE)
+    alone = moved.with_name("members-instead-alone.yaml")
+    alone.write_text(moved.read_text().replace(line, ""))
+    with attack("P33 P36", "the head moves and the other host leaves, after a serve that failed") as measured:
+        failed = sandbox.vcluster("serve", "--yes", BROKEN, "--", "--dtype", "float32")
+        assert (failed.code, f"{MODEL} is served again" in failed.err) == (1, True), failed.err
+        took = {}
+        for name, inventory in (("moved", moved), ("left", alone)):
+            measured.begin()
+            sandbox.vcluster("up", "--yes", inventory=inventory).ok()
+            until(partial(ready, sandbox, inventory), 240, every=2)
+            took[name] = measured.seconds
+            assert status(sandbox, inventory)["serving"]["model"] == MODEL, name
+            assert sandbox.vcluster("plan", "--exit-code", inventory=inventory).code == 0, name
+        # What failed was not tried again.
+        history = sandbox.vcluster("history", "--json", inventory=alone).ok().json()["entries"]
+        assert len([entry for entry in history if BROKEN in str(entry["operations"])]) == 1
+        sandbox.vcluster("down", "--yes", inventory=alone).ok()
+        assert sandbox.nodes() == {}
+        measured.figure = "what was served in its place is served again after " + ", ".join(
+            f"{seconds:.0f} s ({name})" for name, seconds in took.items()
+        )
 
 
 # The same name and way there, and another machine: nothing of the cluster is on it.

@@ -12,6 +12,9 @@ from tests.support.endpoint import MODEL
 from tests.support.hosts import Sandbox
 from vllm_cluster.remote.node.timing import Timing
 
+SNAPSHOT = f"/models/hub/models--{MODEL.replace('/', '--')}/snapshots/*"
+# A copy of it that shows only at its load that it cannot be served.
+BROKEN = "/models/broken"
 HF_TOKEN = "hf_CanaryÄ+/=0123456789 canary"  # awkward on purpose: every quoting changes it
 API_KEY = "sk-Canary+/=&0123456789~canary"
 S3_KEY = "S3Canary+/=0123456789abcdefghijklmnop"
@@ -25,6 +28,13 @@ def with_secrets(sandbox: Sandbox) -> Sandbox:
     inventory = sandbox.rewrite(Path("secrets.yaml"), replace=smaller, add=SECRETS)
     secrets = {"SANDBOX_HF_TOKEN": HF_TOKEN, "SANDBOX_API_KEY": API_KEY, "SANDBOX_S3_KEY": S3_KEY}
     return Sandbox(sandbox.folder, {**secrets, "VCLUSTER_INVENTORY": str(inventory)})
+
+
+def cut_off_weights(sandbox: Sandbox) -> None:
+    """Put the copy whose weights are cut off on both hosts."""
+    copy = f"mkdir -p {BROKEN} && cp -L {SNAPSHOT}/* {BROKEN} && truncate -s -1000 {BROKEN}/model.safetensors"
+    for host in ("gpu1", "gpu2"):
+        sandbox.on(host, "sh", "-c", copy, root=True)
 
 
 def serve(sandbox: Sandbox, *options: str) -> Sandbox:

@@ -11,6 +11,8 @@ from vllm_cluster.actions import phases
 from vllm_cluster.actions.consent import Confirm, Consent
 from vllm_cluster.actions.request_phases import ASK, Endpoint, RequestState, connect, follow, observe
 from vllm_cluster.core import request
+from vllm_cluster.core.followed import ChangedCluster
+from vllm_cluster.core.followed import follow as follow_change
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit
 from vllm_cluster.inventory.model import Inventory
@@ -83,7 +85,7 @@ def _fitted(inventory: Inventory, found: Mapping[str, Any], gpus: Mapping[str, i
     address = inventory.hosts[inventory.head_name].address
     here = _LOOPBACK if asked["host"] == _LOOPBACK else address
     names = {host.address: name for name, host in inventory.hosts.items()}
-    followed = request.follow(request.written(asked, None), gpus, (asked["host"], here), names=names)
+    followed = follow_change(request.written(asked, None), ChangedCluster(gpus, (asked["host"], here), names))
     if followed is None:
         return {**asked, "nodes": dict(gpus)}
     serve: dict[str, Any] | None = json.loads(followed.content)["serve"]

@@ -120,7 +120,10 @@ def _image(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> tuple
 
 
 def _move(head: ContainerSpec, members: Membership | None) -> tuple[Operation, ...]:
-    return (MoveHead(head.host, members.moved_from, members.record),) if members and members.moved_from else ()
+    if members is None or not members.moved_from:
+        return ()
+    request = members.request.content.decode() if members.request else ""
+    return (MoveHead(head.host, members.moved_from, members.record, request),)
 
 
 def _record(head: ContainerSpec, members: Membership | None) -> tuple[Operation, ...]:

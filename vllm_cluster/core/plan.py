@@ -119,13 +119,15 @@ class RemoveVolume:
 
 @dataclass(frozen=True)
 class MoveHead:
-    """Copy what the head keeps to the host that will be the head."""
+    """Copy what the head keeps to the host that will be the head; `request` is what is served there, empty where that
+    is copied too."""
 
     verb: ClassVar[str] = "move head"
     past: ClassVar[str] = "has what the head kept"
     host: str
     source: str
     record: Record
+    request: str
 
     @property
     def text(self) -> str:

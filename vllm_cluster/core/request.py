@@ -1,4 +1,4 @@
-"""The request to serve, as the head's wanted.json holds it, and how it follows a cluster that changes."""
+"""The request to serve, as the head's wanted.json holds it, and as people read it."""
 
 from __future__ import annotations
 
@@ -6,39 +6,31 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from vllm_cluster.backends import vllm
 from vllm_cluster.core.change import UNSET, FieldChange
-from vllm_cluster.errors import UsageError
 from vllm_cluster.text import redact
 
 FILE = "wanted.json"
 # The request that the node program took last: it refuses one whose epoch is not higher.
 ACCEPTED_FILE = "accepted.json"
 NOTHING = b'{"v": 1, "serve": null}'
+# What the node program knows of the request that it took: what is served if that cannot be, and whether it is.
+TAKEN_FILE = "request.json"
 # What a node knows that is not the head: what it took when it was one is over.
-FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", "request.json": b"{}"}
+FRESH = {FILE: NOTHING, ACCEPTED_FILE: b"{}", TAKEN_FILE: b"{}"}
 # What was ready, newest last, to go back to; and what became of each request.
 READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 # For vLLM, where every host has all files.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 # What does not change what runs.
 _UNNAMED = ("nodes", "generation", "by_default", "rollback", "ranks", "loading")
-_TP, _PP, _HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
+TP, PP, HOST = "--tensor-parallel-size=", "--pipeline-parallel-size=", "--host="
 _NAME = "--served-model-name="
 _LOOPBACK = "127.0.0.1"
 # Options of vcluster, as people give them.
-_SHOWN = {_NAME: "--name", _TP: "--tp", _PP: "--pp", _HOST: "address", "--port=": "ports.api"}
-
-
-@dataclass(frozen=True)
-class Followed:
-    """A request after the cluster changed: its file, and what that means, for people."""
-
-    content: bytes
-    text: str
+_SHOWN = {_NAME: "--name", TP: "--tp", PP: "--pp", HOST: "address", "--port=": "ports.api"}
 
 
 def request(argv: Sequence[str], *, by_default: bool, rollback: bool = True, **rest: Any) -> dict[str, Any]:
@@ -52,15 +44,16 @@ def request(argv: Sequence[str], *, by_default: bool, rollback: bool = True, **r
     """
     content = {**rest, "nodes": dict(rest["nodes"]), "argv": list(argv), "env": vllm.environment()}
     content |= {"by_default": by_default, "rollback": rollback, "probe_timeout_s": 600}
-    return {**content, "generation": _generation(content)}
+    return {**content, "generation": generation(content)}
 
 
-def written(wanted: Mapping[str, Any] | None, before: bytes | None, by: str = "") -> bytes:
+def written(wanted: Mapping[str, Any] | None, before: bytes | None, by: str = "", **more: Any) -> bytes:
     """The file of a request, or of none, in place of the one before: each writer counts one up.
 
     The node program refuses what a laptop writes that has lost the lease meanwhile; it writes `by` into the history.
+    With `back_to` it does not itself choose what to serve where this cannot be.
     """
-    return json.dumps({"v": 1, "epoch": number(before) + 1, "by": by, "serve": wanted}).encode()
+    return json.dumps({"v": 1, "epoch": number(before) + 1, "by": by, "serve": wanted, **more}).encode()
 
 
 def number(raw: bytes | None) -> int:
@@ -77,82 +70,9 @@ def wants(content: str) -> bool:
     return json.loads(content)["serve"] is not None
 
 
-def follow(
-    raw: bytes | None,
-    gpus: Mapping[str, int],
-    addresses: tuple[str, str],
-    readdressed: Mapping[str, str] | None = None,
-    *,
-    names: Mapping[str, str],
-) -> Followed | None:
-    """The request for a cluster with these GPUs, the head's first, whose head has moved between two addresses.
-
-    `readdressed` has the address that a host has now, by the one before; `names` are those of the hosts, by address.
-    None where the request stays as it is. What does not fit any more gets the default layout if it had that, and else
-    goes.
-    """
-    serve = _read(raw)
-    if serve is None:
-        return None
-    moved = _readdressed(serve, readdressed or {})
-    named = moved.get("hosts", ())
-    there = {address: number for address, number in gpus.items() if not named or address in named}
-    texts = []
-    if serve["host"] == addresses[0] != addresses[1]:
-        moved |= {"host": addresses[1], "argv": _with(serve["argv"], _HOST, addresses[1])}
-        texts.append(f"{serve['name']} is served at {addresses[1]}")
-    try:
-        if left := [address for address in named if address not in there]:
-            known = ",".join(names.get(address, address) for address in named)
-            raise UsageError(f"{', '.join(left)} of --hosts {known} has left; {_again(moved, names)}")
-        tp, pp = _sizes(moved, there, names)
-    except UsageError as error:
-        return Followed(written(None, raw), f"{serve['name']} is not served any more: {error.message}")
-    if (tp, pp) != (before := _layout(serve)):
-        moved["argv"] = _with(_with(moved["argv"], _TP, str(tp)), _PP, str(pp))
-        texts.append(f"{serve['name']} is served with TP={tp} × PP={pp}, before TP={before[0]} × PP={before[1]}")
-    ranks = moved.get("ranks") or {}
-    if ranks and (sum(ranks.values()) != tp * pp or any(gpus.get(host, 0) < count for host, count in ranks.items())):
-        moved["ranks"] = vllm.place(there, tp, pp)
-    for places in ("ranks", "hosts"):
-        # Another layout has other ranks anyway, and they name their hosts.
-        if (tp, pp) == before and moved.get(places, ()) != serve.get(places, ()):
-            now, then = (", ".join(one[places]) for one in (moved, serve))
-            texts.append(f"{serve['name']} is served on {now}, before on {then}")
-            break
-    if not texts:
-        return None
-    moved["nodes"] = dict(gpus)
-    return Followed(written({**moved, "generation": _generation(moved)}, raw), "; ".join(texts))
-
-
-def _readdressed(serve: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, Any]:
-    """The same with the addresses that its hosts have now."""
-    moved = dict(serve)
-    if serve.get("hosts"):
-        moved["hosts"] = [now.get(address, address) for address in serve["hosts"]]
-    if serve.get("ranks"):
-        moved["ranks"] = {now.get(address, address): count for address, count in serve["ranks"].items()}
-    return moved
-
-
-def _sizes(serve: Mapping[str, Any], there: Mapping[str, int], names: Mapping[str, str]) -> tuple[int, int]:
-    """The layout of a request over these GPUs.
-
-    Raises:
-        UsageError: there are too few, and a person asked for this layout.
-    """
-    (tp, pp), total = _layout(serve), sum(there.values())
-    if tp * pp <= total:
-        return tp, pp
-    if not serve.get("by_default"):
-        raise UsageError(f"TP={tp} × PP={pp} needs {tp * pp} GPUs, and there are {total}; {_again(serve, names)}")
-    chosen = vllm.choose_parallelism(list(there.values()), None, None)
-    return chosen.tp, chosen.pp
-
-
-def _layout(serve: Mapping[str, Any]) -> tuple[int, int]:
-    return int(_option(serve["argv"], _TP)), int(_option(serve["argv"], _PP))
+def layout(serve: Mapping[str, Any]) -> tuple[int, int]:
+    """Its TP and PP."""
+    return int(_option(serve["argv"], TP)), int(_option(serve["argv"], PP))
 
 
 def changes(before: Any, wanted: Mapping[str, Any], names: Mapping[str, str]) -> tuple[FieldChange, ...]:
@@ -160,7 +80,7 @@ def changes(before: Any, wanted: Mapping[str, Any], names: Mapping[str, str]) ->
 
     `names` are those of the hosts, by address.
     """
-    old = _whole(before)
+    old = whole_request(before)
     if old is None:
         return ()
     # The names of both are in the question already, where they are those of the models.
@@ -197,7 +117,7 @@ def command(serve: Mapping[str, Any], names: Mapping[str, str], *, layout: bool 
     words = ["vcluster", "serve", str(serve["model"])]
     words += ["--name", str(serve["name"])] if serve["name"] != serve["model"] else []
     if layout and not serve.get("by_default"):
-        words += ["--tp", _option(argv, _TP), "--pp", _option(argv, _PP)]
+        words += ["--tp", _option(argv, TP), "--pp", _option(argv, PP)]
     if hosts := [names[address] for address in serve.get("hosts", ()) if address in names]:
         words += ["--hosts", ",".join(hosts)]
     words += ["--expose"] if serve["host"] != _LOOPBACK else []
@@ -210,7 +130,7 @@ def command_with(asked: object, names: Mapping[str, str], model: str, *, expose:
 
     Of the model alone, where the request cannot be read.
     """
-    serve = _whole(asked)
+    serve = whole_request(asked)
     if serve is None:
         behind = ["--", flag] if flag else []
         return shlex.join(["vcluster", "serve", model, *(["--expose"] if expose else []), *behind])
@@ -231,27 +151,15 @@ def _with_flag(argv: Sequence[str], flag: str) -> list[str]:
 
 def summary(serve: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """A request in a line, for the history: what it asks for, and the layout that was chosen."""
-    tp, pp = _layout(serve)
+    tp, pp = layout(serve)
     return f"{command(serve, names, layout=False).removeprefix('vcluster serve ')} (TP={tp} × PP={pp})"
 
 
-def _again(serve: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    return f"to serve it again: {command(serve, names, layout=False)}"
-
-
-def _read(raw: bytes | None) -> Mapping[str, Any] | None:
-    """What is served; None too where no laptop wrote it so: whoever may use the head's Docker can."""
-    try:
-        return _whole(json.loads(raw or NOTHING)["serve"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-
-
-def _whole(serve: Any) -> Mapping[str, Any] | None:
+def whole_request(serve: Any) -> Mapping[str, Any] | None:
     """A request with all that is read of it."""
     try:
         argv = serve["argv"]
-        sizes = _layout(serve)
+        sizes = layout(serve)
         named = any(word.startswith(_NAME) for word in argv)
         texts = [*argv, serve["host"], serve["name"], serve["model"]]
         ranks, hosts = serve.get("ranks", {}), serve.get("hosts", [])
@@ -264,7 +172,8 @@ def _whole(serve: Any) -> Mapping[str, Any] | None:
     return dict(serve) if whole else None
 
 
-def _generation(content: Mapping[str, Any]) -> str:
+def generation(content: Mapping[str, Any]) -> str:
+    """The name of a request's content."""
     named = {key: content[key] for key in sorted(content) if key not in _UNNAMED}
     named["env"] = {name: value for name, value in content["env"].items() if name not in OFFLINE}
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
@@ -272,8 +181,3 @@ def _generation(content: Mapping[str, Any]) -> str:
 
 def _option(argv: Sequence[str], name: str) -> str:
     return next((word.removeprefix(name) for word in reversed(argv) if word.startswith(name)), "1")
-
-
-def _with(argv: Sequence[str], name: str, value: str) -> list[str]:
-    last = max((index for index, word in enumerate(argv) if word.startswith(name)), default=-1)
-    return [f"{name}{value}" if index == last else word for index, word in enumerate(argv)]

@@ -181,7 +181,7 @@ class PlanExecution:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
         spec = next(op.spec for op in created if op.host == operation.host)
         _, image = self._names(spec)
-        move_head(self.fleet.connections[operation.source].engine, connection.engine, spec, image, operation.record)
+        move_head(self.fleet.connections[operation.source].engine, connection.engine, spec, image, operation)
 
     def _prepare_image(self, connection: HostConnection, operation: PrepareImage) -> None:
         engine = connection.engine

@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from vllm_cluster.core import request
 from vllm_cluster.core.desired import STATE_FOLDER
+from vllm_cluster.core.followed import ChangedCluster, carried, follow
 from vllm_cluster.core.identity import Owner, owner_of
 from vllm_cluster.core.members import Member, Membership, Record, differences, former, record_of, recorded
-from vllm_cluster.core.plan import RecordMembers
+from vllm_cluster.core.plan import MoveHead, RecordMembers
 from vllm_cluster.core.spec import CLUSTER, ID, ContainerSpec, Mount, node_name
 from vllm_cluster.docker.client import DockerApi
 from vllm_cluster.docker.container_body import volume_writer_body
@@ -58,13 +59,14 @@ def membership(
     moved_from = source if source not in (None, inventory.head_name) else None
     followed = None
     if source and (changed or moved_from):
-        raw = fleet.connections[source].engine.read_file(node_name(inventory.cluster), f"{STATE_FOLDER}/{request.FILE}")
+        engine, node = fleet.connections[source].engine, node_name(inventory.cluster)
+        raw, taken = (engine.read_file(node, f"{STATE_FOLDER}/{name}") for name in (request.FILE, request.TAKEN_FILE))
         gpus = {spec.address: spec.gpu_count for spec in specs}
         # Where the head was when it took the request: its host may have another address since.
         here = inventory.hosts[source].address
         before = old.address_of(facts[source].machine_id) or here if old else here
         moved = old.readdressed(new) if old else {}
-        followed = request.follow(raw, gpus, (before, specs[0].address), moved, names=fleet.addresses)
+        followed = follow(raw, ChangedCluster(gpus, (before, specs[0].address), fleet.addresses, moved), taken)
     return Membership(
         seen,
         {member.address: name for name, member in lost.items()},
@@ -138,12 +140,16 @@ def by_hand(owner: Owner, host: str) -> str:
     return f"By hand, on {host}: {nodes}; docker volume ls -q --filter {label} | xargs -r docker volume rm"
 
 
-def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, record: Record) -> None:
+def move_head(source: DockerApi, target: DockerApi, spec: ContainerSpec, image: str, operation: MoveHead) -> None:
     """Copy what the head keeps from one host to another, whose node is not the head yet."""
     kept = {name: source.read_file(spec.name, f"{STATE_FOLDER}/{name}") for name in KEPT}
     # Always one: what an earlier head left there must not be served again.
     found = {**request.FRESH, **{name: content for name, content in kept.items() if content is not None}}
-    found[RECORD_FILE] = record.document.encode()
+    found[request.TAKEN_FILE] = carried(source.read_file(spec.name, f"{STATE_FOLDER}/{request.TAKEN_FILE}"))
+    if operation.request:
+        found[request.FILE] = operation.request.encode()
+    # Last: with it the change is done, and is not looked for again.
+    found[RECORD_FILE] = operation.record.document.encode()
     owner = owner_of(spec)
     target.volumes.create(spec.state_volume, owner.labels)
     body = volume_writer_body(owner, image, Mount(spec.state_volume, STATE_FOLDER))
@@ -161,7 +167,7 @@ def record_members(connection: HostConnection, operation: RecordMembers, emit: E
         for member in kept:
             emit(Event("warning", f"{member.name} left the inventory; run vcluster up again to remove its node"))
         record = Record(record.cluster, record.id, (*record.members, *kept))
-    files = {RECORD_FILE: (record.document.encode(), 0o600)}
-    if operation.request:
-        files[request.FILE] = (operation.request.encode(), 0o600)
+    files = {request.FILE: (operation.request.encode(), 0o600)} if operation.request else {}
+    # Last: with it the change is done, and is not looked for again.
+    files[RECORD_FILE] = (record.document.encode(), 0o600)
     connection.engine.put_files(node, STATE_FOLDER, files)

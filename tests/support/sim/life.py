@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.support.sim.world import Box, Machine, World
 
 STATE = "/var/lib/vcluster"
-WANTED = f"{STATE}/wanted.json"
+WANTED, TAKEN = f"{STATE}/wanted.json", f"{STATE}/request.json"
 NODE_PROGRAM = "/opt/vcluster/node.py"
 # Seconds: Ray's start, how long a dead node stays in the list, how long a raylet waits for a head that has gone.
 RAY_START, GHOST, FOLLOW = 0.3, 0.5, 0.5
@@ -162,8 +162,8 @@ def members(head: Box) -> dict[str, int]:
 
 
 def _request(machine: Machine, box: Box) -> dict[str, Any] | None:
-    """What the node program serves: a request older than one that it has accepted is put back."""
-    files, wanted, _ = machine.place(box, f"{STATE}/wanted.json")
+    """The request that the node program takes: one older than one that it has accepted is put back."""
+    files, wanted, _ = machine.place(box, WANTED)
     _, accepted, _ = machine.place(box, f"{STATE}/accepted.json")
     if wanted not in files:
         return None
@@ -173,28 +173,53 @@ def _request(machine: Machine, box: Box) -> dict[str, Any] | None:
             files[wanted], request = files[accepted], before
         else:
             files[accepted] = files[wanted]
-    serve: dict[str, Any] | None = request["serve"]
-    return serve
+    return dict(request)
+
+
+def _taken(machine: Machine, box: Box) -> dict[str, Any]:
+    """What the node program knows of the request that it took."""
+    return dict(json.loads(machine.read(box, TAKEN) or b"{}"))
+
+
+def _take(machine: Machine, box: Box, taken: dict[str, Any]) -> dict[str, Any]:
+    files, inside, _ = machine.place(box, TAKEN)
+    files[inside] = json.dumps(taken).encode()
+    return taken
+
+
+def _accept(machine: Machine, box: Box, request: dict[str, Any]) -> dict[str, Any]:
+    """Take a request, where it is another than the last; what was ready before it is gone back to if it fails."""
+    before, asked = _taken(machine, box), request["serve"]
+    if before and (before["number"], before["asked"]) == (request.get("epoch", 0), asked):
+        return before
+    back_to = request.get("back_to", _served(before) if before.get("ready") else before.get("back_to"))
+    if asked is None or (back_to and back_to["generation"] == asked["generation"]):
+        back_to = None
+    taken = {"number": request.get("epoch", 0), "asked": asked, "back_to": back_to, "failed": None, "ready": False}
+    return _take(machine, box, taken)
+
+
+def _served(taken: dict[str, Any]) -> Any:
+    return taken.get("back_to" if taken.get("failed") else "asked")
 
 
 def _serve(world: World, machine: Machine, box: Box) -> None:
-    workload = _request(machine, box)
+    request = _request(machine, box)
+    taken = _accept(machine, box, request) if request else {}
+    workload = _served(taken)
     course = box.life.get("serve")
     if workload is None:
-        box.life.update(serve=None, before=None)
+        box.life["serve"] = None
         return
-    asked = {
-        "generation": workload["generation"],
-        "request": json.loads(machine.read(box, WANTED) or b"{}").get("epoch", 0),
-    }
-    if (back := box.life.get("back")) and back["request"] == asked["request"]:
-        workload, asked["generation"] = back["serve"], back["serve"]["generation"]
+    asked = {"generation": workload["generation"], "request": taken["number"]}
     if course and course["generation"] == workload["generation"] and course["phase"] != "failed":
         course.update(asked)
     elif course is None or {key: course[key] for key in asked} != asked:
         box.life["serve"] = course = {**asked, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "waiting":
-        if box.life["state"] == "up" and members(box) == planned(machine, box, workload):
+        there = members(box)
+        ranks = all(address in there for address in workload.get("ranks", ()))
+        if box.life["state"] == "up" and there == planned(machine, box, workload) and ranks:
             course.update(phase="importing", since=world.clock.now)
         return
     for (phase, seconds), following in zip(PHASES, ("loading", "probing", "ready"), strict=True):
@@ -207,31 +232,23 @@ def _serve(world: World, machine: Machine, box: Box) -> None:
 
 def _remember(world: World, machine: Machine, box: Box, workload: dict[str, Any]) -> None:
     """What the node program keeps of a request that was ready, or failed."""
-    course = box.life["serve"]
+    course, taken = box.life["serve"], _taken(machine, box)
     if course["phase"] not in ("ready", "failed"):
         return
     files, ready, _ = machine.place(box, f"{STATE}/ready.json")
     _, results, _ = machine.place(box, f"{STATE}/results.jsonl")
-    words = {
-        "generation": workload["generation"],
-        "model": workload["model"],
-        "name": workload["name"],
-        "user": "ada@laptop",
-    }
-    back = (box.life.get("back") or {}).get("request") == course["request"]
-    result = "back" if back and course["phase"] == "ready" else course["phase"]
+    words = {key: workload[key] for key in ("generation", "model", "name")}
+    result = "back" if taken["failed"] and course["phase"] == "ready" else course["phase"]
     end = {"time": world.host_time(machine), "request": course["request"], "result": result, "seconds": 0.9}
-    line = {**words, **end, "summary": "no such model" if course["phase"] == "failed" else ""}
+    line = {**words, "user": "ada@laptop", **end, "summary": "no such model" if course["phase"] == "failed" else ""}
     files[results] = files.get(results, b"") + json.dumps(line).encode() + b"\n"
-    before = box.life.get("before")
-    if course["phase"] == "failed" and before and workload.get("rollback", True) and not back:
+    if course["phase"] == "failed" and taken["back_to"] and workload.get("rollback", True) and not taken["failed"]:
         # What was ready is served in its place.
-        failed = {**_FAILURE, **{key: workload[key] for key in ("generation", "model", "name")}}
-        box.life["back"] = {"request": course["request"], "serve": before, "failed": failed}
-        again = {"generation": before["generation"], "request": course["request"]}
+        _take(machine, box, {**taken, "failed": {**_FAILURE, **words}})
+        again = {"generation": taken["back_to"]["generation"], "request": course["request"]}
         box.life["serve"] = {**again, "phase": "waiting", "since": world.clock.now}
     if course["phase"] == "ready":
-        box.life["before"] = workload
+        _take(machine, box, {**taken, "ready": True})
         kept = json.loads(files.get(ready, b'{"requests": []}'))["requests"]
         kept = [one for one in kept if one["generation"] != workload["generation"]]
         files[ready] = json.dumps({"v": 1, "requests": [*kept, workload]}).encode()
@@ -248,14 +265,10 @@ _FAILURE = {"time": 1.0, "summary": "no such model", "lines": ["OSError: no such
 
 
 def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | None:
-    course = box.life.get("serve")
-    raw = machine.read(box, f"{STATE}/wanted.json")
-    workload = json.loads(raw)["serve"] if raw else None
+    course, taken = box.life.get("serve"), _taken(machine, box)
+    workload = _served(taken)
     if not course or not workload:
         return None
-    back = box.life.get("back")
-    back = back if back and back["request"] == course["request"] else None
-    workload = back["serve"] if back else workload
     return {
         **{key: workload[key] for key in ("model", "name", "host", "port")},
         "generation": course["generation"],
@@ -271,8 +284,8 @@ def _serve_status(world: World, machine: Machine, box: Box) -> dict[str, Any] | 
         "ready_at": None,
         "seconds_to_ready": None,
         "ranks": workload.get("ranks", {}),
-        "instead_of": back["failed"] if back else None,
-        "away_seconds": 137.0 if back else None,
+        "instead_of": taken["failed"],
+        "away_seconds": 137.0 if taken["failed"] else None,
     }
 
 

@@ -154,3 +154,42 @@ def test_what_was_ready_is_kept_for_later(world: World) -> None:
         world.phase("ready", generation=name)
     kept = json.loads((world.state / "ready.json").read_text())["requests"]
     assert [request["name"] for request in kept] == ["c", "d", "e", "f", "a"]
+
+
+def test_after_a_change_of_the_cluster_it_goes_back_to_what_fits(world: World) -> None:
+    """What was ready before is on hosts that have left: the request brings what is served where it cannot be."""
+    world.plan({}, BAD, {})
+    world.start()
+    ask(world, 1, "good")
+    world.phase("ready", generation="good")
+    fits = json.loads(world.wanted("fits", name="fits"))["serve"]
+    world.want("bad", {"epoch": 2, "by": "ada@laptop", "back_to": fits}, name="bad")
+    back = world.phase("ready", generation="fits")
+    assert (back.name, back.instead_of.name) == ("fits", "bad")
+
+
+def test_after_a_change_of_the_cluster_nothing_is_gone_back_to_where_nothing_fits(world: World) -> None:
+    world.plan({}, BAD)
+    world.start()
+    ask(world, 1, "good")
+    world.phase("ready", generation="good")
+    world.want("bad", {"epoch": 2, "by": "ada@laptop", "back_to": None}, name="bad")
+    failed = world.phase("failed", generation="bad")
+    assert (failed.instead_of, failed.rollback_to) == (None, None)
+
+
+@pytest.mark.parametrize("kept", ["{", "[]", '{"number": 1}', '{"ready": false}'])
+def test_what_another_wrote_in_place_of_the_request_that_was_taken_counts_as_none(world: World, kept: str) -> None:
+    (world.state / "request.json").write_text(kept)
+    world.start()
+    ask(world, 2, "good")
+    assert world.phase("ready", generation="good").request == 2
+
+
+def test_what_is_gone_back_to_must_be_whole(world: World) -> None:
+    world.start()
+    ask(world, 1, "good")
+    world.phase("ready", generation="good")
+    world.want("bad", {"epoch": 2, "back_to": {"name": "half"}}, name="bad")
+    eventually(lambda: world.status and world.status.error, "an error")
+    assert world.phase("ready", generation="good").request == 1

@@ -16,6 +16,8 @@ from vllm_cluster.remote.node.process import log_line
 READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 MAX_READY, MAX_RESULTS_BYTES = 5, 1 << 20
 Serve = dict[str, Any]
+# What is read of each request that was taken.
+_KEYS = {"number", "asked", "by", "back_to", "failed", "ready", "ended"}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -36,7 +38,9 @@ class Requests:
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        self._kept = load(state / "request.json")
+        kept = load(state / "request.json")
+        # Whoever may use the head's Docker can write there.
+        self._kept = kept if kept.keys() >= _KEYS else {}
         self._restarted: list[Any] | None = None  # when, until what was restarted is ready
 
     @property
@@ -57,6 +61,8 @@ class Requests:
             self._result("replaced", f"another request came{after}")
         # What was being loaded has shown nothing yet: what was ready before it stays the one to go back to.
         back_to = self.served if before.get("ready") else before.get("back_to")
+        # After the cluster changed, what was ready before it may wait for hosts that have left.
+        back_to = request.get("back_to", back_to)
         self._restarted = None
         if asked is None or (back_to and back_to["generation"] == asked["generation"]):
             back_to = None

@@ -79,6 +79,7 @@ class Inbox:
                 return None
             ServeRequest.read(text)
             request: dict[str, Any] = json.loads(text)
+            ServeRequest.read(json.dumps({"v": 1, "serve": request.get("back_to")}))
             if asked and self._outdated(request):
                 return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
