@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support.models.repositories import pull_hub
 from tests.support.pulls import MODEL, model_files, plan_of, repository, snapshot
-from vllm_cluster.remote.pull.plan import HostPlan
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.store import Store
 
 FILES = model_files(200_000)
@@ -66,6 +67,27 @@ def test_a_wrong_content_of_two_files_is_dropped_once(plan: HostPlan) -> None:
     store.writable(file).write_bytes(b"x" * file.size)
     store.finish(file)
     store.prove()
+    assert [store.have(one) for one in two.files] == [0, 0]
+
+
+def test_no_content_is_dropped_while_another_file_of_it_is_read(
+    plan: HostPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slowest second reader there can be: it begins once the first one's answer was used."""
+    file = max(plan.files, key=lambda one: one.size)
+    two = replace(plan, files=(file, replace(file, path="again.safetensors")))
+    store, read = Store(two), []
+    store.writable(file).write_bytes(b"x" * file.size)
+    store.finish(file)
+
+    def looked_at(path: Path, _: PulledFile) -> bool:
+        read.append(path.exists())
+        return False
+
+    monkeypatch.setattr("vllm_cluster.remote.pull.store._is_right", looked_at)
+    monkeypatch.setattr(ThreadPoolExecutor, "map", lambda _, look, *of: map(look, *of))
+    store.prove()
+    assert read == [True, True]
     assert [store.have(one) for one in two.files] == [0, 0]
 
 

@@ -111,10 +111,11 @@ class Store:
                 continue
             unknown[path] = file
         with ThreadPoolExecutor(STREAMS) as pool:
-            for path, right in zip(unknown, pool.map(_is_right, unknown, unknown.values()), strict=True):
-                if not right:
-                    path.unlink(missing_ok=True)  # a blob that two files share
-                    self._blob(unknown[path]).unlink(missing_ok=True)
+            right = list(pool.map(_is_right, unknown, unknown.values()))
+        # Only once all are hashed: two files may share a blob, and what one drops, another thread may be opening.
+        for path, file in [pair for pair, held in zip(unknown.items(), right, strict=True) if not held]:
+            path.unlink(missing_ok=True)
+            self._blob(file).unlink(missing_ok=True)
         for file in self._plan.files:
             if self._hub and not self.complete(file) and _size(self._blob(file)) == file.size:
                 self.finish(file)
