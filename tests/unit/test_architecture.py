@@ -189,6 +189,7 @@ AT_START = {
     "help",
     "options",
     "program",
+    "removed",
     "session",
     "values",
     "verbs",

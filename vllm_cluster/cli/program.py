@@ -17,7 +17,7 @@ from typer._click.shell_completion import CompletionItem
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from vllm_cluster.cli import help as text
-from vllm_cluster.cli import words
+from vllm_cluster.cli import removed, words
 from vllm_cluster.cli.options import Color, Quiet, Verbose
 from vllm_cluster.cli.session import SETTINGS
 from vllm_cluster.cli.values import convert
@@ -114,6 +114,7 @@ class Parsed(TyperCommand):
             )
         if not given.names:
             return
+        removed.refuse(path, given.names)
         what = f"{path} has no {_listed('option', given.names)}"
         # vLLM has hundreds of flags: only what differs in a letter is taken for an option of this program.
         near = words.closest(given.names, [*flags, *valued], 0.88 if takes_flags else 0.7)
@@ -182,6 +183,7 @@ class Verbs(TyperGroup):
         if ctx.resilient_parsing or args[0] in self.verbs:
             return super().resolve_command(ctx, args)
         path, option = ctx.command_path, words.inventory_option(args)
+        removed.refuse(path, args[:1])
         near = words.meant(args[0], tuple(self.verbs), args[1:]) if path == "vcluster" else ()
         lines = [line + option * ("--" not in line and option not in line) for line in near] or [f"{path} --help"]
         raise UsageError(f"{path} has no verb {words.shown(args[0])}", hint="\n".join(lines))
