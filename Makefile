@@ -6,7 +6,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-pythons promises faults lint fmt bench gpu docs messages schemas release clean clean-all
+.PHONY: demo test test-fast test-pythons promises faults lint fmt bench gpu generate release clean clean-all
 
 # The main job, on two hosts made here: ends with an answer. Leaves the sandbox to play with.
 demo: $(VENV)/ready
@@ -68,17 +68,10 @@ gpu: $(VENV)/ready
 	@[ -n "$(INVENTORY)" ] || { echo "name the inventory: make gpu INVENTORY=inventory.yaml" >&2; exit 2; }
 	$(BIN)/python -m tests.gpu $(INVENTORY) $(ARGS)
 
-# Writes the pages and files that are made from the code: docs/reference, docs/failures.md, the schemas, the example.
-docs: $(VENV)/ready
-	$(BIN)/python -m tools.docs
-
-# Writes every text that users read to tests/fixtures/messages, for the review of a change.
-messages: $(VENV)/ready
-	$(BIN)/python -m tests.support.messages
-
-# Writes the JSON schema of every --json document to docs/reference/json.
-schemas: $(VENV)/ready
-	$(BIN)/python -m tests.support.json_schemas
+# Writes what is made from the code: docs/reference with its JSON schemas, docs/failures.md, the example inventory, and
+# the golden messages of tests/fixtures/messages.
+generate: $(VENV)/ready
+	$(BIN)/python -m tools.generate
 
 # Builds wheel and sdist in dist/, checks them, and uses the wheel from an empty environment; uploads nothing.
 # With ARGS=--demo the main job runs from the wheel too, which needs Docker and minutes.

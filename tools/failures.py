@@ -33,7 +33,7 @@ or the verb that refuses it. *Explained* is the log by which tests hold that [`v
 it: **produced** by breaking a real cluster in that way (`tests/fixtures/logs`), **reported** by the user of another, \
 or in the **corpus** (`tests/fixtures/corpus`). Where no log can show it, the reason is there.
 
-This page is written by `make docs`.
+This page is written by `make generate`.
 """
 
 

@@ -182,7 +182,7 @@ def json_index() -> str:
     lines = [
         "# What `--json` writes",
         "",
-        "Each schema lists every key; no other key is written. `make schemas` makes them from the code, and the tests "
+        "Each schema lists every key; no other key is written. `make generate` makes them from the code, and the tests "
         "hold what the verbs really write against them.",
         "",
     ]

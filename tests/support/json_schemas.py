@@ -1,4 +1,4 @@
-"""The JSON schema of every `--json` document: `make schemas` writes them to docs/reference/json/.
+"""The JSON schema of every `--json` document: `make generate` writes them to docs/reference/json/.
 
 A schema lists every key and allows no other, so that the review of a change shows each key that it changes for
 programs. Parts that are fields of a type are taken from the type; the tests hold real output against the files.
@@ -40,7 +40,6 @@ from vllm_cluster.run import allreduce
 from vllm_cluster.run.audit import AuditEntry
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
-COMMAND = "make schemas"
 Schema = dict[str, Any]
 TEXT, NUMBER, COUNT, YES = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"type": "boolean"}
 VERSION = {"const": 1}
@@ -390,14 +389,3 @@ def texts() -> dict[str, str]:
         f"{name}.schema.json": json.dumps({**dialect, "title": f"vcluster {name} --json", **schema}, indent=1) + "\n"
         for name, schema in schemas().items()
     }
-
-
-def write() -> None:
-    """Write the files again."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, text in texts().items():
-        (FOLDER / name).write_text(text)
-
-
-if __name__ == "__main__":
-    write()

@@ -1,8 +1,9 @@
-"""Every text that a user may read, by room of the package: `make messages` writes them to tests/fixtures/messages/.
+"""Every error, fix and finding of the package, by room: `make generate` writes them to tests/fixtures/messages/.
 
-So the review of a change shows each word that it changes for users. Found in the syntax tree: every text of more than
-one word, single words where they are shown too, and the help of verbs. What is in braces is left out, so that the
-name of a variable is not a message.
+So the review of a change shows each one that it changes for users; the help of the verbs is in
+docs/reference/commands.md. Found in the syntax tree: the texts of what is raised, of errors, findings and problems, of
+what is called a fix, and of the variables of a function that end in one of these. What is in braces is left out, so
+that the name of a variable is not a message.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 
 from tests.support.modules import MODULES, nodes, room
+from vllm_cluster import errors
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "messages"
-COMMAND = "make messages"
-# Calls whose texts are shown even where they are one word.
-SHOWN = re.compile(r"Event|Finding|NotChecked|Code|Stage|Option|Argument|Typer|confirm|add_column|print|\w+Error")
-LETTER = re.compile(r"[^\W\d_]")
-WORDS = re.compile(r"[^\W\d_]{2,}\S*\s+\S|\S\s+[^\W\d_]{2,}")
+# Where a fix is: the names of arguments and variables, and its place in what has no name for it.
+FIX, FIXES = ("hint", "fix", "advice"), {"Finding": 3, "RequestProblem": 2}
+# Calls whose texts are messages even where they are not raised.
+_ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+_CALLS = {*_ERRORS, *FIXES, "NotChecked", "add_problem"}
+_LETTER = re.compile(r"[^\W\d_]")
+_WORDS = re.compile(r"[^\W\d_]{2,}\S*\s+\S|\S\s+[^\W\d_]{2,}")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
@@ -30,34 +33,24 @@ def by_room() -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for path in MODULES:
         first, *rest = room(path).split("/")
-        name = first if rest else "package"
-        found.setdefault(name, set()).update(messages(nodes(path), verbs=name == "cli"))
-    lines = {name: sorted(map(_line, texts)) for name, texts in found.items() if texts}
-    return {f"{name}.txt": "\n".join(texts) + "\n" for name, texts in lines.items()}
+        found.setdefault(first if rest else "package", set()).update(messages(nodes(path)))
+    lines = {name: sorted(map(_line, found_there)) for name, found_there in found.items() if found_there}
+    return {f"{name}.txt": "\n".join(there) + "\n" for name, there in lines.items()}
 
 
-def messages(tree: Sequence[ast.AST], *, verbs: bool = False) -> set[str]:
-    """The texts of one file's nodes; with `verbs` the docstrings of its functions too, which are the verbs' help."""
-    calls = [node for node in tree if isinstance(node, ast.Call)]
-    hidden = {id(node.value) for node in tree if isinstance(node, ast.Expr)} | {id(node) for node in _patterns(calls)}
-    hidden |= {id(part) for node in tree if isinstance(node, ast.JoinedStr) for part in _parts(node)}
-    shown = {
-        id(node)
-        for call in calls
-        if SHOWN.fullmatch(_name(call.func))
-        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
-        for node in ast.walk(argument)
-    }
-    texts = {
-        text
-        for node in tree
-        if id(node) not in hidden and LETTER.search(text := template(node))
-        if id(node) in shown or WORDS.search(text)
-    }
-    module = tree[0]
-    body = module.body if verbs and isinstance(module, ast.Module) else []
-    helps = (ast.get_docstring(node) for node in body if isinstance(node, ast.FunctionDef))
-    return texts | {text for text in helps if text}
+def messages(tree: Sequence[ast.AST]) -> set[str]:
+    """The errors, fixes and findings of one file's nodes."""
+    shown = [value for node in tree for value in _shown(node)]
+    for function in (node for node in tree if isinstance(node, _Function)):
+        shown += _assigned(function)
+    return texts(part for value in shown for part in ast.walk(value))
+
+
+def texts(parts: Iterable[ast.AST]) -> set[str]:
+    """The texts of more than one word among nodes; a piece of an f-string is none of its own."""
+    parts = list(parts)
+    pieces = {id(piece) for node in parts if isinstance(node, ast.JoinedStr) for piece in _pieces(node)}
+    return {text for node in parts if id(node) not in pieces and _WORDS.search(text := template(node))}
 
 
 def template(node: ast.AST) -> str:
@@ -67,19 +60,42 @@ def template(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _parts(node: ast.JoinedStr) -> Iterator[ast.AST]:
+def fixes(node: ast.AST) -> Iterator[ast.expr]:
+    """What a node gives as a fix."""
+    if isinstance(node, ast.Call):
+        yield from (word.value for word in node.keywords if word.arg in FIX)
+        yield from node.args[FIXES.get(_name(node.func), len(node.args)) :][:1]
+    elif isinstance(node, ast.Assign) and any(_name(to) in FIX for to in node.targets):
+        yield node.value
+
+
+def _shown(node: ast.AST) -> Iterator[ast.expr]:
+    yield from fixes(node)
+    if isinstance(node, ast.Raise) and node.exc:
+        yield node.exc
+    elif isinstance(node, ast.Call) and _name(node.func) in _CALLS:
+        yield from node.args
+
+
+def _assigned(function: _Function) -> Iterator[ast.expr]:
+    """The values of variables that a function shows."""
+    inside = list(ast.walk(function))
+    parts = (part for node in inside for value in _shown(node) for part in ast.walk(value))
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
+    for node in inside:
+        if isinstance(node, ast.Assign | ast.AugAssign) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if names & {_name(to) for to in targets}:
+                yield node.value
+
+
+def _pieces(node: ast.JoinedStr) -> Iterator[ast.AST]:
     """The pieces of an f-string that are not texts of their own: a text inside its braces is one."""
     yield from node.values
     for part in node.values:
         if isinstance(part, ast.FormattedValue) and isinstance(part.format_spec, ast.JoinedStr):
             yield part.format_spec
-            yield from _parts(part.format_spec)
-
-
-def _patterns(calls: Sequence[ast.Call]) -> Iterator[ast.AST]:
-    for call in calls:
-        if isinstance(call.func, ast.Attribute) and _name(call.func.value) == "re":
-            yield from ast.walk(call)
+            yield from _pieces(part.format_spec)
 
 
 def _name(node: ast.AST) -> str:
@@ -88,16 +104,3 @@ def _name(node: ast.AST) -> str:
 
 def _line(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def write() -> None:
-    """Write the folder again."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for path in FOLDER.glob("*.txt"):
-        path.unlink()
-    for name, content in by_room().items():
-        (FOLDER / name).write_text(content)
-
-
-if __name__ == "__main__":
-    write()

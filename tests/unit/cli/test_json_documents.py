@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import json_schemas, landed, world
-from tests.support.json_schemas import COMMAND, DOCUMENTS, FOLDER, schemas, texts, validate
+from tests.support.json_schemas import DOCUMENTS, schemas, validate
 from tests.support.logs import HEALTHY, PRODUCED, explained
 from tests.support.paths import FIXTURES
 from tests.support.sim import lab, make
@@ -42,11 +42,6 @@ from vllm_cluster.run import allreduce
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize("name", sorted(texts()))
-def test_the_schemas_are_those_of_the_code(name: str) -> None:
-    assert (FOLDER / name).read_text() == texts()[name], f"run `{COMMAND}` and commit what it writes"
-
-
 @pytest.mark.parametrize("rotated", [False, True])
 def test_the_key_is_a_document(rotated: bool, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     inventory = make.inventory(1)
@@ -62,10 +57,6 @@ def test_the_key_is_a_document(rotated: bool, capsys: Capture, monkeypatch: pyte
     key.key(rotate=rotated, as_json=True)
     validate(["key"], output := capsys.readouterr().out)
     assert json.loads(output) == {"v": 1, "key": "abc"}
-
-
-def test_no_file_is_left_of_a_document_that_is_gone() -> None:
-    assert {path.name for path in FOLDER.glob("*.json")} == set(texts())
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 import sys
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.messages import by_room, template
+from tests.support import messages
+from tests.support.messages import fixes, template
 from tests.support.modules import MODULES, nodes
 from vllm_cluster.cli import edge
 from vllm_cluster.cli.app import app
@@ -25,8 +25,6 @@ from vllm_cluster.events import Event
 # A verb of vcluster, and the options and placeholders right behind it; what comes then is a sentence.
 COMMAND = re.compile(r"\bvcluster ([a-z-]+)((?: (?:--?[a-z][\w-]*(?:=\S+)?|\{\}|[A-Z][A-Z_]+\b…?|\d+\b))*)")
 HOST_COMMAND = re.compile(r"\bon \{\}:((?: |$).*)")
-# Where a finding and a problem of a request have their remedy.
-REMEDY, FIXES = ("hint", "fix", "advice"), {"Finding": 3, "RequestProblem": 2}
 # The programs that texts have run on hosts, and the words that these know.
 KNOWN = set(
     re.findall(
@@ -41,8 +39,8 @@ SENTENCE = re.compile(r"(?<!docker )\b(?:run|say|try) (?:vcluster|up|down|--)")
 
 @cache
 def texts() -> list[str]:
-    """Every text of the package, as a line of JSON."""
-    return sorted({line for content in by_room().values() for line in content.splitlines()})
+    """Every text of the package, its placeholders as {}."""
+    return sorted({text for path in MODULES for text in messages.texts(nodes(path))})
 
 
 @cache
@@ -76,17 +74,8 @@ def test_a_command_in_a_message_is_one_that_exists() -> None:
 
 @cache
 def remedies() -> set[str]:
-    """Every text of the package that a `do:` line may show, its placeholders as {}.
-
-    A keyword or a name that is called hint, fix or advice, and what a finding or a problem has in that place.
-    """
-    values: list[ast.expr] = []
-    for node in (node for path in MODULES for node in nodes(path)):
-        if isinstance(node, ast.Call):
-            values += [word.value for word in node.keywords if word.arg in REMEDY]
-            values += node.args[FIXES.get(getattr(node.func, "id", ""), len(node.args)) :][:1]
-        elif isinstance(node, ast.Assign) and any(getattr(to, "id", "") in REMEDY for to in node.targets):
-            values.append(node.value)
+    """Every text of the package that a `fix:` line may show, its placeholders as {}."""
+    values = [value for path in MODULES for node in nodes(path) for value in fixes(node)]
     return {text for value in values for part in (value, *_choices(value)) if (text := template(part).strip("{} "))}
 
 
@@ -117,16 +106,9 @@ def test_no_remedy_asks_what_was_meant() -> None:
 @cache
 def host_commands() -> list[str]:
     """Each command for a host that a text of the package has, as far as it is pasted within the quotes of ssh."""
-    lines = [
-        f"on gpu1:{found[1]}".replace("{}", "X") for text in texts() for found in HOST_COMMAND.finditer(unquoted(text))
-    ]
+    lines = [f"on gpu1:{found[1]}".replace("{}", "X") for text in texts() for found in HOST_COMMAND.finditer(text)]
     pasted = [line for text in lines for line in pasteable(text, {"gpu1": ["gpu1"]}).splitlines()]
     return sorted({shlex.split(line)[-1] for line in pasted if line.startswith("ssh ")})
-
-
-def unquoted(line: str) -> str:
-    """A text as it is, of a line of JSON."""
-    return str(json.loads(line))
 
 
 def test_the_texts_have_commands_for_hosts() -> None:
