@@ -39,8 +39,8 @@ promises: $(VENV)/ready
 	@scripts/setup-viewers.sh
 	$(BIN)/python -m tests.promises $(ARGS)
 
-# Plants each fault of tests/faults in a copy of this tree, one at a time, and shows that its tests turn red;
-# with ARGS="core fit" those of some rooms, or by name.
+# Plants each fault that a test has above it in a copy of this tree, one at a time, and shows that the test turns red;
+# with ARGS="core/ test_fit" those of some files. For each night: it also names those that no longer apply.
 faults: $(VENV)/ready
 	$(BIN)/python -m tests.faults $(ARGS)
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(3600)
 any_text = st.one_of(st.text(st.characters(), max_size=60), hostile, st.lists(attack, max_size=5).map("".join))
 
 
+# fault: cli/render/text.py: _CONTROL.sub("", ESCAPES.sub("", → str(str(
 def test_no_text_from_elsewhere_steers_a_terminal() -> None:
     def ensure_plain(said: str) -> None:
         plain = text.plain(said)

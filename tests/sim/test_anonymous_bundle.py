@@ -139,6 +139,8 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], 
     return make_report
 
 
+# fault: actions/bundle.py: _renamer(inventory, hosts, runtime) if anonymous else →
+# fault: run/private_names.py: if folder + slash + last not in _PUBLIC: → if not folder:
 @pytest.mark.promise("P13")
 def test_no_mark_of_any_field_is_in_an_anonymous_bundle(report: Callable[[bool], dict[str, str]]) -> None:
     found = report(True)
@@ -153,6 +155,7 @@ def test_no_mark_of_any_field_is_in_an_anonymous_bundle(report: Callable[[bool],
     assert "NCCL WARN eth0" in log
 
 
+# fault: actions/bundle.py: [f"{entry.partition('=')[0]}={REDACTED}" for → [entry for
 def test_no_value_of_environment_is_in_any_bundle_whosever_node_has_it(
     report: Callable[[bool], dict[str, str]],
 ) -> None:

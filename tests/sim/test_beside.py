@@ -36,6 +36,7 @@ def look(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
         return look_inside(fleet, inventory, facts, emit)
 
 
+# fault: core/identity.py: container.state != "running" → True
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 def test_a_colleague_leaves_what_check_runs_alone(verb: lab.Verb) -> None:
     world, others, script = make.world((2, 2)), [verb], Script()

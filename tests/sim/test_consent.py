@@ -96,6 +96,7 @@ def serves(world: World) -> str | None:
     return str(course["phase"]) if course else None
 
 
+# fault: actions/consent.py: return f"{self.served.text} on {cluster}" + → return f"what runs on {cluster}" +
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_question_names_model_age_and_requests(world: World, verb: str) -> None:
@@ -116,6 +117,7 @@ BATCH = {
 }
 
 
+# fault: actions/consent.py: self.nodes or self.batches or self.unlisted) → self.nodes or self.unlisted)
 @pytest.mark.parametrize("served", [True, False])
 def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, served: bool) -> None:
     if not served:
@@ -133,6 +135,7 @@ def test_down_asks_before_it_deletes_a_batch_that_is_not_fetched(world: World, s
     assert world.machines["gpu1"].box("vcluster-lab") is None
 
 
+# fault: actions/consent.py: left = _left_behind(plan, containers, fleet) → left = Stops()
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("running", [True, False])
 def test_a_head_that_moves_names_the_batches_that_it_leaves_behind(world: World, running: bool, there: bool) -> None:
@@ -164,6 +167,7 @@ def fail_at(words: str, fault: Fault) -> Script:
     return Script(by_words=lambda call: fault if words in call.what else None)
 
 
+# fault: actions/consent.py: there else → there and not why else
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("how", ["exited", "paused", "silent", "refused"])
 def test_down_asks_where_the_batches_on_the_head_cannot_be_listed(world: World, how: str, there: bool) -> None:
@@ -212,6 +216,8 @@ def test_a_yes_to_batches_that_cannot_be_listed_covers_them_all(world: World) ->
     assert (len(person.asked), seen) == (1, [2])
 
 
+# fault: actions/request_phases.py: if stops.served is None or wanted is None: → if True:
+# fault: actions/consent.py: now, requests = _load(node, serve) → return Stops()
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(("answer", "code"), [(False, 1), (None, 2)])
@@ -292,6 +298,7 @@ def meanwhile(world: World, inventory: Inventory, *others: lab.Verb) -> Script:
     return script
 
 
+# fault: actions/phases.py: if not state.consent.covers(state.stops()): → if not state:
 @pytest.mark.promise("P35")
 @pytest.mark.parametrize(("answers", "code"), [((None,), 3), ((False,), 1), ((True,), 0)])
 def test_up_asks_again_where_its_plan_stops_more_than_was_confirmed(

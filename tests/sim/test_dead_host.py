@@ -35,6 +35,7 @@ def look(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
     return up.plan(inventory, emit, runtime=runtime)
 
 
+# fault: actions/up.py: seen = survey_without(inventory, fleet, emit, failures) → seen = None
 @pytest.mark.parametrize("before", ["empty", "up"])
 def test_a_plan_for_the_hosts_that_answer(world: World, before: str, capsys: pytest.CaptureFixture[str]) -> None:
     if before == "up":
@@ -70,6 +71,8 @@ def test_without_the_head_there_is_no_plan(world: World) -> None:
     assert (planned.plan, list(planned.lost.failures)) == (None, ["gpu1"])
 
 
+# fault: actions/check.py: .plus(look_inside(state.fleet, state.inventory, state.facts, state.emit, leave=known)) →
+# fault: actions/check.py: failures=failures).plus(_lost(failures)) → failures=failures)
 @pytest.mark.parametrize("dead", ["gpu1", "gpu3"])
 def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
@@ -95,6 +98,7 @@ def test_check_reports_the_hosts_that_answer(world: World, dead: str, monkeypatc
     assert (report.unreachable, list(report.hosts), seen) == (True, others, [others])
 
 
+# fault: actions/check.py: return list(endpoint(inventory, facts)) → return []
 def test_check_finds_the_port_of_the_api_taken_while_nothing_is_served(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

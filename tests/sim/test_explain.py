@@ -104,6 +104,7 @@ def test_up_reports_the_cause_when_a_node_ends(up: tuple[World, Inventory]) -> N
 ENDS = "[2026-11-21 02:00:00,000 W 7 7] (gcs_server) Reporting worker exit, connection error code 2. End of file.\n"
 
 
+# fault: actions/explain.py: , since=since →
 @pytest.mark.promise("P41")
 @pytest.mark.parametrize("log", ["sh: 1: ray: not found\n", ENDS, "Frob: error\n"])
 def test_lines_from_before_the_attempt_are_not_evidence(up: tuple[World, Inventory], log: str) -> None:

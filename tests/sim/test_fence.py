@@ -90,6 +90,7 @@ def repair(world: World, inventory: Inventory, other: Inventory | None) -> None:
     oracle.converged(world, inventory)
 
 
+# fault: run/connection.py: *self._through, *DIAL → *DIAL
 @pytest.mark.promise("P34")
 @pytest.mark.parametrize("pair", PAIRS)
 def test_two_controllers_call_by_call(pair: str) -> None:
@@ -151,6 +152,7 @@ def test_a_laptop_that_slept_behind_its_request_learns_who_replaced_it() -> None
         assert any(event.kind == "warning" and "has no line for this serve" in event.text for event in late.events)
 
 
+# fault: actions/follow.py: serve_request.refuse_replaced(self._node, self._number) → serve_request.read(self._node)
 @pytest.mark.promise("P34")
 @pytest.mark.parametrize("verb", ["serve", "stop", "up"])
 def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
@@ -183,6 +185,7 @@ def test_who_waits_for_its_model_learns_who_replaced_it(verb: str) -> None:
         assert words[verb] in outcome.error.message
 
 
+# fault: actions/up.py: in_order(self.fleet, self.seen.facts) → [self.fleet.connections[self.inventory.head_name]]
 @pytest.mark.promise("P11")
 @pytest.mark.parametrize("other", ["another head", "another cluster on the same hosts"])
 def test_whoever_shares_a_host_is_kept_out(other: str) -> None:
@@ -239,6 +242,7 @@ def test_any_run_after_a_lost_lease_leaves_one_volume_of_secrets() -> None:
                 oracle.converged(world, HERE)
 
 
+# fault: core/request.py: "epoch": number(before) + 1, → "epoch": number(before),
 @pytest.mark.promise("P34")
 def test_every_writer_of_the_request_counts_up() -> None:
     """Also `up`, where the request follows the members, and where the head moves away and back."""

@@ -71,6 +71,7 @@ def wanted(world: World) -> dict[str, Any]:
     return found
 
 
+# fault: actions/rollback.py: if found["generation"] != now: → if found["generation"] == now:
 def test_rollback_serves_what_was_ready_before_and_back_again(world: World) -> None:
     for model in ("org/a", "org/b"):
         assert serve(world, model).error is None
@@ -104,6 +105,7 @@ def test_without_anything_before_there_is_nothing_to_go_back_to(world: World) ->
     assert wanted(world)["serve"]["model"] == "org/a"
 
 
+# fault: core/request.py: generation(content) → f"{generation(content)}-{__import__('secrets').token_hex(4)}"
 def test_the_same_request_twice_changes_nothing_despite_events_between(world: World) -> None:
     """A retry after a failure has no other name: what is healthy afterwards is left alone."""
     assert serve(world, "no/such").error is not None
@@ -262,6 +264,7 @@ def test_a_broken_line_hides_no_other(world: World) -> None:
     assert isinstance(go_back(world)[0].error, PreflightFailed)
 
 
+# fault: actions/down.py: on {hosts}. Its history is deleted too." → on {hosts}."
 def test_down_lists_what_is_deleted_with_it() -> None:
     """The key that clients have, and the history: both are gone for good."""
     world, words = make.world((2, 2)), make.inventory(2)

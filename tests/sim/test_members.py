@@ -93,6 +93,7 @@ def breaks(calls: list[Call], fault: Fault) -> list[int]:
     return chosen
 
 
+# fault: run/members.py: if operation.request: → if not operation:
 @pytest.mark.slow
 @pytest.mark.promise("P33", "P1")
 @pytest.mark.parametrize("change", CHANGES)
@@ -159,6 +160,7 @@ def test_an_unreadable_member_is_reported_and_blocks_no_verb(verb: lab.Verb, wor
             whole(world, here)
 
 
+# fault: core/members.py: if record and record.id != node.labels.get(ID, record.id): → if record and not record.id:
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize(
     ("change", "why"),
@@ -201,6 +203,7 @@ def test_a_request_that_no_laptop_wrote_blocks_no_verb(words: dict[str, Any]) ->
         lab.succeed(world, fewer, lab.do_down)
 
 
+# fault: run/members.py: if facts.machine_id != member.machine_id: → if facts.machine_id == "":
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_down])
 def test_another_machine_on_the_way_to_a_member_that_left_is_not_taken_for_it(verb: lab.Verb) -> None:
@@ -269,6 +272,7 @@ def test_a_host_joins_and_the_model_survives_its_next_failure() -> None:
     record("P33", "sim: a host joins while a model is served, which then fails", "served again on 6 GPUs", True)
 
 
+# fault: core/followed.py: if tp * pp <= total: → if tp * pp <= 1000 * total:
 @pytest.mark.promise("P33")
 def test_a_layout_that_was_asked_for_is_not_replaced_by_another() -> None:
     world = make.world((2, 2, 2))
@@ -370,6 +374,7 @@ def test_only_a_member_that_left_can_be_forgotten(host: str, why: str) -> None:
             assert outcome.script.changing == []
 
 
+# fault: run/barrier.py: if found.complete: → if found.have:
 @pytest.mark.promise("P33", "P18")
 def test_an_unreachable_node_that_ray_counts_ends_up_at_once() -> None:
     world = make.world((2, 2, 2))
@@ -387,6 +392,7 @@ def test_an_unreachable_node_that_ray_counts_ends_up_at_once() -> None:
     record("P33", "sim: a node outside the inventory that SSH does not reach", f"exit 4 after {seconds:.0f} s", True)
 
 
+# fault: actions/status.py: if node.address not in known → if not known
 @pytest.mark.promise("P33", "P18")
 def test_an_unknown_node_is_reported_once_ray_would_have_noticed_its_end() -> None:
     world = make.world((2, 2, 2))

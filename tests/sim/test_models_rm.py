@@ -136,6 +136,7 @@ def test_what_is_asked_for_before_the_answer_stays(world: World) -> None:
     assert not any(machine.lock for machine in world.machines.values())
 
 
+# fault: actions/models_remove.py: _refuse_used(now, place) → _refuse_used(there, place)
 def test_what_a_head_serves_that_was_started_before_the_answer_stays(world: World) -> None:
     before, head = left(world), world.machines["gpu1"].box("vcluster-lab")
     assert head

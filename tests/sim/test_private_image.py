@@ -24,6 +24,7 @@ def private(logged_in: bool) -> World:
     return world
 
 
+# fault: run/pull.py: if lines: → if True:
 def test_the_login_of_the_host_is_used() -> None:
     world, inventory = private(logged_in=True), make.inventory(1)
     with lab.inside(world):
@@ -124,6 +125,7 @@ def moved_by(world: World, way: str) -> Script:
     return script
 
 
+# fault: actions/up.py: state.opened.enter_context(state.undo)) → state.undo)
 @pytest.mark.promise("P26")
 @pytest.mark.parametrize("way", ["ctrl-c at the question", "ctrl-c after the pull", "preflight", "second refusal"])
 def test_a_moved_tag_is_given_back_however_up_ends_before_its_first_change(way: str) -> None:

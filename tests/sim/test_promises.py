@@ -132,6 +132,7 @@ def test_a_failing_host_has_a_row_of_its_own() -> None:
     assert [event.host for event in broken.events if event.kind == "failed"] == ["gpu2"]
 
 
+# fault: actions/status.py: if isinstance(error, Unreachable | ConnectionLost) else UNKNOWN →
 def test_a_docker_that_fails_is_not_a_host_that_cannot_be_reached() -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)
     with lab.inside(world):
@@ -142,6 +143,7 @@ def test_a_docker_that_fails_is_not_a_host_that_cannot_be_reached() -> None:
 # ---- P25
 
 
+# fault: checks/docker.py: if node and _newer(node.labels.get(FORMAT_LABEL)): → if node and not node.labels:
 @pytest.mark.promise("P25")
 @pytest.mark.parametrize("label", ["3", "2.1", "next", ""])
 def test_the_next_version_is_refused_politely(label: str) -> None:
@@ -454,6 +456,7 @@ def test_another_cluster_on_the_host_is_refused() -> None:
     record("P20", "sim: a host of another cluster", "exit 3, nothing changed, down leaves it", True)
 
 
+# fault: run/execute.py: spec.document → ""
 @pytest.mark.promise("P20")
 def test_a_create_whose_answer_came_too_late_is_adopted() -> None:
     """The controller is killed while dockerd creates; the next run has looked before the container appears."""
@@ -509,6 +512,7 @@ def test_up_and_down_twenty_times() -> None:
     )
 
 
+# fault: docker/client.py: if error.returncode != 409: → if error:
 def test_a_removal_under_way_is_awaited() -> None:
     world, inventory = make.world(), make.inventory(2)
     with lab.inside(world):

@@ -24,6 +24,7 @@ def broken(words: str) -> tuple[World, Inventory]:
     return world, inventory
 
 
+# fault: run/barrier.py: and max(ends, ray.failures) >= RAY_ATTEMPTS → >= 1000
 @pytest.mark.promise("P37")
 def test_up_ends_within_seconds_with_rays_words_and_waits_for_no_worker() -> None:
     world, inventory = broken(STRANGE)
@@ -39,6 +40,7 @@ def test_up_ends_within_seconds_with_rays_words_and_waits_for_no_worker() -> Non
             assert (world.machines["gpu2"].box("vcluster-lab") is not None) == worker
 
 
+# fault: actions/explain.py: if head and head.group.ended: → if head and not head.group:
 @pytest.mark.promise("P41")
 def test_the_worker_that_cannot_join_is_not_blamed_while_the_head_is_down() -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)
@@ -75,6 +77,7 @@ def test_explain_shows_words_that_it_does_not_know_rather_than_what_the_workers_
     assert STRANGE in [place.text for place in told.error_lines]
 
 
+# fault: actions/explain.py: return alive == {host.address for host in inventory.hosts.values()} → return not alive
 def test_a_cluster_that_works_has_healed_of_what_its_logs_show() -> None:
     world, inventory = make.world((2, 2)), make.inventory(2)
     with lab.inside(world):

@@ -20,6 +20,7 @@ INVENTORY = make.inventory(2)
 NOTICED = 33.0
 
 
+# fault: run/barrier.py: if name in nodes and not _may_be_up(nodes[name])} → if name not in nodes}
 @pytest.mark.promise("P1")
 @pytest.mark.parametrize("what", ["made again", "started", "still starting"])
 def test_up_waits_for_the_node_itself(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +45,7 @@ def test_up_waits_for_the_node_itself(what: str, monkeypatch: pytest.MonkeyPatch
         oracle.converged(world, INVENTORY)
 
 
+# fault: run/barrier.py: if node.alive and node.id in former} → if node.alive and node.id in ()}
 def test_a_former_node_is_not_counted_by_a_picture_from_before() -> None:
     """The head lists its members every so often: its last list may have the node that has ended alone."""
     world = make.world((2, 2))

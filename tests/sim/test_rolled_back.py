@@ -35,6 +35,8 @@ def settled(world: World, words: Inventory) -> Any:
     return lab.succeed(world, words, lab.do_status).value.head.serve
 
 
+# fault: core/followed.py: return back_to, None → return asked, None
+# fault: run/members.py: found[request.TAKEN_FILE] = → found["nothing"] =
 @pytest.mark.promise("P33", "P36")
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_served_instead_follows_a_change(change: str) -> None:
@@ -56,6 +58,7 @@ def test_what_is_served_instead_follows_a_change(change: str) -> None:
     record("P33", f"sim: {change} after a serve that failed", "what is served in its place is served again", True)
 
 
+# fault: core/followed.py: back_to, moved = _fit(spare, change) if spare else (None, []) → back_to, moved = spare, []
 @pytest.mark.promise("P33", "P36")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_load_that_fails_after_a_change_goes_back_to_hosts_that_are_there(change: str) -> None:

@@ -32,6 +32,7 @@ def held(world: World, plan: Plan, inventory: Inventory = INVENTORY) -> Outcome:
     return lab.run(world, inventory, verb)
 
 
+# fault: run/barrier.py: if odd: → if odd and not image:
 @pytest.mark.parametrize("number", [1, 7, None], ids=["the same", "another", "none"])
 def test_a_host_whose_image_changes_behind_the_plan_is_reported(number: int | None) -> None:
     world = make.world((2, 2))

@@ -33,6 +33,7 @@ def announced(outcome: lab.Outcome) -> list[str]:
     return [event.kind for event in outcome.events if event.data.get("code") == "new-api-key"]
 
 
+# fault: run/secret_files.py: not labels.items() <= has.items() and →
 @pytest.mark.promise("P1", "P33")
 @pytest.mark.slow
 def test_the_key_survives_a_recreation_that_is_killed_anywhere() -> None:
@@ -180,6 +181,7 @@ def test_a_key_of_the_inventory_is_rotated_there(monkeypatch: pytest.MonkeyPatch
         assert not refused.script.calls
 
 
+# fault: actions/up.py: if "api-key" in seen.secrets.new: → if "none" in seen.secrets.new:
 @pytest.mark.promise("P33")
 @pytest.mark.parametrize("lost", ["cut off", "gone"])
 def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
@@ -204,6 +206,7 @@ def test_a_key_that_is_lost_is_replaced_and_announced(lost: str) -> None:
         assert announced(lab.run(world, inventory, lab.do_up)) == ["note"]
 
 
+# fault: core/diff.py: restarting" and f"({NO_SECRETS})" in container.status → none"
 def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
     """Docker made its volume again, empty and without the labels of what it should hold."""
     world, inventory = make.world(), make.inventory(2)
@@ -226,6 +229,7 @@ def test_a_node_whose_secrets_are_gone_is_recreated() -> None:
             assert announced(outcome) == ([] if kept else ["warning"])
 
 
+# fault: run/secret_files.py: labels.get(ID, spec.cluster_id) == spec.cluster_id → spec
 def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     world, inventory = make.world(), make.inventory(2, api_key="env:KEY")
     head = world.machines["gpu1"]
@@ -242,6 +246,7 @@ def test_what_is_not_used_any_more_is_removed_and_what_others_use_stays(monkeypa
         assert head.volumes["data"].files == {"file": b"theirs"}
 
 
+# fault: actions/request_phases.py: , reading=Reading.NONE →
 @pytest.mark.parametrize("verb", [lab.do_serve, lab.do_stop, lab.do_down])
 def test_only_up_needs_the_secrets_of_this_laptop(verb: lab.Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     """A colleague who may serve need not have the token with which the nodes were made."""

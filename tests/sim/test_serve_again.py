@@ -115,6 +115,7 @@ def test_a_cluster_that_is_not_up_names_the_hosts_and_what_they_lack(stopped: tu
     assert (outcome.error.message.startswith(text), outcome.error.hint) == (True, "vcluster up"), outcome.error
 
 
+# fault: run/history.py: yield from reversed(ready_requests(node)) → yield from ()
 @pytest.mark.parametrize("again", ["serve", "rollback"])
 def test_after_a_rollback_the_question_still_names_what_differs(world: World, again: str) -> None:
     """What was asked for last has failed: what runs is the request before it."""
@@ -180,6 +181,7 @@ def chosen(world: World) -> World:
 SERVED = "vcluster serve org/other --name other --hosts gpu1"
 
 
+# fault: run/history.py: request_of(node, serve.generation) → None
 def test_exposing_what_is_served_keeps_its_options(chosen: World, tmp_path: Path) -> None:
     def verb(inventory: Inventory, _emit: Emit, runtime: Runtime) -> Any:
         return endpoint.endpoint(inventory, tmp_path, direct=True, detach=None, runtime=runtime)

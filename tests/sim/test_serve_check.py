@@ -54,6 +54,7 @@ def ask(world: World, *extra: str) -> tuple[Outcome, list[str]]:
     return lab.run(world, INVENTORY, verb), questions
 
 
+# fault: actions/serve_check.py: judged_files, judged)) → judged_files, judged))[:0]
 @pytest.mark.parametrize(
     ("head", "worker", "vllm", "text"),
     [

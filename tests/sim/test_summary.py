@@ -55,6 +55,7 @@ def notes(outcome: Outcome) -> str:
     return "\n".join(event.text for event in outcome.events if event.kind == "note")
 
 
+# fault: actions/up.py: model = [f"! {stops.consequence}"] if stops.consequence else [] → model: list[str] = []
 @pytest.mark.parametrize("fewer", [False, True])
 def test_plan_and_up_name_the_model_that_they_restart(
     world: World, fewer: bool, capsys: pytest.CaptureFixture[str]

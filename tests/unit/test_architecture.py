@@ -209,6 +209,7 @@ print(*sorted(name for name in ours if not name.startswith('typer.')), file=sys.
 """
 
 
+# fault: cli/app.py: from __future__ import annotations → import pydantic
 @pytest.mark.parametrize(
     ("argv", "environment", "more"),
     [

@@ -50,6 +50,7 @@ def run(tmp_path: Path, answer: Result | Exception, *argv: str) -> list[str]:
     return path.read_text().splitlines()
 
 
+# fault: debug_log.py: : %s -> %s", host, carrier, milliseconds, call.what, call.result → ", host, carrier, milliseconds
 def test_a_call_is_one_line_with_its_result_and_without_its_input(tmp_path: Path) -> None:
     [line] = run(tmp_path, Result(0, b"12345", b""), "docker", "info")
     assert " gpu1 fabric " in line

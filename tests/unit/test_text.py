@@ -121,6 +121,7 @@ SHAPES = {
 }
 
 
+# fault: text.py: (?:AKIA|ASIA) → (?:AKIB)
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
 def test_every_shape_of_a_secret_is_redacted(text: str) -> None:
@@ -157,6 +158,7 @@ def cpu_seconds(piece: str, size: int) -> float:
     return min(times)
 
 
+# fault: text.py: (?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?+" → [\s\S]{0,8000}?-----END"
 @pytest.mark.slow
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("piece", HOSTILE)
@@ -180,6 +182,7 @@ def test_a_verdict_shows_none() -> None:
     assert "abcdefgh" not in repr(found)
 
 
+# fault: text.py: if number == 1: → if number < 1:
 @pytest.mark.parametrize(
     ("number", "thing", "text"),
     [(1, "host", "1 host"), (0, "GPU", "0 GPUs"), (2, "logical GPU", "2 logical GPUs"), (2, "entry", "2 entries")],

@@ -197,6 +197,7 @@ def test_what_was_fetched_stays_where_it_is_ended(head: Head) -> None:
     assert texts(wanted) == ALL
 
 
+# fault: actions/batch_on_head.py: self._send(OUTPUT, self._files.output, resume=False) → pass
 def test_what_is_in_the_output_is_sent_there_and_asked_nowhere_again(head: Head) -> None:
     with head.serving(answer) as (api, wanted):
         first, _ = action.batch_on_head(wanted, head.events.append)
@@ -261,6 +262,7 @@ def test_the_batches_of_the_head_are_listed_until_they_are_fetched(
     assert fetch == f"fetch: vcluster batch {wanted.files.source} -o {wanted.files.output} --on-head -i lab.yaml"
 
 
+# fault: actions/batches.py: one.output == asked["output"] → one.output is asked
 def test_the_output_of_another_batch_on_the_head_is_refused_with_what_differs(head: Head) -> None:
     with serving(Api(answer)) as api:
         head.serve(api)
@@ -277,6 +279,7 @@ def test_the_output_of_another_batch_on_the_head_is_refused_with_what_differs(he
     assert found.answered == 30
 
 
+# fault: run/head_job.py: except (HostError, NodeMissing) as error:  # → except HostError as error:  #
 def test_a_node_that_is_missing_for_a_moment_is_waited_for(head: Head) -> None:
     def reopen(job: HeadJob) -> RunningProgram:
         if missing:

@@ -48,6 +48,7 @@ def on(monkeypatch: pytest.MonkeyPatch, facts: dict[str, HostFacts], **words: An
     return action.fit("llama", Workload(), events.append, gpus=None, load=lambda: world.inventory(len(facts), **words))
 
 
+# fault: actions/fit.py: min(gpu_memory → max(gpu_memory
 def test_the_smallest_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = on(monkeypatch, world.hosts(gpu2={"gpus": SMALL}))
     assert found.gpus == GpuPool((2, 2), 46_068 * MIB, rdma=False)

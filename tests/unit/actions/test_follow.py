@@ -38,6 +38,7 @@ class Printed:
         yield answer(body)
 
 
+# fault: actions/follow.py: self._position.resume() or self._since → self._since
 def test_each_line_of_vllm_is_shown_once_however_much_it_prints() -> None:
     printed, clock, events = Printed(), Clock(), list[Event]()
     docker, _ = canned(printed.answers)

@@ -37,6 +37,7 @@ def followed(
     return follow(fleet, "lab", HOSTS, emit, takes_over=takes_over)
 
 
+# fault: actions/pull_follow.py: return not self._thread.is_alive() → return self._thread.join() is None
 def test_a_frozen_host_keeps_no_other_from_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull_follow, "SILENT_SECONDS", 0.05)
     named, texts = threading.Event(), list[str]()

@@ -100,6 +100,7 @@ def test_a_container_of_another_pull_is_left_to_it() -> None:
     assert first.labels is None and second.labels == other
 
 
+# fault: run/weights.py: _has_ended(labels.get(MAKER, "")) → not labels
 def test_a_pull_that_was_killed_before_it_began_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second Ctrl-C ends a command at once; the same command begins again."""
     hosts = hosts_with(left := Docker(labels(*ended())), Docker())

@@ -11,6 +11,7 @@ from vllm_cluster.actions.status import MISSING, RUNNING, STOPPED, UNREACHABLE, 
 GPUS = 8
 
 
+# fault: actions/status.py: 0 if row.state in (MISSING, STOPPED) else →
 @pytest.mark.parametrize(
     ("state", "counted"), [(RUNNING, GPUS), (STOPPED, 0), (MISSING, 0), (UNREACHABLE, GPUS)], ids=str
 )
@@ -22,6 +23,7 @@ def test_a_node_that_has_just_ended_has_no_gpus(state: str, counted: int) -> Non
     assert found.up is (state == RUNNING)
 
 
+# fault: actions/status.py: spec.intent != intent(inventory.hosts[name]): → spec.intent != ():
 @pytest.mark.parametrize(("left", "declared"), [(1, False), (0, False), (1, True)])
 def test_a_lost_gpu_is_named_with_a_fix_that_ends_it(left: int, declared: bool) -> None:
     """`up` keeps a node where less is found than when it was made: it is not the fix."""

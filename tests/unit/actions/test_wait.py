@@ -65,6 +65,7 @@ def test_a_head_with_another_address_is_given_the_time_of_an_up_and_no_more() ->
     assert "gpu1 not in Ray" in gpus(head, machine)
 
 
+# fault: actions/wait.py: raise away if isinstance(away, Unreachable) else → raise away or
 @pytest.mark.parametrize(
     ("trouble", "code", "seconds"),
     [

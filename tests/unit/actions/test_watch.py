@@ -137,6 +137,7 @@ def tokens(view: View) -> float | None:
     return view.model.generated_tokens_per_second if view.model else None
 
 
+# fault: actions/watch.py: self.last = _Look(unseen(error)) → self._stopped.set()
 def test_a_lost_host_is_a_row_with_its_reason_and_comes_back(lab: Lab) -> None:
     model = served("m")
     lab.feed("gpu1", *(sample(100 + n, model, boot=float(n)) for n in range(2)))
@@ -206,6 +207,7 @@ def test_metrics_that_do_not_answer_are_reported(lab: Lab) -> None:
     )
 
 
+# fault: actions/watch.py: if late <= seconds + LATE_SECONDS: → if late >= 0:
 def test_a_host_whose_samples_stay_away_has_their_age(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LATE_SECONDS", 0.1)
     lab.feed("gpu1", sample(), sample())

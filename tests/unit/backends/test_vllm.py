@@ -14,6 +14,7 @@ def argv(*extra: str, model: str = "org/model", name: str = "model") -> list[str
     return vllm.serve_argv(model, name=name, tp=2, pp=3, host="127.0.0.1", port=8000, extra=extra)
 
 
+# fault: backends/vllm.py: f"--middleware={MIDDLEWARE}", →
 def test_the_command() -> None:
     assert argv("--max-model-len", "512", "--middleware=mine.Too") == [
         "vllm",
@@ -32,6 +33,8 @@ def test_the_command() -> None:
     ]
 
 
+# fault: backends/vllm.py: "--grpc": "the endpoint speaks HTTP, with the key on every route", →
+# fault: backends/vllm.py: option.startswith(name) → option == name
 @pytest.mark.parametrize(
     ("flag", "instead"),
     [
@@ -109,6 +112,7 @@ def test_what_cannot_be_a_model_or_a_name_is_refused(word: str) -> None:
         argv(name=word)
 
 
+# fault: backends/vllm.py: if holds_token(flag): → if holds_token(flag) and not flag:
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize(
     "flag",
@@ -185,6 +189,7 @@ def test_left_to_itself_it_uses_every_gpu_and_no_group_crosses_hosts(nodes: list
     assert all(count % found.tp == 0 for count in nodes)
 
 
+# fault: backends/vllm.py: ', '.join(f'{number} of {host}' for host, number in left.items() if number) → len(left)
 @pytest.mark.parametrize(
     ("nodes", "tp", "pp", "idle"),
     [

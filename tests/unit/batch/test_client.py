@@ -49,6 +49,7 @@ def chunked(status: str, body: bytes, end: bytes) -> bytes:
 REASON = json.dumps({"error": {"message": "too long: " + "x" * (2 << 20)}}).encode()
 
 
+# fault: batch/client.py: if reply.status == OK and not reply.isclosed(): → if not reply.isclosed():
 @pytest.mark.parametrize(
     "answer",
     [sized("400 Bad Request", REASON), chunked("400 Bad Request", REASON, b"\r\n0\r\n\r\n")],

@@ -132,6 +132,7 @@ def test_other_work_on_the_machine_does_not_end_the_growth(begin: float) -> None
     assert part_of_best(60, lambda at: 0.5 if begin <= at < begin + 2 else 1.0) >= 0.9
 
 
+# fault: batch/concurrency.py: if doubted.rate < WORSE * now.rate: → if doubted.rate:
 @pytest.mark.parametrize("begin", [2.0, 3.0, 4.0, 5.0])
 def test_a_machine_that_gets_slower_for_good_does_not_end_the_growth(begin: float) -> None:
     """The best rate of before is compared with nothing: the best level is slower now too."""

@@ -122,6 +122,7 @@ def test_a_tournament_has_every_pair_once_and_no_host_twice_a_round(count: int) 
     assert len(played) == count - 1 + count % 2
 
 
+# fault: checks/allreduce.py: seats[-at] if at % 2 else seats[at] → seats[at]
 @calm
 @given(st.integers(2, 40))
 def test_neighbours_meet_first(count: int) -> None:
@@ -152,6 +153,7 @@ def test_a_host_that_works_with_no_other_is_reported(count: int, data: st.DataOb
     assert len(pairs) <= count // 2 * 3  # a few rounds, not all
 
 
+# fault: checks/allreduce.py: len(tried) > 1 and all → any
 @calm
 @given(st.integers(3, 16), st.data())
 def test_a_link_between_two_hosts_that_else_work_is_reported(count: int, data: st.DataObject) -> None:

@@ -61,6 +61,8 @@ def nic(**changes: Any) -> tuple[Nic, ...]:
     return (world.host(2).nics[0], replace(ETH1, **changes))
 
 
+# fault: checks/docker.py: full = free < MIN_FREE_SPACE and not has_node(inventory, facts, "running") → full = False
+# fault: facts/host_facts.py: self.kind in TUNNEL_KINDS or →
 @pytest.mark.parametrize(
     ("odd", "code", "error"),
     [
@@ -230,6 +232,7 @@ def test_an_image_that_must_be_pulled() -> None:
     assert [one.what for one in unseen(world.inventory(), hosts(**odd))] == [what]
 
 
+# fault: checks/registry.py: if details.xids is None: → if details.xids == ():
 @pytest.mark.parametrize(
     ("odd", "what"),
     [

@@ -87,6 +87,7 @@ def test_equal_failures_are_one_finding(pairs: list[tuple[str, str]], host: str,
         assert found.host == host
 
 
+# fault: checks/links.py: if each.block == "hangs" or (small and each.block == "ok"): → if small and each.block == "ok":
 def test_lost_large_packets_are_distinct_from_a_closed_port() -> None:
     (found,) = link_findings(seen(2, {("gpu1", "gpu2"): {"block": "hangs", "mtu": 9000, "passes": 1500}}), PLACES)
     assert (found.code, found.host, found.error) == ("link-mtu", "gpu1", True)
@@ -147,6 +148,7 @@ simple = st.none() | st.booleans() | st.floats() | st.integers() | words
 json_values = simple | st.lists(simple, max_size=3) | st.dictionaries(words, simple, max_size=3)
 
 
+# fault: checks/links.py: if name is None or word not in _FAILED: → if word not in _FAILED:
 @calm
 @example({"bad": {"7": "silent"}})
 @given(st.dictionaries(st.sampled_from(["bad", "seen", "ms", "mtu", "passes", "block"]), json_values))

@@ -24,6 +24,7 @@ def test_good_hosts_have_no_findings() -> None:
     assert preflight(world.inventory(), world.hosts()) == ()
 
 
+# fault: checks/gpus.py: > found: → > max(8, found):
 @pytest.mark.parametrize(
     ("words", "facts", "code", "error"),
     [
@@ -49,6 +50,7 @@ def test_each_finding(words: dict[str, Any], facts: dict[str, Any], code: str, e
     assert found[0].fix
 
 
+# fault: checks/registry.py: if finding.host not in taken or finding.code not in _FOLLOWS] → if finding.host]
 @pytest.mark.parametrize("labels", [OTHER, NAMESAKE, {"io.vcluster.cluster": "lab", "io.vcluster.format": "3"}])
 def test_containers_of_others_stop_everything(labels: dict[str, str]) -> None:
     specs, facts = world.converged(world.inventory())
@@ -58,12 +60,14 @@ def test_containers_of_others_stop_everything(labels: dict[str, str]) -> None:
     assert [f.code for f in preflight(world.inventory(), facts)] in (["other-cluster"], ["newer-format"])
 
 
+# fault: checks/network.py: facts, "running", "paused") → facts, "exited")
 def test_the_ports_of_a_running_node_are_its_own() -> None:
     _, facts = world.converged(world.inventory())
     facts["gpu1"] = replace(facts["gpu1"], listening=frozenset({6379, 6380, 8265}))
     assert preflight(world.inventory(), facts) == ()
 
 
+# fault: checks/network.py: *backend.NODE_PORTS, *of_head → {*backend.NODE_PORTS, *of_head} - {'dashboard_agent_grpc'}
 @pytest.mark.parametrize("key", sorted({*Ports.model_fields} - {"worker_min", "worker_max"}))
 def test_no_port_of_the_head_may_be_in_use(key: str) -> None:
     """A key that is added to `ports` is looked at too."""
@@ -110,6 +114,7 @@ def test_a_clock_that_is_off_is_measured_from_the_median(count: int) -> None:
     assert "+3600 s" in found[0].message
 
 
+# fault: checks/host.py: middle = median_low(clocks.values()) → middle = min(clocks.values())
 def test_a_clock_that_is_slow_makes_no_other_a_finding() -> None:
     found = preflight(world.inventory(3), world.hosts(3, gpu2={"clock": 1_699_996_400.0}))
     assert [(f.code, f.host) for f in found] == [("clock-skew", "gpu2")]

@@ -82,6 +82,7 @@ def test_the_page_reads_keys_that_are_there() -> None:
         assert read and read <= keys_of(schema), name
 
 
+# fault: cli/render/dashboard.py: deque(maxlen=MAX_POINTS) → deque()
 def test_what_it_keeps_is_bounded() -> None:
     feed = DashboardFeed(str)
     for number in range(MAX_POINTS + 5):

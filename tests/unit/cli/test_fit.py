@@ -109,6 +109,7 @@ def test_bits_of_a_model_are_its_own() -> None:
     assert "error: --bits needs --params: a model has its own" in done.stderr
 
 
+# fault: hub/model.py: isinstance(error, _NoFile) and not index and counted → not error
 def test_a_folder(tmp_path: Path) -> None:
     for name, content in checkpoints.files(configs.LLAMA_8B, checkpoints.llama(configs.LLAMA_8B)).items():
         (tmp_path / name).write_bytes(content)
@@ -127,6 +128,7 @@ def test_a_folder(tmp_path: Path) -> None:
     assert fit(str(tmp_path), "--gpu-memory", "24GB").returncode == 1
 
 
+# fault: cli/fit.py: MIN_PARAMETERS = 10**6 → MIN_PARAMETERS = 1
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [

@@ -92,6 +92,7 @@ def test_a_whole_life(capsys: Capture) -> None:
     assert seen >= {"phase", "plan", "start", "done", "note", "progress", "result"}
 
 
+# fault: cli/render/errors.py: time": round(time.time(), 3), " →
 @pytest.mark.parametrize("verb", [lab.do_up, lab.do_serve, lab.do_stop, lab.do_down])
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST])
 def test_what_goes_wrong(serving: tuple[World, Inventory], verb: lab.Verb, fault: Fault, capsys: Capture) -> None:
@@ -133,6 +134,7 @@ def test_plans(case: str, serving: tuple[World, Inventory]) -> None:
     validate(["plan"], json.dumps({"v": 1, **plan_document(planned.value), "stops": None}))
 
 
+# fault: cli/render/status.py: "unreachable": list(status.unreachable), → "lost": list(status.unreachable),
 @pytest.mark.parametrize("case", ["serving", "failed", "half gone", "nothing there"])
 def test_states(case: str, serving: tuple[World, Inventory]) -> None:
     made, inventory = serving

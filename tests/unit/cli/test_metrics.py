@@ -12,6 +12,7 @@ from vllm_cluster.cli import metrics as verb
 from vllm_cluster.cli.session import Session
 
 
+# fault: cli/metrics.py: {config if done.reached else again} → {config}
 @pytest.mark.parametrize(
     ("reached", "next_steps"),
     [

@@ -171,6 +171,7 @@ def test_files_go_before_the_prompt_and_images_beside_it(tmp_path: Path) -> None
     assert text == {"type": "text", "text": "note.txt:\na note\n\nWhat?"}
 
 
+# fault: cli/chat.py: sys.stderr.write("Interrupted.\n") → return
 @pytest.mark.parametrize("moment", ["at the prompt", "after the line", "in the question"])
 def test_ctrl_c_ends_no_conversation(
     moment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

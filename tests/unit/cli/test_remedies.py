@@ -93,6 +93,7 @@ def test_no_remedy_wraps_a_command_in_a_sentence() -> None:
     assert [text for text in remedies() if SENTENCE.search(text)] == []
 
 
+# fault: transport/connect_errors.py: hint=f"check that the → hint="check that the
 def test_no_text_shows_its_own_code() -> None:
     """A text whose f is forgotten reads `nc -vz {at.host}`."""
     assert [text for text in texts() if re.search(r"(?<!\{)\{[a-z_]+[.\[(][^{}]*\}", text)] == []
@@ -132,6 +133,7 @@ def test_a_word_that_was_probably_meant_is_the_call_to_paste(monkeypatch: pytest
     assert edge.remedy(error, lambda hint: hint) is None
 
 
+# fault: cli/edge.py: command.sub(lambda found: found[0] + option, line) → line
 @pytest.mark.parametrize(
     "verb", [f"{name} push" if name == "image" else name for name in VERBS if name not in WITHOUT_INVENTORY]
 )
@@ -150,6 +152,7 @@ def test_a_command_in_a_warning_has_the_inventory_too(
     assert f"; vcluster up{option} --forget gpu2\n" in capsys.readouterr().err
 
 
+# fault: cli/edge.py: error.hint = remedy(error, lambda text: with_inventory(text, _named_inventory(words))) →
 @pytest.mark.parametrize(
     ("words", "fix"),
     [

@@ -87,6 +87,7 @@ def a_start() -> list[Event]:
     ]
 
 
+# fault: cli/render/events.py: now - self._shown < STILL_SECONDS → not over and now < 0
 @pytest.mark.promise("P37")
 def test_a_start_is_a_line_a_phase_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     shown = events.LineRenderer(0)
@@ -102,6 +103,7 @@ def test_a_start_is_a_line_a_phase_without_a_terminal(capsys: pytest.CaptureFixt
     ]
 
 
+# fault: cli/render/events.py: if not changed and now - self._shown < STILL_SECONDS: → if not changed:
 def test_a_long_phase_is_not_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("vllm_cluster.cli.render.events.time.monotonic", lambda: now[0])
@@ -116,6 +118,7 @@ def test_a_long_phase_is_not_silent(capsys: pytest.CaptureFixture[str], monkeypa
     ]
 
 
+# fault: cli/render/events.py: for phase, seconds in over: → for phase, seconds in over[:0]:
 @pytest.mark.promise("P37")
 def test_a_start_leaves_a_line_for_each_phase_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     live = events.LiveRenderer()
@@ -218,6 +221,7 @@ def test_a_change_shows_each_field_and_the_whole_in_numbers(capsys: pytest.Captu
     assert out.endswith("Plan: 0 to create, 2 to recreate, 0 to remove (4 operations)\n")
 
 
+# fault: cli/render/endpoint.py: host_port(host, endpoint.port) → host}:{endpoint.port
 def test_the_curl_line_quotes_what_it_must() -> None:
     line = curl_line(Endpoint("it's a model", "fd00::1", "gpu1", 8000), None)
     assert "http://[fd00::1]:8000/v1/completions" in line
@@ -225,6 +229,7 @@ def test_the_curl_line_quotes_what_it_must() -> None:
     assert """it'"'"'s a model""" in line
 
 
+# fault: cli/render/events.py: self._rows = {host: row for host, row in self._rows.items() if row[0] == "failed"} →
 def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +251,7 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
     assert list(rows) == ["gpu2"]
 
 
+# fault: cli/render/endpoint.py: " --direct" if endpoint.exposed else " --detach" → " --direct"
 @pytest.mark.parametrize(
     ("endpoint", "begin"),
     [

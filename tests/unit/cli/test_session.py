@@ -120,6 +120,7 @@ print("answered", Session(None, as_json=False).confirm(False)("Stop org/model?")
 """
 
 
+# fault: cli/session.py: termios.tcflush(sys.stdin, termios.TCIFLUSH) → pass
 def test_what_is_typed_before_a_question_does_not_answer_it() -> None:
     with Terminal([sys.executable, "-c", f"import select{QUESTION}"]) as terminal:
         terminal.until("ready")

@@ -97,6 +97,7 @@ def test_what_goes_elsewhere_is_neither_wrapped_nor_cut(capsys: Capture, monkeyp
     assert "0123456789ab" in out
 
 
+# fault: cli/render/table.py: if sys.stdout.isatty() else None →
 @pytest.mark.usefixtures("capsys")
 def test_what_goes_elsewhere_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -115,6 +116,7 @@ def test_one_problem_of_several_hosts_is_one_line(capsys: Capture, monkeypatch: 
     assert "gpu2, gpu3: the node is missing\n  fix: vcluster up\n" in out
 
 
+# fault: cli/render/status.py: if status.served is False else "served model: unknown (no status from the head)" →
 def test_what_is_unknown_is_called_unknown(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     away = replace(GOOD, state="unreachable", joined_gpus=None, container="")
     found = ClusterStatus("lab", None, False, (away, replace(BAD, state="running")), None, ("gpu1",), "unreachable")
@@ -132,6 +134,7 @@ def test_gpus_that_the_model_leaves_idle_are_listed(capsys: Capture, monkeypatch
         assert "idle" not in shown(cluster(*hosts, serve=served("ready", ranks=ranks)), capsys, None, monkeypatch)
 
 
+# fault: cli/render/status.py: and last and first.summary != last.summary and serve.phase != "ready" →
 def test_failures_are_dated_and_shown_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     first, last = ServeFailure(4600.0, "no room", ()), ServeFailure(8140.0, "a rank was killed", ())
     failed = shown(cluster(GOOD, serve=served("failed", detail="no room", failure=first, first_failure=first)), capsys,
@@ -156,6 +159,8 @@ def cut(made: World) -> None:
     made.machines["gpu2"].reachable = False
 
 
+# fault: cli/status.py: if found.ready else EXIT_NOT_READY →
+# fault: cli/status.py: and found.head.serve.phase == "ready" →
 @pytest.mark.parametrize(
     ("case", "code"),
     [("up", 0), ("ready", 0), ("nothing there", 1), ("a node gone", 1), ("failed", 1), ("cut", 4), ("head cut", 4)],
@@ -190,6 +195,8 @@ def test_the_exit_code_shows_whether_the_cluster_is_healthy(
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# fault: checks/docker.py: : sudo systemctl restart docker" → : sudo systemctl start docker"
+# fault: remote/host/facts.sh: case $? in 124) frozen=y ;; *) frozen= ;; esac → frozen=
 def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> None:
     machine = full(tmp_path)
     machine.tool("docker", f'echo "$@" >>{tmp_path}/asked; exit 124')
@@ -203,6 +210,7 @@ def test_a_frozen_docker_is_asked_once_and_has_its_own_words(tmp_path: Path) -> 
 WORDS = {"gpu1": ["-F", "a b", "-p", "22", "me@10.0.0.1"], "gpu2": ["me@gpu2"]}
 
 
+# fault: cli/paste.py: return shlex.join(["ssh", *terminal, *hosts[name], command]) → return f"on {name}: {command}"
 @pytest.mark.parametrize(
     ("remedy", "lines"),
     [
@@ -259,6 +267,7 @@ def test_a_command_for_a_host_is_a_line_of_ssh(remedy: str, lines: list[str]) ->
     assert pasteable(remedy, WORDS).splitlines() == lines
 
 
+# fault: cli/paste.py: in names) → in names[:1])
 def test_a_remedy_of_many_hosts_is_a_line_of_ssh_for_each() -> None:
     names = [f"gpu{number}" for number in range(32)]
     (found,) = merged(Finding("docker-stopped", name, "it has ended", f"on {name}: docker ps") for name in names)

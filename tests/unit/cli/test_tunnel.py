@@ -77,6 +77,7 @@ verb.tunnel(sys.argv[1:], port=0)
 WORKER = "trap 'echo ended; exit 3' TERM; echo started; while :; do sleep 0.1; done"
 
 
+# fault: cli/tunnel.py: if command or not opened.is_set(): → if not command and not opened.is_set():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_command_ends_in_order_and_with_130(number: signal.Signals) -> None:
     line = [sys.executable, "-c", CALL, "sh", "-c", WORKER]
@@ -115,6 +116,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
+# fault: cli/tunnel.py: wanted = inventory.ports.api if port is None else port → wanted = port or 0
 def test_without_a_port_it_is_the_one_that_serve_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = []
     monkeypatch.setattr(action, "tunnel", lambda *_, port, inside: ports.append(port))

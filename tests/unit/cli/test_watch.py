@@ -38,6 +38,7 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_lines(
     assert type(writer(as_json=False, color="auto", paste=str)) is kind
 
 
+# fault: cli/render/watch.py: for row in fitted(plain(text), width).split("\n") → for row in (text,)
 @pytest.mark.promise("P23")
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_picture_fits_its_terminal(width: int) -> None:

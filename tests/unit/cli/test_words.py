@@ -51,6 +51,7 @@ def test_common_options_go_behind_the_verb(given: str, meant: str) -> None:
     assert words.options_last(given.split()) == meant.split()
 
 
+# fault: cli/words.py: return [*kept, rest[0], *moved, *rest[1:]] → return list(words)
 @pytest.mark.parametrize(
     "where", ["-i {} status", "status -i {}", "-q -i {} status -v", "status --inventory={} --quiet"]
 )
@@ -59,6 +60,7 @@ def test_both_sides_of_the_verb_name_the_inventory(where: str, tmp_path: Path) -
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: missing.yaml: no such file")
 
 
+# fault: cli/words.py: lines.append(behind_dashes(verb, rest)) → pass
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [
@@ -134,6 +136,7 @@ def test_the_words_of_ray_are_neither_a_view_nor_a_document(other: str) -> None:
     assert found.hint == f"vcluster status {other}\nvcluster status --ray"
 
 
+# fault: cli/program.py: words.ensure_dashes(ctx.command_path, args, valued, arguments.index("--")) → pass
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [

@@ -52,6 +52,7 @@ def test_the_real_metrics_are_read_as_prometheus_reads_them() -> None:
     assert ours.buckets[FIRST_TOKEN][math.inf] > 0
 
 
+# fault: core/counters.py: max(values.get(name, 0.0), value) → values.get(name, 0.0) + value
 def test_the_fullest_kv_cache_counts_and_requests_are_summed() -> None:
     rows = ("kv_cache_usage_perc", 0.4, 0.9), ("num_requests_running", 3, 4)
     text = "".join(
@@ -87,6 +88,7 @@ def test_the_load_between_two_moments() -> None:
     assert load == ModelLoad(3, 2, 3.0, 3.0, load.requests_per_second if load else 0, 3.0, 25.0, 50.0, 0.1, 0.19)
 
 
+# fault: core/counters.py: if run != self._run or (last and _fell(last, now)): → if run != self._run and not last:
 def test_another_run_begins_from_nothing() -> None:
     recent = Recent()
     recent.add("first", Counters(0.0, {"generation_tokens_total": 1000.0}, {}))
@@ -106,6 +108,7 @@ def test_another_run_begins_from_nothing() -> None:
     assert recent.load() is None
 
 
+# fault: core/counters.py: if now.at - one.at >= RATE_SECONDS), whole) → if now.at - one.at >= QUANTILE_SECONDS), whole)
 def test_rates_are_of_ten_seconds_and_quantiles_of_a_minute() -> None:
     recent = Recent()
     for second in range(0, 121, 2):

@@ -13,6 +13,7 @@ ACTIVE = Hca("mlx5_0", 1, "4: ACTIVE", "InfiniBand", "400 Gb/sec", ("/dev/infini
 DOWN = Hca("mlx5_1", 1, "1: DOWN", "InfiniBand", "10 Gb/sec", ("/dev/infiniband/uverbs1",))
 
 
+# fault: core/desired.py: "NCCL_SOCKET_IFNAME": f"={nic}" → "NCCL_SOCKET_IFNAME": nic
 def test_interfaces_are_each_hosts_own() -> None:
     facts = world.hosts(gpu2={"nics": (Nic("enp3s0", ("10.0.0.2/24",), 1500, "UP"),)})
     head, worker = (dict(spec.environment) for spec in desired(world.inventory(), facts, world.INPUTS))
@@ -31,6 +32,7 @@ def test_only_active_adapters_bring_their_devices_and_rights() -> None:
     assert (worker.devices, worker.capabilities, worker.unlimited_memlock) == ((), (), False)
 
 
+# fault: core/desired.py: folder = f"{STATE_FOLDER}/compiled/{key}" → folder = f"/tmp/compiled/{key}"
 def test_compiled_code_is_kept_by_image_in_the_volume_of_each_host() -> None:
     words = world.inventory()
     first, worker = (dict(spec.environment) for spec in desired(words, world.hosts(), world.INPUTS))
@@ -56,6 +58,7 @@ def test_gpus_come_by_cdi_where_the_engine_has_it() -> None:
     assert worker.gpus == GpuRequest(("0",), "request")
 
 
+# fault: core/desired.py: if role == "head" or name != "api-key"} → if role}
 def test_the_api_key_is_on_the_head_alone() -> None:
     head, worker = desired(world.inventory(), world.hosts(), world.INPUTS)
     assert dict(head.secrets).keys() == {"ray-token", "api-key"}
@@ -71,6 +74,7 @@ def test_secrets_are_kept_from_a_head_that_has_started() -> None:
     assert kept_secrets(words, never_started) == {"ray-token": "11", "api-key": "22"}
 
 
+# fault: core/kept.py: yield Holder(host, secret_ids(labels), volume, has_node=False) → continue
 def test_secrets_are_kept_where_volumes_are_all_that_is_left() -> None:
     words = world.inventory()
     state = {CLUSTER: "lab", ID: "1d", HEAD_ADDRESS: "10.0.0.1"}

@@ -28,6 +28,7 @@ def indices(facts: HostFacts, gpus: Any) -> list[int]:
     return [gpu.index for gpu in chosen(world.inventory(1, entries={"gpu1": {"gpus": gpus}}).hosts["gpu1"], facts)]
 
 
+# fault: core/gpus.py: frozenset(gpu.index for gpu in facts.gpus if busy(gpu)) → frozenset()
 @pytest.mark.parametrize(
     ("gpus", "busy", "expected"),
     [

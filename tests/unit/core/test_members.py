@@ -17,6 +17,7 @@ RECORD = Record("lab", "id", (Member("gpu2", "10.0.0.2", "machine-2", 2, 0.0, ho
 OTHER_WAY: dict[str, Any] = {"entries": {"gpu2": {"ssh": {"port": 2222}}}}
 
 
+# fault: core/members.py: in machines →
 @pytest.mark.parametrize(
     ("count", "changes", "answered", "left"),
     [

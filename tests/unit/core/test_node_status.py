@@ -64,6 +64,7 @@ def test_what_no_node_writes_is_one_clear_error(raw: bytes) -> None:
         parse_status(raw)
 
 
+# fault: core/node_status.py: False → True
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "-1e999"])
 @pytest.mark.parametrize("place", ['"gpus": 2.0', '"updated": 2.5', '"since": 3.0', '"gpus": [4.0'])
 def test_a_number_that_json_does_not_have_is_refused(number: str, place: str) -> None:
@@ -108,6 +109,7 @@ def test_membership(nodes: list[GroupNode], expected: GroupMembership) -> None:
     assert found.complete == (nodes in ([node("a"), node("b")], [node("a", 0, alive=False), node("a"), node("b")]))
 
 
+# fault: core/node_status.py: if age <= status.beat * MISSED_BEATS else _distrusted(status, age) →
 @pytest.mark.promise("P38")
 @pytest.mark.parametrize(
     ("updated", "started", "now", "found"),

@@ -22,6 +22,9 @@ def test_it_quotes_what_a_shell_would_read() -> None:
     assert line.startswith("docker create --name vcluster-lab --network host --ipc private")
 
 
+# fault: docker/container_body.py: "SecurityOpt": [] if spec.privileged else ["no-new-privileges"], → "SecurityOpt": [],
+# fault: docker/container_body.py: "RestartPolicy": {"Name": "unless-stopped"}, → "RestartPolicy": {"Name": "no"},
+# fault: docker/create_line.py: "--restart" → "--restarts"
 def test_every_node_comes_back_ends_in_order_and_gains_no_rights() -> None:
     line = create_line(desired(world.inventory(), world.hosts(), world.INPUTS)[0])
     for words in (

@@ -16,6 +16,7 @@ def refuse() -> None:
     raise HostError("gpu1", "the lease is lost")
 
 
+# fault: docker/calls.py: _SAFE = ("GET", "HEAD") → _SAFE = ("GET", "HEAD", "POST")
 def test_a_guard_that_refuses_lets_no_changing_call_out() -> None:
     world = make.world((2,))
     with lab.inside(world):

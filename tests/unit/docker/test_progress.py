@@ -15,6 +15,7 @@ def row(layer: str, status: str, done: int = 0, total: int = 0) -> dict[str, Any
     return {"id": layer, "status": status, **detail}
 
 
+# fault: docker/progress.py: if status in _ANNOUNCED: → if status == "no such status":
 def test_a_total_is_shown_once_it_is_known_and_does_not_change() -> None:
     """Docker downloads three layers at a time, and knows the size of one when it begins."""
     shown: list[str] = []

@@ -37,6 +37,7 @@ def test_the_amount_is_shown_every_few_seconds_and_at_the_end() -> None:
     ]
 
 
+# fault: core/images.py: return before + slash + name, tag or "latest" → return before + slash + name, tag
 @pytest.mark.parametrize(
     ("reference", "asked"),
     [

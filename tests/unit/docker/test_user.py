@@ -23,6 +23,7 @@ def test_its_numbers(text: str, numbers: tuple[int, int]) -> None:
     assert user_numbers(text) == numbers
 
 
+# fault: docker/container_body.py: **({"User": spec.user} if spec.user else {}), →
 def test_node_and_glance_run_as_the_user_and_have_a_home() -> None:
     head = desired(world.inventory(user="1000:100"), world.hosts(), world.INPUTS)[0]
     beside = TemporaryContainer(owner_of(head), "probe", "i", like=head).body(["python3"])

@@ -25,6 +25,8 @@ def test_what_was_broken_is_diagnosed(path: Path) -> None:
     assert named.failure.fix
 
 
+# fault: explain/failures.toml: "error: unrecognized arguments: → "error: unrecognised arguments:
+# fault: explain/failures.toml: "is greater than the → "is larger than the
 @pytest.mark.parametrize(
     ("line", "slug"),
     [

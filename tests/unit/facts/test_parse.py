@@ -53,6 +53,7 @@ kind: nvidia.com/gpu
 """
 
 
+# fault: facts/parse.py: unified_mib(number(part["memory"]) or 0) if unified else →
 def test_every_section_is_read() -> None:
     host = facts("gpu1", ANSWER)
     assert (host.machine_id, host.hostname, host.clock, host.memory_bytes) == (
@@ -85,6 +86,7 @@ def test_every_section_is_read() -> None:
     assert host.free_bytes == {"/var/lib/docker": 83120623616}
 
 
+# fault: facts/parse.py: if "end" not in part or (deep and "whole" not in part): → if deep and "whole" not in part:
 def test_an_answer_that_breaks_off_is_an_error() -> None:
     with pytest.raises(ValueError, match="breaks off"):
         facts("gpu1", ANSWER.replace("@@end", ""))
@@ -137,6 +139,7 @@ def _sections() -> list[str]:
     return [line[2:] for line in ANSWER.splitlines() if line.startswith("@@")]
 
 
+# fault: facts/values.py: isascii() and digits.isdigit() and len(digits) < 20 → isdigit()
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -31,6 +31,7 @@ def splits(found: FitReport) -> list[tuple[int, int]]:
     return [(layout.tp, layout.pp) for layout in found.layouts]
 
 
+# fault: fit/layouts.py: if heads % tp and tp % heads: → if heads % tp and not tp:
 @pytest.mark.parametrize(
     ("config", "tp", "pp", "said"),
     [
@@ -79,6 +80,7 @@ def test_the_fewest_gpus_come_first_then_every_other_way_with_its_reason() -> No
     assert "no RDMA found" in across
 
 
+# fault: fit/report.py: if small := smallest(model, gpus, workload): → if small := None:
 def test_where_one_gpu_suffices_it_is_listed_first() -> None:
     found = report(model(configs.LLAMA_8B), GpuPool((4, 4), 80 * GB), Workload())
     assert splits(found)[:2] == [(1, 1), (4, 2)]

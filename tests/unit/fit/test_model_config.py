@@ -48,6 +48,7 @@ def test_each_family_has_its_own_keys(changes: dict[str, Any], expected: str) ->
     assert kinds(**changes) == expected
 
 
+# fault: fit/model_config.py: if self.window and tokens > self.window - 1 + BATCHED: → if self.window and tokens < 0:
 def test_a_window_stops_growing() -> None:
     layers = model_config(configs.GEMMA3_27B).layers
     assert sum(layer.window is None for layer in layers) == 10
@@ -160,6 +161,7 @@ def test_each_tensor_has_its_place() -> None:
     assert found.on_stage(30, 61, 2) == 45 + 22 + 4 + 1
 
 
+# fault: fit/weights.py: (first or self.last.shared) else self.first → (first or not self.last.shared) else self.first
 def test_a_tied_embedding_is_on_both_ends() -> None:
     made = model_config({**LLAMA, "num_hidden_layers": 2, "tie_word_embeddings": True})
     names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"]

@@ -135,6 +135,7 @@ def test_a_file_of_flags_is_looked_for_in_the_node() -> None:
     assert "vllm serve --help=all" in other
 
 
+# fault: fit/request.py: if found.where == "nowhere → if host == head and found.where == "nowhere
 def test_each_rank_needs_the_files_on_its_own_host() -> None:
     files = {"gpu1": HERE, "gpu2": Files("nowhere", "it is not in the model cache, and HF_HUB_OFFLINE is set")}
     (found,) = found_problems(asked(), files)
@@ -147,6 +148,7 @@ def test_each_rank_needs_the_files_on_its_own_host() -> None:
     assert len(found_problems(replace(asked(1, 1), hosts=("gpu2",)), head)) == 1
 
 
+# fault: fit/request.py: judged.given, asked.argv)).items(): → judged.given, asked.argv)).fromkeys(()).items():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -196,6 +198,7 @@ def test_flags_that_vcluster_overrides_are_not_ignored_in_silence(theirs: dict[s
     assert found_problems(asked(), judged=replace(GOOD, theirs=agreed, given=tuple(agreed))) == []
 
 
+# fault: backends/vllm.py: name == "--distributed-executor-backend" and (value or "".join(following)) == "ray" → False
 def test_a_flag_that_agrees_is_allowed() -> None:
     for flags in (["--distributed-executor-backend", "ray"], ["--distributed_executor_backend=ray"]):
         vllm.ensure_allowed(NAME, "llama", flags)
@@ -225,6 +228,7 @@ def test_a_split_that_cannot_be_names_one_that_can() -> None:
     assert "stages" in found_problems(asked(), judged=replace(GOOD, supports_pp=False))[0]
 
 
+# fault: fit/request.py: + FIXED > UTILISATION → > 100
 def test_weights_that_no_gpu_holds_and_a_context_without_room() -> None:
     (weights,) = found_problems(asked(1, 1, memory=12 * GB))
     assert "its weights take 14.9 GiB of a GPU's 11.2 GiB at TP=1 × PP=1" in weights
@@ -236,6 +240,7 @@ def test_weights_that_no_gpu_holds_and_a_context_without_room() -> None:
     assert found_problems(asked(1, 1, "--cpu-offload-gb=20", memory=12 * GB), judged=Judged(unchecked="x")) == []
 
 
+# fault: fit/request.py: not None and missing > found.free → None
 def test_a_disk_too_small_is_reported_by_host() -> None:
     head = Files("hub", weights=810 * GB, missing=810 * GB, free=900 * GB)
     worker = Files("hub", held=400 * GB, free=300 * GB)

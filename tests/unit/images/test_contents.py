@@ -14,6 +14,8 @@ WELL = ImageContents("3.12.3", "x86_64", "2.39", (("ray", "2.56.1"), ("vllm", "0
 SEES = Reach(2, "", "13.1")
 
 
+# fault: images/contents.py: if gpus and reach.gpus != gpus: → if gpus and reach.gpus is None:
+# fault: images/contents.py: if reach.unwritable: → if reach.unwritable is None:
 @pytest.mark.promise("P40")
 @pytest.mark.parametrize(
     ("inside", "reach", "code", "words"),

@@ -20,11 +20,13 @@ def inside(**have: str) -> ImageContents:
     return parse([said])[0]
 
 
+# fault: images/contents.py: MIN_RAY = (2, 55) → MIN_RAY = (2, 5)
 @pytest.mark.parametrize(("ray", "will_do"), [("2.56.1", True), ("2.55.0", True), ("2.54.9", False), ("2.9", False)])
 def test_ray_must_be_able_to_ask_for_a_token(ray: str, will_do: bool) -> None:
     assert inside(vllm="0.33.0", ray=ray).is_complete is will_do
 
 
+# fault: images/contents.py: return self.ray_is_new and not self.lacking → return self.ray_is_new
 def test_a_ray_without_what_its_dashboard_needs_gets_that_beside_it() -> None:
     plain = replace(inside(vllm="0.33.0", ray="2.56.1"), lacking=("aiohttp",))
     assert (plain.ray_is_new, plain.is_complete, plain.to_add(["ray==2.60.0"])) == (True, False, "ray==2.56.1")
@@ -66,6 +68,7 @@ def test_pip_that_fails_both_ways_is_an_error_with_its_words(tmp_path: Path, mon
         wheels.wheels(inside(vllm="1"), "ray==2.56.1", tmp_path)
 
 
+# fault: images/contents.py: _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*") → _WORD = re.compile(r"[^/]*")
 def test_output_of_an_image_gives_pip_no_option() -> None:
     have = {"--index-url": "http://x", "a\n--index-url http://x": "1", "-r": "1", "good": "1.0+cpu", "odd": "1 --pre"}
     said = {"python": "3.12.1", "machine": "x86_64", "glibc": "2.35", "have": have}

@@ -274,6 +274,7 @@ def test_a_named_pipe_can_be_the_inventory(tmp_path: Path) -> None:
         os.close(reader)
 
 
+# fault: inventory/find.py: MAX_BYTES = 256_000 → MAX_BYTES = 256_000_000
 @pytest.mark.parametrize(
     "text", ["hosts:\n" + "".join(f"  g{n}: {{address: 10.0.0.1}}\n" for n in range(20_000)), "[" * 100_000]
 )

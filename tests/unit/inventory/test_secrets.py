@@ -79,12 +79,14 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         _read("cmd:no-such-tool-here x", tmp_path)
 
 
+# fault: inventory/secrets.py: if path.exists() and not path.is_file(): → if not path:
 def test_a_pipe_without_a_writer_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InventoryError, match=r"^file:pipe: is not a plain file$"):
         _read("file:pipe", tmp_path)
 
 
+# fault: inventory/secrets.py: failed with exit code {process.returncode → failed: {bytes(found)!r
 def test_a_failing_command_is_reported_and_its_output_is_not(tmp_path: Path) -> None:
     script = tmp_path / "tool"
     script.write_text(f"import sys\nprint({TOKEN!r})\nsys.exit(3)\n")

@@ -71,6 +71,7 @@ def test_a_whole_image(tmp_path: Path) -> None:
     assert (inside.lacking, inside.unknown, inside.is_complete, inside.refusal) == ((), (), True, "")
 
 
+# fault: remote/image/inspect_image.py: "lacking": lacking() if installed("ray") else [], → "lacking": [],
 def test_plain_ray_lacks_what_its_dashboard_needs(tmp_path: Path) -> None:
     """As vLLM's images before 0.18 had it: its version is new enough, and `ray start` with a dashboard dies."""
     inside = made(tmp_path, "aiohttp", "click")

@@ -32,6 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+# fault: remote/node/movement.py: wording = _NUMBERS.sub("#", text)[:300] → wording = text[:300]
 def test_a_line_moves_once_however_its_numbers_change(clock: Clock) -> None:
     moving = Movement(list, None, PACE)
     for minute in range(10):

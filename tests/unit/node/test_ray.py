@@ -34,6 +34,7 @@ def test_the_head_reports_the_nodes_of_ray(world: World) -> None:
     assert starts(world) == ["start --head --block"]
 
 
+# fault: remote/node/supervisor.py: quiet=True, max_line=MAX_MEMBERS_LINE → quiet=True
 def test_the_head_reports_as_many_nodes_as_a_cluster_may_have(world: World) -> None:
     """All of them are one line of the program that lists them."""
     addresses = [f"10.20.30.{number}" for number in range(256)]
@@ -43,6 +44,7 @@ def test_the_head_reports_as_many_nodes_as_a_cluster_may_have(world: World) -> N
     assert {node.address for node in status.group.nodes if node.alive} == set(addresses)
 
 
+# fault: remote/node/supervisor.py: with suppress(ValueError, KeyError): → with suppress():
 def test_a_line_of_members_that_cannot_be_read_does_not_end_its_reader() -> None:
     node = supervisor.Supervisor("worker", ["ray"], None, Timing())
     script = """print('{"nodes": [' + 'x' * 100); print('{"other": 1}'); print('{"nodes": [{}]}')"""
@@ -74,6 +76,7 @@ def test_ray_comes_back_and_so_does_what_is_served(world: World) -> None:
     assert world.ray("up", restarts=1).group.restarts == 1
 
 
+# fault: remote/node/supervisor.py: "\n".join([trouble, *list(group.tail)[-ERROR_LINES:]]) → trouble
 @pytest.mark.slow
 def test_ray_that_does_not_start_is_tried_later_and_later(world: World) -> None:
     (world.fake / "ray.refuses").touch()
@@ -134,6 +137,7 @@ def head(world: World) -> Iterator[None]:
     thread.join()
 
 
+# fault: remote/node/supervisor.py: self._silent = self._silent + 1 if error else 0 → self._silent = 0
 @pytest.mark.promise("P37")
 @pytest.mark.slow
 def test_a_worker_knows_that_the_head_does_not_answer(world: World) -> None:

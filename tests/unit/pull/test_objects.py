@@ -134,6 +134,7 @@ def test_a_part_that_is_killed_continues_with_what_is_there(lab: Bucket, tmp_pat
         assert lab.sent < SIZE + 2 * fetching.STREAMS * fetching.CHUNK
 
 
+# fault: remote/pull/spread_receive.py: blob) → arriving._hash.hexdigest())
 def test_an_object_that_comes_wrong_from_a_host_is_not_kept(lab: Bucket, tmp_path: Path) -> None:
     with parts(lab, tmp_path) as made:
         made["b"].end()
@@ -161,6 +162,7 @@ def test_a_busy_bucket_is_waited_for(lab: Bucket, here: HostPlan, monkeypatch: p
     assert there(here) == FILES
 
 
+# fault: remote/pull/objects.py: {"If-Match": file.etag, "User-Agent": "vcluster"} → {"User-Agent": "vcluster"}
 def test_an_object_that_changes_in_the_middle_is_reported_and_not_mixed(lab: Bucket, here: HostPlan) -> None:
     lab.put({SHARD: bytes(len(FILES[SHARD]))})
     with pytest.raises(PullError, match=f"{SHARD} has changed in the bucket since it was listed"):
@@ -171,6 +173,7 @@ def test_an_object_that_changes_in_the_middle_is_reported_and_not_mixed(lab: Buc
     assert there(again) == {**FILES, SHARD: bytes(len(FILES[SHARD]))}
 
 
+# fault: remote/pull/learned.py: if not same: → if not partial:
 def test_a_partial_file_of_another_object_is_dropped(lab: Bucket, here: HostPlan) -> None:
     store, file = Store(here), next(file for file in here.files if file.path == SHARD)
     store.prove()

@@ -114,6 +114,7 @@ def test_a_program_that_comes_back_after_its_end_ends_again(tmp_path: Path) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+# fault: remote/pull/main.py: + self.plan.total / HASHED_BYTES_PER_SECOND →
 def test_a_receiver_waits_as_long_as_its_source_may_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that verifies what it has sends no byte meanwhile: 200 MB take two seconds."""
     left = list[float]()

@@ -259,6 +259,7 @@ def test_without_the_source_the_others_share_what_they_have(pull: Pull, monkeypa
     pull.same(plan, "h1", "h2")
 
 
+# fault: remote/pull/spread_arriving.py: self._hash.hexdigest() == self._store.blob(self.file) → self._hash
 def test_a_wrong_file_is_reported_and_comes_from_another_host(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 3, MB)
     plan = pull.plan(3, files)
@@ -293,6 +294,7 @@ def test_a_host_with_a_full_disk_ends(pull: Pull) -> None:
     assert str(host.errors[0]) == "0.safetensors: cannot write: No space left on device"
 
 
+# fault: remote/pull/spread_serve.py: same(proof, expected) → proof
 def test_only_hosts_of_this_pull_are_answered(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 1, MB)
     plan = pull.plan(2, files)
@@ -350,6 +352,7 @@ def test_an_answer_with_another_key_is_refused(pull: Pull) -> None:
     peer.close()
 
 
+# fault: remote/pull/spread_wire.py: if not kept or self._interrupted: → if kept or self._interrupted:
 def test_a_connection_that_was_idle_for_long_is_opened_again(pull: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread comes back to it after the flush of a large file: the host is there, and nothing is wrong."""
     monkeypatch.setattr(spread_serve._Handler, "timeout", 0.1)

@@ -13,6 +13,7 @@ import pytest
 from vllm_cluster.remote.image import batch_job
 
 
+# fault: remote/image/batch_job.py: and not part.exists() and _digest(whole) → and part.exists() and _digest(whole)
 def test_the_last_piece_of_a_file_may_come_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_job, "SPARE", 0)
     job, pieces = batch_job.Job(tmp_path / "job"), (b"one\n", b"two\n")

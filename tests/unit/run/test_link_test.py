@@ -199,6 +199,7 @@ def test_another_program_is_not_taken_for_the_peer(two: tuple[Probe, Probe], say
         assert two[0].update()["bad"] == {"17777": word}
 
 
+# fault: remote/host/link_test.py: if (run, who) == (self.run, name) else ("foreign", "") →
 def test_a_peer_of_another_name_is_not_taken_for_the_right_one(two: tuple[Probe, Probe]) -> None:
     two[0].send({"three": two[1].peer()})
     assert set(two[0].update()["bad"].values()) == {"foreign"}
@@ -212,6 +213,7 @@ def test_a_closed_port_is_refused_and_the_open_one_seen(two: tuple[Probe, Probe]
     assert (row["seen"], row["block"], row["passes"]) == ("127.0.0.1", "ok", row["mtu"])
 
 
+# fault: remote/host/link_test.py: if run == self.run: → if run:
 def test_unknown_peers_get_no_answer(two: tuple[Probe, Probe]) -> None:
     port = two[0].ports["chosen"][0]
     for words in (b"other 0\n", b"word\n", b"x" * 5000 + b"\n"):

@@ -34,11 +34,13 @@ def collected(run: Callable[..., Result]) -> dict[str, bytes]:
     return {log.name: b"".join(part for _, part in log.parts) for log in collect(cast(Any, host), "lab")}
 
 
+# fault: run/logs.py: if (parse_time(line) or 0.0) >= since).encode() → if since >= 0).encode()
 def test_the_kernel_s_lines_of_before_are_left() -> None:
     parts = collected(lambda *_: Result(0, KERNEL, b""))
     assert parts["dmesg"] == KERNEL.splitlines(keepends=True)[1]
 
 
+# fault: run/logs.py: "LC_ALL=C TZ=UTC dmesg → "TZ=UTC dmesg
 def test_the_kernel_s_lines_of_a_host_in_german_are_read(tmp_path: Path) -> None:
     """dmesg prints days and months in the language of the host."""
     tool = tmp_path / "dmesg"

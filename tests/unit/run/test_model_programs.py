@@ -237,6 +237,7 @@ def test_weights_of_an_earlier_folder_of_a_name_are_found(tmp_path: Path) -> Non
     assert ask_program("model_cache", {**question, "kind": "hub"})[0]["stale"] == []
 
 
+# fault: remote/image/model_cache.py: and before.get(row["path"], blob) == blob →
 def test_a_folder_that_was_trained_again_is_pulled_again(tmp_path: Path) -> None:
     """Its weights have the sizes that they had before."""
     folder = tmp_path / "mine"
@@ -318,6 +319,7 @@ def test_a_link_into_the_cache_is_followed_and_any_other_is_not(tmp_path: Path) 
     assert [row["path"] for row in of_kind(rows, "file")] == ["config.json"]
 
 
+# fault: remote/image/model_cache.py: print_row({"left": str(path.relative_to(root)), "why": "link to a folder"}) → pass
 def test_what_of_a_folder_is_neither_a_file_nor_a_folder_is_listed_with_what_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     for name in ("real", ".hidden"):

@@ -29,6 +29,7 @@ def kernel(clock: int) -> float:
     return 100.0 if clock == stops_asleep else 3700.0
 
 
+# fault: clock.py: BOOT_CLOCK = time.CLOCK_BOOTTIME → BOOT_CLOCK = time.CLOCK_MONOTONIC
 def test_time_asleep_counts() -> None:
     clock = SystemClock(kernel)
     assert clock.monotonic() == 3700.0
@@ -70,6 +71,7 @@ def asked(ends: dict[str, str]) -> tuple[Runtime, list[str]]:
     return replace(SYSTEM, processes=ssh), questions
 
 
+# fault: run/connection.py: found.get(name) → None
 def test_ssh_is_asked_once_for_each_host() -> None:
     runtime, questions = asked({"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"})
     endpoints: dict[str, str] = {}
@@ -84,6 +86,7 @@ def test_ssh_is_asked_once_for_each_host() -> None:
     assert sorted(failures) == sorted(questions) == ["gpu1", "gpu2"]
 
 
+# fault: run/connection.py: _ensure_unique_hosts(inventory, found) →
 def test_no_verb_takes_one_machine_twice() -> None:
     runtime, _ = asked({"gpu1": "127.0.0.1", "gpu2": "127.0.0.1"})
     with pytest.raises(InventoryError, match=r"hosts\.gpu2: reaches 127\.0\.0\.1 port 1, as hosts\.gpu1"):

@@ -211,6 +211,7 @@ def test_a_node_without_the_driver_names_what_is_missing(monkeypatch: pytest.Mon
     assert (found.gpus, found.gpu_error) == ((), "libnvidia-ml.so.1: cannot open shared object file")
 
 
+# fault: remote/image/sample.py: if node["alive"] →
 def test_a_round_trip_is_read_from_the_kernel_without_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of connections that are there, over IPv4 and in IPv6's clothes, and to Ray's nodes alone."""
     assert program.round_trips(set()) == {}

@@ -52,10 +52,12 @@ def test_what_is_given_wins_over_what_was_kept(monkeypatch: pytest.MonkeyPatch, 
     assert found.ids["api-key"] == secret_id("lab", "api-key", "given")
 
 
+# fault: run/secrets.py: values: dict[str, str] = field(repr=False) → values: dict[str, str]
 def test_values_do_not_show() -> None:
     assert "hunter2" not in repr(Secrets({"api-key": "11"}, {"api-key": "hunter2"}))
 
 
+# fault: run/secrets.py: (self.values[name].encode(), 0o600) → (self.values[name].encode(), 0o644)
 def test_files_of_secrets_are_for_their_owner_alone() -> None:
     made = Secrets({"api-key": "11"}, {"api-key": "hunter2"})
     assert made.files({"api-key": "11"}) == {"api-key-11": (b"hunter2", 0o600)}

@@ -21,6 +21,7 @@ HOSTS = [
 ]
 
 
+# fault: vcluster_sandbox/folder.py: NoEncryption()).decode(), mode=0o600) → NoEncryption()).decode(), mode=0o644)
 def test_key_is_made_once_and_private(tmp_path: Path) -> None:
     public = files.ensure_key(tmp_path)
     assert public.startswith("ssh-ed25519 ")
@@ -43,6 +44,7 @@ def test_inventory_names_the_hosts(tmp_path: Path) -> None:
     assert content["environment"] == {"HF_HUB_OFFLINE": "1"}
 
 
+# fault: vcluster_sandbox/folder.py: if _hosts_in(inventory) != {host.name: host.address for host in hosts}: → if hosts:
 def test_inventory_is_kept_while_the_hosts_are_the_same(tmp_path: Path) -> None:
     inventory = files.write_files(tmp_path, HOSTS)
     changed = inventory.read_text() + "# mine\n"
@@ -56,6 +58,7 @@ def test_inventory_is_kept_while_the_hosts_are_the_same(tmp_path: Path) -> None:
     assert inventory.read_text() == files.inventory_text(HOSTS)
 
 
+# fault: vcluster_sandbox/folder.py: str(path).replace("%", "%%") → str(path)
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh client")
 def test_ssh_reads_what_was_written(tmp_path: Path) -> None:
     home = tmp_path / "a folder, 100%"

@@ -26,6 +26,7 @@ class Full(socket.socket):
         return super().accept()
 
 
+# fault: transport/forward.py: closing.poll(PAUSE_MS) →
 def test_a_process_without_a_free_file_descriptor_tries_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     full = Full()
     full.times = []

@@ -21,6 +21,7 @@ class Connection:
         pass
 
 
+# fault: transport/jumps.py: return clock.monotonic() - self._failed[key] > AGAIN_SECONDS → return False
 def test_a_jump_host_that_failed_is_tried_again_by_who_comes_later() -> None:
     """A network that was gone for a moment; the hosts of one burst share the failure."""
     jumps, clock, tries, network = Jumps(), Clock(), list[str](), False

@@ -114,6 +114,7 @@ def no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
 
 
+# fault: transport/__init__.py: if kind != "fabric": →
 @pytest.mark.usefixtures("no_ssh")
 def test_a_config_that_needs_no_ssh_is_read_without_it(tmp_path: Path) -> None:
     config = tmp_path / "config"
@@ -140,6 +141,7 @@ def test_what_only_ssh_can_read_is_reported_where_there_is_no_ssh(tmp_path: Path
     assert refused.value.hint == "install the OpenSSH client"
 
 
+# fault: transport/connect_errors.py: join([*at.options, at.destination] → quote(at.destination
 def test_commands_to_paste_ask_ssh_as_the_inventory_does(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.touch()

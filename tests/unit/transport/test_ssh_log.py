@@ -16,6 +16,7 @@ Connection to 10.0.0.7 closed.
 OFFERED = "debug1: Offering public key: /home/ada/.ssh/id_ed25519 ED25519 SHA256:abc explicit\n"
 
 
+# fault: transport/ssh_log.py: and not _STATISTICS.match(line) →
 def test_statistics_explain_nothing() -> None:
     assert ssh_log.words(STATISTICS + "Connection reset by 10.0.0.7 port 22\n") == [
         "Connection reset by 10.0.0.7 port 22"
@@ -23,6 +24,8 @@ def test_statistics_explain_nothing() -> None:
     assert ssh_log.let_in(STATISTICS)
 
 
+# fault: transport/ssh_log.py: failures → errors
+# fault: transport/ssh_log.py: if "with partial success" in text: → if "with partial failure" in text:
 @pytest.mark.parametrize(
     ("log", "why", "fix"),
     [

@@ -1,7 +1,9 @@
-"""Plants faults, one at a time, and shows that the tests named for each turn red: `make faults`.
+"""Plants faults, one at a time, and shows that the test below each turns red: `make faults`.
 
-All happens in a copy of this tree in a temporary folder; the tree itself is only read. First the tests run without
-any fault: what is red then shows nothing. The exit code is 1 where a fault is not caught or does not apply any more.
+A fault is a comment above a test, `# fault: FILE: BEFORE → AFTER`: a change of one place in the package by which this
+test must fail. All happens in a copy of this tree in a temporary folder; the tree itself is only read. First the tests
+run without any fault: what is red then shows nothing. The exit code is 1 where a fault is not caught or does not apply
+any more.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import argparse
 import importlib
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.util import cache_from_source
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,7 +27,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.planted import Fault, faults
 
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
 # Imported once, before each run forks: else most of a run's time would be theirs.
@@ -31,10 +34,47 @@ _SHARED = (
     *("cryptography.hazmat.primitives.asymmetric.ed25519", "docker", "hypothesis.strategies", "jsonschema", "paramiko"),
     *("pydantic", "requests", "rich.live", "rich.table", "ruamel.yaml", "typer"),
 )
-CAUGHT, NOT_CAUGHT, GONE, ENDED = "caught", "NOT caught", "does not apply any more", "pytest broke off"
+CAUGHT, NOT_CAUGHT, STALE, ENDED = "caught", "NOT caught", "does not apply any more", "pytest broke off"
 # A fault may make a test wait without end. Asserts as they are: pytest would rewrite what is imported above.
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "--timeout=120", "--assert=plain")
+_FAULT = re.compile(r"# fault: (?P<file>\S+): (?P<before>.+?) →(?: (?P<after>.+))?")
+_TEST = re.compile(r"(?:async )?def (?P<name>test_\w+)\(.*")
 _fork = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change that makes the package worse: `before` becomes `after` in one file, and `test` must fail."""
+
+    file: str
+    before: str
+    after: str
+    test: str
+
+    def path(self, root: Path) -> Path:
+        """Return the file to change, in this tree or in a copy of it; below vllm_cluster, or below the root."""
+        inside = root / "vllm_cluster" / self.file
+        return inside if inside.exists() else root / self.file
+
+    def applies(self, root: Path) -> bool:
+        """Return whether the text to change is there, once."""
+        return self.path(root).exists() and self.path(root).read_text().count(self.before) == 1
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.before} → {self.after}  ({self.test})"
+
+
+def faults() -> Iterator[Fault]:
+    """Yield each fault that a test has above it."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        above: list[re.Match[str]] = []
+        for line in path.read_text().splitlines():
+            if found := _FAULT.fullmatch(line):
+                above.append(found)
+            elif found := _TEST.fullmatch(line):
+                test = f"{path.relative_to(ROOT)}::{found['name']}"
+                yield from (Fault(one["file"], one["before"], one["after"] or "", test) for one in above)
+                above = []
 
 
 class Red:
@@ -93,40 +133,34 @@ def _run(copy: Path, tests: list[str], log: Path, answer: Connection) -> None:
 
 
 def plant(fault: Fault, copy: Path, log: Path) -> str:
-    """What became of one fault; the copy is whole again afterwards."""
-    if not fault.applies(copy):
-        return GONE
+    """Plant one fault and return what became of it; the copy is whole again afterwards."""
     path, whole = fault.path(copy), fault.path(copy).read_text()
     compiled = Path(cache_from_source(str(path)))
     try:
-        path.write_text(fault.changed(copy))
+        path.write_text(whole.replace(fault.before, fault.after))
         compiled.unlink(missing_ok=True)  # it is known by time and size, which may be those of the whole file
-        red = run(copy, fault.tests, log)
+        red = run(copy, [fault.test], log)
     finally:
         path.write_text(whole)
         compiled.unlink(missing_ok=True)
     if red is None:
         return ENDED
-    return CAUGHT if all(map(red.has, fault.tests)) else NOT_CAUGHT
-
-
-def chosen(names: Sequence[str], with_hosts: bool) -> list[Fault]:
-    """The faults of these names or rooms; all, where none is named."""
-    known = list(faults())
-    if unknown := set(names) - {word for fault in known for word in (fault.name, fault.room)}:
-        raise SystemExit(f"no fault and no room: {', '.join(sorted(unknown))}")
-    found = [fault for fault in known if not names or {fault.name, fault.room} & set(names)]
-    return [fault for fault in found if with_hosts or not fault.hosts]
+    return CAUGHT if red.has(fault.test) else NOT_CAUGHT
 
 
 def main() -> int:
     """Plant them, and sum up."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="faults or rooms; all, where none is named")
-    parser.add_argument("--hosts", action="store_true", help="also those whose tests need real hosts")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="parts of the paths of files or tests; default: all")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to leave what pytest printed of each")
     words = parser.parse_args()
-    planted = chosen(words.names, words.hosts)
+    chosen = [fault for fault in faults() if not words.parts or any(part in str(fault) for part in words.parts)]
+    outcomes = Counter({STALE: 0})
+    for fault in chosen:
+        if not fault.applies(ROOT):
+            outcomes[STALE] += 1
+            print(f"{STALE}: {fault}", flush=True)
+    planted = [fault for fault in chosen if fault.applies(ROOT)]
     for name in _SHARED:
         importlib.import_module(name)
     began = time.monotonic()
@@ -134,20 +168,19 @@ def main() -> int:
         copy, logs = Path(folder) / "tree", words.keep or Path(folder)
         logs.mkdir(exist_ok=True)
         shutil.copytree(ROOT, copy, ignore=NOT_COPIED)
-        every = dict.fromkeys(test for fault in planted for test in fault.tests)
+        every = dict.fromkeys(fault.test for fault in planted)
         before = run(copy, every, logs / "before.log")
         if before is None or before.tests:
             print("red without any fault:", *sorted(before.tests if before else [ENDED]), sep="\n  ")
             return 1
         print(f"{len(every)} tests are green without any fault, in {time.monotonic() - began:.0f} s", flush=True)
-        outcomes: Counter[str] = Counter()
-        for fault in planted:
-            outcome = plant(fault, copy, logs / f"{fault.name}.log")
+        for number, fault in enumerate(planted):
+            outcome = plant(fault, copy, logs / f"{number}.log")
             outcomes[outcome] += 1
-            print(f"{outcome:11} {fault.room:10} {fault.name}", flush=True)
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
-    print(f"{len(planted)} planted: {counts}, in {time.monotonic() - began:.0f} s")
-    return 0 if set(outcomes) <= {CAUGHT} else 1
+            print(f"{outcome}: {fault}", flush=True)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items() if count)
+    print(f"{len(chosen)} faults: {counts}, in {time.monotonic() - began:.0f} s")
+    return 0 if outcomes[CAUGHT] == len(chosen) else 1
 
 
 if __name__ == "__main__":
