@@ -36,7 +36,6 @@ E2E = (
     "image",
     "pull",
     "pull_local",
-    "pull_bucket",
 )
 REAL = (*(f"tests/e2e/test_{name}.py" for name in E2E), "tests/promises")
 MADE_UP = ("tests/sim", "tests/property", "tests/unit/cli", "tests/unit/docker")

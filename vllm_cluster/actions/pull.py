@@ -6,11 +6,9 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from vllm_cluster.actions.assess import require_name
 from vllm_cluster.actions.fit import hub_token
-from vllm_cluster.actions.pull_bucket import signed
 from vllm_cluster.actions.pull_folder import Feeding
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
@@ -28,7 +26,6 @@ from vllm_cluster.core.identity import Owner, cluster_id
 from vllm_cluster.core.pull import HERE, MAKER, PULLED, REPOSITORY, HubModel, PullPlan, has_weights, outside
 from vllm_cluster.errors import HostError, Interrupted, Locked, UsageError, VclusterError, combine
 from vllm_cluster.events import Emit, Event
-from vllm_cluster.hub.bucket import BucketFolder
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.laptop import expanded
 from vllm_cluster.run import weights
@@ -111,11 +108,11 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
         return True
     ensure_room(plan)
     ensure_ports(hosts, plan)
-    secret = _secret(hosts, plan, wanted)
+    token = hub_token(hosts.inventory) if plan.downloads and not plan.model.origin else None
     emit(Event("note", summary(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
     if not has_weights(plan.model.files):
         emit(Event("warning", f"{wanted.name} has no weights: vLLM cannot serve it"))
-    if not _start(hosts, plan, secret):
+    if not _start(hosts, plan, token):
         return False
     _finish(hosts, wanted, plan.chain, plan)
     return True
@@ -144,17 +141,8 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
     return _finish(hosts, wanted, tuple(there), None, compare=bool(wanted.source))
 
 
-def _secret(hosts: PullHosts, plan: PullPlan, wanted: WantedModel) -> str | None:
-    """What the host that downloads gets and no other: the token for the hub, or the addresses of a bucket's objects."""
-    if not plan.downloads:
-        return None
-    if isinstance(wanted.source, BucketFolder):
-        return signed(hosts, plan, wanted.source)
-    return hub_token(hosts.inventory) if not plan.model.origin else None
-
-
-def _start(hosts: PullHosts, plan: PullPlan, secret: str | None) -> bool:
-    """Create the containers and start them; False where another pull has one."""
+def _start(hosts: PullHosts, plan: PullPlan, token: str | None) -> bool:
+    """Create the containers and start them, the one that downloads with the token; False where another pull has one."""
     fleet, asked = hosts.fleet, list[str]()
     identity, key = fleet.runtime.token(ID_BYTES), fleet.runtime.token(KEY_BYTES)
     labels = _labels(hosts, plan)
@@ -169,7 +157,7 @@ def _start(hosts: PullHosts, plan: PullPlan, secret: str | None) -> bool:
 
         def begin(connection: HostConnection) -> None:
             document = plan.document(identity, key, connection.name)
-            given = secret if connection.name == plan.chain[0] else None
+            given = token if connection.name == plan.chain[0] else None
             weights.begin(connection, hosts.inventory.cluster, document, given)
 
         fleet.all(begin, plan.chain)
@@ -206,8 +194,7 @@ def _finish(
         return True
     feeding = None
     if plan and plan.model.origin == HERE and plan.downloads:
-        folder = wanted.source if isinstance(wanted.source, Path) else None
-        feeding = Feeding(hosts, plan.model, folder, plan.chain[0])
+        feeding = Feeding(hosts, plan.model, wanted.source, plan.chain[0])
     try:
         check = feeding.check if feeding else lambda: None
         takes_over = plan is None and wanted.sent_from_here

@@ -72,7 +72,7 @@ def find_folder(hosts: PullHosts, wanted: WantedModel, via: str) -> HubModel:
     Raises:
         PreflightFailed, UsageError: it is not a model.
     """
-    assert isinstance(wanted.source, Path)  # noqa: S101
+    assert wanted.source  # noqa: S101
     if not wanted.sent_from_here:
         return _on_host(hosts, wanted, str(wanted.source), via)
     show = _Shown(hosts, None)
@@ -140,7 +140,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
         _refuse_links(via, path, lost)
     _note_left_out(hosts, path, left)
     if not any(file.path == "config.json" for file in files):
-        refuse_no_model(f"{via}: pull", path, f"{via}:{path}", files)
+        _refuse_no_model(via, path, files)
     if (wrong := unfit_path(files)) is not None:
         raise PreflightFailed(f"{via}: pull: {path}: a file's name cannot be on every host: {wrong[:80]!a}")
     (chosen, others), files = choose(files), []
@@ -174,16 +174,12 @@ def _refuse_links(via: str, path: str, lost: Sequence[tuple[str, str]]) -> NoRet
     raise PreflightFailed(text, hint=f"{whole}\nvcluster pull {shlex.quote(f'{via}:{copy}')}")
 
 
-def refuse_no_model(step: str, path: str, source: str, files: Sequence[HubFile]) -> NoReturn:
-    """Refuse a folder without a config, with one below it that has one.
-
-    Raises:
-        PreflightFailed: always.
-    """
+def _refuse_no_model(via: str, path: str, files: Sequence[HubFile]) -> NoReturn:
+    """Refuse a folder without a config, with one below it that has one."""
     below = sorted(file.path.rpartition("/")[0] for file in files if file.path.endswith("/config.json"))
     inside = below[0] if below else "FOLDER"
-    text = f"{step}: {path} has no config.json: not a model"
-    raise PreflightFailed(text, hint=f"vcluster pull {shlex.quote(f'{source}/{inside}')}")
+    text = f"{via}: pull: {path} has no config.json: not a model"
+    raise PreflightFailed(text, hint=f"vcluster pull {shlex.quote(f'{via}:{path}/{inside}')}")
 
 
 class _Shown:

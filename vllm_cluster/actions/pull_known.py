@@ -8,14 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_cluster.actions.pull_bucket import find_objects
 from vllm_cluster.actions.pull_folder import find_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about
 from vllm_cluster.core.pull import HubFile, HubModel, place_of
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
-from vllm_cluster.hub.bucket import BucketFolder
 from vllm_cluster.laptop import expanded
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.model_cache import ask
@@ -43,8 +41,6 @@ def find_model(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool
         PreflightFailed: it cannot be had.
         Unreachable: the hub cannot be reached, and no host has it.
     """
-    if isinstance(wanted.source, BucketFolder):
-        return find_objects(hosts, wanted, wanted.source)
     if wanted.source:
         return find_folder(hosts, wanted, via)
     why: VclusterError

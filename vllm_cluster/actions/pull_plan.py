@@ -13,7 +13,6 @@ from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.core.pull import HERE, SPARE, Held, HubModel, PullPlan, choose, container_name, make, place_of, shared
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Event
-from vllm_cluster.hub.bucket import BucketFolder
 from vllm_cluster.laptop import THIS_MACHINE
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.hub_files import ask_hub, ask_hub_here
@@ -32,8 +31,8 @@ class WantedModel:
     revision: str = ""
     via: str = ""
     detach: bool = False
-    # A folder in place of the hub: of this machine, of the host `via`, or of a bucket.
-    source: Path | BucketFolder | None = None
+    # A folder in place of the hub: of this machine, or of the host `via`.
+    source: Path | None = None
     # This machine sends the files: of that folder, or what it downloads from the hub.
     sent_from_here: bool = False
 
@@ -189,8 +188,6 @@ def _brings(plan: PullPlan, missing: int) -> str:
     if plan.model.origin == HERE:
         what = f", which downloads it from {plan.model.endpoint}" if plan.model.endpoint else ""
         return f"gets {size(missing)} from this machine{what}"
-    if plan.model.origin and not plan.model.origin.startswith("/"):
-        return f"downloads {size(missing)} from {plan.model.origin}"
     if plan.model.origin:
         return f"copies {size(missing)} from {plan.model.origin}"
     if not plan.model.endpoint:  # a repair: each file is undamaged on some host

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL", help="ORG/NAME[@REVISION] of the hub, ./FOLDER here, HOST:/FOLDER, or s3://BUCKET/FOLDER."
-    ),
+    typer.Argument(metavar="MODEL", help="ORG/NAME[@REVISION] of the hub, ./FOLDER here, or HOST:/FOLDER."),
 ]
 Via = Annotated[
     str | None,
@@ -45,17 +43,16 @@ def _wanted(model: str, via: str, name: str, *, detach: bool, of_hosts: bool) ->
         UsageError: it cannot be named so, or brought so.
     """
     from vllm_cluster.actions.assess import LOCAL
-    from vllm_cluster.actions.pull_bucket import is_bucket, wanted_bucket
     from vllm_cluster.actions.pull_folder import is_folder, wanted_folder
     from vllm_cluster.actions.pull_plan import WantedModel
 
     asked, _, revision = model.partition("@")
     here = via == LOCAL
     host = "" if here else via
-    if is_bucket(model) and of_hosts:
-        raise UsageError(f"{model}: must be the model as the hosts have it", hint="vcluster models")
-    if is_bucket(model):
-        return wanted_bucket(model, name, host, detach=detach, here=here)
+    if model.startswith("s3://"):
+        folder = shlex.quote(f"./{name or model.rstrip('/').rpartition('/')[2] or 'FOLDER'}")
+        copy = f"aws s3 cp --recursive {shlex.quote(model)} {folder}\nvcluster pull {folder}"
+        raise UsageError(f"{model}: vcluster no longer reads buckets", hint=copy)
     if here and detach:
         raise UsageError(
             "--detach: this machine sends the files", hint=f"vcluster pull {shlex.quote(model)} --via local"

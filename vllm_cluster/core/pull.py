@@ -34,20 +34,19 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository; `blob` is its sha256 or its git blob id. An object of a bucket has an `etag` instead."""
+    """A file of a repository; `blob` is its sha256 or its git blob id."""
 
     path: str
     size: int
     blob: str
-    etag: str = ""
 
 
 @dataclass(frozen=True)
 class HubModel:
     """A repository of a hub at a commit; `rate` is in bytes a second where a download was tried, else 0.
 
-    A model ./NAME has no commit and no endpoint. `origin` is `HERE` where this machine sends the files, a folder of
-    the host that has them, or s3://BUCKET/FOLDER.
+    A model ./NAME has no commit and no endpoint. `origin` is `HERE` where this machine sends the files, or a folder
+    of the host that has them.
     """
 
     name: str

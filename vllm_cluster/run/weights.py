@@ -99,16 +99,16 @@ def create(
     return True
 
 
-def begin(connection: HostConnection, cluster: str, plan: Mapping[str, Any], secret: str | None) -> None:
-    """Write the plan beside the program, with the token or the addresses where it downloads, and start it.
+def begin(connection: HostConnection, cluster: str, plan: Mapping[str, Any], token: str | None) -> None:
+    """Write the plan beside the program, with the token where it downloads, and start it.
 
     Raises:
         HostError: Docker refuses.
     """
     files = {f"{FOLDER}/{path}": (content, 0o644) for path, content in program().items()}
     files[PLAN] = (json.dumps(plan).encode(), 0o600)
-    if secret:
-        files[TOKEN] = (secret.encode(), 0o600)
+    if token:
+        files[TOKEN] = (token.encode(), 0o600)
     connection.engine.put_files(container_name(cluster), "/", files)
     connection.engine.start(container_name(cluster))
 

@@ -138,10 +138,8 @@ def test_only_the_pull_that_is_meant_is_stopped(monkeypatch: pytest.MonkeyPatch,
     assert bool(removed) == stopped
 
 
-@pytest.mark.parametrize(("origin", "token"), [("", "hf_secret"), ("laptop", None), ("/data/mine", None)])
-def test_only_a_host_that_downloads_gets_the_token(
-    monkeypatch: pytest.MonkeyPatch, origin: str, token: str | None
-) -> None:
+@pytest.mark.parametrize("token", ["hf_secret", None])
+def test_only_the_first_host_gets_the_token(monkeypatch: pytest.MonkeyPatch, token: str | None) -> None:
     begun: dict[str, object] = {}
     connections = {name: SimpleNamespace(name=name) for name in INVENTORY.hosts}
 
@@ -151,12 +149,8 @@ def test_only_a_host_that_downloads_gets_the_token(
 
     fleet: Any = SimpleNamespace(connections=connections, runtime=SYSTEM, all=each)
     hosts = PullHosts(INVENTORY, fleet, dict(world.hosts(2)), lambda _: None)
-    monkeypatch.setattr(action, "hub_token", lambda _: "hf_secret")
     monkeypatch.setattr(weights, "create", lambda *_: True)
     monkeypatch.setattr(weights, "begin", lambda one, _cluster, _plan, given: begun.update({one.name: given}))
-    model = replace(MODEL, origin=origin)
-    plan = make(INVENTORY, model, "main", dict.fromkeys(INVENTORY.hosts, Held()), "gpu1")
-    assert action._start(hosts, plan, action._secret(hosts, plan, WantedModel("lab/model")))
+    plan = make(INVENTORY, MODEL, "main", dict.fromkeys(INVENTORY.hosts, Held()), "gpu1")
+    assert action._start(hosts, plan, token)
     assert begun == {"gpu1": token, "gpu2": None}
-    # What a host has already is sent from there, and nothing is downloaded.
-    assert action._secret(hosts, replace(plan, downloads=False), WantedModel("lab/model")) is None

@@ -60,3 +60,10 @@ def test_a_name_for_a_folder_that_is_written_as_a_repository_comes_with_the_fold
     with pytest.raises(SystemExit, match="2"):
         app(["pull", "my model", "--as", "mine"], standalone_mode=False)
     assert "fix: vcluster pull './my model' --as NAME" in capsys.readouterr().err
+
+
+def test_a_bucket_is_answered_with_the_copy_that_takes_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        app(["pull", "s3://lab/models/mine", "--as", "new"], standalone_mode=False)
+    shown = capsys.readouterr().err
+    assert "fix: aws s3 cp --recursive s3://lab/models/mine ./new\nfix: vcluster pull ./new\n" in shown

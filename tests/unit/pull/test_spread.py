@@ -259,7 +259,7 @@ def test_without_the_source_the_others_share_what_they_have(pull: Pull, monkeypa
     pull.same(plan, "h1", "h2")
 
 
-# fault: remote/pull/spread_arriving.py: self._hash.hexdigest() == self._store.blob(self.file) → self._hash
+# fault: remote/pull/spread_arriving.py: self._hash.hexdigest() == self.file.blob → self._hash
 def test_a_wrong_file_is_reported_and_comes_from_another_host(pull: Pull) -> None:
     files = random_files(pull.root / "h0", 3, MB)
     plan = pull.plan(3, files)

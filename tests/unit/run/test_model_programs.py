@@ -264,44 +264,6 @@ def test_a_folder_that_was_trained_again_is_pulled_again(tmp_path: Path) -> None
     assert look() == (1, 3, "")
 
 
-def test_objects_of_a_bucket_are_here_by_their_etags(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    (folder / ".vcluster").mkdir(parents=True)
-    whole, part = folder / "config.json", folder / ".model.safetensors.vcluster-partial"
-    whole.write_bytes(b"{}")
-    part.write_bytes(b"new")
-    when, blob = whole.stat().st_mtime_ns, hashlib.sha256(b"{}").hexdigest()
-    notes = {
-        "config.json": {"etag": '"1"', "sha256": blob, "mtime_ns": when},
-        "model.safetensors": {"etag": '"2"', "sha256": ""},
-    }
-    manifest = {"v": 1, "commit": "", "digest": "d", "files": [["config.json", 2, blob, when]]}
-    (folder / ".vcluster" / "etags.json").write_text(json.dumps({"v": 1, "files": notes}))
-    (folder / ".vcluster" / "manifest.json").write_text(json.dumps(manifest))
-    question = {"do": "look", "cache": str(tmp_path), "folder": "mine", "kind": "folder"}
-    files = [
-        {"path": "config.json", "size": 2, "blob": "", "etag": '"1"'},
-        {"path": "model.safetensors", "size": 10, "blob": "", "etag": '"2"'},
-    ]
-
-    def look() -> tuple[int, int, str]:
-        (row,) = ask_program("model_cache", {**question, "files": files})
-        return row["whole"], row["bytes"], row["digest"]
-
-    assert look() == (1, 5, "")
-    files[1]["etag"] = '"3"'
-    # What is here is a part of another object.
-    assert look() == (1, 2, "")
-    del files[1]
-    assert look() == (1, 2, "d")
-    files[0]["etag"] = '"4"'
-    assert look() == (0, 0, "")
-    files[0]["etag"] = '"1"'
-    whole.write_bytes(b"[]")
-    os.utime(whole, ns=(when + 1, when + 1))
-    assert look() == (0, 0, "")
-
-
 def test_a_link_into_the_cache_is_followed_and_any_other_is_not(tmp_path: Path) -> None:
     """Outside of both the program would read the files of its own container."""
     folder, cache = tmp_path / "mine", tmp_path / "cache"

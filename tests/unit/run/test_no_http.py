@@ -1,4 +1,4 @@
-"""A hub, a bucket or an API whose address has no scheme, or where another protocol answers: that is its reason."""
+"""A hub or an API whose address has no scheme, or where another protocol answers: that is its reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_cluster.remote.image import bench, probe_object
+from vllm_cluster.remote.image import bench
 from vllm_cluster.remote.node import model_files
 
 
@@ -46,12 +46,6 @@ def test_a_hub(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     found = model_files.look("org/open")
     assert found["where"] == "nowhere"
     assert f"{address} cannot be asked: " in found["problem"]
-
-
-def test_a_bucket(address: str) -> None:
-    found = probe_object.answer({"address": address, "etag": "1"})
-    assert found["status"] == 0
-    assert found["code"]
 
 
 def test_an_api(address: str) -> None:

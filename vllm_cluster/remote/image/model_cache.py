@@ -48,27 +48,7 @@ class ModelFolder:
         self.commit: str = (asked.get("commit") or self._commit(asked.get("revision") or "main")) if self.hub else ""
         self.files: list[dict[str, Any]] = asked.get("files") or []
         reference = str(asked.get("reference") or "") if self.hub else ""
-        self.etags = self._etags()
         self.named = not reference or self._commit(reference) == self.commit
-
-    def _etags(self) -> dict[str, dict[str, Any]]:
-        """What an earlier pull from a bucket has noted of the files."""
-        with suppress(OSError, ValueError, KeyError):
-            return dict(json.loads((self.root / MANIFESTS / "etags.json").read_text())["files"])
-        return {}
-
-    def known(self, row: dict[str, Any]) -> str:
-        """Return the hash of a file that is asked for; of an object of a bucket empty where it is not as it was."""
-        if not row.get("etag"):
-            return str(row["blob"])
-        note = self.etags.get(row["path"], {})
-        there = stat_of(self.place(row["path"])) == (row["size"], note.get("mtime_ns"))
-        return str(note.get("sha256", "")) if there and note.get("etag") == row["etag"] else ""
-
-    def arrived(self, row: dict[str, Any]) -> int:
-        """Return how many bytes of a file that is not whole are here; those of another object do not count."""
-        other = row.get("etag") and self.etags.get(row["path"], {}).get("etag") != row["etag"]
-        return 0 if other else max(0, min(stat_of(self.partial(row))[0], row["size"]))
 
     def _commit(self, revision: str) -> str:
         with suppress(OSError):
@@ -106,16 +86,16 @@ def look(model: ModelFolder) -> dict[str, Any]:
     """What is here of the files that are asked for, in bytes, and room on the disk."""
     manifest, changed = model.changed()
     before = {path: blob for path, _, blob, _ in manifest.get("files", ())}
-    known = {row["path"]: model.known(row) for row in model.files}
+    known = {row["path"]: row["blob"] for row in model.files}
     same = not model.files or model.hub or before == known
     whole, there = 0, 0
     for row in model.files:
         sizes = (stat_of(model.place(row["path"]))[0], stat_of(model.blob(row))[0])
         # A folder whose weights were trained again has files of the same sizes.
         blob = known[row["path"]]
-        complete = row["size"] in sizes and blob != "" and before.get(row["path"], blob) == blob
+        complete = row["size"] in sizes and before.get(row["path"], blob) == blob
         whole += complete
-        there += row["size"] if complete else model.arrived(row)
+        there += row["size"] if complete else max(0, min(stat_of(model.partial(row))[0], row["size"]))
     folder = next(one for one in (model.cache, *model.cache.parents) if one.exists())
     return {
         "whole": whole,

@@ -8,7 +8,6 @@ are complete, and also where it cannot continue: then its status has the reason.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -18,15 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.remote.pull.objects import Objects
 from vllm_cluster.remote.pull.origin import Copy, Fed, is_fed
-from vllm_cluster.remote.pull.plan import BUCKET, HERE, HostPlan, PullError, write_whole
+from vllm_cluster.remote.pull.plan import HERE, HostPlan, PullError, write_whole
 from vllm_cluster.remote.pull.spread import receive, serve
 from vllm_cluster.remote.pull.spread_parts import SpreadError, SpreadProgress
 from vllm_cluster.remote.pull.spread_receive import Receiver
 from vllm_cluster.remote.pull.store import Store
 
-# Its plan, its token or signed addresses, and its status: where any user of a container may write.
+# Its plan, its token, and its status: where any user of a container may write.
 FOLDER = Path(os.environ.get("VCLUSTER_PULL", "/tmp"))  # noqa: S108 - the container's own
 PLAN, TOKEN, STATUS = "vcluster-plan.json", "vcluster-token", "vcluster-status.json"
 BEAT_SECONDS = 1.0
@@ -103,10 +101,6 @@ class Pull:
 
             self.phase = "downloading"
             self.download = Download(self.plan, self.store, _token())
-            self.download.run()
-        elif self.plan.origin.startswith(BUCKET):
-            self.phase = "downloading"
-            self.download = Objects(self.plan, self.store, **json.loads(_token() or "{}"))
             self.download.run()
         elif self.plan.origin:
             sent = self.plan.origin == HERE

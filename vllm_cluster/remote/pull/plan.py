@@ -10,7 +10,6 @@ from typing import Any
 
 # They arrive from a laptop, through `feed.py`.
 HERE = "laptop"
-BUCKET = "s3://"
 
 
 class PullError(Exception):
@@ -28,15 +27,11 @@ class ChainHost:
 
 @dataclass(frozen=True)
 class PulledFile:
-    """A file to bring, below the snapshot; `blob` is its sha256 (64 digits) or its git blob id (40).
-
-    An object of a bucket has an `etag` instead, until its hash is learned with its bytes.
-    """
+    """A file to bring, below the snapshot; `blob` is its sha256 (64 digits) or its git blob id (40)."""
 
     path: str
     size: int
     blob: str
-    etag: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,8 +39,8 @@ class HostPlan:
     """What is pulled, and by which hosts, the source first. `folder` is below the cache; sizes are in bytes.
 
     `reference` is the branch or tag that points to the commit once all is there; empty where a commit was named.
-    `endpoint` is the hub from which the source downloads, `origin` what it has them from else: `HERE`, a folder of
-    this host, or s3://BUCKET/FOLDER; both are empty where it has all files.
+    `endpoint` is the hub from which the source downloads, `origin` what it has them from else: `HERE`, or a
+    folder of this host; both are empty where it has all files.
     """
 
     id: str

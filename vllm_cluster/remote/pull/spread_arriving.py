@@ -106,7 +106,7 @@ class Arriving:
         Raises:
             SpreadError: it is wrong again and again, or cannot be put in its place.
         """
-        if self._hash is None or self._hash.hexdigest() == self._store.blob(self.file):
+        if self._hash is None or self._hash.hexdigest() == self.file.blob:
             try:
                 for _, file in self._files:
                     self._store.finish(file)

@@ -167,24 +167,12 @@ class Receiver:
             # The sender waited in vain or the answer broke off: what is next is asked on a new connection.
             peer.close()
             return
-        if not self._learned(peer, arriving):
-            return
         wrong = arriving.finish()
         if wrong:
             self.error = wrong
         else:
             with self._lock:
                 self._left.remove(arriving)
-
-    def _learned(self, peer: Peer, arriving: Arriving) -> bool:
-        """Whether the hash of a file is known; of an object of a bucket it is once the sender has verified it."""
-        if not self._store.blob(arriving.file):
-            if not (blob := peer.blob(arriving.index)):
-                self.stop.wait(PAUSE_SECONDS)
-                return False
-            # It has a path of its own: the others of one content are those of a hub.
-            self._store.learn(arriving.file, blob)
-        return True
 
     def _get_elsewhere(self, arriving: Arriving) -> bool:
         """Fetch a file from a host that has it verified, rather not from where it came wrong.

@@ -117,10 +117,6 @@ class SpreadServer(ThreadingHTTPServer):
         store = self.store
         return {"files": [file.size + 1 if store.complete(file) else store.have(file) for file in self.plan.files]}
 
-    def hash_of(self, file: PulledFile) -> str:
-        """Return the hash of a file that is verified; empty until then."""
-        return self.store.blob(file) if self.store.complete(file) else ""
-
     def take_report(self, name: str, row: dict[str, Any]) -> dict[str, Any]:
         """Note a host's progress and answer whom it gets from, and whether all are complete."""
         assert self.chain is not None  # noqa: S101
@@ -155,13 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._allowed(b""):
             return
-        found = re.fullmatch(r"/[fb]/(\d{1,6})", self.path)
+        found = re.fullmatch(r"/f/(\d{1,6})", self.path)
         start = re.fullmatch(r"bytes=(\d{1,18})-", self.headers.get("Range", ""))
         files = self.server.plan.files
         if self.path == "/have":
             self._answer(200, json.dumps(self.server.state()).encode())
-        elif found and self.path.startswith("/b/") and int(found[1]) < len(files):
-            self._answer(200, json.dumps({"blob": self.server.hash_of(files[int(found[1])])}).encode())
         elif found and start and int(found[1]) < len(files) and int(start[1]) < files[int(found[1])].size:
             with self.server.turn(self.name) as free:
                 if free:

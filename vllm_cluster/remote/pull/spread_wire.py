@@ -1,8 +1,7 @@
 """Requests and answers between the hosts of a pull, each signed with the key of this pull.
 
 The signature covers who asks for what, and what is answered; the bytes of a file are covered by the file's own hash,
-which came over SSH, or for an object of a bucket in such an answer. Nothing is encrypted: `sendfile` would be lost, and
-the network is the cluster's own.
+which came over SSH. Nothing is encrypted: `sendfile` would be lost, and the network is the cluster's own.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import secrets
 import socket
 from collections.abc import Mapping
@@ -69,13 +67,6 @@ class Peer:
         found = self._ask("GET", "/have").get("files")
         if not (isinstance(found, list) and len(found) == self._files and all(isinstance(row, int) for row in found)):
             raise BadPeerError("a number for each file was expected")
-        return found
-
-    def blob(self, index: int) -> str:
-        """Return the hash of a file that the host has verified; empty until then."""
-        found = self._ask("GET", f"/b/{index}").get("blob")
-        if not (isinstance(found, str) and re.fullmatch(r"([0-9a-f]{64})?", found)):
-            raise BadPeerError("a hash was expected")
         return found
 
     def report(self, row: Mapping[str, Any]) -> dict[str, Any]:

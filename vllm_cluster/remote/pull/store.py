@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_cluster.remote.pull.learned import Learned
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError, write_whole
 from vllm_cluster.remote.pull.spread_parts import new_hash
 
@@ -28,7 +27,6 @@ class Store:
         self._plan = plan
         self.root = Path(plan.cache) / plan.folder
         self._hub = plan.kind == "hub"
-        self._learned = Learned(self.root / MANIFESTS / "etags.json")
 
     def claim(self) -> None:
         """Keep every other pull from writing here until this process ends, also one of another host or cluster.
@@ -80,8 +78,6 @@ class Store:
         if _size(partial) >= 0:
             with partial.open("rb+") as stream:
                 os.fsync(stream.fileno())
-            if file.etag:
-                self._learned.note(file, partial)
             partial.replace(blob)
         if self._hub:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -97,14 +93,9 @@ class Store:
 
         Such files are of another revision, of the hub's own tools, or were changed since.
         """
-        objects = [file for file in self._plan.files if file.etag]
-        if objects:
-            self._learned.begin(objects, self.root, [self.partial(file) for file in objects])
         known = {(path, size, blob): when for path, size, blob, when in self._manifest()}
         unknown = {}
         for file in self._plan.files:
-            if file.etag:
-                continue
             place = self._place(file)
             path = place if self.complete(file) else self._blob(file)
             if _size(path) < 0 or known.get((file.path, file.size, file.blob)) == path.stat().st_mtime_ns:
@@ -120,15 +111,6 @@ class Store:
             if self._hub and not self.complete(file) and _size(self._blob(file)) == file.size:
                 self.finish(file)
 
-    def blob(self, file: PulledFile) -> str:
-        """Return the hash that the file must have; empty where it is an object's that is not learned yet."""
-        return self._learned.blob(file) if file.etag else file.blob
-
-    def learn(self, file: PulledFile, blob: str) -> None:
-        """Keep the hash of an object."""
-        if file.etag:
-            self._learned.learn(file, blob)
-
     def _manifest(self) -> list[tuple[str, int, str, int]]:
         with suppress(OSError, ValueError, KeyError, TypeError):
             return [tuple(row) for row in json.loads(self._manifest_path().read_text())["files"]]
@@ -142,7 +124,7 @@ class Store:
         rows = []
         for file in self._plan.files:
             seen = self._place(file).stat()
-            rows.append([file.path, file.size, self.blob(file), seen.st_mtime_ns])
+            rows.append([file.path, file.size, file.blob, seen.st_mtime_ns])
         path = self._manifest_path()
         path.parent.mkdir(parents=True, exist_ok=True)
         named = {"model": self._plan.model, "commit": self._plan.commit}
@@ -156,7 +138,7 @@ class Store:
 
     def digest(self) -> str:
         """Return what hosts compare: a hash over name, size and content of every file."""
-        rows = sorted(f"{file.path}\0{file.size}\0{self.blob(file)}\n" for file in self._plan.files)
+        rows = sorted(f"{file.path}\0{file.size}\0{file.blob}\n" for file in self._plan.files)
         return hashlib.sha256("".join(rows).encode()).hexdigest()
 
     def _place(self, file: PulledFile) -> Path:
