@@ -50,6 +50,37 @@ def test_a_host_whose_image_changes_behind_the_plan_is_reported(number: int | No
     assert f"{make.IMAGE} is {there} here and {make.base_image().id[:19]} on the other hosts" in str(outcome.error)
 
 
+@pytest.mark.promise("P26")
+@pytest.mark.parametrize("on", [("gpu1",), ("gpu2",), ("gpu1", "gpu2")])
+@pytest.mark.parametrize("way", ["there", "pulled", "sent"])
+def test_hosts_that_keep_images_in_other_ways_run_one_image(on: tuple[str, ...], way: str) -> None:
+    """Where containerd keeps it, an image has another id: its layers are the same, and nothing is to do again."""
+    world = make.world((2, 2), present=False)
+    for host in on:
+        world.machines[host].containerd = True
+    for host in {"there": ("gpu1", "gpu2"), "pulled": (), "sent": ("gpu1",)}[way]:
+        world.machines[host].take_image(make.base_image()).tags.append(make.IMAGE)
+    world.private = way != "pulled"
+    with lab.inside(world):
+        done = lab.run(world, INVENTORY, lab.do_up)
+        assert done.error is None, done.story()
+        assert [event for event in done.events if event.data.get("code") == "image-differs"] == []
+        nodes = {machine.name: box for machine, box in world.nodes()}
+        ids = {name: box.labels["io.vcluster.base-image"] for name, box in nodes.items()}
+        for host, known in ids.items():
+            there = world.machines[host].images[known]
+            assert there.content == make.base_image().id
+            assert (there.id == there.content) == (host not in on)
+            assert make.IMAGE in there.tags
+        assert lab.run(world, INVENTORY, lab.do_plan).value.empty
+        again = lab.run(world, INVENTORY, lab.do_up)
+        assert again.error is None, again.story()
+        assert next(event.data["operations"] for event in again.events if event.kind == "result") == 0
+        # Where another host resolves the name from now on, its id for the image changes no node.
+        world.machines["gpu1"].images[ids["gpu1"]].tags.remove(make.IMAGE)
+        assert lab.run(world, INVENTORY, lab.do_plan).value.empty
+
+
 def test_every_host_with_another_image_is_named_at_once() -> None:
     world, inventory = make.world((2, 2, 2)), make.inventory(3)
     with lab.inside(world):

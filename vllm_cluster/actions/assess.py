@@ -21,6 +21,7 @@ from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.host_images import with_contents
 from vllm_cluster.run.members import membership
 from vllm_cluster.run.node_files import digest, node_files
 from vllm_cluster.run.observe import observe, usable
@@ -96,7 +97,7 @@ def facts_of(inventory: Inventory, fleet: Fleet, without: Collection[str] = ()) 
     hosts = [name for name in fleet.names if name not in without]
     facts = fleet.all(lambda connection: observe(inventory, connection), hosts)
     ensure_no_errors([finding for host in facts.values() if (finding := engine_problem(host))])
-    return facts
+    return with_contents(inventory, fleet, facts)
 
 
 def assess(

@@ -19,6 +19,7 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.allreduce import AllReduceReport, run_allreduce
 from vllm_cluster.run.connection import Fleet
+from vllm_cluster.run.host_images import with_contents
 from vllm_cluster.run.image_contents import look_inside
 from vllm_cluster.run.link_test import run_link_test
 from vllm_cluster.run.node_handle import NodeHandle
@@ -93,7 +94,7 @@ def look(state: CheckState) -> CheckState:
     state.emit(Event("phase", f"inspecting {count(len(there), 'host')}"))
     facts = state.fleet.all(lambda connection: observe(state.inventory, connection, deep=True), there)
     note_gpus(state.inventory, facts, state.emit)
-    return replace(state, facts=facts)
+    return replace(state, facts=with_contents(state.inventory, state.fleet, facts))
 
 
 def judge(state: CheckState) -> CheckState:

@@ -22,7 +22,8 @@ from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory import grammar
 from vllm_cluster.inventory.model import Host, HostSsh, Inventory
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.image_push import LOOPBACK, ImageSource, Stored, held, name_there, shared_with
+from vllm_cluster.run.host_images import OneImage, held, name_there, shared_with
+from vllm_cluster.run.image_push import LOOPBACK, ImageSource, Stored
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
 
@@ -120,7 +121,7 @@ class _Naming:
     def announce(self, connection: HostConnection, image: Content) -> None:
         """Warn where the name means another image; one of the cluster gets a name by which it can be removed."""
         before = held(connection, self.name) if self.name else None
-        if before is None or before.id == image.id or before.layers == image.layers:
+        if before is None or before.fingerprint == image.fingerprint:
             return
         host, cluster = connection.name, self.inventory.cluster
         kept, short = "", before.id.removeprefix("sha256:")[:12]
@@ -171,13 +172,17 @@ def _local(inventory: Inventory, fleet: Fleet, name: str) -> Stored | None:
 def _lacking(fleet: Fleet, found: Stored, wanted: Sequence[str], naming: _Naming) -> list[str]:
     """The hosts that do not have the image; one that has it under no or another name gets the name alone."""
 
+    image = OneImage(found.image.id, [found.connection])
+
     def has(connection: HostConnection) -> bool:
-        if held(connection, found.image.id) is None:
+        there = held(connection, naming.name) if naming.name else None
+        if there and there.fingerprint == found.image.fingerprint:
+            return True
+        if not (known := image.on(connection)):
             return False
-        there = held(connection, naming.name) if naming.name else found.image
-        if there is None or there.id != found.image.id:
+        if naming.name:
             naming.announce(connection, found.image)
-            name_there(connection, found.image.id, naming.name)
+            name_there(connection, known, naming.name)
             naming.emit(Event("done", f"has the image; {naming.name} now means it", connection.name))
         return True
 

@@ -34,6 +34,7 @@ from vllm_cluster.run.audit import record
 from vllm_cluster.run.barrier import hold
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.execute import PlanExecution
+from vllm_cluster.run.host_images import with_contents
 from vllm_cluster.run.image_supply import renew as renew_image
 from vllm_cluster.run.lease import in_order
 from vllm_cluster.run.link_test import run_link_test
@@ -168,7 +169,8 @@ def renew(state: UpState) -> UpState:
         return state
     inventory, head = state.inventory, state.fleet.connections[state.inventory.head_name]
     renew_image(head, inventory.image, state.emit, state.opened.enter_context(state.undo))
-    return replace(state, facts={**state.facts, head.name: look_at(inventory, head)})
+    facts = {**state.facts, head.name: look_at(inventory, head)}
+    return replace(state, facts=with_contents(inventory, state.fleet, facts))
 
 
 def check(state: UpState) -> UpState:

@@ -18,7 +18,7 @@ def one(inventory: Inventory, facts: Mapping[str, HostFacts]) -> Iterator[Findin
     image = resolve(inventory.image, hosts, inventory.cluster, facts)
     for name, host in facts.items():
         there = find_image(inventory.image, host.images)
-        if there and there.id != image.id:
+        if there and not image.means(there.id, host.images):
             text = f"{inventory.image} is {there.id[:19]} here and {image.id[:19]} on {image.source}"
             fix = f"vcluster up takes that of {image.source}, and leaves the name here: vcluster image push moves it"
             yield Finding("image-differs", name, text, fix, severity="warning")

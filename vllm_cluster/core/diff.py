@@ -103,8 +103,8 @@ def _reason(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> _Rea
     if change.fields:
         return _Reason(change.text, change.fields)
     made_from = container.labels.get(BASE_IMAGE)
-    if image.id and made_from not in (None, image.id):
-        moved = FieldChange("image id", str(made_from), image.id)
+    if image.id and made_from and not image.means(made_from, facts.images):
+        moved = FieldChange("image id", made_from, image.id)
         return _Reason(f"{spec.image} is another image now", (moved,))
     return _Reason()
 
@@ -112,11 +112,13 @@ def _reason(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> _Rea
 def _image(spec: ContainerSpec, facts: HostFacts, image: ResolvedImage) -> tuple[Operation, ...]:
     if not image.id:
         return (PrepareImage(spec.host, spec.image, spec.requirements, pull=True),)
-    if find_image(node_image_name(image.id, spec.requirements), facts.images):
+    found = image.on(facts.images)
+    base = found.id if found else image.id
+    if find_image(node_image_name(base, spec.requirements), facts.images):
         return ()
-    there = image.source == spec.host or any(one.id == image.id for one in facts.images)
+    there = found is not None or image.source == spec.host
     way = {} if there else {"digest": image.digest, "source": image.source}
-    return (PrepareImage(spec.host, spec.image, spec.requirements, pull=not there, base=image.id, **way),)
+    return (PrepareImage(spec.host, spec.image, spec.requirements, pull=not there, base=base, **way),)
 
 
 def _move(head: ContainerSpec, members: Membership | None) -> tuple[Operation, ...]:

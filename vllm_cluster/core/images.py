@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -19,13 +21,18 @@ _CLASSIC = frozenset({"overlay2", "fuse-overlayfs", "vfs", "btrfs", "zfs", "over
 
 @dataclass(frozen=True)
 class Content:
-    """What an image is: its id, its layers by digest, its processor and its size in bytes."""
+    """What an image is: its id on its host, its layers by digest, its processor and its size in bytes.
+
+    `fingerprint` is the same wherever it is: the id is the digest of its config in Docker's own store, and that of a
+    manifest in containerd's.
+    """
 
     id: str
     layers: tuple[str, ...]
     architecture: str
     size: int
     classic: bool
+    fingerprint: str
 
 
 def content(config: Mapping[str, Any]) -> Content:
@@ -33,7 +40,15 @@ def content(config: Mapping[str, Any]) -> Content:
     layers = (config.get("RootFS") or {}).get("Layers") or ()
     driver = (config.get("GraphDriver") or {}).get("Name")
     size, architecture = int(config.get("Size") or 0), str(config.get("Architecture") or "")
-    return Content(str(config["Id"]), tuple(map(str, layers)), architecture, size, driver in _CLASSIC)
+    digest = _fingerprint(layers, config.get("Config") or {})
+    return Content(str(config["Id"]), tuple(map(str, layers)), architecture, size, driver in _CLASSIC, digest)
+
+
+def _fingerprint(layers: Sequence[str], config: Mapping[str, Any]) -> str:
+    """The digest of what runs: the layers, and how a container of them starts; stores write what is unset in ways."""
+    lists = [list(config.get(key) or ()) for key in ("Env", "Entrypoint", "Cmd")]
+    folder, user = str(config.get("WorkingDir") or "/"), str(config.get("User") or "")
+    return hashlib.sha256(json.dumps([list(layers), *lists, folder, user]).encode()).hexdigest()
 
 
 def shared_layers(image: Content, others: Iterable[Content]) -> int:

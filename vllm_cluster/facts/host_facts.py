@@ -142,7 +142,11 @@ class Container:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of a host with the names and digests it answers to; its size, and when it was made (Unix)."""
+    """An image of a host with the names and digests it answers to; its size, and when it was made (Unix).
+
+    `content` is the same wherever the image is, while its id depends on how the host's Docker keeps it; asked for
+    where hosts know the images in question by several ids.
+    """
 
     id: str
     tags: tuple[str, ...]
@@ -150,6 +154,7 @@ class Image:
     labels: Mapping[str, str]
     size_bytes: int = 0
     created: int = 0
+    content: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from vllm_cluster.core.spec import BASE_IMAGE, node_name
 from vllm_cluster.errors import CommandFailed, HostError, NodesNotJoined, Unreachable, combine
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.host_images import OneImage, held
 from vllm_cluster.run.node_handle import NodeHandle, NodeState
 
 POLL = 0.2
@@ -44,17 +45,21 @@ def hold(
 def _ensure_same_image(image: str, wanted: str, plan: Plan, fleet: Fleet) -> None:
     """Each node is made from this image, or will be: by its node image, as the name may mean another one there."""
     new = {one.host: one.spec.requirements for one in plan.operations() if isinstance(one, CreateNode)}
+    one_image = OneImage(wanted, fleet.connections.values())
 
-    def made_from(connection: HostConnection) -> str | None:
+    def other(connection: HostConnection) -> str | None:
+        """The id of another image; None where it is the same."""
         if connection.name not in new:
             node = NodeHandle(connection, plan.cluster).container()
-            return node["Config"]["Labels"].get(BASE_IMAGE) if node else None
-        if connection.engine.image_info(node_image_name(wanted, new[connection.name])):
-            return wanted
-        config = connection.engine.image_info(image)
-        return str(config["Id"]) if config else ""
+            made_from = node["Config"]["Labels"].get(BASE_IMAGE) if node else None
+            return made_from if made_from and not one_image.is_it(connection, made_from) else None
+        base = one_image.on(connection) or wanted
+        if connection.engine.image_info(node_image_name(base, new[connection.name])):
+            return None
+        there = held(connection, image)
+        return None if there and one_image.is_it(connection, there.id) else there.id if there else ""
 
-    odd = {host: found for host, found in fleet.all(made_from).items() if found is not None and found != wanted}
+    odd = {host: found for host, found in fleet.all(other).items() if found is not None}
     if odd:
         hint, texts = "vcluster image push\nvcluster up", {host: found[:19] or "gone" for host, found in odd.items()}
         raise combine(

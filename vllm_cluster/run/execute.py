@@ -108,7 +108,7 @@ class PlanExecution:
             case SecretsWritten():
                 self._write_secrets()
             case SameImage(image):
-                hold(SameImage(image, self._images.id_for(image)), self.plan, self.fleet, self.emit)
+                hold(SameImage(image, self._images.image_for(image).id), self.plan, self.fleet, self.emit)
             case _:
                 hold(barrier, self.plan, self.fleet, self.emit, self._former)
 
@@ -180,7 +180,7 @@ class PlanExecution:
     def _move_head(self, connection: HostConnection, operation: MoveHead) -> None:
         created = (op for op in self.plan.operations() if isinstance(op, CreateNode))
         spec = next(op.spec for op in created if op.host == operation.host)
-        _, image = self._names(spec)
+        _, image = self._names(connection, spec)
         move_head(self.fleet.connections[operation.source].engine, connection.engine, spec, image, operation)
 
     def _prepare_image(self, connection: HostConnection, operation: PrepareImage) -> None:
@@ -237,7 +237,7 @@ class PlanExecution:
         def write(connection: HostConnection) -> None:
             self.lease.check()
             spec = specs[connection.name]
-            self._provide(connection.engine, spec, self._names(spec)[1])
+            self._provide(connection.engine, spec, self._names(connection, spec)[1])
 
         _, failures = self.fleet.each(write, specs)
         if failures:
@@ -249,7 +249,7 @@ class PlanExecution:
 
     def _create(self, connection: HostConnection, spec: ContainerSpec) -> None:
         engine = connection.engine
-        base, image = self._names(spec)
+        base, image = self._names(connection, spec)
         engine.volumes.create(spec.state_volume, owner_of(spec).labels)
         if engine.host not in self._doors:
             self._provide(engine, spec, image)
@@ -276,9 +276,9 @@ class PlanExecution:
             text = f"cannot give its state to {spec.user}: {ended.text[-300:]}"
             raise CommandFailed(connection.name, text, exit_code=ended.code, stderr=ended.text)
 
-    def _names(self, spec: ContainerSpec) -> tuple[str, str]:
-        """The id of the image that the inventory names, and the name of the one that nodes run."""
-        base = self._images.id_for(spec.image)
+    def _names(self, connection: HostConnection, spec: ContainerSpec) -> tuple[str, str]:
+        """The id on a host of the image that the inventory names, and the name of the one that its node runs."""
+        base = self._images.id_on(connection, spec.image)
         return base, node_image_name(base, spec.requirements)
 
     def _create_or_adopt(self, engine: DockerApi, spec: ContainerSpec, body: Mapping[str, object]) -> str:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_cluster.core.identity import Owner
-from vllm_cluster.core.images import Content, content, repository_and_tag, shared_layers
+from vllm_cluster.core.images import Content
 from vllm_cluster.core.spec import Mount
 from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import ConnectionLost, HostError, PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import HostConnection
+from vllm_cluster.run.host_images import held, name_there
 from vllm_cluster.run.program import OnHost, RemoteProgram, RunningProgram, python, start
 from vllm_cluster.text import size
 
@@ -45,20 +46,6 @@ IFS= read -r line
 exec 3<>"/dev/tcp/$1/$2" || exit 97
 printf '%s\\n' "$line" >&3
 cat <&3 | docker load"""
-
-
-def held(connection: HostConnection, reference: str) -> Content | None:
-    """The image that a host has by that name or id."""
-    config = connection.engine.image_info(reference)
-    return content(config) if config else None
-
-
-def shared_with(connection: HostConnection, image: Content) -> int:
-    """How many of the image's layers a host has, from the lowest."""
-    engine = connection.engine
-    # By id: names may come and go meanwhile.
-    others = (content(config) for one in engine.images() if (config := engine.image_info(one.id)))
-    return shared_layers(image, others)
 
 
 @dataclass(frozen=True)
@@ -253,9 +240,3 @@ def _received(host: str, count: int, *, done: bool = False) -> Event:
     # Of 9.8 GB Docker took 44 s for what had been sent in 12.
     text = f"has all {size(count)}: its Docker unpacks it" if done else f"received {size(count)} of the image"
     return Event("progress", text, host, {"bytes": count})
-
-
-def name_there(connection: HostConnection, image_id: str, name: str) -> None:
-    """Let a name mean this image on a host; one that is an id or a digest is none to give."""
-    if name and "@" not in name and not name.startswith("sha256:"):
-        connection.engine.tag(image_id, *repository_and_tag(name))

@@ -14,7 +14,8 @@ from vllm_cluster.core.plan import Plan, PrepareImage, SameImage
 from vllm_cluster.errors import CommandFailed, HostError, VclusterError
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.run.connection import Fleet, HostConnection
-from vllm_cluster.run.image_push import ImageSource, Stored, held, name_there, shared_with
+from vllm_cluster.run.host_images import OneImage, held, name_there, shared_with
+from vllm_cluster.run.image_push import ImageSource, Stored
 from vllm_cluster.run.pull import pull
 
 # 20 GB at 25 Mbit/s.
@@ -48,7 +49,7 @@ def renew(connection: HostConnection, image: str, emit: Emit, undo: ExitStack) -
     after = held(connection, image)
     if after is None:
         raise CommandFailed(connection.name, f"{image} was pulled and is not there", exit_code=1, stderr="")
-    same = before is not None and before.id == after.id
+    same = before is not None and before.fingerprint == after.fingerprint
     was = "unchanged" if same else f"{after.id[:19]} now" + (f", {before.id[:19]} before" if before else "")
     emit(Event("note", f"{image} is {was}"))
 
@@ -70,43 +71,58 @@ class ImageSupply:
     _opened: ExitStack = field(default_factory=ExitStack)
     _sources: dict[tuple[str, str], ImageSource] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _id: str = ""
+    _image: OneImage | None = None
+    _ids: dict[str, str] = field(default_factory=dict)
 
     def close(self) -> None:
         """End what sends."""
         self._sources.clear()
         self._opened.close()
 
-    def id_for(self, image: str) -> str:
-        """The id that every node is made from: the plan's, else what the head has now that the images are there.
+    def image_for(self, image: str) -> OneImage:
+        """What every node is made from: the plan's image, else what the head has now that the images are there.
 
         Raises:
             CommandFailed: the head has it no more.
         """
-        if not self._id:
+        if self._image is None:
             barriers = (barrier for stage in self.plan.stages for barrier in stage.barriers)
-            self._id = next((one.base for one in barriers if isinstance(one, SameImage)), "")
-        if not self._id:
-            there = held(self.fleet.connections[self.plan.head], image)
-            if there is None:
-                raise CommandFailed(self.plan.head, f"{image} is gone", exit_code=1, stderr="", hint="vcluster up")
-            self._id = there.id
-        return self._id
+            known = next((one.base for one in barriers if isinstance(one, SameImage)), "")
+            if not known:
+                there = held(self.fleet.connections[self.plan.head], image)
+                if there is None:
+                    raise CommandFailed(self.plan.head, f"{image} is gone", exit_code=1, stderr="", hint="vcluster up")
+                known = there.id
+            self._image = OneImage(known, self.fleet.connections.values())
+        return self._image
+
+    def id_on(self, connection: HostConnection, image: str) -> str:
+        """The id there of what every node is made from; the common one where only what was made from it is left."""
+        if connection.name not in self._ids:
+            one = self.image_for(image)
+            self._ids[connection.name] = one.on(connection) or one.id
+        return self._ids[connection.name]
 
     def bring(self, connection: HostConnection, operation: PrepareImage) -> str:
-        """Have the image of an operation on a host, and return its id.
+        """Have the image of an operation on a host, and return its id there.
 
         Raises:
             HostError: neither a registry nor another host gave it.
         """
-        found = held(connection, operation.base or operation.image)
-        if found is None:
+        found = self._there(connection, operation)
+        if not found:
             self._fetch(connection, operation)
-            found = held(connection, operation.base or operation.image)
-        if found is None:
+            found = self._there(connection, operation)
+        if not found:
             text = f"{operation.image} was pulled and is not there"
             raise CommandFailed(connection.name, text, exit_code=1, stderr="")
-        return found.id
+        return found
+
+    def _there(self, connection: HostConnection, operation: PrepareImage) -> str:
+        if operation.base:
+            return OneImage(operation.base, self.fleet.connections.values()).on(connection)
+        found = held(connection, operation.image)
+        return found.id if found else ""
 
     def _fetch(self, connection: HostConnection, operation: PrepareImage) -> None:
         if operation.source and not operation.digest:
@@ -156,10 +172,14 @@ class ImageSupply:
         """What is left to do where each host pulled a tag that moved meanwhile: the image of the head."""
         if not operations or any(one.base for one in operations):
             return []
-        image, head = operations[0].image, self.fleet.connections[self.plan.head]
-        wanted = self.id_for(image)
-        config = head.engine.image_info(wanted) or {}
+        image, connections = operations[0].image, self.fleet.connections
+        wanted = self.image_for(image)
+        config = connections[self.plan.head].engine.image_info(wanted.id) or {}
         digest = digest_of(image, config.get("RepoDigests", ()))
         found = self.fleet.all(lambda connection: held(connection, image), {one.host for one in operations})
-        odd = [one for one in operations if (there := found[one.host]) and there.id != wanted]
-        return [replace(one, base=wanted, digest=digest, source=self.plan.head) for one in odd]
+        others = [host for host, had in found.items() if had and not wanted.is_it(connections[host], had.id)]
+        return [
+            replace(one, base=wanted.id, digest=digest, source=self.plan.head)
+            for one in operations
+            if one.host in others
+        ]

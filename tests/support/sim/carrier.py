@@ -11,7 +11,7 @@ from tests.support.sim import programs
 from tests.support.sim.engine import Answer, FakeEngine, Refused, Request, fetch, reply
 from tests.support.sim.facts import sections
 from tests.support.sim.faults import Fault, Killed, StillWaiting
-from tests.support.sim.world import Lock, Picture, World
+from tests.support.sim.world import Lock, World
 from vllm_cluster.clock import Deadline
 from vllm_cluster.errors import ConnectionLost, TimedOut, Unreachable
 from vllm_cluster.run import image_push
@@ -316,9 +316,8 @@ class _ReceiveStream(_Stream):
         self.ended = True
         if self._fault is None or self._fault.happens:
             sent = self._picture
-            there = Picture(sent.id, [], dict(sent.have), dict(sent.labels))
-            self.transport.machine.images.setdefault(sent.id, there)
-            self.out += f"Loaded image ID: {sent.id}\n".encode()
+            there = self.transport.machine.take_image(sent)
+            self.out += f"Loaded image ID: {there.id}\n".encode()
 
     def exit_code(self) -> int | None:
         """docker load fails where the archive ends too early."""
@@ -353,9 +352,8 @@ class _LoadStream(_Stream):
         self.ended, name = True, self._taken.decode()
         if self._fault is None or self._fault.happens:
             sent = next(machine.images[name] for machine in self.world.machines.values() if name in machine.images)
-            there = Picture(sent.id, [], dict(sent.have), dict(sent.labels))
-            self.transport.machine.images.setdefault(sent.id, there)
-            self.out += f"Loaded image ID: {sent.id}\n".encode()
+            there = self.transport.machine.take_image(sent)
+            self.out += f"Loaded image ID: {there.id}\n".encode()
 
     def exit_code(self) -> int | None:
         """It fails where the archive ends too early."""

@@ -307,7 +307,7 @@ def _images(engine: FakeEngine, _: Request, __: str) -> Answer:
 @route("GET", "/images/*/json")
 def _image(engine: FakeEngine, _: Request, reference: str) -> Answer:
     picture = engine.picture(reference)
-    layers = {"Type": "layers", "Layers": [picture.id]}
+    layers = {"Type": "layers", "Layers": [picture.content or picture.id]}
     return reply({"Id": picture.id, "RepoTags": picture.tags, "RootFS": layers, "Config": {"Labels": picture.labels}})
 
 
@@ -333,8 +333,7 @@ def fetch(world: World, machine: Machine, name: str, *, logged_in: bool) -> None
         raise Refused(404, text)
     for picture in machine.images.values():
         picture.tags = [tag for tag in picture.tags if tag != name]
-    there = machine.images.setdefault(found.id, Picture(found.id, [], dict(found.have), dict(found.labels)))
-    there.tags.append(name)
+    machine.take_image(found).tags.append(name)
 
 
 @route("POST", "/images/*/tag")

@@ -43,7 +43,7 @@ def world(gpus: Sequence[int] = (2, 2), *, have: dict[str, str] | None = None, p
     ]
     made = World(machines, {IMAGE: image})
     for machine in machines if present else ():
-        machine.images[image.id] = Picture(image.id, [IMAGE], dict(image.have))
+        machine.take_image(image).tags.append(IMAGE)
     return made
 
 

@@ -41,12 +41,13 @@ class Volume:
 
 @dataclass
 class Picture:
-    """An image: its names, and the distributions that its Python has."""
+    """An image: its names, and the distributions that its Python has; one of a content may have several ids."""
 
     id: str
     tags: list[str]
     have: dict[str, str]
     labels: dict[str, str] = field(default_factory=dict)
+    content: str = ""
 
 
 @dataclass
@@ -144,6 +145,14 @@ class Machine:
     ray_ends: str = ""  # with these last words, again and again
     late: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
     models: dict[str, int] = field(default_factory=dict)  # bytes by folder below the cache
+    containerd: bool = False  # keeps its images there
+
+    def take_image(self, found: Picture) -> Picture:
+        """Keep an image that comes from elsewhere, under no name; its id is of this kind of store."""
+        content = found.content or found.id
+        known = f"sha256:{identity('manifest', self.name, content)}" if self.containerd else content
+        kept = Picture(known, [], dict(found.have), dict(found.labels), content)
+        return self.images.setdefault(known, kept)
 
     def free(self, *, kill: bool = True) -> None:
         """Give the lease up; what was opened under it is ended first, unless its holder reported that it is done."""
