@@ -7,6 +7,7 @@ with the length of the text alone: runs are possessive and start only where the 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import shlex
@@ -253,3 +254,12 @@ def _forms(secret: str) -> Iterator[str]:
             middle = whole[-(-before * 8 // 6) : len(whole) - (1 if (before + len(raw)) % 3 else 0)]
             if len(middle) >= MIN_SECRET:
                 yield middle
+
+
+def last_value(words: Sequence[str], option: str) -> str | None:
+    """The value of an option among the words of a command line, the last of several; None where none gives it."""
+    found = None
+    for word, following in itertools.pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        found = (value if equals else following) if name == option else found
+    return found

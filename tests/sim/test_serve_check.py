@@ -113,3 +113,44 @@ def test_every_host_that_is_lost_while_it_is_asked_is_named() -> None:
         error = lab.run(world, inventory, lab.do_serve, lost).error
     assert isinstance(error, FleetError)
     assert list(error.failures) == ["gpu2", "gpu3"]
+
+
+def warnings(outcome: Outcome) -> list[str]:
+    """The warnings of GPUs that others use."""
+    return [f"{e.host}: {e.text}" for e in outcome.events if e.kind == "warning" and e.data.get("code") == "gpu-busy"]
+
+
+def test_a_model_that_cannot_fit_beside_another_program_is_refused(world: World) -> None:
+    """vLLM would end at once, after the model that is served was stopped for it."""
+    world.answers = {name: {"files": GOOD, "vllm": {"flags": "accepted"}} for name in ("gpu1", "gpu2")}
+    world.machines["gpu2"].gpu_users[1] = (61_440, "0::/user.slice")
+    outcome, questions = ask(world)
+    assert isinstance(outcome.error, PreflightFailed), outcome.story()
+    assert (questions, outcome.script.changing) == ([], [])
+    expected = "gpu2: org/other does not fit: vLLM takes 129.2 GiB of a GPU (--gpu-memory-utilization 0.92), and GPU 1 "
+    assert outcome.error.message == f"{expected}has 80.4 GiB beside python3 (pid 4243, user anna)"
+    look = "on gpu2: ps -o pid,user,lstart,args -p 4243, then end it"
+    assert outcome.error.hint == f"{look}\nor vcluster serve org/other -- --gpu-memory-utilization 0.56"
+    status = lab.run(world, INVENTORY, lab.do_status).value
+    assert (status.head.serve.name, status.head.serve.phase) == ("org/model", "ready")
+
+
+def test_a_model_that_fits_beside_another_program_is_served_with_a_warning(world: World) -> None:
+    world.answers = {name: {"files": GOOD, "vllm": {"flags": "accepted"}} for name in ("gpu1", "gpu2")}
+    world.machines["gpu2"].gpu_users[1] = (61_440, "0::/user.slice")
+    for extra in (["--gpu-memory-utilization", "0.56"], ["--gpu-memory-utilization=0.3"]):
+        outcome, _ = ask(world, *extra)
+        assert outcome.error is None, outcome.story()
+        assert [text.partition(";")[0] for text in warnings(outcome)] == [
+            "gpu2: used by others: GPU 1: 60.0 of 140.4 GiB by python3 (pid 4243, user anna)"
+        ]
+
+
+# fault: core/gpus.py: left_out = {*own, None} if runs else own → left_out = {None}
+def test_what_the_cluster_s_own_node_holds_refuses_nothing(world: World) -> None:
+    world.answers = {name: {"files": GOOD, "vllm": {"flags": "accepted"}} for name in ("gpu1", "gpu2")}
+    node = world.machines["gpu2"].box("vcluster-lab")
+    assert node is not None
+    world.machines["gpu2"].gpu_users[1] = (130_000, f"0::/system.slice/docker-{node.id}.scope")
+    outcome, _ = ask(world)
+    assert (outcome.error, warnings(outcome)) == (None, [])

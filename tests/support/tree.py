@@ -24,8 +24,6 @@ UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in (1, 2)
 CONTAINER = "c0ffee" + "0" * 58
 # Everything that a bare host has: busybox' tools.
 BARE = ["sh", "cat", "uname", "date", "awk", "head", "tail", "sed", "sort", "grep", "tr", "ls", "df", "dirname", "id"]
-PROCESS = """<process_info><gpu_instance_id>N/A</gpu_instance_id><pid>4242</pid><type>C</type>
-<process_name>VLLM::Worker_TP0</process_name><used_memory>120000 MiB</used_memory></process_info>"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def full(root: Path) -> Machine:
     nics = [_nic("lo", "127.0.0.1", 8, 65536), _nic("eth0", "10.0.0.1", 24, 9000), _nic("wg0", "100.64.0.1", 10, 1420)]
     nics[2]["linkinfo"] = {"info_kind": "wireguard"}
     machine.file("/nics.json", json.dumps(nics))
-    machine.file("/smi.xml", SMI.replace("<processes>", f"<processes>{PROCESS}", 1))
+    machine.file("/smi.xml", SMI)
     machine.file("/sys/class/net/eth0/speed", "100000\n")
     for name, script in _TOOLS.items():
         machine.tool(name, script.replace("ROOT", str(root)))
@@ -164,12 +162,14 @@ _TOOLS = {
 *) echo '10.0.0.2 via 10.0.0.254 dev eth0 src 10.0.0.1' ;;
 esac""",
     "nvidia-smi": rf"""case "$*" in
+*compute-apps*) printf '{UUIDS[0]}, 4242, 120000, VLLM::Worker_TP0\n' ;;
 *query*) printf '0, {UUIDS[0]}, NVIDIA H200, 143771, 120003, 580.159.04, Disabled, 0, 00000000:01:00.0\n'
   printf '1, {UUIDS[1]}, NVIDIA H200, 143771, 0, 580.159.04, Enabled, 3, 00000000:02:00.0\n' ;;
 *nvlink*) printf 'GPU 0: NVIDIA H200 (UUID: x)\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\n'
   printf 'GPU 1: NVIDIA H200 (UUID: y)\n\t Link 0: 26.562 GB/s\n' ;;
 *) cat ROOT/smi.xml ;;
 esac""",
+    "stat": "echo anna 1000",
     "nvidia-ctk": "echo 'NVIDIA Container Toolkit CLI version 1.17.4'",
     "nvidia-container-runtime-hook": "exit 1",
     "dmesg": "echo 'other'; echo '[ 1.0] NVRM: Xid (PCI:0000:06:00): 79, pid=1, GPU has fallen off the bus.'",

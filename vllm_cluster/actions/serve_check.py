@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vllm_cluster.actions.fit import gpu_memory
 from vllm_cluster.backends import vllm
+from vllm_cluster.checks.gpus import find_out, holders
 from vllm_cluster.core import loading
 from vllm_cluster.core.desired import hcas
+from vllm_cluster.core.gpus import held_by_others, of_node
 from vllm_cluster.core.pull import REPOSITORY
 from vllm_cluster.core.spec import node_name
 from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.facts.host_facts import HostFacts
+from vllm_cluster.fit.beside import Beside
 from vllm_cluster.fit.layouts import GpuPool
 from vllm_cluster.fit.request import Asked, Files, Judged, fewer, problems, to_download
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.ask_nodes import VLLM_SECONDS, ask_nodes
 from vllm_cluster.run.connection import Fleet
-from vllm_cluster.text import by_hosts
+from vllm_cluster.text import by_hosts, last_value
 
 # What may name another repository, which is then read from the hub, or another place of the files.
 _FETCHES = frozenset(
@@ -69,14 +71,15 @@ def check_request(
         "revision": revision(extra),
         "argv": argv[1:],
         "env": wanted["env"],
-        "ask": (*vllm.ASKED, *sorted(loading.OPTIONS)),
+        "ask": (*vllm.ASKED, "gpu_memory_utilization", *sorted(loading.OPTIONS)),
         "own": len(argv) - 3 - len(extra),
         "seconds": VLLM_SECONDS,
     }
     files, judged = ask_nodes(fleet, inventory, question, [name for name in inventory.hosts if name in (head, *ranks)])
     tp, pp = (int(next(word for word in argv if word.startswith(name)).partition("=")[2]) for name in vllm.SIZES)
     gpus, node = _gpus(inventory, facts, ranks), node_name(inventory.cluster)
-    asked = Asked(wanted["model"], tp, pp, argv, extra, gpus, node, tuple(ranks))
+    beside = {name: _beside(inventory, facts[name], number) for name, number in ranks.items()}
+    asked = Asked(wanted["model"], tp, pp, argv, extra, gpus, node, tuple(ranks), beside)
     lacking = _lacking(wanted["model"], files, files[head].weights, extra, pull=pull)
     judged_files = {name: Files("unknown") if pull and name in lacking else one for name, one in files.items()}
     found = list(problems(asked, head, judged_files, judged))
@@ -137,11 +140,8 @@ def _loading(files: Mapping[str, Files], size: int | None, judged: Judged, emit:
 
 def revision(extra: Sequence[str]) -> str:
     """The revision as a word gives it, the last of several; only the head's vLLM also reads the file of --config."""
-    found = "main"
-    for word, following in itertools.pairwise([*extra, ""]):
-        name, equals, value = word.partition("=")
-        found = (value if equals else following) if name == "--revision" else found
-    return found
+    found = last_value(extra, "--revision")
+    return "main" if found is None else found
 
 
 def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], ranks: Mapping[str, int]) -> GpuPool | None:
@@ -157,6 +157,27 @@ def _gpus(inventory: Inventory, facts: Mapping[str, HostFacts], ranks: Mapping[s
     except PreflightFailed:
         return None
     return GpuPool(tuple(ranks.values()), memory, all(hcas(host, facts[host.name]) for host in hosts))
+
+
+def _beside(inventory: Inventory, facts: HostFacts, number: int) -> list[Beside]:
+    """The GPUs that a host's ranks would share with others; Ray takes the first of the node's."""
+    if inventory.accelerator == "cpu":
+        return []
+    host = inventory.hosts[facts.host]
+    first = sorted(gpu.index for gpu in of_node(inventory.cluster, host, facts))[:number]
+    held = [one for one in held_by_others(inventory.cluster, host, facts) if one.gpu.index in first]
+    return [
+        Beside(
+            one.gpu.index,
+            one.gpu.memory_mib << 20,
+            one.free_mib << 20,
+            one.share,
+            holders(one, facts),
+            find_out(host.name, held),
+        )
+        for one in held
+        if not one.gpu.unified
+    ]
 
 
 def _report_unchecked(head: str, files: Mapping[str, Files], judged: Judged, emit: Emit) -> None:

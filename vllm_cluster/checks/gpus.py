@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from vllm_cluster.checks.finding import Finding, each_host, has_node, outliers
+from vllm_cluster.checks.finding import Finding, each_host, outliers
 from vllm_cluster.core import gpus
 from vllm_cluster.core.desired import found_gpus
+from vllm_cluster.core.gpus import HeldMemory
 from vllm_cluster.facts.details import GpuHealth
 from vllm_cluster.facts.host_facts import HostFacts
 from vllm_cluster.inventory.model import Host, Inventory
@@ -51,11 +52,10 @@ def state(inventory: Inventory, host: Host, facts: HostFacts) -> Iterator[Findin
     """Problems in `nvidia-smi --query-gpu`: memory in use, MIG, memory errors."""
     if inventory.accelerator != "nvidia":
         return
-    wanted = gpus.chosen(host, facts)
-    busy = [gpu for gpu in wanted if gpus.busy(gpu)]
-    if busy and not has_node(inventory, facts, "running"):
-        used = ", ".join(f"{gpu.used_mib} of {gpu.memory_mib} MiB of GPU {gpu.index}" for gpu in busy[:MAX_NAMED])
-        yield Finding("gpu-busy", host.name, f"in use: {used}{_users(facts)}", _stop(host.name), severity="warning")
+    if held := gpus.held_by_others(inventory.cluster, host, facts):
+        text = f"used by others: {'; '.join(_held(one, facts) for one in held[:MAX_NAMED])}"
+        yield Finding("gpu-busy", host.name, text, _free(host.name, held), severity="warning")
+    wanted = gpus.of_node(inventory.cluster, host, facts)
     if split := [gpu.index for gpu in wanted if gpu.mig]:
         text = f"MIG is on for GPU {_list(split)}: a process sees at most one slice"
         fix = f"on {host.name}: sudo nvidia-smi -i {_list(split)} -mig 0"
@@ -75,20 +75,42 @@ def _reset(host: str, indices: list[int]) -> str:
     return f"on {host}, with nothing running: sudo nvidia-smi -i {_list(indices)} --gpu-reset, or reboot it"
 
 
-def _stop(host: str) -> str:
-    return f"on {host}: nvidia-smi, docker ps, then stop it\nor vcluster serve MODEL -- --gpu-memory-utilization 0.8"
+def _held(held: HeldMemory, facts: HostFacts) -> str:
+    unknown = held.gpu.unified or not held.mib
+    size = "its memory" if unknown else f"{held.mib / 1024:.1f} of {held.gpu.memory_mib / 1024:.1f} GiB"
+    return f"GPU {held.gpu.index}: {size} by {holders(held, facts)}"
 
 
-def _users(facts: HostFacts) -> str:
-    """Which processes hold the memory, where the details name them."""
-    names = {container.id: container.name for container in facts.other_containers}
-    held = [process for gpu in (facts.details.gpu_health if facts.details else ()) for process in gpu.processes]
-    words = [
-        f"{process.name} (pid {process.pid}"
-        + (f", container {names.get(process.container, process.container[:12])})" if process.container else ")")
-        for process in held[:MAX_NAMED]
-    ]
-    return f", by {', '.join(words)}" if words else ""
+def holders(held: HeldMemory, facts: HostFacts) -> str:
+    """Who uses a GPU, for people: each process with its user and its container, and its memory where there are more."""
+    names = {container.id: container.name for container in (*facts.containers, *facts.other_containers)}
+    words = []
+    for process in held.processes[:MAX_NAMED]:
+        marks = [f"pid {process.pid}", *([f"user {process.user}"] if process.user else [])]
+        if process.container:
+            marks.append(f"container {names.get(process.container, process.container[:12])}")
+        if len(held.processes) > 1:
+            marks.append(f"{process.used_mib / 1024:.1f} GiB")
+        words.append(f"{process.name} ({', '.join(marks)})")
+    more = len(held.processes) - len(words)
+    return ", ".join([*words, *([f"{more} more"] if more else [])]) or "processes that nvidia-smi does not list"
+
+
+def find_out(host: str, held: Iterable[HeldMemory]) -> str:
+    """The command that shows whose those processes are."""
+    pids = list(dict.fromkeys(str(process.pid) for one in held for process in one.processes))[:MAX_NAMED]
+    return f"on {host}: " + (f"ps -o pid,user,lstart,args -p {','.join(pids)}" if pids else "nvidia-smi, docker ps")
+
+
+def _free(host: str, held: Sequence[HeldMemory]) -> str:
+    share = min(one.share for one in held)
+    beside = f"\nor vcluster serve MODEL -- --gpu-memory-utilization {share}" if any(map(_tight, held)) else ""
+    return f"{find_out(host, held)}, then end it{beside if share else ''}"
+
+
+def _tight(held: HeldMemory) -> bool:
+    """Whether vLLM does not start beside them with its default."""
+    return held.mib > held.gpu.memory_mib * gpus.OTHERS_SHARE
 
 
 @each_host

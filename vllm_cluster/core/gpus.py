@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from vllm_cluster.core.gpu_choice import GpuChoice, choose
-from vllm_cluster.core.spec import GpuRequest, Way
-from vllm_cluster.facts.host_facts import DockerFacts, Gpu, HostFacts
+from vllm_cluster.core.identity import node_of
+from vllm_cluster.core.spec import CLUSTER, GpuRequest, Way, stored_spec
+from vllm_cluster.facts.host_facts import DockerFacts, Gpu, GpuProcess, HostFacts
 from vllm_cluster.inventory.model import Host
 
 KIND = "nvidia.com/gpu"
@@ -43,6 +45,54 @@ def _choice(number: int, facts: HostFacts) -> GpuChoice:
 def busy(gpu: Gpu) -> bool:
     """Whether other processes hold more of its memory than vLLM leaves; unknown for unified memory."""
     return not gpu.unified and 0 < gpu.memory_mib * OTHERS_SHARE < gpu.used_mib
+
+
+def of_node(cluster: str, host: Host, facts: HostFacts) -> tuple[Gpu, ...]:
+    """The GPUs of the node that runs; of a host without one, those that it would get."""
+    node = node_of(cluster, facts)
+    spec = stored_spec(node.labels) if node and node.state == "running" else None
+    if spec is None or spec.gpus is None:
+        return chosen(host, facts)
+    names = {name.removeprefix(f"{KIND}=") for name in spec.gpus.ids}
+    return tuple(gpu for gpu in facts.gpus if "all" in names or names & {str(gpu.index), gpu.uuid})
+
+
+@dataclass(frozen=True)
+class HeldMemory:
+    """What others than a cluster hold of a GPU's memory; no processes where nvidia-smi names none."""
+
+    gpu: Gpu
+    mib: int
+    processes: tuple[GpuProcess, ...] = ()
+
+    @property
+    def free_mib(self) -> int:
+        """What is left to the cluster."""
+        return max(0, self.gpu.memory_mib - self.mib)
+
+    @property
+    def share(self) -> float:
+        """The largest --gpu-memory-utilization with which vLLM starts beside them, a hundredth below what is free."""
+        return max(0, self.free_mib * 100 // max(1, self.gpu.memory_mib) - 1) / 100
+
+
+def held_by_others(cluster: str, host: Host, facts: HostFacts) -> tuple[HeldMemory, ...]:
+    """The GPUs of the host's node, made or not, on which others compute, or whose memory others hold."""
+    return tuple(_held(cluster, host, facts))
+
+
+def _held(cluster: str, host: Host, facts: HostFacts) -> Iterator[HeldMemory]:
+    own = {container.id for container in facts.containers if container.labels.get(CLUSTER) == cluster}
+    node = node_of(cluster, facts)
+    runs = node is not None and node.state == "running"
+    for gpu in of_node(cluster, host, facts):
+        # Beside a node that runs, a process whose cgroup cannot be read may be the node's.
+        left_out = {*own, None} if runs else own
+        others = tuple(one for one in gpu.processes if one.container not in left_out)
+        if runs and others:
+            yield HeldMemory(gpu, sum(one.used_mib for one in others), others)
+        elif not runs and (others or busy(gpu)):
+            yield HeldMemory(gpu, gpu.used_mib, others)
 
 
 def request(host: Host, facts: HostFacts) -> GpuRequest:

@@ -7,16 +7,6 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class GpuProcess:
-    """A process that holds memory of a GPU; `container` is the id that its cgroup names."""
-
-    pid: int
-    name: str
-    used_mib: int
-    container: str = ""
-
-
-@dataclass(frozen=True)
 class GpuHealth:
     """Output of `nvidia-smi -q` for one GPU beyond its size; the values are the driver's own texts."""
 
@@ -30,7 +20,6 @@ class GpuHealth:
     fabric_status: str = ""
     repair_pending: tuple[str, ...] = ()
     recovery: str = ""
-    processes: tuple[GpuProcess, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,20 @@ class Hca:
 
 
 @dataclass(frozen=True)
+class GpuProcess:
+    """A process that computes on a GPU; `user` is empty where unknown.
+
+    `container` is the id that its cgroup names: empty for one outside of any, None where the cgroup cannot be read.
+    """
+
+    pid: int
+    name: str
+    used_mib: int
+    user: str = ""
+    container: str | None = None
+
+
+@dataclass(frozen=True)
 class Gpu:
     """A GPU as its driver names it; memory in MiB. `mig` and `ecc_errors` are None where unknown.
 
@@ -88,6 +102,7 @@ class Gpu:
     numa: int | None = None
     pci_path: str = ""
     topology: tuple[str, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 # The standard library's parser fetches nothing; what an attack could use is entities, and these are refused.
 from xml.etree.ElementTree import Element, ParseError, XMLParser
 
-from vllm_cluster.facts.details import GpuHealth, GpuProcess, NvLinks
-from vllm_cluster.facts.values import number
+from vllm_cluster.facts.details import GpuHealth, NvLinks
+from vllm_cluster.facts.host_facts import GpuProcess
+from vllm_cluster.facts.values import number, split_fields
 
 MAX_XML_BYTES = 2_000_000
 MAX_GPUS = 64
@@ -35,8 +35,8 @@ class NvidiaSmiReport:
     gpus: tuple[GpuHealth, ...] = ()
 
 
-def parse_smi(text: str, cgroups: Mapping[int, str]) -> NvidiaSmiReport:
-    """Parse `nvidia-smi -q -x`; empty if the XML is incomplete. `cgroups` are those of the processes."""
+def parse_smi(text: str) -> NvidiaSmiReport:
+    """Parse `nvidia-smi -q -x`; empty if the XML is incomplete."""
     if len(text) > MAX_XML_BYTES or "<!ENTITY" in text:
         return NvidiaSmiReport()
     parser = XMLParser()  # noqa: S314
@@ -46,7 +46,7 @@ def parse_smi(text: str, cgroups: Mapping[int, str]) -> NvidiaSmiReport:
     except (ParseError, ValueError, LookupError):
         return NvidiaSmiReport()
     gpus = root.findall("gpu")[:MAX_GPUS]
-    return NvidiaSmiReport(_text(root, "cuda_version"), tuple(_health(gpu, cgroups) for gpu in gpus))
+    return NvidiaSmiReport(_text(root, "cuda_version"), tuple(map(_health, gpus)))
 
 
 def _text(element: Element, path: str) -> str:
@@ -55,7 +55,7 @@ def _text(element: Element, path: str) -> str:
     return "" if words in ("N/A", "None", "[N/A]") else words
 
 
-def _health(gpu: Element, cgroups: Mapping[int, str]) -> GpuHealth:
+def _health(gpu: Element) -> GpuHealth:
     errors = [entry for entry in gpu.findall("ecc_errors/volatile/*") if "uncorrectable" in entry.tag]
     counts = [count for entry in errors if (count := number(entry.text)) is not None]
     return GpuHealth(
@@ -69,17 +69,27 @@ def _health(gpu: Element, cgroups: Mapping[int, str]) -> GpuHealth:
         fabric_status=_text(gpu, "fabric/status"),
         repair_pending=tuple(dict.fromkeys(what for path, what in _PENDING.items() if _text(gpu, path) == "Yes")),
         recovery=_text(gpu, "gpu_recovery_action"),
-        processes=tuple(_processes(gpu, cgroups)),
     )
 
 
-def _processes(gpu: Element, cgroups: Mapping[int, str]) -> Iterable[GpuProcess]:
-    for entry in gpu.findall("processes/process_info")[:MAX_GPUS]:
-        pid = number(_text(entry, "pid"))
-        if pid is not None:
-            container = _CONTAINER.search(cgroups.get(pid, ""))
-            used = number(_text(entry, "used_memory")) or 0
-            yield GpuProcess(pid, _text(entry, "process_name"), used, container[0] if container else "")
+def parse_processes(text: str) -> dict[str, tuple[GpuProcess, ...]]:
+    """The processes of each GPU by its UUID: a row of the compute apps, with the process's user and cgroup."""
+    found: dict[str, tuple[GpuProcess, ...]] = {}
+    for uuid, pid, user, cgroup, *rest in split_fields(text, 5):
+        # A name may hold any character: it is the last of a row.
+        used, _, name = "|".join(rest).rstrip("|").partition(",")
+        if (known := number(pid)) is not None:
+            container = _CONTAINER.search(cgroup)
+            within = container[0] if container else "" if cgroup.strip() else None
+            process = GpuProcess(known, name.strip(), number(used) or 0, _user(user), within)
+            found[uuid] = (*found.get(uuid, ()), process)
+    return found
+
+
+def _user(text: str) -> str:
+    """A user's name; its number where the host has no name for it, as for users of containers."""
+    name, _, uid = text.partition(" ")
+    return f"uid {uid}" if name == "UNKNOWN" else name
 
 
 def parse_nvlinks(text: str) -> tuple[NvLinks, ...]:

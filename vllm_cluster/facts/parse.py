@@ -9,7 +9,7 @@ from ipaddress import ip_interface
 from typing import Any
 
 from vllm_cluster.facts.host_facts import DockerFacts, Gid, Gpu, Hca, HostFacts, Nic
-from vllm_cluster.facts.nvidia_smi import parse_topology
+from vllm_cluster.facts.nvidia_smi import parse_processes, parse_topology
 from vllm_cluster.facts.parse_details import details
 from vllm_cluster.facts.values import items, mapping, number, parse_json, split_fields
 
@@ -106,6 +106,7 @@ def _gids(text: str) -> Iterable[Gid]:
 
 def _gpus(part: Mapping[str, str]) -> Iterable[Gpu]:
     links = parse_topology(part["gputopology"])
+    processes = parse_processes(part["gpuprocesses"])
     places = {bus: (path, number(numa)) for bus, path, numa, *_ in split_fields(part["gpupaths"], 3)}
     for line in part["gpus"].splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -126,6 +127,7 @@ def _gpus(part: Mapping[str, str]) -> Iterable[Gpu]:
                 numa=numa,
                 pci_path=path,
                 topology=links.get(index, ()),
+                processes=processes.get(fields[1], ()),
             )
 
 

@@ -15,10 +15,7 @@ _MODEL = re.compile(r"\w[\w.-]*")
 
 def details(part: Mapping[str, str]) -> Details:
     """The details, from the script's sections by name; a section without words leaves its field unknown."""
-    cgroups = {
-        pid: fields[1] for fields in split_fields(part["processes"], 2) if (pid := number(fields[0])) is not None
-    }
-    gpus = parse_smi(part["smi"], cgroups)
+    gpus = parse_smi(part["smi"])
     readable, *xids = part["xid"].splitlines() or [""]
     asked, *resolves = part["resolves"].split() or [""]
     acs = part["acs"].splitlines()

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vllm_cluster.backends import vllm
+from vllm_cluster.fit.beside import Beside, too_little, utilisation
 from vllm_cluster.fit.layouts import FIXED, UTILISATION, GpuPool, Layout, Model, Workload, evaluate, split_problem
 from vllm_cluster.fit.model_config import ModelConfig, model_config
 from vllm_cluster.fit.report import smallest
-from vllm_cluster.fit.weights import spread, weigh
+from vllm_cluster.fit.weights import gib, spread, weigh
 
 # With one of these, what is computed from the stored config and weights is not what vLLM will load.
 _OTHERWISE = frozenset(
@@ -95,7 +96,7 @@ class Judged:
 @dataclass(frozen=True)
 class Asked:
     """The request: the model, its layout, the words of vLLM's command line, the node's name; and the hosts that get
-    ranks, with the GPUs of each.
+    ranks, with the GPUs of each, and with what others hold of these.
     """
 
     model: str
@@ -106,6 +107,7 @@ class Asked:
     gpus: GpuPool | None
     node: str = "NODE"
     hosts: tuple[str, ...] = ()
+    beside: Mapping[str, Sequence[Beside]] = field(default_factory=dict)
 
 
 def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged) -> Iterator[RequestProblem]:
@@ -116,6 +118,12 @@ def problems(asked: Asked, head: str, files: Mapping[str, Files], judged: Judged
     if not named:
         yield from _fits(asked, head, files[head], judged)
         yield from _room(asked, head, files)
+        share, needed = (
+            utilisation(asked.extra, [*vllm.options(asked.extra)], judged.values),
+            _needed(asked, files[head], judged),
+        )
+        for host, gpus in asked.beside.items():
+            yield from (RequestProblem(host, *one) for one in too_little(asked.model, gpus, share, needed))
 
 
 def _named(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[RequestProblem]:
@@ -160,8 +168,9 @@ def _flags(asked: Asked, head: str, judged: Judged, *, named: bool) -> Iterator[
         yield RequestProblem(head, text, fix if lacking else "correct that file" if in_file else known)
         return
     # Values in the file of --config that those of vcluster override: as words of the command line they are refused too.
-    overridden = [one for one in judged.theirs.items() if one[0] != "middleware"]
-    for option, fix in dict(vllm.undone([*judged.values.items(), *overridden], judged.given, asked.argv)).items():
+    read = [one for one in judged.values.items() if one[0] in vllm.ASKED]
+    overridden = [one for one in judged.theirs.items() if one[0] in vllm.ASKED and one[0] != "middleware"]
+    for option, fix in dict(vllm.undone([*read, *overridden], judged.given, asked.argv)).items():
         yield RequestProblem(
             head, f"{option} is set by vcluster, and these flags or their --config file set it too", fix
         )
@@ -197,7 +206,7 @@ def fewer(asked: Asked, found: Files, judged: Judged) -> str:
     words = f"--hosts {','.join(ranks)}" if whole else f"--tp {small.tp} --pp {small.pp}"
     return (
         f"it also fits on {small.tp * small.pp} of the {asked.tp * asked.pp} GPUs ({words}): on {', '.join(ranks)} a "
-        f"GPU holds {_gib(small.weights_bytes)} of weights, "
+        f"GPU holds {gib(small.weights_bytes)} of weights, "
         f"and the KV cache {small.requests} requests of {length} tokens"
     )
 
@@ -236,7 +245,7 @@ def _memory(asked: Asked, head: str, found: Files, known: ModelConfig, judged: J
     if layout.problem:
         yield RequestProblem(head, f"{asked.model} cannot be split so: {layout.problem}", advice)
     elif layout.weights_bytes + FIXED > UTILISATION * gpus.memory_bytes:
-        sizes = f"{_gib(layout.weights_bytes)} of a GPU's {_gib(gpus.memory_bytes)}"
+        sizes = f"{gib(layout.weights_bytes)} of a GPU's {gib(gpus.memory_bytes)}"
         text = f"its weights take {sizes} at TP={asked.tp} × PP={asked.pp}"
         yield RequestProblem(head, f"{asked.model} does not fit: {text}", advice)
     elif known.notes or layout.fits or layout.max_context is None:
@@ -251,7 +260,7 @@ def _model(asked: Asked, found: Files, known: ModelConfig, judged: Judged) -> Mo
 
 
 def _short(layout: Layout, length: int) -> str:
-    left = _gib(max(0, layout.kv_cache_bytes))
+    left = gib(max(0, layout.kv_cache_bytes))
     return f"a GPU has {left} left for the KV cache, room for {layout.max_context} of {length} tokens"
 
 
@@ -272,12 +281,17 @@ def _room(asked: Asked, head: str, files: Mapping[str, Files]) -> Iterator[Reque
             yield RequestProblem(host, text, f"on {host}: make room below model_cache, or give a larger disk")
 
 
+def _needed(asked: Asked, found: Files, judged: Judged) -> float:
+    """Bytes that a GPU must have for the weights; 0 where that is not known."""
+    given, known = judged.given or tuple(vllm.options(asked.extra)), _shape(found)
+    if known is None or not found.weights or asked.gpus is None or set(given) & _OTHERWISE - {"gpu_memory_utilization"}:
+        return 0
+    layout = evaluate(_model(asked, found, known, judged), asked.gpus, Workload(context=1), asked.tp, asked.pp)
+    return layout.weights_bytes + FIXED
+
+
 def to_download(found: Files, size: int | None) -> int:
     """Bytes of weights that a host does not have yet; only the head asked the hub how many there are in all."""
     if found.where != "hub":
         return 0
     return found.missing if found.missing is not None else max(0, (size or 0) - found.held)
-
-
-def _gib(size: float) -> str:
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

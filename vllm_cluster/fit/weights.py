@@ -144,3 +144,8 @@ def spread(total: int, shape: ModelConfig) -> Weights:
     layer = WeightBytes((total - embedding - head) // len(shape.layers))
     layers = (layer,) * len(shape.layers)
     return Weights({"unknown": total}, layers, WeightBytes(embedding), WeightBytes(head), estimated=True)
+
+
+def gib(size: float) -> str:
+    """A size for people."""
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

@@ -39,7 +39,14 @@ def sections(world: World, machine: Machine, peers: Sequence[str], paths: Sequen
         "routes": "\n".join(f"{peer} {'lo' if peer == machine.address else machine.nic}" for peer in peers),
         "listening": "\n".join(f"{port:04X}" for port in sorted(machine.listening | _held(machine))),
         "hcas": "",
-        "gpus": "\n".join(f"{i}, GPU-{machine.name}-{i}, NVIDIA H200, 143771" for i in range(machine.gpus)),
+        "gpus": "\n".join(
+            f"{i}, GPU-{machine.name}-{i}, NVIDIA H200, 143771, {machine.gpu_users.get(i, (0, ''))[0]}"
+            for i in range(machine.gpus)
+        ),
+        "gpuprocesses": "\n".join(
+            f"GPU-{machine.name}-{i}| {4242 + i}|anna 1000|{cgroup}| {mib}, python3"
+            for i, (mib, cgroup) in machine.gpu_users.items()
+        ),
         "slots": "",
         "missing": "",
         "cdi": "",

@@ -145,6 +145,7 @@ class Machine:
     ray_ends: str = ""  # with these last words, again and again
     late: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
     models: dict[str, int] = field(default_factory=dict)  # bytes by folder below the cache
+    gpu_users: dict[int, tuple[int, str]] = field(default_factory=dict)  # what others hold: MiB and cgroup, by GPU
     containerd: bool = False  # keeps its images there
 
     def take_image(self, found: Picture) -> Picture:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import world
 from tests.support.models import configs
 from tests.support.sim import make
 from vllm_cluster.actions import serve_check
@@ -129,7 +130,7 @@ def test_what_else_holds_a_model_is_known_of_gpus_alone(
     monkeypatch.setattr(serve_check, "hcas", lambda *_: True)
     inventory = make.inventory(2, accelerator=accelerator)
     ranks = {host.address: 2 for host in inventory.hosts.values()}
-    facts: Any = dict.fromkeys(inventory.hosts)
+    facts = world.hosts()
     events: list[Event] = []
     fleet: Any = None
     wanted = {**WANTED, "ranks": ranks, "by_default": True}

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support import world
 from vllm_cluster.checks.registry import check_all, preflight, unseen
-from vllm_cluster.facts.details import Details, FileSystem, GpuHealth, GpuProcess, ImageDetails, NvLinks
-from vllm_cluster.facts.host_facts import Container, DockerFacts, Gid, Gpu, Hca, HostFacts, Image, Nic
+from vllm_cluster.facts.details import Details, FileSystem, GpuHealth, ImageDetails, NvLinks
+from vllm_cluster.facts.host_facts import Container, DockerFacts, Gid, Gpu, GpuProcess, Hca, HostFacts, Image, Nic
 
 CACHE = FileSystem("/models", "ext4", "/dev/nvme0n1", "/models", 1 << 40)
 WELL = Details(
@@ -168,18 +168,46 @@ def test_a_folder_of_devices_does_not_count_as_an_adapter() -> None:
         assert check_all(world.inventory(), hosts({"rdma_devices": devices})) == ()
 
 
+TRAIN = GpuProcess(4242, "python", 60_000, "anna", "c0" * 32)
+
+
 def test_who_holds_the_memory_is_reported() -> None:
-    process = GpuProcess(4242, "python", 60_000, "c0" * 32)
-    busy: dict[str, Any] = {"gpus": gpus(used_mib=60_000), "gpu_health": (GpuHealth("a", processes=(process,)),)}
-    (found,) = check_all(
-        world.inventory(), hosts(**busy, other_containers=(Container("c0" * 32, "train", "running", "x", {}),))
+    container = Container("c0" * 32, "train", "running", "x", {})
+    busy = hosts(gpus=gpus(used_mib=60_000, processes=(TRAIN,)), other_containers=(container,))
+    (found,) = check_all(world.inventory(), busy)
+    assert found.message == (
+        "used by others: GPU 0: 58.6 of 140.4 GiB by python (pid 4242, user anna, container train)"
     )
-    assert "60000 of 143771 MiB of GPU 0, by python (pid 4242, container train)" in found.message
+    look = "on gpu2: ps -o pid,user,lstart,args -p 4242, then end it"
+    assert found.fix == f"{look}\nor vcluster serve MODEL -- --gpu-memory-utilization 0.57"
 
 
-def test_memory_that_the_cluster_s_node_holds_is_not_a_finding() -> None:
+@pytest.mark.parametrize(("used", "processes"), [(60_000, ()), (500, (replace(TRAIN, used_mib=500),))])
+def test_who_is_unknown_or_holds_little_is_reported(used: int, processes: tuple[GpuProcess, ...]) -> None:
+    (found,) = check_all(world.inventory(), hosts(gpus=gpus(used_mib=used, processes=processes)))
+    assert (found.code, "nvidia-smi does not list" in found.message) == ("gpu-busy", not processes)
+    assert ("--gpu-memory-utilization" in found.fix) is (used == 60_000)
+
+
+# fault: core/gpus.py: if runs and others: → if False:
+def test_another_program_beside_the_cluster_s_node_is_reported() -> None:
+    """It held 60 of 80 GB, and a node that ran there hid it."""
     _, facts = world.converged(world.inventory())
-    facts["gpu2"] = replace(facts["gpu2"], gpus=gpus(used_mib=130_000))
+    (node,) = facts["gpu2"].containers
+    mine = GpuProcess(77, "VLLM::Worker_TP0", 70_000, "root", node.id)
+    facts["gpu2"] = replace(facts["gpu2"], gpus=gpus(used_mib=130_000, processes=(mine, TRAIN)))
+    (found,) = preflight(world.inventory(), facts)
+    assert (found.host, found.severity) == ("gpu2", "warning")
+    assert "GPU 0: 58.6 of 140.4 GiB by python (pid 4242, user anna, container c0c0c0c0c0c0)" in found.message
+
+
+@pytest.mark.parametrize("others", [(), (replace(TRAIN, container=None),)])
+def test_memory_that_the_cluster_s_node_holds_is_not_a_finding(others: tuple[GpuProcess, ...]) -> None:
+    """Neither is that of a process whose cgroup cannot be read, beside a node that runs: it may be the node's."""
+    _, facts = world.converged(world.inventory())
+    (node,) = facts["gpu2"].containers
+    mine = GpuProcess(77, "VLLM::Worker_TP0", 130_000, "root", node.id)
+    facts["gpu2"] = replace(facts["gpu2"], gpus=gpus(used_mib=130_000, processes=(mine, *others)))
     assert preflight(world.inventory(), facts) == ()
 
 

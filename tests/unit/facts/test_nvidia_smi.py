@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.tree import FACTS, PROCESS, SMI
-from vllm_cluster.facts.details import GpuProcess, NvLinks
-from vllm_cluster.facts.nvidia_smi import NvidiaSmiReport, parse_nvlinks, parse_smi
+from tests.support.tree import FACTS, SMI
+from vllm_cluster.facts.details import NvLinks
+from vllm_cluster.facts.host_facts import GpuProcess
+from vllm_cluster.facts.nvidia_smi import NvidiaSmiReport, parse_nvlinks, parse_processes, parse_smi
 from vllm_cluster.facts.parse import facts
 
 
@@ -18,11 +19,11 @@ def changed(path: str, before: str, after: str) -> str:
 
 
 def test_the_recorded_host_is_well() -> None:
-    found = parse_smi(SMI, {})
+    found = parse_smi(SMI)
     assert [(gpu.mig, gpu.ecc, gpu.ecc_uncorrected, gpu.persistence) for gpu in found.gpus] == [
         ("Disabled", "Enabled", 0, "Enabled")
     ] * 2
-    assert [(gpu.repair_pending, gpu.recovery, gpu.processes) for gpu in found.gpus] == [((), "", ())] * 2
+    assert [(gpu.repair_pending, gpu.recovery) for gpu in found.gpus] == [((), "")] * 2
 
 
 # fault: facts/nvidia_smi.py: if _text(gpu, path) == "Yes")), → if _text(gpu, path) == "yes")),
@@ -36,7 +37,7 @@ def test_the_recorded_host_is_well() -> None:
     ],
 )
 def test_a_gpu_that_waits_for_a_repair(path: str, before: str, after: str, pending: tuple[str, ...]) -> None:
-    assert [gpu.repair_pending for gpu in parse_smi(changed(path, before, after), {}).gpus] == [pending, ()]
+    assert [gpu.repair_pending for gpu in parse_smi(changed(path, before, after)).gpus] == [pending, ()]
 
 
 def test_errors_add_up() -> None:
@@ -45,7 +46,7 @@ def test_errors_add_up() -> None:
         "<sram_uncorrectable_parity>1</sram_uncorrectable_parity>",
         1,
     )
-    assert [gpu.ecc_uncorrected for gpu in parse_smi(text, {}).gpus] == [3, 0]
+    assert [gpu.ecc_uncorrected for gpu in parse_smi(text).gpus] == [3, 0]
 
 
 @pytest.mark.parametrize(
@@ -53,27 +54,35 @@ def test_errors_add_up() -> None:
 )
 def test_a_process_is_led_back_to_its_container(cgroup: str) -> None:
     container = "ab" * 32
-    text = SMI.replace("<processes>", f"<processes>{PROCESS}", 1)
-    (process,) = parse_smi(text, {4242: cgroup.format(container, container)}).gpus[0].processes
-    assert (process.pid, process.used_mib, process.container) == (4242, 120_000, container)
+    found = parse_processes(f"GPU-a| 4242|anna 1000|{cgroup.format(container, container)}| 61958, python3")
+    assert found == {"GPU-a": (GpuProcess(4242, "python3", 61_958, "anna", container),)}
+
+
+@pytest.mark.parametrize(
+    ("line", "process"),
+    [
+        # As the driver of an H100 prints it, of a process outside of any container.
+        ("GPU-a| 553|root 0|0::/user.slice | 61958, python3", GpuProcess(553, "python3", 61_958, "root", "")),
+        # The image's user has no name on the host; the process may have any.
+        ("GPU-a| 7|UNKNOWN 5000|0::/| 5, a, b|c", GpuProcess(7, "a, b|c", 5, "uid 5000", "")),
+        # /proc is mounted with hidepid; the driver does not know the memory.
+        ("GPU-a| 7||| [N/A], [Not Found]", GpuProcess(7, "[Not Found]", 0, "", None)),
+    ],
+)
+def test_a_process_with_its_user(line: str, process: GpuProcess) -> None:
+    assert parse_processes(line) == {"GPU-a": (process,)}
 
 
 @pytest.mark.parametrize("text", ["", SMI[:9000], "<a>" * 100_000, SMI.replace("13.0", "&x;"), "<?xml version='9'?>"])
 def test_an_incomplete_report_gives_nothing(text: str) -> None:
-    assert parse_smi(text, {}) == NvidiaSmiReport()
+    assert parse_smi(text) == NvidiaSmiReport()
 
 
 # fault: facts/nvidia_smi.py: if len(text) > MAX_XML_BYTES or "<!ENTITY" in text: → if len(text) > MAX_XML_BYTES:
 def test_entities_are_refused_and_the_recorded_doctype_is_not() -> None:
     assert "<!DOCTYPE" in SMI
     bomb = SMI.replace('SYSTEM "nvsmi_device_v13.dtd"', '[<!ENTITY a "13.0">]').replace("13.0<", "&a;<")
-    assert parse_smi(bomb, {}) == NvidiaSmiReport()
-
-
-def test_the_recorded_host_with_a_process() -> None:
-    busy = (FACTS / "h200-x2-busy.nvidia-smi-q.xml").read_text()
-    held = [gpu.processes for gpu in parse_smi(busy, {553: "0::/somewhere"}).gpus]
-    assert held == [(GpuProcess(553, "python3", 4706),), ()]
+    assert parse_smi(bomb) == NvidiaSmiReport()
 
 
 # fault: facts/nvidia_smi.py: "inactive → "active" in line.lower() or "inactive

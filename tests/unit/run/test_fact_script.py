@@ -10,8 +10,8 @@ import pytest
 from tests.support import tree, world
 from vllm_cluster.checks.registry import check_all, engine_problem, unseen
 from vllm_cluster.facts import parse
-from vllm_cluster.facts.details import GpuProcess, NvLinks
-from vllm_cluster.facts.host_facts import Gid
+from vllm_cluster.facts.details import NvLinks
+from vllm_cluster.facts.host_facts import Gid, GpuProcess
 
 SHELLS = ["sh", "bash --posix"]
 
@@ -41,6 +41,8 @@ def test_a_host_with_everything(tmp_path: Path, shell: str) -> None:
     assert [Path(path).name for path in host.rdma_devices] == ["rdma_cm", "uverbs0", "uverbs1"]
     assert [(gpu.used_mib, gpu.mig, gpu.ecc_errors) for gpu in host.gpus] == [(120003, False, 0), (0, True, 3)]
     assert [(Path(gpu.pci_path).name, gpu.numa) for gpu in host.gpus] == [("0000:01:00.0", 1), ("", None)]
+    process = GpuProcess(4242, "VLLM::Worker_TP0", 120_000, "anna", tree.CONTAINER)
+    assert [gpu.processes for gpu in host.gpus] == [(process,), ()]
     engine = host.docker
     assert (engine.cgroup_driver, engine.cgroup_version, engine.rootless, engine.toolkit_version, engine.gpu_hook) == (
         "systemd", "2", True, "1.17.4", True,
@@ -57,8 +59,7 @@ def test_its_details(tmp_path: Path) -> None:
     assert details is not None
     first, second = details.gpu_health
     assert (details.cuda, first.uuid, second.uuid) == ("13.0", *tree.UUIDS)
-    assert first.processes == (GpuProcess(4242, "VLLM::Worker_TP0", 120_000, tree.CONTAINER),)
-    assert (second.processes, first.fabric_state, first.fabric_status) == ((), "Completed", "Success")
+    assert (first.fabric_state, first.fabric_status) == ("Completed", "Success")
     assert details.nvlinks == (NvLinks(0, 1, 2), NvLinks(1, 1, 1))
     assert details.xids is not None
     assert [line.partition("NVRM: ")[2][:4] for line in details.xids] == ["Xid "]

@@ -92,8 +92,10 @@ def _gpus(facts: HostFacts, details: Details) -> Iterator[tuple[str, str]]:
             words += f", MIG {more.mig}, ECC {more.ecc} ({more.ecc_uncorrected} uncorrected)"
             words += f", fabric {more.fabric_state}" if more.fabric_state else ""
         yield "GPU", words
-        for process in more.processes if more else ():
-            yield "process", f"{process.pid} {process.name}: {process.used_mib} MiB, {process.container[:12] or 'host'}"
+        for process in gpu.processes:
+            where = "unknown container" if process.container is None else process.container[:12] or "host"
+            user = process.user or "unknown user"
+            yield "process", f"{process.pid} {process.name}: {process.used_mib} MiB, {user}, {where}"
     for link in details.nvlinks:
         yield "NVLink", f"GPU {link.gpu}: {link.active} of {link.total} links active"
 

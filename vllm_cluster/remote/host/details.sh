@@ -6,10 +6,6 @@ if [ -n "$smi" ]; then
   smi=$(limit 20 nvidia-smi -q -x 2>/dev/null | head -c 8000000 | grep -v '<supported_graphics_clock>' | head -c 1500000)
   printf '%s\n' "$smi"
 fi
-section processes
-for pid in $(printf '%s\n' "$smi" | sed -n 's|.*<pid>\([0-9]*\)</pid>.*|\1|p' | sort -u | head -n 64); do
-  printf '%s|%s\n' "$pid" "$(head -c 2000 "/proc/$pid/cgroup" 2>/dev/null | tr '\n' ' ')"
-done
 section nvlink
 [ -z "$smi" ] || limit 10 nvidia-smi nvlink -s 2>/dev/null | head -c 50000
 section xid

@@ -85,6 +85,16 @@ if command -v nvidia-smi >/dev/null 2>&1; then
   esac
   printf '%s\n' "$answer" | head -c 20000
 fi
+section gpuprocesses
+# What computes on them, and for whom. A driver alone takes some MiB, a CUDA context hundreds; N/A is unified memory.
+if printf '%s\n' "$answer" | awk -F', *' 'NF >= 5 && $5 > 100 { found = 1 } END { exit !found }'; then
+  wanted=gpu_uuid,pid,used_memory,process_name
+  limit 10 nvidia-smi --query-compute-apps=$wanted --format=csv,noheader,nounits 2>/dev/null | head -n 128 | while IFS=, read -r uuid pid rest; do
+    at=/proc/${pid# }
+    printf '%s|%s|%s|%s|%s\n' "$uuid" "$pid" "$(stat -c '%U %u' "$at" 2>/dev/null)" \
+      "$(head -c 500 "$at/cgroup" 2>/dev/null | tr '\n|' '  ')" "$rest"
+  done
+fi
 section gpupaths
 # Where each GPU hangs: what is near it, and on which side of the machine. sysfs writes 0000:06:00.0 for 00000000:06:00.0.
 for bus in $(printf '%s\n' "$answer" | awk -F', *' 'NF >= 9 { print tolower(substr($9, 5)) }' | head -n 64); do
