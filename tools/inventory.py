@@ -13,7 +13,7 @@ from vllm_cluster.versions import VLLM_IMAGE
 HEAD = """# The keys of the inventory
 
 Every key, with its default where it has one. `NAME` is any host's name. [The inventory](../inventory.md) explains them
-by task; [the JSON Schema](../inventory.schema.json), which `vcluster schema` prints, is for editors.
+by task; [the JSON Schema](../inventory.schema.json), which `vcluster init --schema` prints, is for editors.
 """
 
 
@@ -29,7 +29,7 @@ def page() -> str:
 
 
 def schema() -> str:
-    """The schema as the file that `vcluster schema` prints."""
+    """The schema as the file that `vcluster init --schema` prints."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

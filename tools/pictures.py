@@ -62,14 +62,14 @@ def page(sandbox: Sandbox) -> None:
 
 
 def terminal(sandbox: Sandbox, columns: int) -> None:
-    """`vcluster top` on a terminal so wide."""
+    """`vcluster status --watch` on a terminal so wide."""
     where = {**os.environ, **sandbox.environment, "VCLUSTER_INVENTORY": str(sandbox.inventory)}
-    with Screen([VCLUSTER, "top"], env=where, size=(ROWS, columns)) as screen:
+    with Screen([VCLUSTER, "status", "--watch"], env=where, size=(ROWS, columns)) as screen:
         screen.until_rows(lambda text: "TPOT" in text)
         console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
         for row in screen.styled():
             console.print(Text.assemble(*row), no_wrap=True, overflow="crop")
-    picture = console.export_svg(title=f"vcluster top, {columns} columns")
+    picture = console.export_svg(title=f"vcluster status --watch, {columns} columns")
     # A picture fetches no fonts from elsewhere.
     picture = re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)
     (DOCS / f"top-{columns}.svg").write_text(picture)

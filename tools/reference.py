@@ -30,7 +30,7 @@ EXIT_CODES = {
     10: "`plan --exit-code`: there is something to do",
     75: "another run changes the same hosts, model or output: run the command again when it has ended; "
     "`serve`: another request replaced this one",
-    124: "`wait`: timed out",
+    124: "`status --wait`: timed out",
     130: "interrupted; completed steps are kept",
 }
 # Of verbs, in a cell of a table.
@@ -38,7 +38,7 @@ MAX_NAMED = 12
 OF_COMMANDS = (
     "other",
     "that of the command that was run; 255: ssh could not connect",
-    "`exec`, `ssh`, `tunnel -- COMMAND`",
+    "`exec`, `tunnel -- COMMAND`",
 )
 EVENTS = {
     "phase": "a phase of the verb has begun",
@@ -202,7 +202,7 @@ def _with_events() -> list[str]:
     """The commands that write events with --json."""
     verbs = _verbs(typer.main.get_command(app))
     known = [path.removeprefix(f"{NAME} ") for path, _, params in verbs if any(one.name == "as_json" for one in params)]
-    return [name for name in known if name not in DOCUMENTS]
+    return [*(name for name in known if name not in DOCUMENTS), "status --wait"]
 
 
 def _names(commands: Iterable[str]) -> str:
@@ -210,7 +210,7 @@ def _names(commands: Iterable[str]) -> str:
 
 
 def _form(schema: str) -> str:
-    return "a document each time, one a line" if schema == "top" else "one document"
+    return "a document each time, one a line" if schema == "watch" else "one document"
 
 
 def _schema(name: str) -> str:

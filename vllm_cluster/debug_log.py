@@ -1,7 +1,7 @@
 """The debug log: what was sent to which host, how long it took and what came back; secrets redacted.
 
-One file a run. `-vv` streams it, and `vcluster bundle` packs the last ones of its inventory. A run that cannot write it
-continues without.
+One file a run. `-vv` streams it, and `explain --bundle` packs the last ones of its inventory. A run that cannot
+write it continues without.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ VclusterError            1   something failed
 ├── FleetError               several hosts failed, each with its own error
 ├── Locked              75   another run is changing the cluster
 ├── Aborted              1   a person answered no to a question
-├── WaitTimedOut       124   what `wait` waits for was not so in time
+├── WaitTimedOut       124   what `status --wait` waits for was not so in time
 └── Interrupted        130   the user interrupted
 """
 

@@ -30,7 +30,7 @@ Ratios compare variants that took turns in one run; the seconds are those of a s
 | `vcluster up` with nothing to do | {idle:.2f} s | under 2 s |
 | round trips per host in that, once connected | {trips} | at most 7 |
 | `vcluster --help` ÷ `python -c 'import typer'` | {start:.2f} ({help:.0f} ms ÷ {typer:.0f} ms) | at most 2 |
-| `vcluster top`, in percent of a core: here, on a host | {watch.here:.2f} %, {there:.2f} % | under 5 %, under 1 % |
+| `status --watch`, in percent of a core: here, on a host | {watch.here:.2f} %, {there:.2f} % | under 5 %, under 1 % |
 
 By hand means: one ssh a host, side by side, `docker run` with the same flags and `ray start` as the command,
 then `ray status` in the head's container over and over until it counts every GPU.

@@ -1,4 +1,4 @@
-"""What `vcluster top` costs, on a cluster that serves: `python -m tests.bench.watching FOLDER` of the sandbox."""
+"""What `status --watch` costs, on a cluster that serves: `python -m tests.bench.watching FOLDER` of the sandbox."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def measure(sandbox: Sandbox, seconds: float = SECONDS) -> Cost:
     before = used(servers)
     time.sleep(seconds)
     alone = used(servers) - before
-    watching = sandbox.start("top", "--json")
+    watching = sandbox.start("status", "--watch", "--json")
     try:
         assert watching.stdout is not None
         hosts = len(sandbox.vcluster("status", "--json").json()["hosts"])

@@ -188,7 +188,7 @@ esac
             (host, "the GPUs' health") for host in HOSTS
         }
         root(cluster, "gpu1", "sed -i 's/head -c.*;;/;;/' /usr/local/bin/nvidia-smi")
-        facts = cluster.vcluster("facts", "gpu1", "--json", inventory=inventory).ok().json()["hosts"]
+        facts = cluster.vcluster("check", "--facts", "gpu1", "--json", inventory=inventory).ok().json()["hosts"]
         assert list(facts) == ["gpu1"]
         assert [gpu["fabric_state"] for gpu in facts["gpu1"]["details"]["gpu_health"]] == ["Completed"] * 2
         assert facts["gpu1"]["gpus"][0]["driver"] == "580.159.04"
@@ -212,14 +212,14 @@ def test_people_read_the_same(cluster: Sandbox) -> None:
 def test_labels_of_others_are_theirs(cluster: Sandbox) -> None:
     make = f"docker create --name theirs --label password=CANARY --env TOKEN=CANARY {IMAGE}"
     with broken(cluster, "gpu1", make, "docker rm theirs"):
-        said = cluster.vcluster("facts", "gpu1", "--json").ok()
+        said = cluster.vcluster("check", "--facts", "gpu1", "--json").ok()
     assert [entry["name"] for entry in said.json()["hosts"]["gpu1"]["other_containers"]] == ["theirs"]
     assert "CANARY" not in said.out + said.err
 
 
 @pytest.mark.cluster("empty")
 def test_facts_of_hosts(cluster: Sandbox) -> None:
-    found = json.loads(cluster.vcluster("facts", "--json").ok().out)["hosts"]
+    found = json.loads(cluster.vcluster("check", "--facts", "--json").ok().out)["hosts"]
     for host in HOSTS:
         assert found[host]["docker"]["version"] and found[host]["logical_gpus"] == 2
         (cache,) = [entry for entry in found[host]["details"]["filesystems"] if entry["path"] == "/models"]
@@ -228,8 +228,8 @@ def test_facts_of_hosts(cluster: Sandbox) -> None:
         assert image["architecture"] == found[host]["docker"]["architecture"]
         assert image["id"].startswith("sha256:")
         assert found[host]["details"]["revisions"].keys() == {"sandbox--tiny-llama"}
-    assert "  docker " in cluster.vcluster("facts", "gpu2").ok().out
-    refused = cluster.vcluster("facts", "gpu3")
+    assert "  docker " in cluster.vcluster("check", "--facts", "gpu2").ok().out
+    refused = cluster.vcluster("check", "--facts", "gpu3")
     assert (refused.code, "no host gpu3" in refused.err) == (2, True)
 
 

@@ -125,7 +125,7 @@ def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
                 continue
             said = shell(command.replace(LARGE, TINY), tmp_path, environment)
             if command.startswith("vcluster init"):
-                shell("vcluster schema | python3 -m json.tool", tmp_path, environment)
+                shell("vcluster init --schema | python3 -m json.tool", tmp_path, environment)
                 assert "10.0.0.12" in inventory.read_text()
                 inventory.write_text(sandbox.inventory.read_text())
                 shutil.copy(sandbox.folder / "ssh_config", tmp_path / "ssh_config")
@@ -183,7 +183,7 @@ def test_the_logs_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On a cluster that serves."""
     said = {command: shell(command, tmp_path, {**sandbox.environment}) for command in commands("logs.md")}
     assert "gpu2 rank 3 | " in said["vcluster logs --rank 3"]
-    assert said["vcluster wait --timeout 30m && echo ready"] == "ready\n"
+    assert said["vcluster status --wait --timeout 30m && echo ready"] == "ready\n"
 
 
 @pytest.mark.cluster("served")
@@ -191,7 +191,7 @@ def test_the_monitoring_page(sandbox: Sandbox, tmp_path: Path) -> None:
     """On a cluster that serves."""
     environment = {**sandbox.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     said = {command: shell(command, tmp_path, environment) for command in commands("monitoring.md")}
-    assert said["vcluster top --count 2"].count("KV cache") == 2
+    assert said["vcluster status --watch --count 2"].count("KV cache") == 2
     assert json.loads((tmp_path / "monitoring" / "targets.json").read_text())[0]["labels"] == {"cluster": "sandbox"}
 
 
@@ -201,7 +201,7 @@ def test_the_check_page(sandbox: Sandbox, tmp_path: Path) -> None:
     environment = {**sandbox.environment}
     said = {command: shell(command, tmp_path, environment) for command in commands("check.md")}
     assert "2 hosts checked" in said["vcluster check"]
-    assert "2 logical GPUs" in said["vcluster facts"]
+    assert "2 logical GPUs" in said["vcluster check --facts"]
 
 
 @pytest.mark.cluster("up")

@@ -72,9 +72,9 @@ def test_commands_have_their_own_exit_code_input_and_signals(sandbox: Sandbox) -
     everywhere = sandbox.vcluster("exec", "--all", "--", "sh", "-c", 'hostname; [ "$(hostname)" = gpu1 ] || exit 5')
     assert (everywhere.code, sorted(everywhere.out.splitlines())) == (5, ["gpu1 | gpu1", "gpu2 | gpu2"])
     assert sandbox.vcluster("exec", "gpu1", "-it", "--", "no-such-command").code == 127
-    assert sandbox.vcluster("ssh", "gpu2", "--", "hostname; exit 9").out == "gpu2\n"
-    assert sandbox.vcluster("wait", "--gpus", "--timeout", "60s").code == 0
-    assert sandbox.vcluster("wait", "--timeout", "60s").code == 1
+    assert sandbox.vcluster("exec", "gpu2", "--ssh", "--", "hostname; exit 9").out == "gpu2\n"
+    assert sandbox.vcluster("status", "--wait", "--gpus", "--timeout", "60s").code == 0
+    assert sandbox.vcluster("status", "--wait", "--timeout", "60s").code == 1
     script = 'trap "echo got it; exit 42" TERM; echo ready; while :; do sleep 0.1; done'
     with sandbox.start("exec", "gpu1", "--", "sh", "-c", script) as running:
         assert running.stdout

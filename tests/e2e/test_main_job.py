@@ -77,7 +77,7 @@ def test_four_ranks_on_two_hosts_answer_as_one_process_does(cluster: Sandbox) ->
         assert [status_code(f"{url}/{path}") for path in ("v1/models", "metrics", "tokenize")] == [401, 401, 401]
         assert status_code(f"{url}/v1/models", "wrong") == 401
         assert status_code(f"{url}/v1/models", key) == 200
-    placed = cluster.vcluster("status", "--ray").ok().out
+    placed = cluster.vcluster("exec", "--head", "--", "ray", "status").ok().out
     assert "4.0/4.0 GPU" in placed
 
 

@@ -35,5 +35,5 @@ def test_the_ranks_are_where_they_were_asked_for(cluster: Sandbox) -> None:
 
     until(again, 300)
     assert ranks(cluster) == {"gpu1": 0, "gpu2": 1}
-    assert f"serve {MODEL} --hosts gpu2" in cluster.vcluster("history").ok().out
+    assert f"serve {MODEL} --hosts gpu2" in cluster.vcluster("status", "--history").ok().out
     cluster.vcluster("stop", "--yes").ok()

@@ -180,5 +180,5 @@ def test_a_rotated_key_is_the_only_one_and_vllm_keeps_running(cluster: Sandbox) 
     assert cluster.vcluster("complete", "Hi", "--max-tokens", "1").code == 0
     after = cluster.vcluster("status", "--json").ok().json()["serving"]
     assert (after["ready_at"], after["attempt"], cluster.nodes()) == (before["ready_at"], before["attempt"], nodes)
-    verbs = [entry["verb"] for entry in cluster.vcluster("history", "--json").ok().json()["entries"]]
+    verbs = [entry["verb"] for entry in cluster.vcluster("status", "--history", "--json").ok().json()["entries"]]
     assert verbs[-3:] == ["key", "key", "key"]

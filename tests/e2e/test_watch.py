@@ -1,4 +1,4 @@
-"""`vcluster top` on a real cluster: real counters, and what breaks under it."""
+"""`vcluster status --watch` on a real cluster: real counters, and what breaks under it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watched:
         """The first view for which it holds."""
         deadline = time.monotonic() + seconds
         for line in self._lines:
-            validate(["top", "--json"], line)
+            validate(["status", "--watch", "--json"], line)
             view: View = json.loads(line)
             self.seen.append(view)
             if condition(view):
@@ -51,8 +51,8 @@ class Watched:
 
 @contextmanager
 def watching(sandbox: Sandbox) -> Iterator[Watched]:
-    """`vcluster top` beside a test; ends with Ctrl-C, as people end it."""
-    process = sandbox.start("top", "--json", "--interval", "1")
+    """`vcluster status --watch` beside a test; ends with Ctrl-C, as people end it."""
+    process = sandbox.start("status", "--watch", "--json", "--interval", "1")
     try:
         yield Watched(process)
         process.send_signal(signal.SIGINT)
@@ -108,7 +108,7 @@ def test_the_dashboard_has_the_same(sandbox: Sandbox) -> None:
 
         until(lambda: bool(found().get("points")))
         data = found()
-        validate(["top", "--json"], json.dumps(data["view"]))
+        validate(["status", "--watch", "--json"], json.dumps(data["view"]))
         assert data["view"]["serving"]["phase"] == "ready"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

@@ -56,7 +56,7 @@ class Measuring:
         return well
 
     def do_facts(self) -> dict[str, Any]:
-        run = self.cluster.vcluster("facts", seconds=self.left()).ok()
+        run = self.cluster.vcluster("check", "--facts", seconds=self.left()).ok()
         return {"seconds": run.seconds, "document": list(run.events)}
 
     def do_check(self) -> dict[str, Any]:

@@ -98,6 +98,6 @@ def test_what_shows_only_at_the_load_brings_the_last_ready_model_back(cluster: S
         with tunnel(cluster) as url:
             assert complete(url, key)
         measured.figure = f"{MODEL} was back by itself, after {back} s without it; exit 1 with both reasons"
-    last = cluster.vcluster("history", "--json").ok().json()["entries"][-1]
+    last = cluster.vcluster("status", "--history", "--json").ok().json()["entries"][-1]
     assert last["operations"][0].startswith(f"serve {BROKEN} -- --dtype float32 (TP=")
     assert last["result"] == "back"

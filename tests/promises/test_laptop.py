@@ -32,7 +32,15 @@ kill $!
 exit $code
 """
 INSTALL = f"mkdir -m 1777 {NOTES} && cat > {WRAPPER} && chmod 755 {WRAPPER}"
-VERBS = (("plan",), ("check",), ("facts",), ("up", "--yes"), ("up", "--yes"), ("status", "--ray"), ("stop", "--yes"))
+VERBS = (
+    ("plan",),
+    ("check",),
+    ("check", "--facts"),
+    ("up", "--yes"),
+    ("up", "--yes"),
+    ("status", "--history"),
+    ("stop", "--yes"),
+)
 
 
 @pytest.fixture

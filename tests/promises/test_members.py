@@ -81,7 +81,7 @@ def test_members_change_after_a_serve_that_failed(sandbox: Sandbox) -> None:
             assert status(sandbox, inventory)["serving"]["model"] == MODEL, name
             assert sandbox.vcluster("plan", "--exit-code", inventory=inventory).code == 0, name
         # What failed was not tried again.
-        history = sandbox.vcluster("history", "--json", inventory=alone).ok().json()["entries"]
+        history = sandbox.vcluster("status", "--history", "--json", inventory=alone).ok().json()["entries"]
         assert len([entry for entry in history if BROKEN in str(entry["operations"])]) == 1
         sandbox.vcluster("down", "--yes", inventory=alone).ok()
         assert sandbox.nodes() == {}

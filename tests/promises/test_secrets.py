@@ -125,7 +125,14 @@ def asked(sandbox: Sandbox) -> dict[str, bytes]:
         seen[f"docker info on {host}"] = sandbox.docker(host, "info")
         for image in images:
             seen[f"history of {image} on {host}"] = sandbox.docker(host, "history", "--no-trunc", image)
-    for argv in (["plan"], ["plan", "--json"], ["status"], ["status", "--json"], ["status", "--ray"], ["up", "--json"]):
+    for argv in (
+        ["plan"],
+        ["plan", "--json"],
+        ["status"],
+        ["status", "--json"],
+        ["status", "--history"],
+        ["up", "--json"],
+    ):
         run = sandbox.vcluster("-vv", *argv).ok()
         seen[" ".join(argv)] = run.out + run.err
     return {name: text.encode() for name, text in seen.items()}

@@ -130,9 +130,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], 
                 assert box
                 box.log = LOG
             world.machines["ZQXhostB"].reachable = False
-            done = lab.run(
-                world, inventory, lambda i, e, r: bundle.bundle(i, e, output=path, anonymous=anonymous, runtime=r)
-            )
+            done = lab.run(world, inventory, lambda i, e, r: bundle.bundle(i, e, path, anonymous=anonymous, runtime=r))
             assert done.error is None
         return packed(path)
 

@@ -124,7 +124,7 @@ def test_lines_from_before_the_attempt_are_not_evidence(up: tuple[World, Invento
         error = lab.run(world, inventory, fails).error
     assert isinstance(error, NodesNotJoined)
     assert error.message == "gpu1: Ray does not count its GPUs"
-    assert error.hint == "vcluster bundle"
+    assert error.hint == "vcluster explain --bundle report.tar.gz"
 
 
 def test_a_cause_in_the_error_itself_gets_no_second_one(up: tuple[World, Inventory]) -> None:
@@ -169,7 +169,7 @@ def test_no_secret_is_in_a_bundle(
             secrets += [content.decode() for volume in machine.volumes.values() for content in secret_files(volume)]
             box.log = f"at 10.0.0.1 on gpu1: {' | '.join(FORMS[:3])} {INSIDE} {' '.join(secrets)}\n{SHM}"
         _, files, failures = lab.run(
-            world, inventory, lambda i, e, r: bundle.bundle(i, e, output=path, anonymous=anonymous, runtime=r)
+            world, inventory, lambda i, e, r: bundle.bundle(i, e, path, anonymous=anonymous, runtime=r)
         ).value
     assert len(secrets) >= 4
     assert failures == {}
@@ -199,11 +199,11 @@ def test_a_host_that_is_gone_is_reported_and_stops_nothing(up: tuple[World, Inve
     path = tmp_path / "report.tar.gz"
 
     def do_bundle(inventory: Inventory, emit: Emit, runtime: Runtime) -> Any:
-        return bundle.bundle(inventory, emit, output=path, anonymous=False, runtime=runtime)
+        return bundle.bundle(inventory, emit, path, anonymous=False, runtime=runtime)
 
     with lab.inside(world):
         run = lab.run(world, inventory, do_bundle)
-        assert [*run.value[2]] == ["gpu2"]
+        assert [*run.value[1]] == ["gpu2"]
         found = packed(path)
         assert [*json.loads(found["unreachable.json"])] == ["gpu2"]
         assert "gpu1/inspect.json" in found

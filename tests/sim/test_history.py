@@ -58,7 +58,7 @@ def go_back(world: World, answer: bool | None = True) -> tuple[Outcome, list[str
 
 
 def entries(world: World) -> list[Entry]:
-    """`vcluster history`."""
+    """`vcluster status --history`."""
     outcome = lab.succeed(world, INVENTORY, lambda i, _, runtime: history.history(i, runtime=runtime))
     return list(outcome.value)
 
@@ -140,7 +140,7 @@ def test_the_history_shows_who_did_what_with_which_result(world: World, capsys: 
     assert found[2].failure == "no such model"
     assert all(entry.user for entry in found)
     document = json.dumps(history_document("lab", found))
-    validate(["history"], document)
+    validate(["status", "--history"], document)
     show_history("lab", found, color="never")
     shown = capsys.readouterr().out
     assert "serve org/a" in shown
@@ -234,7 +234,7 @@ def test_restarts_by_vcluster_itself_are_in_the_history_and_in_explain(
         row = {**ready, "time": ready["time"] + at, "result": result, "summary": what, "seconds": seconds}
         files["results.jsonl"] += json.dumps(row).encode() + b"\n"
     found = entries(world)
-    validate(["history"], json.dumps(history_document("lab", found)))
+    validate(["status", "--history"], json.dumps(history_document("lab", found)))
     assert [(one.verb, one.user, one.result, one.failure, one.seconds) for one in found[2:]] == [
         ("restart", "vcluster", "ready", stalled, 61.0),
         ("restart", "vcluster", None, lost, None),

@@ -45,11 +45,18 @@ TEXT, NUMBER, COUNT, YES = {"type": "string"}, {"type": "number"}, {"type": "int
 VERSION = {"const": 1}
 # The schema of what a command prints; every other command with --json prints events.
 DOCUMENTS = {
-    **dict.fromkeys(("top", "status --watch"), "top"),
-    **{name: name for name in ("plan", "status", "check", "facts", "fit", "explain", "bundle", "history")},
+    **{name: name for name in ("plan", "status", "check", "fit", "explain")},
+    **{
+        "status --watch": "watch",
+        "status --history": "history",
+        "check --facts": "facts",
+        "explain --bundle": "bundle",
+    },
     **{name: name for name in ("complete", "chat", "endpoint", "bench", "key")},
     **{"models ls": "models", "image ls": "image", "batch --list": "batch"},
 }
+# What prints events beside a verb that prints a document.
+_EVENTS = ("endpoint --close", "models rm", "status --wait")
 OPERATIONS = get_args(plan.Operation)
 
 
@@ -101,7 +108,7 @@ def schemas() -> dict[str, Schema]:
     return {
         "plan": keys({"v": VERSION, **_plan()["properties"], "stops": maybe(TEXT)}),
         "status": keys(_status()),
-        "top": keys(
+        "watch": keys(
             {
                 **_status(),
                 "time": NUMBER,
@@ -318,8 +325,8 @@ def _events() -> list[Schema]:
         ("warning", "", {"code": TEXT}),
         ("warning", "serve, rollback", {"rollback_to": TEXT}),
         ("note", "", {"code": TEXT}),
-        ("progress", "up, wait --gpus", {"gpus": pair}),
-        ("progress", "serve, rollback, wait", start),
+        ("progress", "up, status --wait --gpus", {"gpus": pair}),
+        ("progress", "serve, rollback, status --wait", start),
         ("progress", "explain", {"bytes": COUNT}),
         ("progress", "check --deep", {"bytes": COUNT, "seconds": NUMBER, "bus_gb_per_s": NUMBER}),
         ("progress", "batch", batch),
@@ -334,7 +341,7 @@ def _events() -> list[Schema]:
         ("result", "models rm", {"model": TEXT, "hosts": rows(TEXT), "removed_bytes": COUNT}),
         ("result", "tunnel, dashboard", {"url": TEXT, "port": COUNT}),
         ("result", "sandbox up", {"inventory": TEXT}),
-        ("result", "wait", {"seconds": NUMBER}),
+        ("result", "status --wait", {"seconds": NUMBER}),
         ("result", "metrics", {"folder": TEXT, "target": TEXT}),
         ("result", "batch", fields(BatchResult)["properties"]),
         ("log", "", {"source": TEXT, "rank": maybe(COUNT)}),
@@ -368,13 +375,9 @@ def validator(name: str) -> Draft202012Validator:
 
 def validate(argv: Sequence[str], output: str) -> None:
     """Hold what a command wrote with --json against its schema: one document, or events line by line."""
-    verbs = {command.partition(" ")[0] for command in DOCUMENTS}
-    verb = next((word for word in argv if word in verbs and "--close" not in argv), "events")
-    verb = "top" if "--watch" in argv else verb
-    # With --list alone.
-    verb = "events" if verb == "batch" and "--list" not in argv else verb
-    # Of its verbs, one prints a document.
-    verb = "events" if (verb == "image" and "ls" not in argv) or (verb == "models" and "rm" in argv) else verb
+    commands = {**dict.fromkeys(_EVENTS, "events"), "models": "models", **DOCUMENTS}
+    fits = [command for command in commands if {*command.split()} <= {*argv}]
+    verb = commands[max(fits, key=lambda command: len(command.split()))] if fits else "events"
     for line in output.splitlines():
         row = json.loads(line)
         judge = validator("events" if row.get("event") == "error" else verb)
@@ -384,8 +387,12 @@ def validate(argv: Sequence[str], output: str) -> None:
 
 def texts() -> dict[str, str]:
     """The content of each file."""
+    titles = {name: command for command, name in DOCUMENTS.items()}
     dialect = {"$schema": Draft202012Validator.META_SCHEMA["$id"]}
     return {
-        f"{name}.schema.json": json.dumps({**dialect, "title": f"vcluster {name} --json", **schema}, indent=1) + "\n"
+        f"{name}.schema.json": json.dumps(
+            {**dialect, "title": f"vcluster {titles.get(name, name)} --json", **schema}, indent=1
+        )
+        + "\n"
         for name, schema in schemas().items()
     }

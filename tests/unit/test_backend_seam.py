@@ -22,7 +22,6 @@ LITERALS = {
     "core/image_use.py": "the name of an image",
     "cli/logs.py": "the option",
     "cli/render/images.py": "the column",
-    "cli/status.py": "the option",
     "core/log_lines.py": "the mark of lines, as users see it",
     "core/node_status.py": "the key of an earlier version",
     "inventory/reserved.py": "variables that users may not set; what reads an inventory imports no backend",

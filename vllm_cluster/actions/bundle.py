@@ -49,7 +49,7 @@ SSH_SECONDS = 5
 # Of this machine's own runs; the last one is this run.
 MAX_CALL_LOGS = 5
 
-Packed = tuple[Path, dict[str, int], Mapping[str, VclusterError]]
+Packed = tuple[dict[str, int], Mapping[str, VclusterError]]
 
 
 @dataclass
@@ -62,18 +62,14 @@ class _Host:
     secrets: list[str]
 
 
-def bundle(
-    inventory: Inventory, emit: Emit, *, output: Path | None, anonymous: bool, runtime: Runtime = SYSTEM
-) -> Packed:
-    """Write the bundle; returns its path, what is in it with sizes, and the hosts that gave nothing.
+def bundle(inventory: Inventory, emit: Emit, path: Path, *, anonymous: bool, runtime: Runtime = SYSTEM) -> Packed:
+    """Write the bundle; returns what is in it with sizes, and the hosts that gave nothing.
 
     Raises:
         UsageError: the file exists, or cannot be written.
     """
-    made = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    path = output or Path(f"vcluster-bundle-{'cluster' if anonymous else inventory.cluster}-{made}.tar.gz")
     if path.exists():
-        raise UsageError(f"{path} already exists", hint="vcluster bundle -o FILE")
+        raise UsageError(f"{path} already exists", hint="vcluster explain --bundle FILE")
     with Fleet(inventory, runtime) as fleet:
         emit(Event("phase", f"collecting from {count(len(inventory.hosts), 'host')}"))
         hosts, failures = fleet.each(lambda connection: _look(inventory, connection))
@@ -86,7 +82,7 @@ def bundle(
     }
     files["contents.txt"] = "".join(f"{len(content):>10}  {name}\n" for name, content in files.items()).encode()
     _write(path, files)
-    return path, {name: len(content) for name, content in files.items()}, failures
+    return {name: len(content) for name, content in files.items()}, failures
 
 
 def _look(inventory: Inventory, connection: HostConnection) -> _Host:

@@ -1,4 +1,4 @@
-"""A page on this machine's loopback that shows what `top` shows."""
+"""A page on this machine's loopback that shows what `status --watch` shows."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from vllm_cluster.actions.assess import require_name
-from vllm_cluster.errors import VclusterError
+from vllm_cluster.errors import UsageError, VclusterError
 from vllm_cluster.inventory.model import Inventory
-from vllm_cluster.run.connection import Fleet, HostConnection
+from vllm_cluster.run.connection import Fleet, HostConnection, ssh_line
 from vllm_cluster.run.node_exec import NodeCommand
 from vllm_cluster.run.open_node import open_node
 from vllm_cluster.run.runtime import SYSTEM, Runtime
@@ -84,3 +84,15 @@ def exec_all(
             return command.run(lambda of_errors, data: out(connection.name, of_errors, data), None)
 
         return fleet.each(run)
+
+
+def ssh_command(inventory: Inventory, host: str) -> list[str]:
+    """The ssh command that leads to a host, with the inventory's settings.
+
+    Raises:
+        UsageError: the host is this machine.
+    """
+    argv = ssh_line(inventory, inventory.hosts[host])
+    if not argv:
+        raise UsageError(f"{host} is this machine (ssh: local)", hint="run the command without vcluster")
+    return argv

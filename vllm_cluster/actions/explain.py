@@ -47,6 +47,7 @@ MAX_FILES = 1000
 PROGRESS_SECONDS = 1.0
 MAX_RESTARTS = 5
 _OWN = "the error"
+BUNDLE = "vcluster explain --bundle report.tar.gz"
 # What vLLM, Ray, Docker and log rotation name a log, in a folder that may hold other files too.
 _LOG = re.compile(r"\.(log|out|err|txt)(\.\d+)?(\.gz)?$")
 # Of a host that does not answer nothing more is asked: it would be waited for once more.
@@ -191,7 +192,7 @@ def add_cause(
     error.message += "" if found.cause else otherwise
     if found.named:
         return _named(error, found.named, model, last=bool(otherwise))
-    error.hint = _lines("vcluster bundle", error.hint) if otherwise else _lines(error.hint, "vcluster bundle")
+    error.hint = _lines(BUNDLE, error.hint) if otherwise else _lines(error.hint, BUNDLE)
     return error
 
 

@@ -71,6 +71,10 @@ def ready(inventory: Inventory, head: HostConnection) -> ServeStatus:
         raise PreflightFailed(f"no model is served on {inventory.cluster}", hint="vcluster serve MODEL")
     if serve.phase != "ready":
         detail = f": {serve.detail}" if serve.detail else ""
-        hint = "vcluster explain\nvcluster status" if serve.phase == "failed" else "vcluster wait\nvcluster status"
+        hint = (
+            "vcluster explain\nvcluster status"
+            if serve.phase == "failed"
+            else "vcluster status --wait\nvcluster status"
+        )
         raise PreflightFailed(f"{serve.name} is not ready: {serve.phase}{detail}", hint=hint)
     return serve

@@ -76,7 +76,7 @@ def _before(node: NodeHandle) -> dict[str, Any]:
         if found["generation"] != now:
             return dict(found)
     text = f"{node.host}: rollback: no earlier request was ready"
-    raise PreflightFailed(text, hint="vcluster history\nvcluster serve MODEL")
+    raise PreflightFailed(text, hint="vcluster status --history\nvcluster serve MODEL")
 
 
 def _fitted(inventory: Inventory, found: Mapping[str, Any], gpus: Mapping[str, int]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from vllm_cluster.actions.head import at_head
-from vllm_cluster.backends import backend
 from vllm_cluster.checks.registry import engine_problem
 from vllm_cluster.core.desired import found_gpus, intent
 from vllm_cluster.core.identity import cluster_id, foreign, node_of
@@ -20,8 +18,7 @@ from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.audit import AuditEntry, last_change
 from vllm_cluster.run.connection import Fleet, HostConnection
 from vllm_cluster.run.node_handle import NodeHandle
-from vllm_cluster.run.observe import observe, usable
-from vllm_cluster.run.program import RemoteProgram
+from vllm_cluster.run.observe import observe
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import count
 
@@ -30,7 +27,6 @@ RUNNING, STARTING, STOPPED, MISSING = "running", "starting", "stopped", "missing
 UNREACHABLE, DOCKER_ERROR, SHELL_ERROR, UNKNOWN = "unreachable", "docker-error", "shell-error", "unknown"
 
 OUTSIDE = "not in the inventory"
-GROUP_STATUS = RemoteProgram(" ".join(backend.STATUS_ARGV), ("timeout", "30", *backend.STATUS_ARGV))
 
 
 @dataclass(frozen=True)
@@ -137,13 +133,6 @@ def assemble(inventory: Inventory, rows: dict[str, HostState]) -> ClusterStatus:
         first.facts.clock if first.facts else None,
         first.changed,
     )
-
-
-def group_status(inventory: Inventory) -> str:
-    """What `ray status` prints on the head: a picture up to 5 s old, for people."""
-    with at_head(inventory) as head:
-        usable(observe(inventory, head))
-        return NodeHandle(head, inventory.cluster).run(GROUP_STATUS, 40).text
 
 
 def look(inventory: Inventory, connection: HostConnection) -> HostState:

@@ -12,7 +12,6 @@ TOKEN = "ray-token"  # noqa: S105 (a name)
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 (a name)
 # Its executor fills gaps in a worker's environment from the head's, but for what is in this file of vLLM's folder.
 NOT_PASSED_ON = "ray_non_carry_over_env_vars.json"
-STATUS_ARGV = ("ray", "status")
 # vLLM moves its tensors itself; Ray's default would take 30 % of the memory.
 OBJECT_STORE_BYTES = 200_000_000
 # Where it listens, as keys of the inventory's `ports`: on every node, on the head alone, and on the head's loopback.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="HOST -- COMMAND", help="A host, and the command.", autocompletion=complete_hosts),
+    typer.Argument(
+        metavar="HOST -- COMMAND", help="A host, and the command. Default: a shell.", autocompletion=complete_hosts
+    ),
 ]
+
+# An image may have no bash.
+SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
 
 
 def exec_(
@@ -29,21 +35,25 @@ def exec_(
     inventory: InventoryPath = None,
     head: Annotated[bool, typer.Option("--head", help="Run it on the head.")] = False,
     everywhere: Annotated[bool, typer.Option("--all", help="Run it on every host, without input.")] = False,
+    by_ssh: Annotated[bool, typer.Option("--ssh", help="Run it on the host itself, by this machine's ssh.")] = False,
     no_terminal: Annotated[
         bool, typer.Option("--no-tty", "-T", help="No terminal for the command; it gets one where there is one here.")
     ] = False,
 ) -> None:
-    """Run a command in the containers of the nodes."""
+    """Run a command in the containers of the nodes, or on a host."""
     host, command = _target(list(words or ()), sys.argv, chosen=head or everywhere)
-    if head and everywhere:
-        raise UsageError("--head and --all exclude each other", hint="vcluster exec --all -- COMMAND")
+    if everywhere and (head or by_ssh):
+        other = "--head" if head else "--ssh"
+        raise UsageError(f"{other} and --all exclude each other", hint="vcluster exec --all -- COMMAND")
 
     with Session(inventory, as_json=False) as session:
         loaded = session.load()
         if host is not None and host not in loaded.hosts:
             raise _no_host(host, command, tuple(loaded.hosts), named="--" in sys.argv)
-        if not command:
-            raise UsageError("there is no command", hint=f"vcluster exec {host or '--head'} -- COMMAND")
+        if everywhere and not command:
+            raise UsageError("there is no command", hint="vcluster exec --all -- COMMAND")
+        if by_ssh:
+            _by_ssh(loaded, host or loaded.head_name, command)
         from vllm_cluster.actions.exec import exec_one
         from vllm_cluster.cli.terminal import LocalEnds
 
@@ -52,7 +62,7 @@ def exec_(
         terminal = not no_terminal and sys.stdin.isatty() and sys.stdout.isatty()
         ends = LocalEnds(terminal=terminal)
         with ends.lent():
-            code = exec_one(loaded, host or loaded.head_name, command, ends)
+            code = exec_one(loaded, host or loaded.head_name, command or SHELL, ends)
         raise SystemExit(code)
 
 
@@ -61,7 +71,7 @@ def _target(words: list[str], argv: list[str], *, chosen: bool) -> tuple[str | N
     before = argv[: argv.index("--")] if "--" in argv else argv
     if not chosen:
         if not words or ("--" in argv and words[0] not in before):
-            raise UsageError("missing HOST", hint="vcluster exec HOST -- COMMAND\nvcluster exec --head -- COMMAND")
+            raise UsageError("missing HOST", hint="vcluster exec HOST\nvcluster exec HOST -- COMMAND")
         return words[0], words[1:]
     if "--" in argv and words and len(words) > len(argv) - len(before) - 1:
         raise UsageError(
@@ -80,6 +90,18 @@ def _no_host(word: str, command: list[str], hosts: tuple[str, ...], *, named: bo
     else:
         hint = "\n".join(f"vcluster exec {at} -- {shlex.join([word, *command])}" for at in (hosts[0], "--all"))
     return UsageError(f"no host {word}: there are {', '.join(hosts)}", hint=hint)
+
+
+def _by_ssh(loaded: Inventory, host: str, command: list[str]) -> NoReturn:
+    """Become the ssh of this machine: it is the person's own terminal from here on."""
+    from vllm_cluster.actions.exec import ssh_command
+
+    argv = [*ssh_command(loaded, host), *(["--", *command] if command else [])]
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - words, and no shell of this machine
+    except OSError as error:
+        hint = f"install the OpenSSH client, then:\n{shlex.join(argv)}"
+        raise UsageError(f"cannot run ssh: {error.strerror}", hint=hint) from None
 
 
 def _on_all(loaded: Inventory, command: list[str]) -> None:

@@ -10,12 +10,12 @@ LEASE = {
 }
 REQUEST = {**LEASE, 75: f"{LEASE[75]}, or another request replaced this one"}
 READ = {2: "wrong usage or inventory", 4: "a host is unreachable"}
-WAIT = {
-    0: "ready",
-    1: "it cannot become ready: the model failed, or none is requested",
-    3: "the cluster is not up, and has not come up for 30 s",
+STATUS = {
+    0: "the cluster is as in the inventory, and the requested model is ready; with --wait, what it waited for",
+    1: "the cluster differs, or the model is not ready; with --wait, it cannot become ready",
+    3: "with --wait or --history: the cluster is not up",
     **READ,
-    124: "timed out",
+    124: "--wait timed out",
 }
 ASK = {
     1: "the answer broke off",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,41 +10,88 @@ import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import SETTINGS, Session
+from vllm_cluster.errors import UsageError
 
 EXIT_UNKNOWN = 1
 EXIT_UNREACHABLE = 4
 
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="FILE",
+        help="Logs, also gzipped, or folders of them; - is standard input. Default: those of the cluster.",
+    ),
+]
+Bundle = Annotated[
+    Path | None,
+    typer.Option("--bundle", metavar="FILE", help="Pack logs, facts, plan and versions into FILE (tar.gz) instead."),
+]
+Anonymous = Annotated[
+    bool,
+    typer.Option(
+        "--anonymous", help="With --bundle: replace addresses, host names, users, proxies, images and paths too."
+    ),
+]
+
 
 def explain(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="FILE",
-            help="Logs, also gzipped, or folders of them; - is standard input. Default: those of the cluster.",
-        ),
-    ] = None,
+    files: Files = None,
     inventory: InventoryPath = None,
+    bundle: Bundle = None,
+    anonymous: Anonymous = False,
     as_json: Json = False,
 ) -> None:
     """Name the first cause of a failure from logs."""
+    if files and bundle:
+        raise UsageError("a bundle is of the cluster: FILE and --bundle exclude each other")
+    if anonymous and not bundle:
+        raise UsageError("--anonymous needs --bundle", hint="vcluster explain --bundle FILE --anonymous")
     with Session(inventory, as_json=as_json) as session:
-        from vllm_cluster.actions import explain as explain_action
-        from vllm_cluster.cli.render.explain import explain_document, show_explained
-        from vllm_cluster.events import Event
-
-        if files:
-            # Standard input ends once.
-            verdict = explain_action.of_files(list(dict.fromkeys(files)), session.progress)
-            found = explain_action.Explanation(verdict, {})
+        if bundle:
+            _pack(session, bundle, anonymous=anonymous)
         else:
-            found = explain_action.of_cluster(session.load(), session.progress)
-        for host, error in found.failures.items():
-            session.progress(Event("failed", error.message, host))
-        session.show(
-            lambda: explain_document(found.verdict, found.failures, found.request, found.restarts),
-            lambda: show_explained(found.verdict, color=SETTINGS.color, request=found.request, restarts=found.restarts),
-        )
-        if found.verdict.result in ("unknown", "symptom"):
-            raise SystemExit(EXIT_UNKNOWN)
-        if found.verdict.result == "nothing" and found.failures:
-            raise SystemExit(EXIT_UNREACHABLE)
+            _explain(session, files or ())
+
+
+def _explain(session: Session, files: Sequence[Path]) -> None:
+    from vllm_cluster.actions import explain as explain_action
+    from vllm_cluster.cli.render.explain import explain_document, show_explained
+    from vllm_cluster.events import Event
+
+    if files:
+        # Standard input ends once.
+        verdict = explain_action.of_files(list(dict.fromkeys(files)), session.progress)
+        found = explain_action.Explanation(verdict, {})
+    else:
+        found = explain_action.of_cluster(session.load(), session.progress)
+    for host, error in found.failures.items():
+        session.progress(Event("failed", error.message, host))
+    session.show(
+        lambda: explain_document(found.verdict, found.failures, found.request, found.restarts),
+        lambda: show_explained(found.verdict, color=SETTINGS.color, request=found.request, restarts=found.restarts),
+    )
+    if found.verdict.result in ("unknown", "symptom"):
+        raise SystemExit(EXIT_UNKNOWN)
+    if found.verdict.result == "nothing" and found.failures:
+        raise SystemExit(EXIT_UNREACHABLE)
+
+
+def _pack(session: Session, path: Path, *, anonymous: bool) -> None:
+    loaded = session.load()
+    from vllm_cluster.actions.bundle import bundle
+    from vllm_cluster.cli.render.text import plain
+    from vllm_cluster.errors import combine
+    from vllm_cluster.text import count
+
+    packed, failures = bundle(loaded, session.progress, path, anonymous=anonymous)
+    missing = {host: error.message for host, error in failures.items()}
+    lines = [f"  {size:>9}  {name}" for name, size in packed.items()]
+    lines += [f"Nothing of {host} is in it" for host in failures]
+    files = count(len(packed), "file")
+    lines.append(f"Wrote {path} ({files}); known secrets are redacted, review it before you share it")
+    session.show(
+        lambda: {"v": 1, "file": str(path), "packed": packed, "unreachable": missing},
+        lambda: print(*map(plain, lines), sep="\n"),
+    )
+    if failures:
+        raise combine(failures).with_hosts(loaded.hosts)

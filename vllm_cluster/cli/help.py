@@ -44,7 +44,8 @@ def verb_help(path: str, verb: Verb, params: Sequence[Any]) -> str:
 def program_help(path: str, about: str, verbs: Mapping[str, Verb], params: Sequence[Any]) -> str:
     """The help of a program or of a group of verbs."""
     width = _width()
-    options = [one for one in params if one.param_type_name == "option" and not one.hidden]
+    # The common ones are in the help of each verb.
+    options = [one for one in params if one.param_type_name == "option" and one.name not in COMMON[:-1]]
     lines = [f"Usage: {path} VERB [OPTIONS]", "", *textwrap.wrap(about, width)]
     for group in dict.fromkeys(verb.group for verb in verbs.values()):
         rows = ((name, verb.summary) for name, verb in verbs.items() if verb.group == group)

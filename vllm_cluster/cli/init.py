@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - is standard output.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of an inventory instead.")]
 
 
 def init(
@@ -41,8 +43,14 @@ def init(
     model_cache: ModelCache = "/data/huggingface",
     output: Output = Path("inventory.yaml"),
     force: Force = False,
+    schema: Schema = False,
 ) -> None:
-    """Write a commented inventory."""
+    """Write a commented inventory, or print its JSON Schema."""
+    if schema:
+        from vllm_cluster.inventory.schema import json_schema
+
+        print(json.dumps(json_schema(), indent=2))
+        return
     with Session(None, as_json=False):
         from vllm_cluster.actions.init import write
         from vllm_cluster.text import count

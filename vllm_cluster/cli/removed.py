@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from vllm_cluster.errors import UsageError
 
 # What is typed behind `vcluster` → the line to use: a verb ("facts"), or an option of a verb ("batch --on-head").
-INSTEAD: Mapping[str, str] = {}
+INSTEAD: Mapping[str, str] = {
+    "bundle": "vcluster explain --bundle report.tar.gz",
+    "facts": "vcluster check --facts",
+    "history": "vcluster status --history",
+    "schema": "vcluster init --schema",
+    "ssh": "vcluster exec HOST --ssh",
+    "status --ray": "vcluster exec --head -- ray status",
+    "top": "vcluster status --watch",
+    "wait": "vcluster status --wait",
+}
 
 
 def refuse(path: str, names: Sequence[str]) -> None:

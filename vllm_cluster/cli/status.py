@@ -1,7 +1,8 @@
-"""`vcluster status`, and `vcluster top`, which is `vcluster status --watch`."""
+"""`vcluster status`: now, as it changes, until it is ready, and what was done."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,41 +15,70 @@ from vllm_cluster.errors import UsageError
 EXIT_NOT_READY = 1
 EXIT_UNREACHABLE = 4
 INTERVAL_SECONDS = 2.0
+TIMEOUT_SECONDS = 600.0
+ENTRIES = 20
 
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh the view, with loads, until Ctrl-C.")]
 Interval = Annotated[
-    float, typer.Option("--interval", metavar="DURATION", min=0.5, max=3600, help="Time between two views.")
+    float | None,
+    typer.Option("--interval", metavar="DURATION", min=0.5, max=3600, help="With --watch: between two views (2s)."),
 ]
-Number = Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="End after N views.")]
+Number = Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="With --watch: end after N views.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the model is ready.")]
+Gpus = Annotated[bool, typer.Option("--gpus", help="With --wait: until Ray reports exactly the planned GPUs.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="DURATION", min=0, max=1e9, help="With --wait: how long at most (10m)."),
+]
+History = Annotated[bool, typer.Option("--history", help="Show what was done, when, by whom, with the result.")]
+Last = Annotated[
+    int | None, typer.Option("--last", metavar="N", min=1, help="With --history: the last N entries (20).")
+]
 
 
 def status(
     inventory: InventoryPath = None,
     as_json: Json = False,
-    group: Annotated[bool, typer.Option("--ray", help="Print what ray status prints on the head.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the view, with loads, until Ctrl-C.")] = False,
-    interval: Interval = INTERVAL_SECONDS,
+    watch: Watch = False,
+    interval: Interval = None,
     count: Number = None,
+    wait: Wait = False,
+    gpus: Gpus = False,
+    timeout: Timeout = None,
+    history: History = False,
+    last: Last = None,
 ) -> None:
     """Show hosts, GPUs and the served model."""
-    if watch and group:
-        raise UsageError("--ray and --watch exclude each other", hint="vcluster status --watch\nvcluster status --ray")
-    if as_json and group:
-        raise UsageError("--ray and --json exclude each other", hint="vcluster status --json\nvcluster status --ray")
-    if not watch and (count is not None or interval != INTERVAL_SECONDS):
-        raise UsageError("--interval and --count need --watch", again=("--watch",))
+    modes = {"--watch": watch, "--wait": wait, "--history": history}
+    given = [name for name, is_given in modes.items() if is_given]
+    if len(given) > 1:
+        lines = "\n".join(f"vcluster status {name}" for name in given)
+        raise UsageError(f"{' and '.join(given)} exclude each other", hint=lines)
+    needed = {
+        "--watch": {"--interval": interval is not None, "--count": count is not None},
+        "--wait": {"--gpus": gpus, "--timeout": timeout is not None},
+        "--history": {"--last": last is not None},
+    }
+    for mode, options in needed.items():
+        names = [name for name, is_given in options.items() if is_given and not modes[mode]]
+        if names:
+            raise UsageError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {mode}", again=(mode,))
     if watch:
-        top(inventory, as_json, interval, count)
-        return
+        _watch(inventory, interval or INTERVAL_SECONDS, count, as_json=as_json)
+    elif wait:
+        _wait(inventory, TIMEOUT_SECONDS if timeout is None else timeout, gpus=gpus, as_json=as_json)
+    elif history:
+        _show_history(inventory, last or ENTRIES, as_json=as_json)
+    else:
+        _show(inventory, as_json=as_json)
 
+
+def _show(inventory: Path | None, *, as_json: bool) -> None:
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions import status as status_action
         from vllm_cluster.cli.render.status import show_status, status_document
-        from vllm_cluster.cli.render.text import plain
 
-        if group:
-            print(plain(status_action.group_status(loaded)))
-            return
         found = status_action.status(loaded, session.progress)
         session.show(
             lambda: status_document(found, session.paste),
@@ -60,13 +90,7 @@ def status(
         raise SystemExit(EXIT_UNREACHABLE if found.unreachable else 0 if found.ready else EXIT_NOT_READY)
 
 
-def top(
-    inventory: InventoryPath = None,
-    as_json: Json = False,
-    interval: Interval = INTERVAL_SECONDS,
-    count: Number = None,
-) -> None:
-    """Show hosts, GPUs and tokens as they change."""
+def _watch(inventory: Path | None, interval: float, count: int | None, *, as_json: bool) -> None:
     with Session(inventory, as_json=as_json) as session:
         loaded = session.load()
         from vllm_cluster.actions.watch import watch
@@ -74,3 +98,27 @@ def top(
 
         with writer(as_json=session.as_json, color=SETTINGS.color, paste=session.paste) as shown:
             watch(loaded, interval, shown.show, number=count)
+
+
+def _wait(inventory: Path | None, seconds: float, *, gpus: bool, as_json: bool) -> None:
+    with Session(inventory, as_json=as_json) as session:
+        loaded = session.load()
+        from vllm_cluster.actions.wait import wait
+        from vllm_cluster.events import Event
+
+        took = wait(loaded, session.emit, seconds, gpus=gpus)
+        what = "the GPUs are there" if gpus else "the model is ready"
+        session.emit(Event("result", f"{loaded.cluster}: {what}", data={"seconds": round(took, 3)}))
+
+
+def _show_history(inventory: Path | None, last: int, *, as_json: bool) -> None:
+    with Session(inventory, as_json=as_json) as session:
+        loaded = session.load()
+        from vllm_cluster.actions.history import history
+        from vllm_cluster.cli.render.history import history_document, show_history
+
+        found = history(loaded)[-last:]
+        session.show(
+            lambda: history_document(loaded.cluster, found),
+            lambda: show_history(loaded.cluster, found, color=SETTINGS.color),
+        )

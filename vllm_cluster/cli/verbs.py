@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
-from vllm_cluster.cli.exits import ASK, BATCH, LEASE, READ, REQUEST, WAIT
+from vllm_cluster.cli.exits import ASK, BATCH, LEASE, READ, REQUEST, STATUS
 from vllm_cluster.cli.program import Verb
 from vllm_cluster.cli.verbs_models import PULL
 
-_SET_UP, _RUN, _USE, _LOOK, _OTHER = "Set up", "Run", "Use", "Look into a failure", "Other"
+# The nine verbs of every day are first.
+_DAILY, _MODELS, _USE, _MORE = "Every day", "Models and images", "Use the model", "More"
 
 VERBS = {
     "init": Verb(
-        _SET_UP,
+        _DAILY,
         "init:init",
         "Write a commented inventory.",
         examples=(
             "vcluster init --host gpu1=10.0.0.11 --host gpu2=10.0.0.12",
             "vcluster init --from-ssh-config 'gpu*'",
+            "vcluster init --schema > inventory.schema.json",
         ),
     ),
-    "fit": Verb(
-        _SET_UP,
-        "fit:fit",
-        "Check whether a model fits, in which layouts and context.",
-        "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts.",
-        ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit --params 405B --gpus 8 --gpu-memory 80GB"),
-        {0: "it fits", 1: "the model cannot be read", 3: "it does not fit", **READ},
-    ),
     "check": Verb(
-        _SET_UP,
+        _DAILY,
         "check:check",
         "Check hosts and the links between them for known problems.",
-        "Changes nothing: temporary containers are removed.",
-        ("vcluster check", "vcluster check --deep"),
+        "Changes nothing: temporary containers are removed. With --facts it shows GPUs, Docker, network, RDMA, memory "
+        "and disks of the hosts.",
+        ("vcluster check", "vcluster check --deep", "vcluster check --facts gpu1 --json"),
         {0: "no errors; there may be warnings", 3: "an error was found", **READ},
     ),
-    "facts": Verb(
-        _SET_UP,
-        "facts:facts",
-        "Show GPUs, Docker, network, RDMA, memory and disks of hosts.",
-        examples=("vcluster facts", "vcluster facts gpu1 --json"),
-        exits=READ,
-    ),
-    "models": Verb(_SET_UP, "models:app", "Show and remove the models of the hosts."),
-    "pull": PULL,
-    "image": Verb(_SET_UP, "image:app", "List, remove and send the images of the hosts."),
     "plan": Verb(
-        _RUN,
+        _DAILY,
         "plan:plan",
         "Show what up would change.",
         "Changes nothing. Each change shows what it was and what it will be; -v also shows each new container "
@@ -54,36 +39,15 @@ VERBS = {
         {3: "an error was found", 10: "there is something to do (with --exit-code)", **READ},
     ),
     "up": Verb(
-        _RUN,
+        _DAILY,
         "up:up",
         "Bring every host to the state of the inventory.",
         "Waits until Ray reports exactly the planned GPUs. With nothing to do it changes nothing.",
         ("vcluster up", "vcluster up --yes --wait 10m"),
         {0: "the cluster is up", 1: "failed, or the answer was no", **LEASE},
     ),
-    "status": Verb(
-        _RUN,
-        "status:status",
-        "Show hosts, GPUs and the served model.",
-        "Problems are one line each; -v shows their whole text. --watch does the same as vcluster top.",
-        ("vcluster status", "vcluster status --json", "vcluster status --watch"),
-        {
-            0: "the cluster is as in the inventory, and the requested model is ready",
-            1: "the cluster differs from the inventory, or the requested model is not ready",
-            **READ,
-        },
-    ),
-    "top": Verb(
-        _RUN,
-        "status:top",
-        "Show hosts, GPUs and tokens as they change.",
-        "The same as vcluster status --watch: use, power and temperature of GPUs, tokens a second, requests, KV cache, "
-        "TTFT, TPOT. A lost host is a row with its reason. Without a terminal it prints a line each time.",
-        ("vcluster top", "vcluster top --json --count 2", "vcluster top --interval 10 > load.txt"),
-        {0: "after --count views; Ctrl-C ends with 130", 2: "wrong usage or inventory"},
-    ),
     "serve": Verb(
-        _RUN,
+        _DAILY,
         "serve:serve",
         "Serve a model on the GPUs of the cluster.",
         "A cluster serves one model: another one replaces it, after its config, flags and memory have been checked. "
@@ -96,47 +60,79 @@ VERBS = {
         ),
         {0: "the model is ready", 1: "failed, or the answer was no", **REQUEST},
     ),
+    "status": Verb(
+        _DAILY,
+        "status:status",
+        "Show hosts, GPUs and the served model.",
+        "Problems are one line each; -v shows their whole text. --watch adds use, power and temperature of GPUs, "
+        "tokens a second, requests, KV cache, TTFT, TPOT; without a terminal it prints a line each time. --wait is for "
+        "scripts. --history is what the head keeps; down deletes it.",
+        (
+            "vcluster status",
+            "vcluster status --watch",
+            "vcluster status --watch --json --count 2",
+            "vcluster status --wait --timeout 30m",
+            "vcluster status --wait --gpus",
+            "vcluster status --history --last 100 --json",
+        ),
+        STATUS,
+    ),
+    "logs": Verb(
+        _DAILY,
+        "logs:logs",
+        "Show the logs of all hosts, merged by time.",
+        "Each line has its host and what printed it: node, ray, vllm or a rank. With --follow a log continues after a "
+        "lost connection or a restart, without gap or repeat.",
+        ("vcluster logs --since 10m", "vcluster logs --follow --errors", "vcluster logs --rank 3"),
+        {1: "a log could not be read to its end", 3: "the cluster is not up", **READ},
+    ),
+    "endpoint": Verb(
+        _DAILY,
+        "endpoint:endpoint",
+        "Print what OpenAI clients need: URL, key, a snippet.",
+        "With --detach a tunnel stays open in the background; a later call finds it, and --close closes it.",
+        (
+            "vcluster endpoint --detach",
+            'eval "$(vcluster endpoint --env)"',
+            "vcluster endpoint --python > ask.py",
+            "vcluster endpoint --close",
+        ),
+        {3: "no model is ready, or this machine cannot reach it", **READ},
+    ),
+    "down": Verb(
+        _DAILY,
+        "down:down",
+        "Remove the cluster's containers and volumes from all hosts.",
+        "Keeps images and model caches. Deletes the API key, the history and the batches on the head. It asks first "
+        "where a model is served, or a batch is not fetched.",
+        ("vcluster down", "vcluster down --yes"),
+        {0: "no container or volume of it is left", 1: "failed, or the answer was no", **LEASE},
+    ),
+    "fit": Verb(
+        _MODELS,
+        "fit:fit",
+        "Check whether a model fits, in which layouts and context.",
+        "Reads the model's config and the headers of its weights, and the GPUs of the inventory's hosts.",
+        ("vcluster fit meta-llama/Llama-3.1-8B-Instruct", "vcluster fit --params 405B --gpus 8 --gpu-memory 80GB"),
+        {0: "it fits", 1: "the model cannot be read", 3: "it does not fit", **READ},
+    ),
+    "pull": PULL,
+    "models": Verb(_MODELS, "models:app", "Show and remove the models of the hosts."),
+    "image": Verb(_MODELS, "image:app", "List, remove and send the images of the hosts."),
     "stop": Verb(
-        _RUN,
+        _MODELS,
         "stop:stop",
         "Stop the served model; keep the cluster up.",
         examples=("vcluster stop --yes",),
         exits={0: "no model is served", 1: "failed, or the answer was no", **LEASE},
     ),
     "rollback": Verb(
-        _RUN,
+        _MODELS,
         "rollback:rollback",
         "Serve the model again that was ready before.",
         "Repeats the last request that was ready before the current one, with its flags.",
         ("vcluster rollback", "vcluster rollback --yes"),
         {0: "the model is ready", 1: "failed, or the answer was no", **REQUEST},
-    ),
-    "wait": Verb(
-        _RUN,
-        "wait:wait",
-        "Wait until the model is ready, or the GPUs are there.",
-        "For scripts. Shows on standard error what it waits for.",
-        ("vcluster wait --timeout 30m", "vcluster wait --gpus"),
-        WAIT,
-    ),
-    "history": Verb(
-        _RUN,
-        "history:history",
-        "Show what was done, when, by whom, with the result.",
-        "The head keeps it; down deletes it.",
-        ("vcluster history", "vcluster history --last 100 --json"),
-        {3: "the cluster is not up", **READ},
-    ),
-    "complete": Verb(
-        _USE,
-        "complete:complete",
-        "Continue a text with the served model.",
-        "Forwards the API by itself, and uses the cluster's key. The answer alone is on standard output.",
-        (
-            'vcluster complete "The capital of France is" --max-tokens 8 --temperature 0',
-            "vcluster complete - --logprobs 5 < prompt.txt",
-        ),
-        ASK,
     ),
     "chat": Verb(
         _USE,
@@ -147,6 +143,17 @@ VERBS = {
             "vcluster chat",
             'vcluster chat "What is a river?" --system "Answer in one sentence." --max-tokens 64',
             "git diff | vcluster chat - --json-schema review.json",
+        ),
+        ASK,
+    ),
+    "complete": Verb(
+        _USE,
+        "complete:complete",
+        "Continue a text with the served model.",
+        "Forwards the API by itself, and uses the cluster's key. The answer alone is on standard output.",
+        (
+            'vcluster complete "The capital of France is" --max-tokens 8 --temperature 0',
+            "vcluster complete - --logprobs 5 < prompt.txt",
         ),
         ASK,
     ),
@@ -179,19 +186,6 @@ VERBS = {
         {1: "a run failed; those before it are kept", 3: "no model is ready", **READ},
         usage=("[OPTIONS]", "[--compare A B]"),
     ),
-    "endpoint": Verb(
-        _USE,
-        "endpoint:endpoint",
-        "Print what OpenAI clients need: URL, key, a snippet.",
-        "With --detach a tunnel stays open in the background; a later call finds it, and --close closes it.",
-        (
-            "vcluster endpoint --detach",
-            'eval "$(vcluster endpoint --env)"',
-            "vcluster endpoint --python > ask.py",
-            "vcluster endpoint --close",
-        ),
-        {3: "no model is ready, or this machine cannot reach it", **READ},
-    ),
     "tunnel": Verb(
         _USE,
         "tunnel:tunnel",
@@ -217,82 +211,52 @@ VERBS = {
             **READ,
         },
     ),
-    "down": Verb(
-        _RUN,
-        "down:down",
-        "Remove the cluster's containers and volumes from all hosts.",
-        "Keeps images and model caches. Deletes the API key, the history and the batches on the head. It asks first "
-        "where a model is served, or a batch is not fetched.",
-        ("vcluster down", "vcluster down --yes"),
-        {0: "no container or volume of it is left", 1: "failed, or the answer was no", **LEASE},
-    ),
     "dashboard": Verb(
-        _RUN,
+        _MORE,
         "dashboard:dashboard",
         "Show the cluster as a page in the browser until Ctrl-C.",
-        "What vcluster top shows, and the last half hour of it. On loopback alone; it changes nothing.",
+        "What vcluster status --watch shows, and the last half hour of it. On loopback alone; it changes nothing.",
         ("vcluster dashboard", "vcluster dashboard --port 8501"),
         {2: "wrong usage or inventory"},
     ),
     "metrics": Verb(
-        _RUN,
+        _MORE,
         "metrics:metrics",
         "Write Prometheus targets, alert rules, a Grafana dashboard.",
         "vLLM's own metrics. The API's key is in a file for its owner alone; key --rotate on this machine renews it.",
         ("vcluster metrics", "vcluster metrics --output /etc/prometheus/lab --target 10.0.0.11:8000"),
         {3: "the cluster is not up", **READ},
     ),
-    "logs": Verb(
-        _LOOK,
-        "logs:logs",
-        "Show the logs of all hosts, merged by time.",
-        "Each line has its host and what printed it: node, ray, vllm or a rank. With --follow a log continues after a "
-        "lost connection or a restart, without gap or repeat.",
-        ("vcluster logs --since 10m", "vcluster logs --follow --errors", "vcluster logs --rank 3"),
-        {1: "a log could not be read to its end", 3: "the cluster is not up", **READ},
-    ),
-    "exec": Verb(
-        _LOOK,
-        "exec:exec_",
-        "Run a command in the containers of the nodes.",
-        "Input, signals, terminal and exit code are those of the command; with --all the highest exit code.",
-        ("vcluster exec gpu1 -- bash", "vcluster exec --head -- ray status", "vcluster exec --all -- df -h /dev/shm"),
-        {3: "the cluster is not up", **READ},
-        habits=("-it", "-ti", "-t"),
-        usage=("[OPTIONS]", "(HOST | --head | --all)", "-- COMMAND"),
-    ),
-    "ssh": Verb(
-        _LOOK,
-        "ssh:ssh",
-        "Open a shell on a host, or run a command there.",
-        "Runs the ssh of this machine with the inventory's settings. Its exit code is that of ssh: 255 where ssh could "
-        "not connect.",
-        ("vcluster ssh gpu1", "vcluster ssh gpu1 -- nvidia-smi"),
-        {2: "wrong usage or inventory"},
-    ),
     "explain": Verb(
-        _LOOK,
+        _MORE,
         "explain:explain",
         "Name the first cause of a failure from logs.",
-        "Reads the logs of the cluster, or of any launcher.",
-        ("vcluster explain", "vcluster explain vllm.log ray/session_latest/logs"),
+        "Reads the logs of the cluster, or of any launcher. With --bundle it packs a report; known secrets are "
+        "redacted, review it before you share it.",
+        (
+            "vcluster explain",
+            "vcluster explain vllm.log ray/session_latest/logs",
+            "vcluster explain --bundle report.tar.gz --anonymous",
+        ),
         {0: "a cause was found, or no failure", 1: "something failed, and no line names the cause", **READ},
     ),
-    "bundle": Verb(
-        _LOOK,
-        "bundle:bundle",
-        "Pack logs, facts, plan and versions for a report.",
-        "Known secrets are redacted; review it before you share it.",
-        ("vcluster bundle", "vcluster bundle --anonymous --output report.tar.gz"),
-        READ,
+    "exec": Verb(
+        _MORE,
+        "exec:exec_",
+        "Run a command or a shell on a node, or on its host.",
+        "Input, signals, terminal and exit code are those of the command; with --all the highest exit code. --ssh runs "
+        "the ssh of this machine with the inventory's settings; its exit code is 255 where it could not connect.",
+        (
+            "vcluster exec gpu1",
+            "vcluster exec --head -- ray status",
+            "vcluster exec --all -- df -h /dev/shm",
+            "vcluster exec gpu1 --ssh -- nvidia-smi",
+        ),
+        {3: "the cluster is not up", **READ},
+        habits=("-it", "-ti", "-t"),
+        usage=("[OPTIONS]", "(HOST | --head | --all)", "[-- COMMAND]"),
     ),
-    "schema": Verb(
-        _OTHER,
-        "schema:schema",
-        "Print the JSON Schema of the inventory.",
-        examples=("vcluster schema > inventory.schema.json",),
-    ),
-    "sandbox": Verb(_OTHER, "sandbox:app", "Create and remove a local test cluster."),
+    "sandbox": Verb(_MORE, "sandbox:app", "Create and remove a local test cluster."),
 }
 # What they do is asked of no cluster.
-WITHOUT_INVENTORY = ("init", "schema", "sandbox")
+WITHOUT_INVENTORY = ("init", "sandbox")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm_cluster.cli.exits import LEASE, READ
 from vllm_cluster.cli.program import Verb
 
-_SET_UP = "Set up"
+_MODELS = "Models and images"
 
 MODELS = {
     "ls": Verb(
@@ -32,7 +32,7 @@ MODELS = {
 }
 
 PULL = Verb(
-    _SET_UP,
+    _MODELS,
     "pull:pull",
     "Bring a model to every host: download once, then spread.",
     "One host downloads, the others receive from host to host meanwhile; every file is hashed. It continues without "

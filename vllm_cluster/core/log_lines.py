@@ -13,7 +13,7 @@ NODE, GROUP, VLLM = "node", "ray", "vllm"
 _MARKS = {b"[node] ": NODE, b"[nodes] ": NODE, b"[ray] ": GROUP, b"[vllm] ": VLLM}
 # Ray copies what ranks print into the head's log, and leaves out what several of them print.
 _COPIED = re.compile(rb"\(RayWorker\w* pid=\d+(?:, ip=([0-9a-fA-F.:]+))?\) ")
-# What the node program, `top` and a batch ask for, several times a minute.
+# What the node program, `status --watch` and a batch ask for, several times a minute.
 _POLL = re.compile(rb'"GET /(?:health|metrics) HTTP/[0-9.]+" 200\b')
 
 

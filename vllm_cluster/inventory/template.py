@@ -30,7 +30,7 @@ def render(cluster: str, hosts: Sequence[HostSeed], image: str, model_cache: str
     known = {"version": "1", "cluster": _text(cluster), "image": _text(image), "model_cache": _text(model_cache)}
     lines = [
         f"# yaml-language-server: $schema={schema}",
-        f"# `vcluster schema > {schema}` writes the file named above, for completion in editors.",
+        f"# `vcluster init --schema > {schema}` writes the file named above, for completion in editors.",
         "# Keys behind # are optional; their values are examples or the defaults.",
     ]
     for key in _REQUIRED:

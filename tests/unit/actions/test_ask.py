@@ -168,7 +168,8 @@ def test_a_key_that_was_rotated_meanwhile_is_fetched_once(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("phase", "first"), [("backoff", "vcluster wait"), ("loading", "vcluster wait"), ("failed", "vcluster explain")]
+    ("phase", "first"),
+    [("backoff", "vcluster status --wait"), ("loading", "vcluster status --wait"), ("failed", "vcluster explain")],
 )
 def test_a_model_that_is_not_ready_is_waited_for_or_explained(
     phase: Phase, first: str, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ import pytest
 from tests.support.json_schemas import validate
 from tests.support.sim import lab, make
 from vllm_cluster.actions import bundle
-from vllm_cluster.cli import bundle as verb
+from vllm_cluster.cli import explain as verb
 from vllm_cluster.cli.session import Session
 from vllm_cluster.errors import Unreachable, UsageError
 from vllm_cluster.events import Emit
@@ -40,20 +40,20 @@ def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
         bundle._write(tmp_path / "none" / "x.tar.gz", {})
 
 
-# fault: cli/bundle.py: if failures: → if not packed:
+# fault: cli/explain.py: if failures: → if not packed:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_host_that_gave_nothing_is_named_and_makes_the_exit_code(
     as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lost = {"gpu2": Unreachable("gpu2", "no route to host", hint="ssh gpu2")}
     monkeypatch.setattr(Session, "load", lambda _: make.inventory(2))
-    monkeypatch.setattr(bundle, "bundle", lambda *_, **__: (tmp_path / "b.tar.gz", {"plan.json": 3}, lost))
+    monkeypatch.setattr(bundle, "bundle", lambda *_, **__: ({"plan.json": 3}, lost))
     with pytest.raises(SystemExit) as end:
-        verb.bundle(as_json=as_json)
+        verb.explain(bundle=tmp_path / "b.tar.gz", as_json=as_json)
     assert end.value.code == 4
     shown = capsys.readouterr()
     if as_json:
-        validate(["bundle", "--json"], shown.out)
+        validate(["explain", "--bundle", "--json"], shown.out)
         document, error = map(json.loads, shown.out.splitlines())
         assert (document["unreachable"], error["code"]) == ({"gpu2": "gpu2: no route to host"}, "unreachable")
     else:
@@ -68,7 +68,7 @@ def test_its_plan_is_that_of_the_verb(gpus: int, tmp_path: Path) -> None:
     world, inventory, path = make.world((2, 2)), make.inventory(2), tmp_path / "b.tar.gz"
 
     def pack(inventory: Inventory, emit: Emit, runtime: Runtime) -> bundle.Packed:
-        return bundle.bundle(inventory, emit, output=path, anonymous=False, runtime=runtime)
+        return bundle.bundle(inventory, emit, path, anonymous=False, runtime=runtime)
 
     with lab.inside(world):
         lab.succeed(world, inventory, lab.do_up)

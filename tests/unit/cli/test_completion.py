@@ -87,8 +87,8 @@ def test_a_cache_that_cannot_be_used_is_none(inventory: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("vcluster facts -i inventory.yaml g", ["gpu1", "gpu-2"]),
-        ("vcluster -i inventory.yaml facts o", ["other"]),
+        ("vcluster exec -i inventory.yaml g", ["gpu1", "gpu-2"]),
+        ("vcluster -i inventory.yaml check --facts o", ["other"]),
         ("vcluster serve o", ["org/model"]),
         ("vcluster st", ["status", "stop"]),
         ("vcluster status -i in", ["inventory.yaml"]),

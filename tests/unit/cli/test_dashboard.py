@@ -72,7 +72,7 @@ def keys_of(schema: Any) -> set[str]:
 def test_the_page_reads_keys_that_are_there() -> None:
     """A key that is renamed shows as `undefined` in a browser, and as an error nowhere."""
     page = DashboardFeed(str).page()[1].decode()
-    top = schemas()["top"]
+    top = schemas()["watch"]
     parts = {"serve": "serving", "model": "model"}
     objects = {"view": top, **{name: top["properties"][key] for name, key in parts.items()}}
     objects["host"] = top["properties"]["hosts"]["items"]

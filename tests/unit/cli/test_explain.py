@@ -25,7 +25,7 @@ from vllm_cluster.errors import HostError, UsageError
 def run(*paths: Path, as_json: bool = False) -> int:
     """The exit code."""
     try:
-        explain(list(paths), None, as_json)
+        explain(list(paths), as_json=as_json)
     except SystemExit as end:
         return int(end.code or 0)
     return 0
@@ -86,7 +86,7 @@ def test_no_failure_and_an_unknown_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(strange) == 1
     said = capsys.readouterr().out
     assert "StrangeError: never seen" in said
-    assert "vcluster bundle" in said
+    assert "vcluster explain --bundle" in said
     (tmp_path / "empty").touch()
     assert run(tmp_path / "empty") == 0
     assert capsys.readouterr().out.startswith("The logs are empty.\n")

@@ -153,7 +153,7 @@ def test_states(case: str, serving: tuple[World, Inventory]) -> None:
 def test_facts_of_real_hosts(name: str) -> None:
     text = (FIXTURES / "facts" / name).read_text()
     found = {"gpu1": facts("gpu1", text, deep=True), "gpu2": world.host(2)}
-    validate(["facts"], json.dumps(facts_document(found)))
+    validate(["check", "--facts"], json.dumps(facts_document(found)))
     inventory = world.inventory()
     report = CheckReport(check_all(inventory, found), unseen(inventory, found), tuple(found), 1.5)
     assert report.findings

@@ -117,12 +117,12 @@ def test_the_document_is_that_of_the_schema(found: View, capsys: pytest.CaptureF
     with Lines(as_json=True, paste=lambda fix: f"{fix} -i a.yaml" if fix else "") as lines:
         lines.show(found)
     out = capsys.readouterr().out
-    validate(["top", "--json"], out)
+    validate(["status", "--watch", "--json"], out)
     validate(["status", "--watch", "--json"], out)
     assert "ssh gpu2 -i a.yaml" in out or len(json.loads(out)["hosts"]) == 1
 
 
-@pytest.mark.parametrize("options", [{"group": True, "watch": True}, {"count": 2}, {"interval": 5.0}])
+@pytest.mark.parametrize("options", [{"wait": True, "watch": True}, {"count": 2}, {"interval": 5.0}])
 def test_options_that_do_not_go_together(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         verb.status(**options)  # type: ignore[arg-type]

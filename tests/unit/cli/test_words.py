@@ -18,6 +18,7 @@ from vllm_cluster.cli.verbs import VERBS
 from vllm_cluster.cli.verbs_models import MODELS
 from vllm_cluster.errors import UsageError, VclusterError
 
+INVENTORY = "version: 1\ncluster: lab\nimage: a/b:c\nmodel_cache: /data\nhosts: {gpu1: {address: 10.0.0.1}}\n"
 GROUPS = {"sandbox": SANDBOX, "image": IMAGE, "models": MODELS}
 PATHS = [(name, inner) for name in VERBS for inner in GROUPS.get(name, ("",))]
 
@@ -128,12 +129,36 @@ def test_files_that_cannot_be_are_a_wrong_call(
     assert f"fix: {fix}" in done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("other", ["--watch", "--json"])
-def test_the_words_of_ray_are_neither_a_view_nor_a_document(other: str) -> None:
-    found = call("status", "--ray", other)
-    assert isinstance(found, UsageError)
-    assert found.message == f"--ray and {other} exclude each other"
-    assert found.hint == f"vcluster status {other}\nvcluster status --ray"
+@pytest.mark.parametrize(
+    ("typed", "message", "fix"),
+    [
+        (
+            "status --watch --wait",
+            "--watch and --wait exclude each other",
+            "vcluster status --watch\nvcluster status --wait",
+        ),
+        ("status --gpus", "--gpus needs --wait", "vcluster status --gpus --wait"),
+        ("status --last 3", "--last needs --history", "vcluster status --last 3 --history"),
+        ("status --interval 3", "--interval needs --watch", "vcluster status --interval 3 --watch"),
+        ("status --watch --timeout 3", "--timeout needs --wait", "vcluster status --watch --timeout 3 --wait"),
+        ("check gpu1", "a check is of all hosts: HOST is for --facts", "vcluster check gpu1 --facts"),
+        (
+            "check --deep --facts",
+            "--facts and --deep exclude each other",
+            "vcluster check --facts\nvcluster check --deep",
+        ),
+        ("explain --anonymous", "--anonymous needs --bundle", "vcluster explain --bundle FILE --anonymous"),
+        ("exec --all", "there is no command", "vcluster exec --all -- COMMAND"),
+        ("exec --all --ssh -- ls", "--ssh and --all exclude each other", "vcluster exec --all -- COMMAND"),
+    ],
+)
+def test_options_of_two_modes_are_refused(typed: str, message: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    done = run(*typed.split(), cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [f"error: {message}", *(f"fix: {line}" for line in fix.split("\n"))],
+    )
 
 
 # fault: cli/program.py: words.ensure_dashes(ctx.command_path, args, valued, arguments.index("--")) → pass
@@ -146,7 +171,7 @@ def test_the_words_of_ray_are_neither_a_view_nor_a_document(other: str) -> None:
         ("exec --all df -h", "exec --all -- df -h"),
         ("exec -it gpu1 bash -v --foo", "exec -it gpu1 -- bash -v --foo"),
         ("exec gpu1 --inventory x ls --help", "exec gpu1 --inventory x -- ls --help"),
-        ("ssh gpu1 df -h", "ssh gpu1 -- df -h"),
+        ("exec gpu1 --ssh df -h", "exec gpu1 --ssh -- df -h"),
         ("tunnel curl -v", "tunnel -- curl -v"),
     ],
 )
@@ -157,7 +182,7 @@ def test_options_of_a_command_are_not_taken_for_those_of_the_verb(typed: str, fi
     assert found.hint == f"vcluster {fix}"
 
 
-@pytest.mark.parametrize("typed", ["exec gpu1 ls", "exec gpu1 ls -", "exec ls --all", "ssh gpu1 -v", "tunnel -p 0"])
+@pytest.mark.parametrize("typed", ["exec gpu1 ls", "exec gpu1 ls -", "exec ls --all", "exec gpu1 -v", "tunnel -p 0"])
 def test_a_command_without_options_needs_no_dashes(typed: str) -> None:
     assert call("-i", "missing.yaml", *typed.split()) == 2
 

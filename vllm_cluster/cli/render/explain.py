@@ -105,7 +105,7 @@ def _answer(found: Diagnosis) -> Iterable[str]:
     elif found.result == "unknown":
         yield "Unrecognised failure. First and last error lines:"
         yield from (_line(place) for place in found.error_lines or found.consequences)
-        yield "fix:     vcluster bundle"
+        yield "fix:     vcluster explain --bundle report.tar.gz"
     elif found.result == "healed":
         yield f"Recovered: it works now, after {count(len(found.recovered), 'failure')}."
         for other in found.recovered:

@@ -12,7 +12,7 @@ from vllm_cluster.remote.node.elapsed import mark, since
 from vllm_cluster.remote.node.files import write_whole
 from vllm_cluster.remote.node.process import log_line
 
-# What was ready, newest last, and what became of each request: read by `vcluster rollback` and `vcluster history`.
+# What was ready, newest last, and what became of each request: read by `rollback` and `status --history`.
 READY_FILE, RESULTS_FILE = "ready.json", "results.jsonl"
 MAX_READY, MAX_RESULTS_BYTES = 5, 1 << 20
 Serve = dict[str, Any]
