@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, AllowInfNan, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, AllowInfNan, Field, StrictInt, TypeAdapter, ValidationError
 
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.explain.progress import TROUBLE
@@ -15,6 +16,31 @@ VERSION = 1
 GroupState = Literal["waiting", "starting", "up", "down", "unknown"]
 # NaN and Infinity are numbers to Python's JSON alone.
 Number = Annotated[float, AllowInfNan(False)]
+MAX_NAME, MAX_ERRORS = 4096, 3
+
+
+def _is_address(text: str) -> str:
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        # Without the text itself.
+        raise ValueError("not an address") from None
+    # The zone of an address may be any text.
+    if getattr(found, "scope_id", None):
+        raise ValueError("an address with a zone")
+    return text
+
+
+def _is_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("a character that cannot be printed")
+    return text
+
+
+# These become a URL, words of commands and rows of tables on a person's machine; a host may write anything.
+Address = Annotated[str, AfterValidator(_is_address)]
+PortNumber = Annotated[StrictInt, Field(ge=1, le=65535)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_is_printable)]
 # Those of a start are in their order; "unknown" is set here: the node program has written nothing for too long.
 Phase = Literal[
     "waiting",
@@ -88,8 +114,8 @@ class FailedRequest(ServeFailure):
     """A request that could not be served, and in whose place the one before it is."""
 
     generation: str
-    model: str
-    name: str
+    model: Name
+    name: Name
 
 
 @dataclass(frozen=True)
@@ -103,10 +129,10 @@ class ServeStatus:
     """
 
     generation: str
-    model: str
-    name: str
-    host: str
-    port: int
+    model: Name
+    name: Name
+    host: Address
+    port: PortNumber
     phase: Phase
     detail: str
     progress: tuple[int, int] | None
@@ -119,7 +145,7 @@ class ServeStatus:
     seconds_to_ready: Number | None
     request: int = 0
     instead_of: FailedRequest | None = None
-    rollback_to: str | None = None
+    rollback_to: Name | None = None
     away_seconds: Number | None = None
     phases: tuple[tuple[str, Number], ...] = ()
     last_line: str = ""
@@ -207,14 +233,18 @@ def parse_status(raw: bytes) -> NodeStatus:
     """Read a status.json; keys that a newer node may have added are passed over.
 
     Raises:
-        UnknownStatus: it is of another version, or not what a node writes.
+        UnreadableStatus: it is of another version, or not what a node writes.
     """
     try:
         version = _VERSION.validate_json(raw)["v"]
         if version == VERSION:
             return _STATUS.validate_json(raw)
-    except (ValidationError, KeyError) as error:
-        raise UnreadableStatus(f"a node's status.json cannot be read: {error}", hint="vcluster up") from error
+    except KeyError:
+        raise UnreadableStatus("a node's status.json cannot be read: no version", hint="vcluster up") from None
+    except ValidationError as error:
+        # Without what was found there, which may be of any length.
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:MAX_ERRORS])
+        raise UnreadableStatus(f"a node's status.json cannot be read: {wrong}", hint="vcluster up") from error
     raise UnreadableStatus(
         f"a node's status.json has version {version}; this vcluster reads version {VERSION}",
         hint="use the vcluster that started the cluster, or with this one:\nvcluster up",

@@ -251,7 +251,7 @@ def test_phases_on_a_terminal_end_with_a_mark_and_their_time(
     assert list(rows) == ["gpu2"]
 
 
-# fault: cli/render/endpoint.py: " --direct" if endpoint.exposed else " --detach" → " --direct"
+# fault: cli/render/endpoint.py: "--direct" if endpoint.exposed else "--detach" → "--direct"
 @pytest.mark.parametrize(
     ("endpoint", "begin"),
     [
@@ -264,5 +264,5 @@ def test_the_last_lines_of_serve_are_short_commands_without_a_key(
 ) -> None:
     show_endpoint(endpoint, Path("lab.yaml"), as_json=False)
     _, ask, clients = capsys.readouterr().out.splitlines()
-    assert ask == 'ask:     vcluster complete "Hello" -i lab.yaml'
+    assert ask == "ask:     vcluster complete Hello -i lab.yaml"
     assert clients == f"clients: {begin}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
 from vllm_cluster.actions.endpoint import ClientEndpoint
+from vllm_cluster.shell_line import Filled, export_line, shell_line
 
 _PYTHON = """\
 {imports}
@@ -33,7 +33,7 @@ def show_clients(endpoint: ClientEndpoint, form: str, inventory: Path | None, *,
     words = ["vcluster", "key", *(["-i", str(inventory.absolute())] if inventory else [])]
     if as_json:
         tunnel = {"pid": endpoint.tunnel.pid, "port": endpoint.tunnel.port} if endpoint.tunnel else None
-        document = {"v": 1, "base_url": endpoint.url, "model": endpoint.model, "key": shlex.join(words)}
+        document = {"v": 1, "base_url": endpoint.url, "model": endpoint.model, "key": shell_line(words)}
         sys.stdout.write(json.dumps({**document, "tunnel": tunnel}) + "\n")
         return
     forms = {"--env": _env, "--python": _python, "--curl": _curl, "": _plain}
@@ -42,7 +42,7 @@ def show_clients(endpoint: ClientEndpoint, form: str, inventory: Path | None, *,
 
 def _env(endpoint: ClientEndpoint, _words: list[str]) -> str:
     values = {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key}
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+    return "".join(f"{export_line(name, value)}\n" for name, value in values.items())
 
 
 def _python(endpoint: ClientEndpoint, words: list[str]) -> str:
@@ -54,18 +54,17 @@ def _python(endpoint: ClientEndpoint, words: list[str]) -> str:
 
 
 def _curl(endpoint: ClientEndpoint, words: list[str]) -> str:
-    key = f"$({shlex.join(words)})" if endpoint.tunnel else "$OPENAI_API_KEY"
+    begin = "Authorization: Bearer "
+    key = Filled(begin, words) if endpoint.tunnel else Filled(begin, variable="OPENAI_API_KEY")
     message = {"role": "user", "content": "What is a river?"}
     body = json.dumps({"model": endpoint.model, "messages": [message], "max_tokens": 64})
-    return (
-        f"curl -s {endpoint.url}/chat/completions -H 'Content-Type: application/json'"
-        f' -H "Authorization: Bearer {key}" -d {shlex.quote(body)}\n'
-    )
+    url = f"{endpoint.url}/chat/completions"
+    return shell_line(["curl", "-s", url, "-H", "Content-Type: application/json", "-H", key, "-d", body]) + "\n"
 
 
 def _plain(endpoint: ClientEndpoint, words: list[str]) -> str:
-    lines = [f"url:    {endpoint.url}", f"model:  {endpoint.model}", f"key:    {shlex.join(words)}"]
+    lines = [f"url:    {endpoint.url}", f"model:  {endpoint.model}", f"key:    {shell_line(words)}"]
     if endpoint.tunnel:
-        close = shlex.join([*("endpoint" if word == "key" else word for word in words), "--close"])
+        close = shell_line([*("endpoint" if word == "key" else word for word in words), "--close"])
         lines.append(f"tunnel: process {endpoint.tunnel.pid}, until {close}")
     return "\n".join(lines) + "\n"
