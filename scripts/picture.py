@@ -13,6 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from vllm_cluster.cli.render.text import plain
+
 ROOT = Path(__file__).parents[1]
 WIDTH = 112
 COMMANDS = (
@@ -32,7 +34,8 @@ def run(command: str, folder: Path, console: Console) -> None:
     done = subprocess.run(
         ["bash", "-c", f"{command} 2>&1"], env=environment, cwd=folder, capture_output=True, text=True, check=True
     )
-    for line in done.stdout.splitlines():
+    # A random model may print any character, and XML takes few of those that control a terminal.
+    for line in plain(done.stdout).rstrip("\n").split("\n"):
         style = "green" if " is up" in line or " is down" in line or "ready" in line else "default"
         console.print(Text(line, style=style), overflow="ellipsis", no_wrap=True)
     console.print()
