@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from vcluster_sandbox.local_docker import Report
 from vcluster_sandbox.names import recipe_key
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.images.recipes import recipe
-from vllm_cluster.laptop import home
+from vllm_cluster.laptop import home, own_python
 
 # The Python and the glibc of the image (Debian 12), not those of this machine.
 _PYTHON = "3.11"
@@ -53,13 +52,13 @@ def ensure_wheels(report: Report) -> Path:
 
 def _download(requirements: Path, folder: Path, report: Report) -> None:
     command = [
-        *[sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"],
+        *["-m", "pip", "download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"],
         *["--no-deps", "--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"],
         *[f"--platform={tag}" for tag in platform_tags()],
-        *["--dest", str(folder), "--requirement", str(requirements)],
+        *["--dest", str(folder.absolute()), "--requirement", str(requirements)],
     ]
     last: deque[str] = deque(maxlen=12)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+    with own_python(subprocess.Popen, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         for line in pip.stdout or ():
             words = line.strip()
             last.append(words)

@@ -7,12 +7,14 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from vllm_cluster.errors import PreflightFailed, UsageError, VclusterError
 
+T = TypeVar("T")
 # What a person can do about an error; FOLDER is the folder of the path that could not be used.
 _REMEDIES = {
     errno.ENOENT: "mkdir -p {folder}, or name another path",
@@ -43,6 +45,15 @@ def require_library(name: str, version: str) -> None:
         # pip comes with vcluster, so that this works in an environment of pipx too.
         install = f"{shlex.quote(sys.executable)} -m pip install '{name}>={version}'"
         raise PreflightFailed(f"{THIS_MACHINE}: pull: {name} is not installed beside vcluster", hint=install)
+
+
+def own_python(start: Callable[..., T], words: Sequence[str], **given: Any) -> T:
+    """Start this Python by `start`, which takes what subprocess.run takes: it imports what is installed, and no more.
+
+    The current folder may be anybody's. `-I` would be the same without what `pip install --user` has installed.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return start([sys.executable, "-E", "-P", *words], cwd="/", env=environment, **given)
 
 
 def here() -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +63,7 @@ def endpoint(
             last = found.read()
             # The port that clients have from before, where it is free.
             port = last.port if last and is_free(last.port) else 0
-            open_one = found.start([sys.executable, "-m", "vllm_cluster", "tunnel", "--port", str(port), *detach])
+            open_one = found.start(["-m", "vllm_cluster", "tunnel", "--port", str(port), *detach])
     if open_one is None:
         why = found.why_ended()
         ended = f"; the last one has ended: {why}" if why else ""

@@ -7,7 +7,6 @@ import io
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.images.contents import ImageContents
 from vllm_cluster.images.recipes import recipe
-from vllm_cluster.laptop import meaning, naming
+from vllm_cluster.laptop import meaning, naming, own_python
 
 DOWNLOAD_SECONDS = 1800
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -29,7 +28,7 @@ def wheels(inside: ImageContents, requirement: str, cache: Path, run: Run = subp
     """
     try:
         with naming(cache):
-            return _wheels(inside, _version(requirement), cache, run)
+            return _wheels(inside, _version(requirement), cache.absolute(), run)
     except OSError as error:
         found = meaning(error) or VclusterError(f"cannot use {cache}: {error}")
         raise VclusterError(found.message, hint="export XDG_CACHE_HOME=FOLDER, a folder with 500 MB to write") from None
@@ -66,7 +65,7 @@ def _download(inside: ImageContents, ray: str, folder: Path, extra: list[str], r
     minor = int(inside.glibc.split(".")[1]) if inside.glibc.startswith("2.") else 17
     platforms = [f"manylinux_2_{version}_{inside.machine}" for version in range(minor, 4, -1)]
     platforms += [f"manylinux2014_{inside.machine}", f"linux_{inside.machine}"]
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+    argv = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
     argv += [
         "--dest",
         str(folder),
@@ -78,7 +77,7 @@ def _download(inside: ImageContents, ray: str, folder: Path, extra: list[str], r
     argv += [word for platform in platforms for word in ("--platform", platform)]
     argv += [*extra, f"ray[default]=={ray}"]
     try:
-        done = run(argv, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS)
+        done = own_python(run, argv, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS)
     except subprocess.TimeoutExpired:
         return f"pip did not end within {DOWNLOAD_SECONDS} s"
     errors = [line for line in done.stderr.splitlines() if line.strip()]

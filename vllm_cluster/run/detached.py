@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vllm_cluster.errors import VclusterError
-from vllm_cluster.laptop import write_whole
+from vllm_cluster.laptop import own_python, write_whole
 
 START_SECONDS, END_SECONDS, PS_SECONDS = 60.0, 15.0, 10.0
 POLL = 0.05
@@ -87,16 +87,15 @@ class State:
         mine = Detached(os.getpid(), start_time(os.getpid()) or "", port)
         write_whole(self.path, json.dumps(asdict(mine)), 0o600)
 
-    def start(self, argv: Sequence[str]) -> Detached:
-        """Start a program that notes itself, and wait until it has.
+    def start(self, words: Sequence[str]) -> Detached:
+        """Start a program of this Python that notes itself, and wait until it has.
 
         Raises:
             VclusterError: it ended before, with what it printed.
         """
         with os.fdopen(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
-            child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            child = own_python(subprocess.Popen, words, start_new_session=True, **streams)
         deadline = time.monotonic() + START_SECONDS
         try:
             while child.poll() is None and time.monotonic() < deadline:

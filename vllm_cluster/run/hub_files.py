@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.resources import files as resources
 from typing import Any
 
 from vllm_cluster.core.pull import HubFile, HubModel, unfit_path
 from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
-from vllm_cluster.laptop import THIS_MACHINE, require_library
+from vllm_cluster.laptop import THIS_MACHINE, own_python, require_library
 from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.program import Place, message_in, python, run
 from vllm_cluster.run.runtime import Runtime
@@ -49,8 +48,9 @@ def ask_hub_here(runtime: Runtime, question: Mapping[str, Any]) -> HubModel:
     source = resources("vllm_cluster.remote.image").joinpath("hub_files.py").read_text()
     try:
         # The question has the token: not among the arguments, which every user of this machine can read.
-        ended = runtime.processes(
-            [sys.executable, "-c", source],
+        ended = own_python(
+            runtime.processes,
+            ["-c", source],
             input=json.dumps(question) + "\n",
             capture_output=True,
             text=True,

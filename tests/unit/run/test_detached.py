@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
 from vllm_cluster.errors import VclusterError
 from vllm_cluster.run.detached import Detached, State, start_time
 
@@ -23,8 +22,7 @@ NOTES += "State(Path(sys.argv[1]), 'k').note_this(4321); signal.pause()"
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def state(tmp_path: Path) -> Iterator[State]:
     made = State(tmp_path / "tunnels", "k")
     yield made
     with made.locked():
@@ -33,7 +31,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
 
 def start(state: State, program: str = NOTES) -> Detached:
     with state.locked():
-        return state.start([sys.executable, "-c", program, str(state.path.parent)])
+        return state.start(["-c", program, str(state.path.parent)])
 
 
 def test_it_is_found_again_and_nothing_is_left_of_it(state: State) -> None:
@@ -97,7 +95,7 @@ def test_two_that_start_at_once_share_one(state: State) -> None:
 
     def find_or_start() -> None:
         with state.locked():
-            argv = [sys.executable, "-c", NOTES, str(state.path.parent)]
+            argv = ["-c", NOTES, str(state.path.parent)]
             found.append(state.running() or state.start(argv))
 
     threads = [threading.Thread(target=find_or_start) for _ in range(3)]
