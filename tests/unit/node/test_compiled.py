@@ -39,9 +39,12 @@ def test_a_clock_that_was_put_back_costs_the_current_image_nothing(tmp_path: Pat
     assert (tmp_path / "compiled" / "three" / "kernel.so").exists()
 
 
+# fault: remote/node/compiled.py: except OSError: → except KeyError:
 def test_a_disk_that_takes_nothing_costs_the_cache_alone(tmp_path: Path) -> None:
+    """The node starts without it, and takes nothing away."""
     (tmp_path / "compiled").write_text("not a folder")
     keep_compiled(tmp_path, "one")
+    assert (tmp_path / "compiled").read_text() == "not a folder"
 
 
 @pytest.mark.slow
