@@ -28,6 +28,7 @@ def inventory(cluster: Sandbox, name: str, old: str, new: str) -> Path:
     return cluster.rewrite(Path(f"{name}.yaml"), replace=[(old, new)])
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("old", "new", "code", "message"),
@@ -93,6 +94,7 @@ case "$*" in *version*) echo "{\\"Version\\":\\"19.03.8\\",\\"ApiVersion\\":\\"1
 ' >/usr/local/bin/docker; chmod 755 /usr/local/bin/docker"""
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("script", "undo", "message"),
@@ -114,6 +116,7 @@ def test_a_host_that_will_not_do(cluster: Sandbox, script: str, undo: str, messa
     assert untouched(cluster)
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_no_route_between_hosts(cluster: Sandbox) -> None:
     head = next(
@@ -127,6 +130,7 @@ def test_no_route_between_hosts(cluster: Sandbox) -> None:
     assert untouched(cluster)
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty", leaves="up")
 def test_a_firewall_between_hosts_is_reported_by_the_worker(cluster: Sandbox) -> None:
     rule = "OUTPUT -p tcp --dport 6379 -j DROP"
@@ -137,6 +141,7 @@ def test_a_firewall_between_hosts_is_reported_by_the_worker(cluster: Sandbox) ->
     cluster.vcluster("up").ok()
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_another_cluster_on_the_same_hosts(cluster: Sandbox) -> None:
     before = cluster.nodes()
@@ -171,6 +176,7 @@ def test_a_lease_that_another_run_holds(cluster: Sandbox) -> None:
     waited.communicate()
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
@@ -194,6 +200,7 @@ def test_what_cannot_be_served(cluster: Sandbox, argv: list[str], code: int, mes
     assert cluster.vcluster("status", "--json").json()["up"] is True
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty", leaves="up")
 def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
     refused = cluster.vcluster("serve", "sandbox/tiny-llama")
@@ -210,6 +217,7 @@ def test_serving_needs_a_cluster_and_a_port(cluster: Sandbox) -> None:
     assert (taken.code, "gpu1: serve: port 8000 is already in use (ports.api)" in taken.err) == (3, True)
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -220,6 +228,7 @@ def test_a_tunnel_whose_port_is_taken_here(cluster: Sandbox) -> None:
     assert "Traceback" not in refused.err
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up", leaves="empty")
 def test_down_names_the_hosts_it_could_not_reach(cluster: Sandbox) -> None:
     lost = inventory(cluster, "lost", "gpu2: {", "gpu2: {ssh: {port: 1}, ")

@@ -56,6 +56,7 @@ def test_hosts_on_which_all_is_well(cluster: Sandbox) -> None:
     assert codes(check(cluster)) == set()
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("script", "undo", "code", "error"),
@@ -84,6 +85,7 @@ def test_a_host_that_is_broken(cluster: Sandbox, script: str, undo: str, code: s
         assert all(one["why"] and one["fix"] and one["failures"] for one in report["findings"])
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_an_interface_with_another_name(cluster: Sandbox) -> None:
     inventory = cluster.rewrite(
@@ -95,6 +97,7 @@ def test_an_interface_with_another_name(cluster: Sandbox) -> None:
         assert codes(check(cluster)) == set()
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_too_little_room_for_the_image(cluster: Sandbox) -> None:
     """Below another file system Docker finds its images no more, so one must be pulled into what is free."""
@@ -103,6 +106,7 @@ def test_too_little_room_for_the_image(cluster: Sandbox) -> None:
     assert codes(report, errors=True) == {("image-space", "gpu2")}
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize(
     ("old", "new", "found"),
@@ -118,6 +122,7 @@ def test_an_inventory_that_asks_for_what_is_not_there(
     assert codes(check(cluster, cluster.rewrite(Path("other.yaml"), replace=[(old, new)]))) == found
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_one_name_for_two_images(cluster: Sandbox) -> None:
     inventory = cluster.rewrite(Path("two.yaml"), replace=[(IMAGE, "sandbox/two:1")])
@@ -132,6 +137,7 @@ def test_one_name_for_two_images(cluster: Sandbox) -> None:
             cluster.docker(host, "rmi", "sandbox/two:1")
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_an_image_without_ray_is_reported_before_up_adds_it(cluster: Sandbox) -> None:
     with no_node_image(cluster):
@@ -162,6 +168,7 @@ def no_node_image(cluster: Sandbox) -> Iterator[None]:
                 cluster.docker(host, "rmi", f"sandbox/kept:{number}")
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_gpus_as_they_were_recorded(cluster: Sandbox, tmp_path: Path) -> None:
     """What a host with two H200 printed, reported by hosts that have Docker without any way to hand them out."""
@@ -197,6 +204,7 @@ esac
             root(cluster, host, "rm -f /usr/local/bin/nvidia-smi /tmp/smi.xml")
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_people_read_the_same(cluster: Sandbox) -> None:
     inventory = cluster.rewrite(Path("other.yaml"), replace=[("gpu2: {", "gpu2: {gpus: 8, ")])
@@ -208,6 +216,7 @@ def test_people_read_the_same(cluster: Sandbox) -> None:
     assert "error" not in run.err
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_labels_of_others_are_theirs(cluster: Sandbox) -> None:
     make = f"docker create --name theirs --label password=CANARY --env TOKEN=CANARY {IMAGE}"
@@ -217,6 +226,7 @@ def test_labels_of_others_are_theirs(cluster: Sandbox) -> None:
     assert "CANARY" not in said.out + said.err
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_facts_of_hosts(cluster: Sandbox) -> None:
     found = json.loads(cluster.vcluster("check", "--facts", "--json").ok().out)["hosts"]

@@ -102,10 +102,11 @@ def open_tunnel(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
 
 BEGUN = [
     pytest.param(marks=pytest.mark.cluster("plain", leaves="empty"), id="goes on"),
-    pytest.param(marks=[pytest.mark.cluster("empty"), pytest.mark.deep], id="from nothing"),
+    pytest.param(marks=pytest.mark.cluster("empty"), id="from nothing"),
 ]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize((), BEGUN)
 def test_a_first_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
     """The page's hosts are the sandbox's: `ssh gpu1` works, as the page demands.

@@ -44,6 +44,7 @@ def served_by_attempt_after(sandbox: Sandbox, first: int) -> bool:
     return bool(serving["attempt"] > first and serving["phase"] == "ready")
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("serving")
 def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failure(sandbox: Sandbox) -> None:
     well = sandbox.vcluster("explain", "--json").ok().json()
@@ -65,6 +66,7 @@ def test_a_rank_that_is_killed_is_found_and_a_cluster_that_is_well_has_no_failur
     assert not found["symptom"] or found["symptom"]["id"] == "rank-killed"
 
 
+@pytest.mark.deep
 @pytest.mark.promise("P37", "P41")
 @pytest.mark.cluster("empty", leaves="changed")
 def test_rays_last_words_are_the_answer_within_seconds_when_it_does_not_start(cluster: Sandbox) -> None:

@@ -84,6 +84,7 @@ def test_commands_have_their_own_exit_code_input_and_signals(sandbox: Sandbox) -
         assert running.returncode == 42
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 @pytest.mark.parametrize("end", ["killed", "closed", "terminal", "cleared"])
 def test_a_command_ends_with_vcluster_however_that_ends(sandbox: Sandbox, end: str) -> None:
@@ -108,6 +109,7 @@ def test_a_command_ends_with_vcluster_however_that_ends(sandbox: Sandbox, end: s
     until(lambda: not processes(sandbox, "sleep 4711") and not processes(sandbox, "trap "))
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_what_a_command_leaves_on_purpose_stays(sandbox: Sandbox) -> None:
     sandbox.vcluster("exec", "gpu1", "--", "sh", "-c", "nohup sleep 4712 >/dev/null 2>&1 &").ok()
@@ -202,6 +204,7 @@ def following(sandbox: Sandbox) -> Iterator[Follower]:
         follower.close()
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_a_node_that_restarts_loses_no_line_and_repeats_none(sandbox: Sandbox) -> None:
     with following(sandbox) as follower:

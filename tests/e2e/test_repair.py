@@ -36,6 +36,7 @@ def head_start(cluster: Sandbox) -> str:
     return cluster.docker("gpu1", "inspect", "-f", "{{.State.StartedAt}}", cluster.nodes()["gpu1"])
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_a_container_that_ends_at_once_is_reported_with_its_last_lines(cluster: Sandbox) -> None:
     """With this variable Python finds none of its own modules, as in a broken image."""
@@ -51,6 +52,7 @@ def test_a_container_that_ends_at_once_is_reported_with_its_last_lines(cluster: 
     assert counted(cluster) == [2, 2]
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_ray_that_counts_something_else_is_not_up(cluster: Sandbox) -> None:
     """A second raylet on gpu2 joins with a GPU that is not planned."""
@@ -65,6 +67,7 @@ def test_ray_that_counts_something_else_is_not_up(cluster: Sandbox) -> None:
     until(lambda: counted(cluster) == [2, 2])
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster: Sandbox) -> None:
     before = cluster.nodes()
@@ -82,22 +85,15 @@ def test_more_gpus_than_there_are_is_refused_before_anything_is_touched(cluster:
 
 
 @pytest.mark.cluster("empty", leaves="up")
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "create head",
-        *(pytest.param(name, marks=pytest.mark.deep) for name in ("remove old containers", "head", "workers")),
-    ],
-)
-def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox, moment: str) -> None:
+def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox) -> None:
+    """After each of its events in tests/promises/test_crash.py."""
     process = cluster.start("up", "--json")
     assert process.stdout is not None
     for line in process.stdout:
-        event = json.loads(line)
-        if event["message"].startswith(moment) or (moment == "remove old containers" and event["event"] == "plan"):
+        if json.loads(line)["message"].startswith("create head"):
             break
     else:
-        raise AssertionError(f"up never came to {moment}")
+        raise AssertionError("up never created the head")
     process.kill()
     process.communicate(timeout=30)
     cluster.vcluster("up", "--yes", "--wait", "30").ok()
@@ -106,6 +102,7 @@ def test_up_killed_in_the_middle_is_finished_by_another_up(cluster: Sandbox, mom
         assert len(cluster.docker(host, "ps", "-aq", "--filter", "label=io.vcluster.cluster").split()) == 1
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("up")
 def test_the_group_comes_back_by_itself_when_ray_dies_on_a_worker(cluster: Sandbox) -> None:
     node = cluster.nodes()["gpu2"]

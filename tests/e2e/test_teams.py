@@ -11,7 +11,7 @@ from tests.support.attack import attack
 from tests.support.breaks import everything
 from tests.support.hosts import Sandbox
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 VERBS = (
     ("plan",),

@@ -12,7 +12,7 @@ from tests.support.hosts import Sandbox
 from tests.support.paths import ROOT
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 
 MODEL = "sandbox/tiny-llama"
 

@@ -95,6 +95,7 @@ def test_on_a_terminal_and_in_a_pipe(sandbox: Sandbox) -> None:
     assert [("ready" in line, "KV cache" in line) for line in piped.out.splitlines()] == [(True, True)] * 2
 
 
+@pytest.mark.deep
 @pytest.mark.cluster("served")
 def test_the_dashboard_has_the_same(sandbox: Sandbox) -> None:
     process = sandbox.start("dashboard", "--json")

@@ -15,7 +15,7 @@ from tests.support.endpoint import MODEL, complete, tunnel
 from tests.support.hosts import Sandbox
 from tests.support.served import BROKEN, cut_off_weights, ready_since
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 FILE = "/tmp/undoes.yaml"
 # What is asked for, and what the refusal has.
@@ -83,7 +83,6 @@ def test_what_can_be_known_is_refused_before_the_model_is_touched(cluster: Sandb
         measured.figure = f"{len(BAD)} refused with the reason, the slowest after {slowest:.1f} s; {asked}"
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("serving")
 def test_what_shows_only_at_the_load_brings_the_last_ready_model_back(cluster: Sandbox) -> None:
     cut_off_weights(cluster)

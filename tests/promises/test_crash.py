@@ -13,7 +13,7 @@ from tests.support.breaks import HOSTS, Normal, lease_is_free_after, settle, tim
 from tests.support.controller import controller, moment, nth
 from tests.support.hosts import Sandbox
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 Stand = dict[str, set[str]]
 Signals = tuple[signal.Signals, ...]
@@ -28,11 +28,9 @@ MORE = 5.0
 GONE = 20.0
 SERVE = ("serve", "sandbox/tiny-llama")
 CASES = [
-    pytest.param(KILL, (11,), marks=pytest.mark.short),
-    *(
-        pytest.param(signals, tuple(numbers), marks=pytest.mark.deep)
-        for signals, numbers in ((KILL, range(1, OF_UP + 1)), (INT, range(1, OF_UP + 1)), (TWICE, range(2, OF_UP, 3)))
-    ),
+    (KILL, tuple(range(1, OF_UP + 1))),
+    (INT, tuple(range(1, OF_UP + 1))),
+    (TWICE, tuple(range(2, OF_UP, 3))),
 ]
 
 
@@ -107,7 +105,6 @@ def test_up_and_down_are_hit(
         left.figure = f"{len(numbers)} rounds: 0 containers, volumes, networks, processes, files on {len(HOSTS)} hosts"
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("signals", [KILL, INT])
 def test_serve_is_hit(sandbox: Sandbox, empty: Stand, signals: Signals) -> None:
     """The head continues by itself; another `serve` follows what is under way, and finds it ready."""

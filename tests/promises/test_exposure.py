@@ -20,7 +20,7 @@ from vcluster_sandbox import names
 from vcluster_sandbox.images import host_tag
 from vllm_cluster.inventory.model import Ports
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 OPEN = {("GET", "/health"), ("GET", "/ping"), ("HEAD", "/health"), ("HEAD", "/ping")}
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
@@ -115,7 +115,6 @@ def opened(place: tuple[str, int], paths: Iterable[str]) -> Iterator[str]:
                     yield f"{method} {path} with key {key}: {status}"
 
 
-@pytest.mark.deep
 def test_every_route_wants_the_key(sandbox: Sandbox) -> None:
     cluster = serve(with_secrets(sandbox))
     with attack("P29", "every route and method: no key, a wrong one, one too short, one too long") as measured:
@@ -130,7 +129,6 @@ def test_every_route_wants_the_key(sandbox: Sandbox) -> None:
         measured.figure = f"{tried} requests to {len(paths)} paths: 401 on all but GET and HEAD of /health and /ping"
 
 
-@pytest.mark.deep
 def test_what_listens(sandbox: Sandbox) -> None:
     """Scanned from a third machine; the head's list of listening sockets must have the same."""
     cluster = serve(with_secrets(sandbox))
@@ -179,7 +177,6 @@ def speaking(address: str, ports: set[int]) -> list[str]:
         return list(filter(None, pool.map(given, ((port, path) for port in ports for path in ASKED))))
 
 
-@pytest.mark.deep
 def test_exposed_on_the_cluster_address(sandbox: Sandbox) -> None:
     cluster = serve(with_secrets(sandbox), "--expose")
     with attack("P29", "the same with --expose, from another machine") as measured:

@@ -14,7 +14,7 @@ from tests.support.hosts import Sandbox
 from tests.support.served import API_KEY, node_status, ready_since, serve, until_ready_again, with_secrets
 from vcluster_sandbox import names
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 # Twice what a start takes here, and Ray's own time to notice.
 LIMIT = 240.0
@@ -38,7 +38,6 @@ def answers(cluster: Sandbox) -> str:
         return complete(url, API_KEY, max_tokens=8)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("row", BREAKS, ids=[row[0] for row in BREAKS])
 def test_serves_again(sandbox: Sandbox, row: tuple[str, str, str, bool]) -> None:
     what, host, script, kept = row
@@ -56,7 +55,6 @@ def test_serves_again(sandbox: Sandbox, row: tuple[str, str, str, bool]) -> None
             measured.figure += "; first failure kept and shown"
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("host", ["gpu2", "gpu1"])
 def test_a_host_is_restarted(sandbox: Sandbox, host: str) -> None:
     cluster = serve(with_secrets(sandbox))
@@ -71,7 +69,6 @@ def test_a_host_is_restarted(sandbox: Sandbox, host: str) -> None:
         measured.figure = f"serving again after {ready:.0f} s"
 
 
-@pytest.mark.deep
 def test_a_container_that_a_person_stopped(sandbox: Sandbox) -> None:
     """Docker takes `docker kill` for a person's decision and leaves the container alone; an `up` brings it back."""
     cluster = serve(with_secrets(sandbox))
@@ -85,7 +82,6 @@ def test_a_container_that_a_person_stopped(sandbox: Sandbox) -> None:
         )
 
 
-@pytest.mark.deep
 def test_by_hand(sandbox: Sandbox) -> None:
     """What a person would do instead: restart all containers, and wait."""
     cluster = serve(with_secrets(sandbox))
@@ -97,7 +93,6 @@ def test_by_hand(sandbox: Sandbox) -> None:
         measured.figure = f"serving again after {ready:.0f} s"
 
 
-@pytest.mark.deep
 def test_a_worker_is_missing(sandbox: Sandbox) -> None:
     """Shown as ready only while every rank is there: looked at all the time until the worker is back."""
     cluster = serve(with_secrets(sandbox))

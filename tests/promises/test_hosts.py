@@ -26,7 +26,7 @@ from tests.support.hosts import Sandbox
 from vcluster_sandbox import names
 from vllm_cluster.checks.host import CLOCK_TOLERANCE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 Stand = dict[str, set[str]]
 
@@ -76,7 +76,6 @@ docker volume rm $(docker volume ls -q --filter name=probe-) >/dev/null
 MOST_KILLS = 25
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_volumes_that_docker_had_no_time_to_label(sandbox: Sandbox, empty: Stand) -> None:
     """What an engine leaves that dies while a volume is made; one with something in it is a person's."""
@@ -134,7 +133,7 @@ def test_too_little_room_for_an_image(sandbox: Sandbox, empty: Stand) -> None:
 
 
 @pytest.mark.cluster("empty")
-@pytest.mark.parametrize("folder", ["/containers", pytest.param("/volumes", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("folder", ["/containers", "/volumes"])
 def test_the_disk_is_full_in_the_middle(sandbox: Sandbox, empty: Stand, folder: str) -> None:
     filler = f"{names.Sandbox(sandbox.folder).data('gpu2')}/docker{folder}/filler"
     with (
@@ -172,7 +171,6 @@ def test_a_clock_an_hour_off(sandbox: Sandbox) -> None:
         measured.figure = f"warned ({text}), up continues; of two up one got the lease"
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty")
 def test_one_name_for_two_images(sandbox: Sandbox, empty: Stand) -> None:
     tag = "sandbox/other:1"

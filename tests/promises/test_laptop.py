@@ -15,7 +15,7 @@ from tests.support.breaks import HOSTS
 from tests.support.canaries import Laptop, forms, laptop
 from tests.support.hosts import Sandbox
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise("P31")]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise("P31"), pytest.mark.deep]
 
 WRAPPER, NOTES = "/usr/local/bin/docker", "/var/tmp/what-docker-was-sent"
 # Before the host's docker on the PATH: notes the arguments, the environment and all input, and passes them on.
@@ -75,7 +75,6 @@ def found(sandbox: Sandbox, made: Laptop) -> list[str]:
     return hits
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty", leaves="up")
 def test_no_byte_of_the_laptop_reaches_docker_on_a_host(
     noted: Sandbox, empty: dict[str, set[str]], tmp_path: Path

@@ -26,10 +26,10 @@ from tests.support.paths import VCLUSTER
 from vllm_cluster.docker.calls import CALL_SECONDS
 from vllm_cluster.run.lease import TIME_TO_LIVE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 Stand = dict[str, set[str]]
-BOTH = ["fabric", pytest.param("openssh", marks=pytest.mark.deep)]
+BOTH = ["fabric", "openssh"]
 SILENCE = 20.0
 # The program's own start and end, on two busy cores.
 MARGIN = 3.0
@@ -56,7 +56,7 @@ def test_a_closed_port(sandbox: Sandbox, empty: Stand, transport: str) -> None:
 
 @pytest.mark.cluster("empty")
 @pytest.mark.parametrize("transport", BOTH)
-@pytest.mark.parametrize("proxied", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["direct", "proxied"])
+@pytest.mark.parametrize("proxied", [False, True], ids=["direct", "proxied"])
 def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, transport: str, proxied: bool) -> None:
     """Without a proxy the first packet is not answered; with one the connection is open, and sshd sends nothing."""
     there = sandbox if proxied and transport == "fabric" else direct(sandbox, transport)
@@ -71,7 +71,6 @@ def test_a_black_hole_before_the_connection(sandbox: Sandbox, empty: Stand, tran
     settle(sandbox, empty, 5)
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty", leaves="up")
 @pytest.mark.parametrize("transport", ["fabric", "openssh"])
 @pytest.mark.parametrize("host", ["gpu2", "gpu1"])
@@ -95,7 +94,6 @@ def test_a_black_hole_in_the_middle(sandbox: Sandbox, empty: Stand, transport: s
 
 
 @pytest.mark.cluster("up")
-@pytest.mark.deep
 def test_the_holder_of_the_lease_falls_silent(sandbox: Sandbox) -> None:
     with (
         attack("P5 P12", "black hole on the channel that holds the lease") as measured,
@@ -143,7 +141,6 @@ def host_comes_back(sandbox: Sandbox) -> Iterator[None]:
 
 
 @pytest.mark.cluster("empty", leaves="up")
-@pytest.mark.deep
 @pytest.mark.parametrize("victim", ["gpu2", "gpu1"])
 def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, victim: str) -> None:
     what = f"docker kill of {'the head' if victim == 'gpu1' else 'a worker'}'s host while its node is created"
@@ -164,7 +161,6 @@ def test_a_host_dies_in_the_middle(sandbox: Sandbox, empty: Stand, victim: str) 
 
 
 @pytest.mark.cluster("empty", leaves="up")
-@pytest.mark.deep
 def test_a_stopped_docker(sandbox: Sandbox, empty: Stand) -> None:
     """The connection lives on, and nothing that is asked of Docker is answered."""
     with attack("P18", "SIGSTOP of a worker's Docker while its node is created") as measured:
@@ -184,7 +180,6 @@ def test_a_stopped_docker(sandbox: Sandbox, empty: Stand) -> None:
 
 
 @pytest.mark.cluster("up")
-@pytest.mark.deep
 def test_a_stopped_sshd(sandbox: Sandbox, empty: Stand) -> None:
     stop, go = "pkill -STOP sshd", "pkill -CONT sshd"
     with attack("P18", "SIGSTOP of every sshd of a host while it works") as measured:

@@ -14,7 +14,7 @@ from tests.support.breaks import HOSTS
 from tests.support.hosts import Sandbox
 from tests.support.served import addresses, node_status, serve, with_secrets
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 NONE, WRONG = {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
 EVIL = "touch /tmp/pwned"
@@ -69,7 +69,6 @@ def nodes(sandbox: Sandbox) -> set[str]:
     return {node["id"] for node in status["group"]["nodes"] if node["alive"]}
 
 
-@pytest.mark.deep
 def test_ray_without_its_token(sandbox: Sandbox) -> None:
     cluster = serve(with_secrets(sandbox))
     head = addresses(cluster)["gpu1"]

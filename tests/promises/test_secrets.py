@@ -18,7 +18,7 @@ from tests.support.hosts import Sandbox
 from tests.support.served import API_KEY, HF_TOKEN, S3_KEY, serve, with_secrets
 from vcluster_sandbox import names
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 # Every file below these; of an image's layers only those that a container has written.
 PLACES = "/tmp /var/tmp /var/log /home /root /etc /run /models {root}/containers {root}/image {root}/volumes {upper}"
@@ -166,7 +166,6 @@ def with_variable(sandbox: Sandbox) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.deep
 def test_secrets_are_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
     cluster = with_secrets(sandbox)
     with attack("P13", "canaries of HF token, API key, S3 key and Ray token, in 17 forms each, everywhere") as measured:

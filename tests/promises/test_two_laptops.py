@@ -9,24 +9,22 @@ from tests.support.breaks import settle, something_to_do, with_nodes
 from tests.support.controller import controller, judge, operations, planned, race
 from tests.support.hosts import Sandbox
 
-pytestmark = [pytest.mark.e2e, pytest.mark.promise]
+pytestmark = [pytest.mark.e2e, pytest.mark.promise, pytest.mark.deep]
 
 Stand = dict[str, set[str]]
-TIMES = [pytest.param(2, marks=pytest.mark.short), pytest.param(200, marks=pytest.mark.deep)]
+TIMES = 200
 
 
 @pytest.mark.cluster("up")
-@pytest.mark.parametrize("times", TIMES)
-def test_one_of_two_works(sandbox: Sandbox, empty: Stand, times: int) -> None:
-    with attack("P11", f"two up 100 ms apart, {times} times, with little to do") as measured:
-        for _ in range(times):
+def test_one_of_two_works(sandbox: Sandbox, empty: Stand) -> None:
+    with attack("P11", f"two up 100 ms apart, {TIMES} times, with little to do") as measured:
+        for _ in range(TIMES):
             with something_to_do(sandbox, 1.5):
                 judge(race(sandbox))
         settle(sandbox, with_nodes(empty), 5)
-        measured.figure = f"{times} of {times}: one worked, the other exited 75 and named it"
+        measured.figure = f"{TIMES} of {TIMES}: one worked, the other exited 75 and named it"
 
 
-@pytest.mark.deep
 @pytest.mark.cluster("empty", leaves="up")
 def test_one_of_two_makes_the_cluster(sandbox: Sandbox, empty: Stand) -> None:
     times = 10
