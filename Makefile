@@ -13,9 +13,9 @@ demo: $(VENV)/ready
 	@scripts/setup-docker.sh
 	@scripts/demo.sh
 
-# Every check, in lanes beside each other: lint, types, unit, property, simulated and contract tests; end-to-end tests
-# and a share of the attacks on real hosts; then many hosts. It names what it leaves for `make promises`, since that
-# takes longer than a change should wait, and ends with the slowest: the whole should stay under 30 minutes.
+# Every check that a change must pass, in lanes beside each other: lint, types, unit, property, simulated and contract
+# tests; the main job and one course on real hosts; then many hosts. It names what it leaves for `make promises`, and
+# ends with the slowest: the whole should stay under 20 minutes.
 test: $(VENV)/ready
 	@scripts/setup-docker.sh
 	@scripts/setup-sshd.sh

@@ -16,7 +16,7 @@ OTHER = "other"
 
 
 def answer(cluster: Sandbox) -> str:
-    """The text that whatever is served gives at temperature 0."""
+    """The text that the served model gives at temperature 0."""
     return cluster.vcluster("complete", PROMPT, "--temperature", "0", "--max-tokens", "16").ok().out
 
 

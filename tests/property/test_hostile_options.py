@@ -23,7 +23,6 @@ def held() -> Iterator[dict[str, bool]]:
         yield cases
 
 
-# fault: transport/ssh_config.py: ensure_safe_names(target) →
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["fabric", "openssh"])
 @pytest.mark.parametrize(

@@ -117,7 +117,6 @@ def test_how_weights_are_read_is_chosen_only_where_no_flag_sets_it(
     assert any("weights over the network (gpu1, gpu2: ceph)" in event.text for event in events) == bool(flags)
 
 
-# fault: actions/serve_check.py: if inventory.accelerator == "cpu": → if inventory.accelerator == "tpu":
 @pytest.mark.parametrize(("accelerator", "notes"), [("nvidia", 1), ("cpu", 0)])
 def test_what_else_holds_a_model_is_known_of_gpus_alone(
     monkeypatch: pytest.MonkeyPatch, accelerator: str, notes: int
