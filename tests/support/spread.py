@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from vllm_cluster.remote.pull.partial import Partial
 from vllm_cluster.remote.pull.plan import ChainHost, HostPlan, PulledFile, write_whole
 from vllm_cluster.remote.pull.store import Store
 
@@ -46,7 +47,7 @@ def folder_plan(
 
 def of_host(plan: HostPlan, name: str) -> HostPlan:
     """The plan as another host has it; its folder has its name."""
-    return replace(plan, me=name, folder=name)
+    return replace(plan, me=name, folder=name if plan.kind == "folder" else f"hub/models--{name}")
 
 
 def written(plan: HostPlan, path: Path) -> Path:
@@ -91,6 +92,13 @@ def plan_of(count: int, files: Sequence[PulledFile], root: Path) -> HostPlan:
     return folder_plan(root, files, folder="h0", me="h0", hosts=hosts)
 
 
+def partial_of(store: Store, file: PulledFile) -> Path:
+    """Where a receiver writes a file, with the folders above it made."""
+    path = store.partial(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 class GrowingStore(Store):
     """The store of a source that downloads: of each file there is so much yet."""
 
@@ -127,5 +135,5 @@ class DamagingStore(Store):
 class FullStore(Store):
     """The store of a host whose disk is full."""
 
-    def partial(self, file: PulledFile) -> Path:
-        return Path("/dev/full")
+    def append(self, file: PulledFile) -> Partial:
+        return Partial(Path("/dev/full"), file.size)

@@ -48,7 +48,7 @@ def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load
     inventory = None if gpus else load()
     emit(Event("phase", f"reading config and safetensors headers of {name}"))
     try:
-        shape, weights = read(name, hub_token(inventory))
+        shape, weights = read(name, laptop_token(inventory))
     except Unreachable as error:
         # The caches of the hosts are not read here.
         if inventory:
@@ -63,10 +63,15 @@ def fit(name: str, workload: Workload, emit: Emit, *, gpus: GpuPool | None, load
     return report(Model(name, weights, shape, pipelines), gpus, workload)
 
 
-def hub_token(inventory: Inventory | None) -> str | None:
-    """The token for the hub: the inventory's, else where the hub's own tools look for it."""
-    if inventory and inventory.hf_token:
-        return read_secrets(inventory, {"hf-token": inventory.hf_token})["hf-token"]
+def laptop_token(inventory: Inventory | None) -> str | None:
+    """The token with which this machine asks the hub: the inventory's, else where the hub's own tools look for it.
+
+    It never goes to a host, nor to the hub that only an inventory names: both get what that inventory has.
+    """
+    given = host_token(inventory) if inventory else None
+    elsewhere = inventory.environment.get("HF_ENDPOINT") if inventory else None
+    if given or (elsewhere and elsewhere != os.environ.get("HF_ENDPOINT")):
+        return given
     if os.environ.get("HF_TOKEN"):
         return os.environ["HF_TOKEN"].strip()
     home = Path(os.environ.get("HF_HOME") or expanded("~/.cache/huggingface"))
@@ -75,6 +80,13 @@ def hub_token(inventory: Inventory | None) -> str | None:
         return path.read_text()[:TOKEN_BYTES].strip() if path.is_file() else None
     except (OSError, ValueError):
         return None
+
+
+def host_token(inventory: Inventory) -> str | None:
+    """The token that a host may have: the inventory's alone."""
+    if not inventory.hf_token:
+        return None
+    return read_secrets(inventory, {"hf-token": inventory.hf_token})["hf-token"]
 
 
 def _look(inventory: Inventory, architecture: str, emit: Emit) -> _HostGpus:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from vllm_cluster.actions.assess import require_name
-from vllm_cluster.actions.fit import hub_token
+from vllm_cluster.actions.fit import host_token
 from vllm_cluster.actions.pull_folder import Feeding
 from vllm_cluster.actions.pull_follow import PullEnd, follow
 from vllm_cluster.actions.pull_hosts import PullHosts, looked_at, remove, statuses
@@ -72,7 +72,7 @@ def cancel(inventory: Inventory, emit: Emit, wanted: str = "", *, runtime: Runti
         model = next((one.model for one in there.values() if one.model), "")
         if wanted and model and model != wanted:
             text = f"No pull of {wanted} runs: {model} is being pulled to {', '.join(there)}"
-            raise Locked(text, hint=f"vcluster pull {model} --cancel")
+            raise Locked(text, hint=shlex.join(["vcluster", "pull", model, "--cancel"]))
         remove(hosts, there)
         text = f"Stopped the pull of {model or 'a model'}. What arrived is kept." if there else "No pull runs."
         emit(Event("result", text, data={"model": model, "changed": bool(there)}))
@@ -108,7 +108,7 @@ def bring(hosts: PullHosts, model: HubModel, reference: str, wanted: WantedModel
         return True
     ensure_room(plan)
     ensure_ports(hosts, plan)
-    token = hub_token(hosts.inventory) if plan.downloads and not plan.model.origin else None
+    token = host_token(hosts.inventory) if plan.downloads and not plan.model.origin else None
     emit(Event("note", summary(plan), data={"commit": plan.model.commit, "size_bytes": plan.model.size}))
     if not has_weights(plan.model.files):
         emit(Event("warning", f"{wanted.name} has no weights: vLLM cannot serve it"))
@@ -131,7 +131,7 @@ def _look_on(hosts: PullHosts, wanted: WantedModel, there: Mapping[str, weights.
     same = one is None or bool(wanted.source) or revision in (one.reference, one.commit)
     if one and (one.model != wanted.model or not same):
         # Where a folder comes from, only its sender knows.
-        hint = f"vcluster pull {one.name}" if REPOSITORY.fullmatch(one.model) else "vcluster models"
+        hint = shlex.join(["vcluster", "pull", one.name]) if REPOSITORY.fullmatch(one.model) else "vcluster models"
         raise Locked(f"{one.name} is being pulled to {', '.join(there)}", hint=hint)
     if wanted.detach:
         _result(hosts, wanted, f"{wanted.name} is already being pulled. Nothing was changed.")
@@ -244,7 +244,8 @@ def _ensure_same(hosts: PullHosts, wanted: WantedModel, ended: PullEnd, plan: Pu
     digests |= {plan.held[name].digest for name in plan.idle} if plan else set()
     if len(digests) > 1:
         raise VclusterError(
-            f"{wanted.name}: the hosts hold different files", hint=f"vcluster pull --verify {wanted.name}"
+            f"{wanted.name}: the hosts hold different files",
+            hint=shlex.join(["vcluster", "pull", "--verify", wanted.name]),
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vllm_cluster.actions.fit import hub_token
+from vllm_cluster.actions.fit import laptop_token
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel
 from vllm_cluster.core.cached_model import cache_place, fitting_name
@@ -19,7 +19,7 @@ from vllm_cluster.events import Event
 from vllm_cluster.hub.download import HubDownload
 from vllm_cluster.laptop import expanded
 from vllm_cluster.run.local_folder import Give, feed, from_folder, left_out, links_out, listed
-from vllm_cluster.run.model_cache import ask
+from vllm_cluster.run.model_cache import ask, file_of
 from vllm_cluster.text import and_more, count, size
 
 ASK_SECONDS = 30.0
@@ -120,7 +120,7 @@ def _on_host(hosts: PullHosts, wanted: WantedModel, path: str, via: str) -> HubM
 
     def see(row: Mapping[str, Any]) -> None:
         if "file" in row:
-            files.append(HubFile(**row["file"]))
+            files.append(file_of(via, row["file"]))
         elif "link" in row:
             outside.append((str(row["link"]), str(row["to"])))
         elif "left" in row:
@@ -160,7 +160,7 @@ def _from_hub(hosts: PullHosts, model: HubModel) -> Give:
             hosts.emit(Event("note", text, data={"code": "waiting"}))
         shown = text
 
-    clock, token = hosts.fleet.runtime.clock, hub_token(hosts.inventory)
+    clock, token = hosts.fleet.runtime.clock, laptop_token(hosts.inventory)
     hub = HubDownload(model.name, model.commit, model.endpoint, token, report=report, clock=clock)
     return lambda file, begin, put: hub.send(file.path, file.size, file.blob, begin, put)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ def refuse_running(hosts: PullHosts) -> None:
     """
     there = statuses(hosts)
     if running := [name for name, one in there.items() if not one.over]:
-        model = next((one.model for one in there.values() if one.model), "a model")
-        raise Locked(f"{model} is being pulled to {', '.join(running)}", hint=f"vcluster pull {model}")
+        model = next((one.model for one in there.values() if one.model), "")
+        hint = shlex.join(["vcluster", "pull", model or "--cancel"])
+        raise Locked(f"{model or 'a model'} is being pulled to {', '.join(running)}", hint=hint)
     remove(hosts, there)

@@ -11,12 +11,12 @@ from typing import Any
 from vllm_cluster.actions.pull_folder import find_folder
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_plan import WantedModel, ask_about
-from vllm_cluster.core.pull import HubFile, HubModel, place_of
+from vllm_cluster.core.pull import REPOSITORY, HubFile, HubModel, place_of
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
 from vllm_cluster.laptop import expanded
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.model_cache import ask
+from vllm_cluster.run.model_cache import ask, file_of, proved
 from vllm_cluster.text import by_hosts
 
 _TRUE = ("1", "true", "yes", "on")
@@ -75,10 +75,11 @@ def _listed(hosts: PullHosts, wanted: WantedModel) -> dict[str, _Manifest]:
         found = _Manifest()
 
         def see(row: Mapping[str, Any]) -> None:
-            found.files.append(HubFile(**row["file"]))
+            found.files.append(file_of(connection.name, row["file"]))
 
         end = ask(connection, hosts.inventory, hosts.facts[connection.name], asked, see)
-        found.commit, found.digest, found.names = str(end["commit"]), str(end["digest"]), tuple(end["names"])
+        found.commit, found.digest = proved(connection.name, end, found.files)
+        found.names = tuple(str(name) for name in end["names"] if REPOSITORY.fullmatch(str(name)))
         return found
 
     return hosts.fleet.all(read)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vllm_cluster.actions.fit import hub_token
+from vllm_cluster.actions.fit import host_token, laptop_token
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.core.pull import HERE, SPARE, Held, HubModel, PullPlan, choose, container_name, make, place_of, shared
 from vllm_cluster.errors import PreflightFailed
@@ -53,7 +53,8 @@ def ask_about(hosts: PullHosts, wanted: WantedModel, via: str, *, measure: bool 
     asked_from = THIS_MACHINE if wanted.sent_from_here else via
     hosts.emit(Event("phase", f"asking the hub for {wanted.name} from {asked_from}"))
     question: dict[str, Any] = {"model": wanted.model, "revision": wanted.revision, "endpoint": endpoint}
-    question |= {"token": hub_token(inventory), "measure": measure}
+    token = laptop_token(inventory) if wanted.sent_from_here else host_token(inventory)
+    question |= {"token": token, "measure": measure}
     if wanted.sent_from_here:
         found = replace(ask_hub_here(hosts.fleet.runtime, question), origin=HERE)
     else:

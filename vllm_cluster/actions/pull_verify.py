@@ -14,7 +14,7 @@ from vllm_cluster.errors import PreflightFailed
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import HostConnection
-from vllm_cluster.run.model_cache import ask
+from vllm_cluster.run.model_cache import ask, file_of, proved
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import by_hosts, count, size
 
@@ -87,9 +87,9 @@ def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel)
 
     def see(row: Mapping[str, Any]) -> None:
         if "file" in row:
-            found.files.append(HubFile(**row["file"]))
+            found.files.append(file_of(connection.name, row["file"]))
         elif "damaged" in row:
-            found.damaged[str(row["damaged"]["path"])] = str(row["damaged"]["why"])
+            found.damaged[file_of(connection.name, row["damaged"]).path] = str(row["damaged"]["why"])
         else:
             data = {"bytes": row["bytes"], "total_bytes": row["total"]}
             text = f"hashing {size(row['bytes'])} of {size(row['total'])}"
@@ -97,7 +97,7 @@ def _verified(hosts: PullHosts, connection: HostConnection, wanted: WantedModel)
 
     asked = {"do": "verify", **place_of(wanted.model), "revision": wanted.revision}
     end = ask(connection, hosts.inventory, hosts.facts[connection.name], asked, see)
-    found.commit, found.digest = str(end.get("commit", "")), str(end.get("digest", ""))
+    found.commit, found.digest = proved(connection.name, end, found.files)
     found.bytes = int(end.get("bytes", 0))
     return found
 

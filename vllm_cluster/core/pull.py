@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,9 @@ PULLED, MAKER = LABEL + "pull", LABEL + "pull-made-by"
 HERE = "laptop"
 # Left free on a disk: logs and the cache's own small files.
 SPARE = 1 << 30
+MAX_SIZE = 10 * 1000**4
+COMMIT = re.compile("[0-9a-f]{40}")
+_HASH = re.compile("([0-9a-f]{40}([0-9a-f]{24})?)?")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 # Copies of the weights for other programs, and what no program reads.
 _OTHER_FOLDERS = ("original", "onnx", "openvino", "coreml", "metal", "tflite", "runs", "assets")
@@ -39,6 +43,27 @@ class HubFile:
     path: str
     size: int
     blob: str
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> HubFile:
+        """Read what a hub or a host lists; without a hash where it has not been read.
+
+        Raises:
+            ValueError: it cannot be the file of a model; the words are for people.
+        """
+        path, size, blob = str(row.get("path", "")), row.get("size"), row.get("blob")
+        file = cls(path, size if type(size) is int else -1, blob if isinstance(blob, str) else "-")
+        if unfit_path([file]) is not None or not _HASH.fullmatch(file.blob):
+            raise ValueError(f"a file that cannot be: {path[:80]!a}")
+        if not 0 <= file.size <= MAX_SIZE:
+            raise ValueError(f"no size that can be of {path[:80]}: {size!r:.40}")
+        return file
+
+
+def digest_of(files: Iterable[HubFile]) -> str:
+    """What hosts and this machine compare: a hash over name, size and content of every file."""
+    rows = sorted(f"{file.path}\0{file.size}\0{file.blob}\n" for file in files)
+    return hashlib.sha256("".join(rows).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.resources import files as resources
 from typing import Any
 
-from vllm_cluster.core.pull import HubFile, HubModel, unfit_path
+from vllm_cluster.core.pull import COMMIT, REPOSITORY, HubFile, HubModel, unfit_path
 from vllm_cluster.errors import CommandFailed, PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.laptop import THIS_MACHINE, own_python, require_library
 from vllm_cluster.run.connection import HostConnection
@@ -78,19 +79,18 @@ def _listed(host: str, question: Mapping[str, Any], rows: Sequence[Mapping[str, 
         raise _refusal(host, question, last)
     if not files:
         raise PreflightFailed(f"{host}: pull: {model} has no files", hint="check the name: ORG/NAME")
+    name, commit = str(last.get("name")), str(last["commit"])
     try:
-        found = tuple(HubFile(str(row["path"]), int(row["size"]), str(row["blob"])) for row in files)
-    except (TypeError, ValueError):
-        raise PreflightFailed(f"{host}: pull: {last['endpoint']} lists no sizes for {model}") from None
-    wrong = next((file.path for file in found if not _has_hash(file)), unfit_path(found))
+        found = tuple(HubFile.read(row) for row in files)
+    except ValueError as error:
+        raise PreflightFailed(f"{host}: pull: {model} lists {error}") from None
+    wrong = next((file.path for file in found if not file.blob), unfit_path(found))
     if wrong is not None:
         raise PreflightFailed(f"{host}: pull: {model} lists a file that cannot be: {wrong[:80]!a}")
+    if not (COMMIT.fullmatch(commit) and REPOSITORY.fullmatch(name)):
+        raise PreflightFailed(f"{host}: pull: {model} is listed as {name[:80]!a} at {commit[:80]!a}, which cannot be")
     rate = float(last.get("rate") or 0.0)
-    return HubModel(str(last["name"]), str(last["commit"]), str(last["endpoint"]), found, rate)
-
-
-def _has_hash(file: HubFile) -> bool:
-    return len(file.blob) in (40, 64) and all(digit in "0123456789abcdef" for digit in file.blob)
+    return HubModel(name, commit, str(last["endpoint"]), found, rate)
 
 
 def _refusal(host: str, question: Mapping[str, Any], last: Mapping[str, Any]) -> VclusterError:
@@ -98,11 +98,15 @@ def _refusal(host: str, question: Mapping[str, Any], last: Mapping[str, Any]) ->
     how = "with the token that is set" if question["token"] else "without a token"
     page = f"{endpoint}/{model}"
     access = f"open {page} and accept its terms\nset hf_token in the inventory to a token of that account"
+    own = ""
+    if not question["token"] and host != THIS_MACHINE:
+        # Its own token stays here: a host gets the one that the inventory has.
+        own = f"\nor {shlex.join(['vcluster', 'pull', model, '--via', 'local'])}: with the token of this machine"
     texts = {
-        "gated": (f"{model} is gated: {endpoint} answers {code} {how}", access),
+        "gated": (f"{model} is gated: {endpoint} answers {code} {how}", access + own),
         "missing": (
             f"{endpoint} has no {model}, or it is private ({how})",
-            "check the name: ORG/NAME\nor, if it is private, set hf_token",
+            f"check the name: ORG/NAME\nor, if it is private, set hf_token in the inventory{own}",
         ),
         "revision": (f"{model} has no revision {revision}", f"open {page}/branches/main"),
         "name": (f"{model}: {last['words']}", "check the name: ORG/NAME"),

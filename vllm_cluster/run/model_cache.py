@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from vllm_cluster.core.identity import node_of, without_lease
 from vllm_cluster.core.images import find_image
-from vllm_cluster.core.pull import container_spec, outside
+from vllm_cluster.core.pull import COMMIT, HubFile, container_spec, digest_of, outside
 from vllm_cluster.docker.temporary import TemporaryContainer
 from vllm_cluster.errors import CommandFailed, HostError
 from vllm_cluster.facts.host_facts import HostFacts
@@ -23,6 +23,30 @@ LINE_SECONDS = 120.0
 # 10 TB at 200 MB/s.
 MAX_SECONDS = 50_000.0
 _OF_REMOVAL = ("size", "remove")
+
+
+def file_of(host: str, row: Mapping[str, Any]) -> HubFile:
+    """A file that a host lists.
+
+    Raises:
+        HostError: no model can have it.
+    """
+    try:
+        return HubFile.read(row)
+    except ValueError as error:
+        raise HostError(host, f"the model cache lists {error}") from None
+
+
+def proved(host: str, end: Mapping[str, Any], files: Sequence[HubFile]) -> tuple[str, str]:
+    """The commit and the digest of the manifest that a host lists; empty where it has none.
+
+    Raises:
+        HostError: they are not of these files.
+    """
+    commit, digest = str(end.get("commit", "")), str(end.get("digest", ""))
+    if digest and (digest != digest_of(files) or not (commit == "" or COMMIT.fullmatch(commit))):
+        raise HostError(host, "the model cache has a manifest that is not of the files that it lists")
+    return commit, digest
 
 
 def place(inventory: Inventory, facts: HostFacts, reads: str = "") -> Place:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_cluster.core.pull import FOLDER, MAKER, PLAN, PULLED, STATUS, TOKEN, container_name, container_spec
+from vllm_cluster.core.pull import (
+    COMMIT,
+    FOLDER,
+    MAKER,
+    PLAN,
+    PULLED,
+    REPOSITORY,
+    STATUS,
+    TOKEN,
+    container_name,
+    container_spec,
+)
 from vllm_cluster.core.spec import CLUSTER
 from vllm_cluster.docker.container_body import node_body
 from vllm_cluster.errors import CommandFailed
@@ -20,10 +32,19 @@ from vllm_cluster.run.connection import HostConnection
 from vllm_cluster.run.detached import start_time
 from vllm_cluster.run.model_cache import image_id
 from vllm_cluster.run.node_program import importable
+from vllm_cluster.text import printable
 
 CONFLICT = 409
 # A program that ends so often right after its start will not run.
 RESTARTS = 20
+MAX_TEXT = 500
+# What a status has of these becomes part of commands that are printed, to be pasted.
+_FORMS = {
+    "phase": re.compile("[a-z]{1,20}"),
+    "model": re.compile(rf"(\./)?{REPOSITORY.pattern}"),
+    "commit": COMMIT,
+    "reference": re.compile(r"\w[\w./+-]{0,200}"),
+}
 
 
 @dataclass(frozen=True)
@@ -132,8 +153,7 @@ def status(connection: HostConnection, cluster: str) -> PullStatus:
         why = "killed for lack of memory" if state.get("OOMKilled") else words or f"exit code {state['ExitCode']}"
         return PullStatus("failed", error=f"its program ended: {why}")
     labels = found["Config"]["Labels"]
-    row = {**_row(labels.get(PULLED, "").encode()), **row}
-    known = {name: row[name] for name in PullStatus.__dataclass_fields__ if name in row}
+    known = _typed({**_row(labels.get(PULLED, "").encode()), **row})
     if state["Status"] == "created" and _has_ended(labels.get(MAKER, "")):
         return PullStatus(
             **{**known, "phase": "failed", "abandoned": True, "error": "the command that began it has ended"}
@@ -148,6 +168,18 @@ def _row(raw: bytes | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return row if isinstance(row, dict) and row.get("v", 1) == 1 else {}
+
+
+def _typed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a status may hold; the rest is left out, as nobody has looked at it before."""
+    known: dict[str, Any] = {}
+    for name, kind in PullStatus.__annotations__.items():
+        value = row.get(name)
+        if kind == "str" and isinstance(value, str):
+            known[name] = printable(value[:MAX_TEXT])
+        elif (kind == "bool" and type(value) is bool) or (kind == "int" and type(value) is int and value >= 0):
+            known[name] = value
+    return {name: value for name, value in known.items() if name not in _FORMS or _FORMS[name].fullmatch(value)}
 
 
 def remove(connection: HostConnection, cluster: str, made_by: str = "") -> None:

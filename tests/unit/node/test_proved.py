@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.models.repositories import pull_hub
 from tests.support.pulls import MODEL, model_files, plan_of, repository, snapshot
+from tests.support.spread import partial_of
 from vllm_cluster.remote.node import model_files as files_of
 from vllm_cluster.remote.pull.plan import HostPlan
 from vllm_cluster.remote.pull.store import Store
@@ -25,7 +26,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostPlan]:
         made = plan_of(hub, tmp_path)
         store = Store(made)
         for file in made.files:
-            store.writable(file).write_bytes(FILES[file.path])
+            partial_of(store, file).write_bytes(FILES[file.path])
             store.finish(file)
         store.conclude()
         yield made

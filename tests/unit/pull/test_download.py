@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.models.repositories import PullHub, pull_hub
 from tests.support.pulls import MODEL, contents, model_files, plan_of, repository, snapshot
+from tests.support.spread import partial_of
 from vllm_cluster.remote.pull import fetching
 from vllm_cluster.remote.pull.download import Download
 from vllm_cluster.remote.pull.plan import HostPlan, PullError
@@ -52,7 +53,7 @@ def test_a_download_that_is_cut_in_the_middle_continues_there(hub: PullHub, tmp_
 def test_what_a_killed_download_left_is_not_downloaded_again(hub: PullHub, tmp_path: Path) -> None:
     plan = plan_of(hub, tmp_path)
     large = max(plan.files, key=lambda file: file.size)
-    Store(plan).writable(large).write_bytes(FILES[large.path][: 2 << 20])
+    partial_of(Store(plan), large).write_bytes(FILES[large.path][: 2 << 20])
     fetch(plan)
     assert contents(plan) == FILES
     assert hub.sent == sum(map(len, FILES.values())) - (2 << 20)

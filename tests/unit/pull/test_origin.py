@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.support.pulls import Part, Sending, model_files
-from tests.support.spread import folder_plan
+from tests.support.spread import folder_plan, partial_of
 from tests.support.waiting import until
 from vllm_cluster.errors import HostError, UsageError
 from vllm_cluster.remote.pull import origin
@@ -110,7 +110,7 @@ def test_what_was_copied_before_a_file_failed_is_kept(
     (folder / files[1].path).unlink()
     plan = replace(plan_at(folder, tmp_path / "cache"), files=files)
     store = Store(plan)
-    copied = {file: store.writable(file) for file in files[:1] + files[2:]}
+    copied = {file: partial_of(store, file) for file in files[:1] + files[2:]}
     for partial in copied.values():
         partial.write_bytes(FILES[SHARD][:1000])
     with pytest.raises(FileNotFoundError):

@@ -23,6 +23,7 @@ from tests.support.spread import (
     FullStore,
     GrowingStore,
     of_host,
+    partial_of,
     plan_of,
     planned,
     random_files,
@@ -51,7 +52,7 @@ class Host:
 
     def __init__(self, plan: HostPlan, store: Store) -> None:
         self.plan, self.store = plan, store
-        self.store.root.mkdir(exist_ok=True)
+        self.store.root.mkdir(parents=True, exist_ok=True)
         self.reports: list[SpreadProgress] = []
         self.errors: list[BaseException] = []
         self.server: SpreadServer | None = None
@@ -139,10 +140,10 @@ def test_all_hosts_get_all_files(pull: Pull) -> None:
     (pull.root / "h0" / "empty").touch()
     files.append(planned("empty", b""))
     # As the hub's cache has them: files of the same content are one there.
-    plan = replace(pull.plan(4, files), kind="hub", commit="c0ffee")
+    plan = replace(pull.plan(4, files), kind="hub", commit="c0ffee" * 6 + "0000", folder="hub/models--h0")
     source = Store(plan)
     for file in files:
-        (pull.root / "h0" / file.path).replace(source.writable(file))
+        (pull.root / "h0" / file.path).replace(partial_of(source, file))
         source.finish(file)
     hosts = [pull.host(plan, host.name) for host in plan.hosts]
     until(lambda: all(host.whole() for host in hosts))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.models.repositories import pull_hub
 from tests.support.pulls import MODEL, model_files, plan_of, repository, snapshot
+from tests.support.spread import partial_of
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
 from vllm_cluster.remote.pull.store import Store
 
@@ -27,13 +28,13 @@ def plan(tmp_path: Path) -> Iterator[HostPlan]:
 def bring(store: Store, plan: HostPlan) -> None:
     """Put every file in its place."""
     for file in plan.files:
-        store.writable(file).write_bytes(FILES[file.path])
+        partial_of(store, file).write_bytes(FILES[file.path])
         store.finish(file)
 
 
 def test_no_name_that_vllm_reads_is_made_before_the_file_is_whole(plan: HostPlan) -> None:
     store, file = Store(plan), max(plan.files, key=lambda one: one.size)
-    store.writable(file).write_bytes(FILES[file.path][:1000])
+    partial_of(store, file).write_bytes(FILES[file.path][:1000])
     assert (store.have(file), store.complete(file)) == (1000, False)
     assert not snapshot(plan).exists()
     assert not list((store.root / "blobs").glob("[!.]*"))
@@ -64,7 +65,7 @@ def test_a_wrong_content_of_two_files_is_dropped_once(plan: HostPlan) -> None:
     file = max(plan.files, key=lambda one: one.size)
     two = replace(plan, files=(file, replace(file, path="again.safetensors")))
     store = Store(two)
-    store.writable(file).write_bytes(b"x" * file.size)
+    partial_of(store, file).write_bytes(b"x" * file.size)
     store.finish(file)
     store.prove()
     assert [store.have(one) for one in two.files] == [0, 0]
@@ -77,7 +78,7 @@ def test_no_content_is_dropped_while_another_file_of_it_is_read(
     file = max(plan.files, key=lambda one: one.size)
     two = replace(plan, files=(file, replace(file, path="again.safetensors")))
     store, read = Store(two), []
-    store.writable(file).write_bytes(b"x" * file.size)
+    partial_of(store, file).write_bytes(b"x" * file.size)
     store.finish(file)
 
     def looked_at(path: Path, _: PulledFile) -> bool:
@@ -125,7 +126,7 @@ def test_a_link_that_led_nowhere_is_replaced(plan: HostPlan) -> None:
     place.parent.mkdir(parents=True)
     place.symlink_to("../../blobs/missing")
     assert not store.complete(file)
-    store.writable(file).write_bytes(FILES[file.path])
+    partial_of(store, file).write_bytes(FILES[file.path])
     store.finish(file)
     assert place.read_bytes() == FILES[file.path]
 

@@ -44,3 +44,23 @@ def test_a_line_without_a_message_is_skipped(line: str) -> None:
     assert [file.path for file in ask_hub_here(runtime, QUESTION).files] == ["config.json"]
     with pytest.raises(PreflightFailed, match="gave no answer"):
         ask_hub_here(prints(line), QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("row", "end"),
+    [
+        ({"size": -1}, {}),
+        ({"size": 10**30}, {}),
+        ({"size": None}, {}),
+        ({"blob": ""}, {}),
+        ({"blob": "../../x"}, {}),
+        ({"path": "../x"}, {}),
+        ({}, {"commit": "../../models--victim--model/snapshots/b"}),
+        ({}, {"commit": "/etc"}),
+        ({}, {"name": "lab/model; touch X #"}),
+    ],
+)
+def test_what_no_hub_can_list_is_refused(row: dict[str, Any], end: dict[str, Any]) -> None:
+    runtime = prints(json.dumps({**FILE, **row}), json.dumps({**END, **end}))
+    with pytest.raises(PreflightFailed, match=r"lab/model (lists|is listed as)"):
+        ask_hub_here(runtime, QUESTION)

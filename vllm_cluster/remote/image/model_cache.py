@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -38,6 +39,13 @@ def stat_of(path: Path) -> tuple[int, int]:
     return seen.st_size, seen.st_mtime_ns
 
 
+def is_file(path: Any, size: Any, blob: Any) -> bool:
+    """Return whether a model can have such a file: paths of it are removed here, and read on other hosts."""
+    parts = path.split("/") if isinstance(path, str) else [""]
+    whole = isinstance(blob, str) and re.fullmatch("([0-9a-f]{40}([0-9a-f]{24})?)?", blob)
+    return not {"", ".", ".."} & {*parts} and type(size) is int and bool(whole)
+
+
 class ModelFolder:
     """Where a model is: `root` below the cache, its files in a snapshot or in the folder itself."""
 
@@ -48,6 +56,10 @@ class ModelFolder:
         self.commit: str = (asked.get("commit") or self._commit(asked.get("revision") or "main")) if self.hub else ""
         self.files: list[dict[str, Any]] = asked.get("files") or []
         reference = str(asked.get("reference") or "") if self.hub else ""
+        if not re.fullmatch(r"(\w[\w.+@-]*)?", self.commit):
+            self.commit = "-"  # a branch that is not here: no manifest has its name
+        if not all(is_file(row["path"], row["size"], row["blob"]) for row in self.files):
+            raise OSError("a file that cannot be is asked for")
         self.named = not reference or self._commit(reference) == self.commit
 
     def _commit(self, revision: str) -> str:
@@ -69,10 +81,10 @@ class ModelFolder:
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest; empty where there is none that can be read."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError, LookupError):
             found = json.loads((self.root / MANIFESTS / f"{self.commit or 'manifest'}.json").read_text())
-            if isinstance(found, dict) and found.get("v") == 1:
-                return found
+            if found["v"] == 1 and all(is_file(*row[:3]) for row in found["files"]):
+                return dict(found)
         return {}
 
     def changed(self) -> tuple[dict[str, Any], str]:
@@ -250,9 +262,10 @@ def listed(model: ModelFolder) -> dict[str, Any]:
 
 def drop(model: ModelFolder) -> dict[str, Any]:
     """Take away what is damaged: nothing then reads it, and a pull brings it."""
-    for row in model.files:
-        model.place(row["path"]).unlink(missing_ok=True)
-        model.blob(row).unlink(missing_ok=True)
+    for path in [path for row in model.files for path in (model.place(row["path"]), model.blob(row))]:
+        if not path.parent.resolve().is_relative_to(model.root.resolve()):
+            raise OSError(f"{path.parent} leads out of {model.root}")
+        path.unlink(missing_ok=True)
     return {}
 
 
@@ -269,11 +282,10 @@ def answer(model: ModelFolder, do: str, asked: dict[str, Any]) -> dict[str, Any]
 def main() -> None:
     """Answer the first message."""
     asked = json.loads(sys.stdin.readline())
-    model = ModelFolder(asked)
     try:
-        print_row({"end": True, **answer(model, asked["do"], asked)})
+        print_row({"end": True, **answer(ModelFolder(asked), asked["do"], asked)})
     except OSError as error:
-        print_row({"end": True, "error": f"{error.strerror or error}: {error.filename or model.root}"})
+        print_row({"end": True, "error": f"{error.strerror or error}: {error.filename or asked['folder']}"})
 
 
 if __name__ == "__main__":

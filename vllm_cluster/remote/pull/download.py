@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import BinaryIO
 
 from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from vllm_cluster.remote.pull.fetching import CHUNK, Fetching
+from vllm_cluster.remote.pull.partial import Partial
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
 from vllm_cluster.remote.pull.store import Store
 
@@ -25,7 +25,7 @@ class Download(Fetching):
         super().__init__(plan, store)
         self._token = token
 
-    def get(self, file: PulledFile, stream: BinaryIO, begin: int) -> None:
+    def get(self, file: PulledFile, stream: Partial, begin: int) -> None:
         """Append what the hub sends from this byte on.
 
         Raises:
@@ -38,6 +38,8 @@ class Download(Fetching):
         try:
             send(url, stream, resume_size=begin, headers=build_hf_headers(token=self._token or False))
         except Exception as error:
+            if isinstance(error, PullError):
+                raise
             code = _code(error)
             if code == _BEYOND:
                 self._store.partial(file).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 
 from vllm_cluster.remote.pull.main import FOLDER, PLAN, STATUS
 from vllm_cluster.remote.pull.origin import FED
-from vllm_cluster.remote.pull.plan import HostPlan, PulledFile
+from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
 from vllm_cluster.remote.pull.spread_parts import new_hash
 from vllm_cluster.remote.pull.store import Store
 
@@ -39,16 +39,18 @@ def phase() -> str:
 
 
 def take(store: Store, file: PulledFile, size: int) -> bool:
-    """Append so many bytes to what is here of a file, and put it in its place; whether it is right."""
-    partial, found = store.writable(file), new_hash(file)
-    with partial.open("ab+", buffering=0) as target:
+    """Append so many bytes to what is here of a file, and put it in its place; whether it is right.
+
+    Raises:
+        PullError: more bytes are to come than the file has.
+    """
+    partial, found = store.partial(file), new_hash(file)
+    with store.append(file) as target:
         target.seek(0)
         while data := target.read(PIECE):
             found.update(data)
         while size and (data := INPUT.read1(min(size, PIECE))):
-            view = memoryview(data)
-            while view:
-                view = view[target.write(view) :]
+            target.write(data)
             found.update(data)
             size -= len(data)
     if size:
@@ -98,6 +100,8 @@ def main() -> None:
             feed(plan, Store(plan))
         except EOFError:
             return
+        except PullError as error:
+            show({"error": str(error)})
         except OSError as error:
             show({"error": f"{error.strerror}: {error.filename or 'the cache'}"})
 

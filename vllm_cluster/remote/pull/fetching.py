@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import BinaryIO
 
+from vllm_cluster.remote.pull.partial import Partial, TooLongError
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
 from vllm_cluster.remote.pull.store import Store, content_hash
 
@@ -36,7 +36,7 @@ class Fetching:
         self._stop = threading.Event()
         self._moved = time.monotonic()
 
-    def get(self, file: PulledFile, stream: BinaryIO, begin: int) -> None:
+    def get(self, file: PulledFile, stream: Partial, begin: int) -> None:
         """Append what comes from this byte on.
 
         Raises:
@@ -64,8 +64,12 @@ class Fetching:
 
     def _one(self, file: PulledFile) -> None:
         for _ in range(ATTEMPTS):
-            self._fetch(file)
             partial = self._store.partial(file)
+            try:
+                self._fetch(file)
+            except TooLongError:
+                partial.unlink()
+                continue
             if partial.stat().st_size == file.size and content_hash(partial, file) == file.blob:
                 self._store.finish(file)
                 return
@@ -73,17 +77,15 @@ class Fetching:
         raise PullError(f"{file.path}: {self._plan.endpoint or self._plan.origin} sends another content than it lists")
 
     def _fetch(self, file: PulledFile) -> None:
-        pause, partial = FIRST_PAUSE, self._store.writable(file)
+        pause = FIRST_PAUSE
         while not self._stop.is_set():
             before = max(0, self._store.have(file))
             try:
-                with partial.open("ab", buffering=0) as stream:
-                    if before > file.size:
-                        stream.truncate(before := 0)
-                    if before < file.size:
-                        self.get(file, stream, before)
-                        if stream.tell() < file.size:
-                            raise ConnectionError(f"the download ended at {stream.tell()} of {file.size} bytes")
+                with self._store.append(file) as stream:
+                    if stream.length < file.size:
+                        self.get(file, stream, stream.length)
+                        if stream.length < file.size:
+                            raise ConnectionError(f"the download ended at {stream.length} of {file.size} bytes")
                 self._moved, self.trouble = time.monotonic(), ""
                 return
             except PullError:

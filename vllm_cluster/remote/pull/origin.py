@@ -37,10 +37,13 @@ class Copy:
         for_each((file for file in self._plan.files if not self._store.complete(file)), self._one, self._stop)
 
     def _one(self, file: PulledFile) -> None:
-        partial = self._store.writable(file)
-        with (Path(self._plan.origin) / file.path).open("rb") as source, partial.open("ab") as target:
-            source.seek(target.tell())
-            while (data := source.read(PIECE)) and not self._stop.is_set():
+        partial = self._store.partial(file)
+        with (Path(self._plan.origin) / file.path).open("rb") as source, self._store.append(file) as target:
+            source.seek(target.length)
+            # One that has grown since it was listed is not what was hashed.
+            while target.length < file.size and not self._stop.is_set():
+                if not (data := source.read(min(PIECE, file.size - target.length))):
+                    break
                 target.write(data)
         if self._stop.is_set():
             return

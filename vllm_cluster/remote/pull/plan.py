@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 # They arrive from a laptop, through `feed.py`.
 HERE = "laptop"
+MAX_SIZE = 10 * 1000**4
 
 
 class PullError(Exception):
     """The files cannot be had, for a reason that waiting does not remove."""
+
+
+def ensure(holds: object, what: str) -> None:
+    """Refuse a plan in which something is not what it must be: the program that writes trusts no other to look.
+
+    Raises:
+        PullError: it does not hold.
+    """
+    if not holds:
+        raise PullError(f"the plan has {what}")
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a relative path leads nowhere but down."""
+    return path.isprintable() and not {"", ".", ".."} & {*path.split("/")}
 
 
 @dataclass(frozen=True)
@@ -24,6 +42,10 @@ class ChainHost:
     address: str
     port: int
 
+    def __post_init__(self) -> None:
+        ipaddress.ip_address(self.address)
+        ensure(0 <= self.port < 1 << 16, f"port {self.port}")
+
 
 @dataclass(frozen=True)
 class PulledFile:
@@ -32,6 +54,11 @@ class PulledFile:
     path: str
     size: int
     blob: str
+
+    def __post_init__(self) -> None:
+        ensure(is_inside(self.path), f"a file that cannot be: {self.path[:80]!a}")
+        ensure(type(self.size) is int and 0 <= self.size <= MAX_SIZE, f"a size that cannot be: {self.size!r:.40}")
+        ensure(re.fullmatch("[0-9a-f]{40}([0-9a-f]{24})?", self.blob), f"no hash of a file: {self.blob[:80]!a}")
 
 
 @dataclass(frozen=True)
@@ -56,6 +83,19 @@ class HostPlan:
     hosts: tuple[ChainHost, ...]
     files: tuple[PulledFile, ...]
     origin: str = ""
+
+    def __post_init__(self) -> None:
+        hub = self.kind == "hub"
+        ensure(re.fullmatch("[0-9a-f]{40}" if hub else "", self.commit), f"no commit: {self.commit[:80]!a}")
+        ensure(is_inside(self.folder), f"a folder that cannot be: {self.folder[:80]!a}")
+        ensure(
+            self.folder.startswith("hub/models--") and self.folder.count("/") == 1
+            if hub
+            else self.folder.split("/")[0] != "hub",
+            f"a folder that cannot be: {self.folder[:80]!a}",
+        )
+        ensure(not self.reference or is_inside(self.reference), f"no revision: {self.reference[:80]!a}")
+        ensure(re.fullmatch("[0-9a-f]{64}", self.key), "no key")
 
     @classmethod
     def read(cls, path: Path) -> HostPlan:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_cluster.remote.pull.partial import Partial
 from vllm_cluster.remote.pull.plan import PulledFile
 from vllm_cluster.remote.pull.spread_parts import SpreadError, new_hash
 from vllm_cluster.remote.pull.spread_wire import FileBody
@@ -47,7 +47,7 @@ class Arriving:
         if self._hash is not None:
             return
         if not self.file.size:
-            os.close(self._open())
+            self._open().close()
         elif not self._path.exists() and self._store.have(self.file) >= self.file.size:
             # Another revision brought the content, verified: only its place is missing.
             self.bytes = self.file.size
@@ -61,8 +61,8 @@ class Arriving:
         self._hash = new
 
     def _hash_file(self, digest: _Hash) -> None:
-        with self._path.open("r+b", buffering=0) as there:
-            there.truncate(self.bytes)
+        with self._store.append(self.file) as there:
+            there.seek(0)
             buffer = memoryview(bytearray(BLOCK))
             while count := there.readinto(buffer):
                 digest.update(buffer[:count])
@@ -76,27 +76,22 @@ class Arriving:
         """
         assert self._hash is not None  # noqa: S101
         buffer = memoryview(bytearray(BLOCK))
-        target = self._open()
-        try:
+        with self._open() as target:
             while wanted() and (count := body.read(buffer)):
                 self.senders.add(sender)
                 self._write(target, buffer[:count])
                 self._hash.update(buffer[:count])
                 self.bytes += count
-        finally:
-            os.close(target)
 
-    def _open(self) -> int:
+    def _open(self) -> Partial:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            return self._store.append(self.file)
         except OSError as exc:
             raise SpreadError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
 
-    def _write(self, target: int, block: memoryview) -> None:
+    def _write(self, target: Partial, block: memoryview) -> None:
         try:
-            while block:
-                block = block[os.write(target, block) :]
+            target.write(block)
         except OSError as exc:
             raise SpreadError(f"{self.file.path}: cannot write: {exc.strerror}") from exc
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from vllm_cluster.remote.pull.partial import Partial
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError, write_whole
 from vllm_cluster.remote.pull.spread_parts import new_hash
 
@@ -32,10 +33,14 @@ class Store:
         """Keep every other pull from writing here until this process ends, also one of another host or cluster.
 
         Raises:
-            PullError: another one writes.
+            PullError: another one writes, or a link leads out of this model's folder.
         """
-        path = self.root / MANIFESTS / "lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if self.root.is_symlink() and self.root.resolve().parent == self.root.parent.resolve():
+            raise PullError(f"{self.root} is a link to another model")
+        for file in self._plan.files:
+            self._inside(self._place(file))
+            self._inside(self._blob(file))
+        path = self._made(self.root / MANIFESTS / "lock")
         self._lock = path.open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,10 +71,23 @@ class Store:
         path = self._blob(file)
         return path.with_name(f".{path.name}.vcluster-partial")
 
-    def writable(self, file: PulledFile) -> Path:
-        """Return the same, with the folders above it made."""
-        path = self.partial(file)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def append(self, file: PulledFile) -> Partial:
+        """Open the same to append what arrives; it takes no more than the size of the file.
+
+        Raises:
+            PullError: a link leads out of this model's folder.
+        """
+        return Partial(self._made(self.partial(file)), file.size)
+
+    def _inside(self, path: Path) -> Path:
+        """The path, unless links on the way lead out of this model's folder."""
+        if not path.parent.resolve().is_relative_to(self.root.resolve()):
+            raise PullError(f"{path.parent} leads out of {self.root}")
+        return path
+
+    def _made(self, path: Path) -> Path:
+        """The same with the folders above it made."""
+        self._inside(path).parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def finish(self, file: PulledFile) -> None:
@@ -80,8 +98,7 @@ class Store:
                 os.fsync(stream.fileno())
             partial.replace(blob)
         if self._hub:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            fresh = place.with_name(f".{place.name}.vcluster-link")
+            fresh = self._made(place).with_name(f".{place.name}.vcluster-link")
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(os.path.relpath(blob, place.parent))
             fresh.replace(place)
@@ -125,13 +142,11 @@ class Store:
         for file in self._plan.files:
             seen = self._place(file).stat()
             rows.append([file.path, file.size, file.blob, seen.st_mtime_ns])
-        path = self._manifest_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = self._made(self._manifest_path())
         named = {"model": self._plan.model, "commit": self._plan.commit}
         write_whole(path, {"v": 1, **named, "digest": self.digest(), "files": rows})
         if self._hub and self._plan.reference:
-            reference = self.root / "refs" / self._plan.reference
-            reference.parent.mkdir(parents=True, exist_ok=True)
+            reference = self._made(self.root / "refs" / self._plan.reference)
             fresh = reference.with_name(f".{reference.name}.vcluster-new")
             fresh.write_text(self._plan.commit)
             fresh.replace(reference)

@@ -1,0 +1,177 @@
+"""What leaves this machine for a pull, and what hosts answer: a token stays here, and no row of theirs is believed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import world
+from vllm_cluster.actions import pull, pull_known, pull_plan, pull_verify
+from vllm_cluster.actions.pull_hosts import PullHosts
+from vllm_cluster.actions.pull_plan import WantedModel
+from vllm_cluster.core.pull import Held, HubFile, HubModel, digest_of, make
+from vllm_cluster.errors import HostError
+from vllm_cluster.run import hub_files, weights
+from vllm_cluster.run.runtime import SYSTEM
+
+INVENTORY = world.inventory(2)
+FILE = HubFile("model.safetensors", 10**9, "a" * 64)
+MODEL = HubModel("lab/model", "c" * 40, "http://hub", (FILE,))
+CANARY = "hf_canary"
+
+
+@pytest.fixture(params=["variable", "file"])
+def mine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This machine has a token of its own, as its shell or `hf auth login` keeps it."""
+    for name in ("HF_TOKEN", "HF_ENDPOINT", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    if request.param == "variable":
+        monkeypatch.setenv("HF_TOKEN", CANARY)
+    else:
+        (tmp_path / "token").write_text(CANARY)
+
+
+class Sent:
+    """All that leaves for hosts, and what the program of this machine is asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.to_hosts: list[str] = []
+        self.here: list[Mapping[str, Any]] = []
+        monkeypatch.setattr(pull_plan, "place", lambda *_: None)
+        monkeypatch.setattr(pull_plan, "ask_hub", lambda _host, _place, row: self._note(row))
+        monkeypatch.setattr(pull_plan, "ask_hub_here", self._asked_here)
+        monkeypatch.setattr(weights, "create", lambda *_: True)
+        monkeypatch.setattr(weights, "begin", lambda _host, _cluster, plan, token: self._note([plan, token]))
+        monkeypatch.setattr(pull, "follow", lambda *_, **__: SimpleNamespace(unfed=False, hosts={}, lost=(), failed=0))
+        for name in ("remove", "ensure_ports", "_report"):
+            monkeypatch.setattr(pull, name, lambda *_: None)
+        monkeypatch.setattr(pull, "plan_for", self._plan)
+
+    def _note(self, row: object) -> HubModel:
+        self.to_hosts.append(json.dumps(row))
+        return MODEL
+
+    def _asked_here(self, _runtime: object, row: Mapping[str, Any]) -> HubModel:
+        self.here.append(row)
+        return MODEL
+
+    def _plan(self, hosts: PullHosts, model: HubModel, reference: str, via: str) -> object:
+        held = dict.fromkeys(hosts.inventory.hosts, Held(free=10**12))
+        return make(hosts.inventory, model, reference, held, via)
+
+
+@pytest.fixture
+def hosts() -> PullHosts:
+    connections = {name: SimpleNamespace(name=name, runtime=SYSTEM) for name in INVENTORY.hosts}
+
+    def each(work: Any, names: Any = None) -> dict[str, Any]:
+        return {name: work(connections[name]) for name in names or connections}
+
+    fleet: Any = SimpleNamespace(connections=connections, runtime=SYSTEM, all=each)
+    return PullHosts(INVENTORY, fleet, dict(world.hosts(2)), lambda _: None)
+
+
+@pytest.mark.usefixtures("mine")
+def test_the_token_of_this_machine_goes_to_no_host(hosts: PullHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Sent(monkeypatch)
+    wanted = WantedModel("lab/model")
+    model = pull_known.find_model(hosts, wanted, "gpu1", measure=True)
+    assert pull.bring(hosts, model, "main", wanted, "gpu1")
+    pull_verify._from_origin(hosts, wanted, MODEL, "gpu1", {FILE.path})
+    assert len(sent.to_hosts) == 4
+    assert not any(CANARY in text for text in sent.to_hosts)
+
+
+def test_a_host_gets_the_token_of_the_inventory(hosts: PullHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Sent(monkeypatch)
+    monkeypatch.setenv("LAB_TOKEN", "hf_lab")
+    inventory = world.inventory(2, hf_token="env:LAB_TOKEN")
+    given = PullHosts(inventory, hosts.fleet, hosts.facts, hosts.emit)
+    wanted = WantedModel("lab/model")
+    assert pull.bring(given, pull_known.find_model(given, wanted, "gpu1"), "main", wanted, "gpu1")
+    assert ["hf_lab" in text for text in sent.to_hosts] == [True, True, False]
+
+
+@pytest.mark.usefixtures("mine")
+def test_this_machine_asks_its_own_hub_with_its_own_token(hosts: PullHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Sent(monkeypatch)
+    wanted = WantedModel("lab/model", sent_from_here=True)
+    pull_known.find_model(hosts, wanted, "gpu1")
+    mirror = world.inventory(2, environment={"HF_ENDPOINT": "http://mirror"})
+    pull_known.find_model(PullHosts(mirror, hosts.fleet, hosts.facts, hosts.emit), wanted, "gpu1")
+    assert [(row["endpoint"], row["token"]) for row in sent.here] == [("", CANARY), ("http://mirror", None)]
+    assert sent.to_hosts == []
+
+
+@pytest.mark.parametrize(("token", "offered"), [(None, True), ("hf_lab", False)])
+def test_a_gated_model_may_come_by_this_machine(token: str | None, offered: bool) -> None:
+    last = {"problem": "gated", "endpoint": "http://hub", "code": 401, "words": ""}
+    error = hub_files._refusal("gpu1", {"model": "lab/model", "revision": "", "token": token}, last)
+    assert "http://hub answers 401" in str(error)
+    assert ("vcluster pull lab/model --via local" in str(error.hint)) == offered
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, module: Any, rows: list[dict[str, Any]], end: dict[str, Any]) -> None:
+    """Every host prints these rows."""
+
+    def ask(*args: Any) -> dict[str, Any]:
+        for row in rows:
+            args[4](row)
+        return end
+
+    monkeypatch.setattr(module, "ask", ask)
+
+
+RIGHT = {"commit": "c" * 40, "digest": digest_of([FILE]), "bytes": 1, "names": []}
+
+
+@pytest.mark.parametrize(
+    ("row", "end"),
+    [
+        ({**vars(FILE), "path": "../../../models--victim--m/x"}, RIGHT),
+        ({**vars(FILE), "size": -1}, RIGHT),
+        ({**vars(FILE), "blob": "../x"}, RIGHT),
+        (vars(FILE), {**RIGHT, "digest": "d" * 64}),
+        (vars(FILE), {**RIGHT, "commit": "../x"}),
+    ],
+)
+def test_a_manifest_of_a_host_is_looked_at(
+    hosts: PullHosts, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], end: dict[str, Any]
+) -> None:
+    wanted = WantedModel("lab/model")
+    for module, read in (
+        (pull_known, lambda: pull_known._listed(hosts, wanted)),
+        (pull_verify, lambda: pull_verify._verified(hosts, hosts.fleet.connections["gpu1"], wanted)),
+    ):
+        answers(monkeypatch, module, [{"file": vars(FILE)}], RIGHT)
+        read()
+        answers(monkeypatch, module, [{"file": row}], end)
+        with pytest.raises(HostError, match="the model cache"):
+            read()
+    answers(monkeypatch, pull_verify, [{"file": vars(FILE)}, {"damaged": {**row, "why": "missing"}}], end)
+    with pytest.raises(HostError):
+        pull_verify._verified(hosts, hosts.fleet.connections["gpu1"], wanted)
+
+
+@contextmanager
+def status_of(row: dict[str, Any]) -> Iterator[weights.PullStatus]:
+    """What is believed of a status."""
+    info = {"State": {"Status": "running"}, "Config": {"Labels": {}}}
+    engine = SimpleNamespace(container_info=lambda _: info, read_file=lambda *_: json.dumps(row).encode())
+    connection: Any = SimpleNamespace(engine=engine)
+    yield weights.status(connection, "lab")
+
+
+def test_a_status_of_a_host_becomes_no_command() -> None:
+    row = {"v": 1, "phase": "downloading", "model": "org/m; touch PWNED #", "bytes": "x", "total": -1}
+    with status_of({**row, "reference": "$(touch X)", "error": "\x1b[2J", "source": "yes"}) as found:
+        assert found == weights.PullStatus("downloading", error="\\x1b[2J")
+    with status_of({**row, "model": "org/m", "reference": "refs/pr/3", "bytes": 3}) as found:
+        assert (found.name, found.bytes, found.total) == ("org/m@refs/pr/3", 3, 0)
