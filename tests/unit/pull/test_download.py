@@ -11,7 +11,7 @@ import pytest
 from tests.support.models.repositories import PullHub, pull_hub
 from tests.support.pulls import MODEL, contents, model_files, plan_of, repository, snapshot
 from tests.support.spread import partial_of
-from vllm_cluster.remote.pull import fetching
+from vllm_cluster.remote.pull import download
 from vllm_cluster.remote.pull.download import Download
 from vllm_cluster.remote.pull.plan import HostPlan, PullError
 from vllm_cluster.remote.pull.store import Store
@@ -47,7 +47,7 @@ def test_a_download_that_is_cut_in_the_middle_continues_there(hub: PullHub, tmp_
     plan = plan_of(hub, tmp_path)
     fetch(plan)
     assert contents(plan) == FILES
-    assert hub.sent < sum(map(len, FILES.values())) + 2 * fetching.CHUNK
+    assert hub.sent < sum(map(len, FILES.values())) + 2 * download.CHUNK
 
 
 def test_what_a_killed_download_left_is_not_downloaded_again(hub: PullHub, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_token_is_sent_to_the_hub_alone(hub: PullHub, tmp_path: Path) -> Non
 def test_a_hub_that_is_gone_ends_it_after_its_patience(
     hub: PullHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     plan = HostPlan(**{**vars(plan_of(hub, tmp_path)), "endpoint": "http://127.0.0.1:1"})
     with pytest.raises(PullError, match="no byte for 0 s"):
@@ -111,7 +111,7 @@ def test_a_hub_that_is_gone_ends_it_after_its_patience(
 def test_a_hub_that_sends_another_size_than_it_lists_is_reported_at_once(
     hub: PullHub, tmp_path: Path, more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
     plan = plan_of(hub, tmp_path)
     files = tuple(
         replace(file, size=file.size + more) if file.path.endswith(".safetensors") else file for file in plan.files

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.spread import folder_plan, planned
-from vllm_cluster.remote.pull import fetching
+from vllm_cluster.remote.pull import download
 from vllm_cluster.remote.pull.download import Download
 from vllm_cluster.remote.pull.plan import HostPlan, PullError
 from vllm_cluster.remote.pull.store import Store
@@ -121,7 +121,7 @@ def endless() -> Iterator[tuple[str, list[int]]]:
 
 # fault: remote/pull/partial.py: if self.length + count > self._size: → if self._size < 0:
 def test_a_hub_that_sends_without_end_fills_no_disk(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
     with endless() as (url, _):
         store = Store(replace(plan, endpoint=url))
         with pytest.raises(PullError, match="sends another content than it lists"):

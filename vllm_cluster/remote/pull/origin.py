@@ -5,14 +5,17 @@ from __future__ import annotations
 import fcntl
 import threading
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 
-from vllm_cluster.remote.pull.fetching import for_each
 from vllm_cluster.remote.pull.plan import HostPlan, PulledFile, PullError
 from vllm_cluster.remote.pull.store import Store, content_hash
 
 PIECE = 8 << 20
+# Files at a time.
+STREAMS = 4
 # Whoever feeds it holds a lock on this file, beside the plan.
 FED = "vcluster-fed"
 # Without a laptop for as long it ends: the same command continues with what is there.
@@ -85,3 +88,16 @@ def is_fed(folder: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def for_each(files: Iterable[PulledFile], work: Callable[[PulledFile], None], stop: threading.Event) -> None:
+    """Do the work for several files at once; where it fails for one, end it for all and raise that."""
+    with ThreadPoolExecutor(STREAMS) as pool:
+        try:
+            for future in as_completed([pool.submit(work, file) for file in files]):
+                if error := future.exception():
+                    raise error
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
