@@ -14,7 +14,7 @@ from vllm_cluster.actions import pull_known
 from vllm_cluster.actions.pull_hosts import PullHosts
 from vllm_cluster.actions.pull_known import find_model
 from vllm_cluster.actions.pull_plan import WantedModel
-from vllm_cluster.core.pull import HubFile, HubModel
+from vllm_cluster.core.pull import HubFile, HubModel, digest_of
 from vllm_cluster.errors import PreflightFailed, Unreachable, VclusterError
 from vllm_cluster.events import Event
 
@@ -42,7 +42,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[HubModel, list
             commit, names = listed.get(connection.name, ("", ()))
             if commit:
                 see({"file": vars(FILE)})
-            return {"commit": commit or wanted.revision, "digest": commit, "names": list(names)}
+            return {"commit": commit or wanted.revision, "digest": digest_of([FILE]) if commit else "", "names": list(names)}
 
         fleet: Any = SimpleNamespace(all=lambda work: {name: work(one) for name, one in connections.items()})
         monkeypatch.setattr(pull_known, "ask_about", fail)
