@@ -119,7 +119,6 @@ def test_verbs_measure_time_by_their_own_clock() -> None:
         (("requests", "urllib3"), "hub/"),
         (("huggingface_hub",), "hub/"),
         (("ruamel",), "inventory/"),
-        (("resvg_py",), "cli/render/"),
     ],
 )
 def test_each_library_has_one_home(libraries: tuple[str, ...], home: str) -> None:

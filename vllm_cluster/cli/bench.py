@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from vllm_cluster.core.bench import Point
 
-RESULTS, REPORT, PICTURE, PIXELS = "results.json", "report.html", "report.svg", "report.png"
+RESULTS, REPORT = "results.json", "report.html"
 MAX_PROMPTS = 32 << 20
 
 Folders = Annotated[
@@ -146,35 +146,13 @@ def _keep(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def _show(session: Session, document: Mapping[str, Any], folder: Path) -> None:
-    from vllm_cluster.cli.render.bench import bench_lines
+    from vllm_cluster.cli.render.bench import bench_lines, report
     from vllm_cluster.cli.render.text import plain
-    from vllm_cluster.core.bench_page import page, picture
 
-    for name, content in ((REPORT, page(document)), (PICTURE, picture(document))):
-        with naming(folder / name):
-            (folder / name).write_text(content, encoding="utf-8")
-    names = [RESULTS, REPORT, PICTURE, *([PIXELS] if _draw(session, document, folder / PIXELS) else [])]
-    wrote = plain(f"Wrote {', '.join(names[:-1])} and {names[-1]} to {folder}; times are in ms")
+    with naming(folder / REPORT):
+        (folder / REPORT).write_text(report(document), encoding="utf-8")
+    wrote = plain(f"Wrote {RESULTS} and {REPORT} to {folder}; times are in ms")
     session.show(lambda: document, lambda: print(*bench_lines(document), wrote, sep="\n"))
-
-
-def _draw(session: Session, document: Mapping[str, Any], path: Path) -> bool:
-    """Write the curves as PNG where what draws it is installed; whether it is written."""
-    from vllm_cluster.cli.render.png import png
-    from vllm_cluster.core.bench_page import picture
-    from vllm_cluster.events import Event
-
-    try:
-        drawn = png(picture(document))
-    except ImportError:
-        return False
-    if drawn is None:
-        text = f"{path.name} is not written: no font for its text is installed (DejaVu Sans, Liberation Sans or Arial)"
-        session.progress(Event("warning", text))
-        return False
-    with naming(path):
-        path.write_bytes(drawn)
-    return True
 
 
 def _compare(session: Session, folders: list[Path]) -> None:

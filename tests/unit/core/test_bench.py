@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
-import struct
-import sys
-import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tests.support.depth import cases
-from vllm_cluster.cli.render.bench import bench_lines, compared_lines
-from vllm_cluster.cli.render.png import png
+from vllm_cluster.cli.render.bench import bench_lines, compared_lines, report
 from vllm_cluster.core.bench import PRESETS, Point, argv, figure_name, figures, order, points
 from vllm_cluster.core.bench_compare import COMPARED, compare, two_sided, welch
-from vllm_cluster.core.bench_page import HEIGHT, WIDTH, page, picture
 
 MEANS = {"output_throughput": 1000.0, "p50_ttft_ms": 50.0, "p50_tpot_ms": 10.0, "p99_e2el_ms": 2000.0}
 
@@ -110,7 +105,7 @@ def test_the_figures_that_are_kept() -> None:
 
 
 DOCUMENT = {
-    "name": "<b>m</b>",
+    "name": "</script><b>m</b>",
     "versions": {"vllm": "0.32.0", "vcluster": "0.1.0"},
     "image": "i",
     "started": "2026-01-01",
@@ -120,99 +115,35 @@ DOCUMENT = {
 }
 
 
+def data_of(made: str) -> Any:
+    """What the script of a report shows."""
+    (line,) = re.findall(r"^const data = (.*);$", made, re.MULTILINE)
+    return json.loads(line)
+
+
 @pytest.mark.parametrize("levels", [(1,), (1, 16, 256)])
 def test_the_page_needs_no_other_file(levels: tuple[int, ...]) -> None:
-    made = page({**DOCUMENT, "points": measured(random.Random(1), 2, levels=levels)})
-    tags: set[str] = set()
+    made = report({**DOCUMENT, "points": measured(random.Random(1), 2, levels=levels)})
+    tags: list[str] = []
 
     class Reader(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            tags.add(tag)
+            tags.append(tag)
             assert not {name for name, _ in attrs} & {"src", "href", "onload"}
 
     Reader().feed(made)
-    assert {"svg", "polyline", "table"} <= tags
-    assert not tags & {"b", "script", "link", "img"}
-    for svg in made.split("<svg")[1:]:
-        ET.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
-
-
-def test_the_picture_is_one_whole_svg() -> None:
-    drawn = ET.fromstring(picture({**DOCUMENT, "name": "a <b>"}))
-    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-    texts = {text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"tokens/s", "e2e p50", "e2e p99", "requests open at once", "seconds for a whole answer"} <= texts
-    assert {"a <b>", "1 host, vLLM 0.32.0, vcluster 0.1.0, 2026-01-01"} <= texts
-    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 3
-
-
-Box = tuple[float, float, float, float]
-
-
-def boxes(part: ET.Element, down: float = 0.0) -> Iterator[tuple[str, Box]]:
-    """The texts and points of a picture, each with its left, top, right and bottom; a character takes 7 units."""
-    down += float(part.get("transform", "translate(0,0)").rstrip(")").partition(",")[2])
-    if part.tag.endswith("}text"):
-        x, y, wide = float(part.get("x", 0)), down + float(part.get("y", 0)), 7.0 * len(part.text or "")
-        left = x - {"start": 0.0, "middle": wide / 2, "end": wide}[part.get("text-anchor", "start")]
-        yield str(part.text), (left, y - 10, left + wide, y + 3)
-    if part.tag.endswith("}circle"):
-        x, y, r = (float(part.get(name, 0)) for name in ("cx", "cy", "r"))
-        yield "", (x - r, down + y - r, x + r, down + y + r)
-    for inner in part:
-        yield from boxes(inner, down)
-
-
-def touch(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-@pytest.mark.parametrize("most", [4, 128, 2048])
-@pytest.mark.parametrize("number", [1, 3, 8, 12])
-def test_no_label_of_the_picture_touches_another_or_a_point(number: int, most: int) -> None:
-    """Loads come close to each other, and so do times where they grow little."""
-    levels = sorted({max(1, round(most ** (step / max(1, number - 1)))) for step in range(number)})
-    chance = random.Random(number)
-    rows = measured(chance, 2, levels=tuple(levels))
-    for at, point in enumerate(rows):
-        for run in point["runs"]:
-            run["figures"] |= {"p50_e2el_ms": 900.0 + 20 * at, "p99_e2el_ms": 1000.0 + at * 90 * chance.random()}
-            run["figures"]["output_throughput"] *= 1 + at
-    found = list(boxes(ET.fromstring(picture({**DOCUMENT, "points": rows}))))
-    texts = [(text, box) for text, box in found if text]
-    assert [(one, other) for (one, a), (other, b) in combinations(texts, 2) if touch(a, b)] == []
-    assert [text for text, box in texts for other, point in found if not other and touch(box, point)] == []
-    assert all(box[0] >= 0 and box[2] <= 640 for _, box in texts)
-    assert {str(levels[-1]), str(levels[0])} <= {text.replace(",", "") for text, _ in texts}
-
-
-def without_text(svg: str) -> str:
-    """The picture without any of its words."""
-    return re.sub("<text.*?</text>", "", svg)
-
-
-def test_the_png_has_twice_the_pixels_of_the_picture() -> None:
-    drawn = png(without_text(picture(DOCUMENT)))
-    assert drawn
-    assert drawn[:8] == b"\x89PNG\r\n\x1a\n"
-    # Where its header has them: PNG specification, section 11.2.1.
-    width, height = struct.unpack(">II", drawn[16:24])
-    assert width == 2 * WIDTH
-    assert height > 2 * 2 * HEIGHT
-
-
-def test_a_png_is_never_without_its_words() -> None:
-    """With the fonts that this machine has; with none there is no PNG."""
-    curves = picture(DOCUMENT)
-    drawn = png(curves)
-    assert drawn is None or drawn != png(without_text(curves))
-    assert png(curves, fonts=False) is None
-
-
-def test_no_png_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(ImportError):
-        png(picture(DOCUMENT))
+    assert tags.count("script") == tags.count("style") == 1
+    assert "b" not in tags
+    found = data_of(made)
+    assert (found["name"], found["flags"]) == (DOCUMENT["name"], DOCUMENT["flags"])
+    assert found["about"] == "1 host, vLLM 0.32.0, vcluster 0.1.0, image i, started 2026-01-01"
+    assert [point["concurrency"] for point in found["points"]] == list(levels)
+    # What its script reads of the data, and the elements that it fills, are there.
+    script = made.rpartition("const data = ")[2]
+    assert set(re.findall(r"\bdata\.(\w+)", script)) == found.keys()
+    assert {f'id="{name}"' for name in re.findall(r'(?:at|put|table)\("(\w+)"', script)} <= set(
+        re.findall(r'id="\w+"', made)
+    )
 
 
 def test_a_figure_has_one_name_wherever_it_is_shown() -> None:
@@ -224,4 +155,4 @@ def test_a_figure_has_one_name_wherever_it_is_shown() -> None:
     for name in names:
         assert name.upper() in table
         assert f"  {name}  " in compared
-        assert f"<th>{name}</th>" in page(DOCUMENT)
+        assert name in data_of(report(DOCUMENT))["loads"][0]

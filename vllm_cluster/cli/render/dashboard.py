@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 
 from vllm_cluster.actions.watch import View
+from vllm_cluster.cli.render.page import page
 from vllm_cluster.cli.render.watch import view_document
 from vllm_cluster.core.node_status import ServeStatus
 
@@ -35,7 +35,7 @@ class DashboardFeed:
 
     def page(self) -> tuple[str, bytes]:
         """The page itself."""
-        return HTML, files("vllm_cluster.cli.render").joinpath("dashboard.html").read_bytes()
+        return HTML, page("dashboard").encode()
 
     def data(self) -> tuple[str, bytes]:
         """All that it shows."""

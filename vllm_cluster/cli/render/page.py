@@ -1,0 +1,17 @@
+"""Pages for a browser: one style and one way to draw; a page adds its content and its script."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+
+
+def page(name: str, data: object = None) -> str:
+    """Return the page of that name; with `data`, which its script shows, it needs no other file."""
+    folder = files("vllm_cluster.cli.render")
+    shared, content, script = (
+        folder.joinpath(file).read_text(encoding="utf-8") for file in ("page.html", f"{name}.html", f"{name}.js")
+    )
+    # In a script, "<" could end it.
+    script = script.replace("@DATA@", json.dumps(data).replace("<", "\\u003c"))
+    return shared.replace("@CONTENT@", content).replace("@SCRIPT@", script)
