@@ -12,7 +12,7 @@ from vllm_cluster.core.node_status import GroupNode, GroupStatus, NodeStatus, Ph
 
 GIB = 1 << 30
 GPUS = tuple(GpuLoad(n, "NVIDIA H100", "", 90 + n, 70 * GIB, 80 * GIB, 500.0, 700.0, 60 + n) for n in range(8))
-LOAD = HostLoad(35.2, 96, 100 * GIB, 2048 * GIB, 8, GPUS, "", 1.5e6, 2.5e8, {"10.0.0.2": 0.05})
+LOAD = HostLoad(35.2, 96, 100 * GIB, 2048 * GIB, 8, GPUS, "", 1.5e6, 2.5e8)
 MODEL = ModelLoad(12, 3, 1843.2, 8.26, 4.5, 0.0, 71.4, 42.0, 0.116, 2.37, 0.0225, 0.065)
 HEAD = HostStatus("gpu1", "10.0.0.1", "head", "running", "0123456789ab", 8, 8, age_seconds=7300.0)
 WORKER = replace(HEAD, host="gpu2", address="10.0.0.2", role="worker")

@@ -8,17 +8,15 @@ from functools import partial
 
 from vllm_cluster.actions.assess import require_name
 from vllm_cluster.core.last_lines import LastLines
-from vllm_cluster.core.log_fold import Fold
 from vllm_cluster.core.log_lines import Line, LogRequest
 from vllm_cluster.errors import VclusterError, combine
-from vllm_cluster.events import Emit, Event
+from vllm_cluster.events import Emit
 from vllm_cluster.explain.error_lines import ErrorLines
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.log_host import HostLogs
 from vllm_cluster.run.log_merge import LogMerge
 from vllm_cluster.run.runtime import SYSTEM, Runtime
-from vllm_cluster.text import count
 
 # How long a line may be kept back for older ones of other hosts; the terminal shows nothing sooner.
 TURN_SECONDS = 0.1
@@ -33,7 +31,6 @@ def logs(
     show: Show,
     *,
     errors: bool = False,
-    fold: bool = False,
     last: int | None = None,
     runtime: Runtime = SYSTEM,
 ) -> bool:
@@ -46,7 +43,6 @@ def logs(
     """
     require_name(inventory, list(asked.hosts))
     is_error = ErrorLines() if errors else None
-    folding = Fold() if fold else None
     tail = None if last is None else LastLines(last, int(runtime.clock.time() * 1e9) if asked.follow else None)
     found = False
     with _reading(inventory, asked, emit, runtime) as (merge, hosts):
@@ -54,17 +50,13 @@ def logs(
             quiet = not lines
             if is_error:
                 lines = [line for line in lines if is_error((line.host, line.source, line.rank), line.text)]
-            if folding:
-                lines = folding.fold(lines, int(runtime.clock.time() * 1e9))
             if tail:
                 lines = [*tail.keep(lines), *(tail.rest() if quiet and asked.follow else ())]
             if lines:
                 found = True
                 show(lines)
             _refuse_none(hosts)
-        rest = folding.rest() if folding else []
-        if tail:
-            rest = [*tail.keep(rest), *tail.rest()]
+        rest = tail.rest() if tail else []
         found = found or bool(rest)
         show(rest)
     for one in hosts:
@@ -74,13 +66,7 @@ def logs(
     if failures:
         raise combine(failures)
     _ensure_rank(asked, found=found)
-    _note_polls(sum(one.polls for one in hosts), emit)
     return found
-
-
-def _note_polls(polls: int, emit: Emit) -> None:
-    if polls:
-        emit(Event("note", f"left out {count(polls, 'line')} of vcluster's own polls of the API: --polls shows them"))
 
 
 def _ensure_rank(asked: LogRequest, *, found: bool) -> None:

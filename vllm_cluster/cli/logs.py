@@ -35,7 +35,6 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines as they come, until Ctrl-C.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.")] = None,
     group: Annotated[bool, typer.Option("--ray", help="Only Ray, with the files of its own processes.")] = False,
-    polls: Annotated[bool, typer.Option("--polls", help="Also vLLM's lines about vcluster's own polls.")] = False,
     vllm: Annotated[bool, typer.Option("--vllm", help="Only vLLM: its server, and all ranks.")] = False,
     since: Since = None,
     tail: Tail = None,
@@ -43,9 +42,6 @@ def logs(
     errors: Annotated[bool, typer.Option("--errors", help="Only errors and tracebacks.")] = False,
     previous: Annotated[
         bool, typer.Option("--previous", help="What was printed before the last start of each node.")
-    ] = False,
-    fold: Annotated[
-        bool, typer.Option("--fold", help="Show lines that repeat within 5 s once, with their number.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -66,11 +62,11 @@ def logs(
         from vllm_cluster.core.log_lines import LogRequest
 
         chosen = tuple(dict.fromkeys(hosts)) if hosts else tuple(loaded.hosts)
-        # Who searches, and a program, gets all lines.
-        every = polls or bool(grep) or session.as_json
+        # Who searches, and a program, gets all lines; others none about vcluster's own polls of the API.
+        every = bool(grep) or session.as_json
         asked = LogRequest(chosen, rank, group, vllm, since, grep, previous, follow, every)
         writer = LogWriter(tuple(loaded.hosts), as_json=session.as_json, color=SETTINGS.color)
-        found = logs_action(loaded, asked, _notices(session), writer.write, errors=errors, fold=fold, last=tail)
+        found = logs_action(loaded, asked, _notices(session), writer.write, errors=errors, last=tail)
         if not (found or session.as_json or tail == 0 or SETTINGS.verbosity < 0):
             sys.stderr.write("No line of the logs matches.\n" if errors or grep else "No lines.\n")
 

@@ -16,6 +16,8 @@ INSTEAD: Mapping[str, str] = {
     "status --ray": "vcluster exec --head -- ray status",
     "top": "vcluster status --watch",
     "wait": "vcluster status --wait",
+    "logs --fold": "vcluster logs --errors",
+    "logs --polls": "vcluster logs --grep GET",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -36,8 +36,8 @@ class NodeSample:
     """One sample of a node: `time` is its host's clock, `boot` the seconds since that host started.
 
     `processors` are ticks busy and in all, `memory` bytes used and in all, `network` bytes received and sent since the
-    host started; `round_trips` are the shortest to other nodes, in ms by address; `status` is the text of its
-    status.json, `metrics` lines of vLLM's /metrics. `seconds_before` is how long the last start of this model took.
+    host started; `status` is the text of its status.json, `metrics` lines of vLLM's /metrics. `seconds_before` is how
+    long the last start of this model took.
     """
 
     v: Literal[1]
@@ -47,7 +47,6 @@ class NodeSample:
     cores: int
     memory: tuple[Positive, Positive] | None
     network: tuple[Positive, Positive] | None
-    round_trips: Mapping[str, Positive]
     ranks: int
     gpus: tuple[GpuLoad, ...]
     gpu_error: str
@@ -59,10 +58,7 @@ class NodeSample:
 
 @dataclass(frozen=True)
 class HostLoad:
-    """How busy a host is: its processors, memory, network and GPUs, and the ranks of the model that run there.
-
-    `round_trips_ms` are the shortest of the last minutes to other hosts, by their addresses.
-    """
+    """How busy a host is: its processors, memory, network and GPUs, and the ranks of the model that run there."""
 
     cpu_percent: float | None
     cores: int
@@ -73,7 +69,6 @@ class HostLoad:
     error: str = ""
     received_bytes_per_second: float | None = None
     sent_bytes_per_second: float | None = None
-    round_trips_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 class UnreadableSample(ValueError):
@@ -108,7 +103,6 @@ def host_load(before: NodeSample | None, now: NodeSample, *, gpus: bool) -> Host
         now.gpus,
         f"its GPUs cannot be read: {now.gpu_error}" if gpus and now.gpu_error else "",
         *_rates(before, now),
-        now.round_trips,
     )
 
 

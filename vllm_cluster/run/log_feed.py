@@ -39,8 +39,6 @@ class ContainerFeed:
         self._node, self._asked, self._merge, self._covered = node, asked, merge, covered
         self._position, self._stamps = Position(), Stamps()
         self._grep = asked.grep.encode()
-        # How many lines about polls were left out.
-        self.polls = 0
 
     def read(self, offset: int, until: int | None, begun: Callable[[], None]) -> None:
         """As of any feed."""
@@ -63,7 +61,6 @@ class ContainerFeed:
             if source not in sources or (grep and grep not in text):
                 continue
             if not self._asked.polls and is_poll(source, text):
-                self.polls += 1
                 continue
             if text[:10] == b"(RayWorker" and (at := copied_from(text)) is not None and self._covered(at):
                 continue

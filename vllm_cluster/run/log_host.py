@@ -51,7 +51,6 @@ class HostLogs:
         self._ranks = FileFeed(node, asked, merge, group=False) if asked.ranks else None
         group = FileFeed(node, asked, merge, group=True) if asked.group else None
         container = ContainerFeed(node, asked, merge, covered) if asked.sources else None
-        self._container = container
         self._feeds: list[Feed] = [feed for feed in (self._ranks, group, container) if feed]
         for feed in self._feeds:
             merge.add(feed)
@@ -59,11 +58,6 @@ class HostLogs:
         self._ready, self._offset = False, 0
         self._until: int | None = None
         self._away: float | None = None
-
-    @property
-    def polls(self) -> int:
-        """How many lines about polls were left out."""
-        return self._container.polls if self._container else 0
 
     def stop(self) -> None:
         """Begin nothing more; what is being read ends with the connection."""

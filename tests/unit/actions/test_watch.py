@@ -47,7 +47,7 @@ def sample(tokens: float | None = None, serve: dict[str, Any] | None = None, **m
     """A sample of a node now."""
     metrics = "" if tokens is None else f'vllm:generation_tokens_total{{engine="0"}} {tokens}'
     words = {"v": 1, "time": time.time(), "boot": 0.0, "processors": [1, 2], "cores": 2, "memory": [1, 2], "ranks": 1}
-    words |= {"network": None, "round_trips": {}}
+    words |= {"network": None}
     words |= {"gpus": [], "gpu_error": "", "status": status_of(serve), "metrics": metrics, "metrics_error": ""}
     return parse_sample({**words, "seconds_before": None, **more})
 

@@ -16,7 +16,7 @@ GPU = {
 }
 ROW: dict[str, Any] = {
     **{"v": 1, "time": 1000.0, "boot": 50.0, "processors": [100, 400], "cores": 4, "memory": [10, 40], "ranks": 1},
-    **{"network": [1000, 2000], "round_trips": {"10.0.0.2": 0.05}},
+    "network": [1000, 2000],
     **{"gpus": [GPU], "gpu_error": "", "status": "", "metrics": "", "metrics_error": "", "seconds_before": None},
 }
 
@@ -47,7 +47,6 @@ def test_a_sample_is_read_as_it_is() -> None:
         ("gpus", [{**GPU, "use_percent": float("inf")}]),
         ("gpus", {"index": 0}),
         ("network", [-1, 2]),
-        ("round_trips", {"10.0.0.2": -1}),
         ("ranks", None),
         ("status", 7),
         ("metrics", ["a"]),
@@ -63,7 +62,6 @@ def test_what_passes_the_network() -> None:
     before, now = sample(), sample(boot=54.0, network=[5000, 4000])
     load = host_load(before, now, gpus=True)
     assert (load.received_bytes_per_second, load.sent_bytes_per_second) == (1000, 500)
-    assert load.round_trips_ms == {"10.0.0.2": 0.05}
     for earlier, later in ((None, now), (now, before), (before, before), (before, sample(boot=54.0, network=None))):
         assert host_load(earlier, later, gpus=True).sent_bytes_per_second is None
     assert host_load(sample(network=[9000, 0]), now, gpus=True).received_bytes_per_second is None, "it began anew"

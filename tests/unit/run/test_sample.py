@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,106 +137,77 @@ def test_the_host(tmp_path: Path) -> None:
     assert abs(found.time - time.time()) < 60
 
 
+class NVMLError(Exception):
+    """As the binding raises it."""
+
+
 class Nvml:
-    """NVML as its header declares it, with two GPUs; the second has fallen off the bus, the first is a virtual one."""
+    """NVIDIA's binding with two GPUs: the first is a virtual one, the second has fallen off the bus."""
 
-    def __init__(self, _name: str) -> None:
-        self.nvmlErrorString = _String(lambda code: f"error {code}".encode())
+    NVMLError = NVMLError
+    NVML_TEMPERATURE_GPU = 0
 
-    def nvmlInit_v2(self) -> int:
-        return 0
+    def nvmlInit(self) -> None:
+        """Nothing to begin."""
 
-    def nvmlDeviceGetCount_v2(self, number: Any) -> int:
-        number._obj.value = 2
-        return 0
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, handle: Any) -> int:
-        handle._obj.value = 0xA0 + index.value
-        return 0
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
 
-    def nvmlDeviceGetName(self, handle: ctypes.c_void_p, name: Any, size: ctypes.c_uint) -> int:
-        assert size.value == len(name)
-        if handle.value == 0xA1:
-            return 15
-        name.value = b"NVIDIA H100 80GB HBM3"
-        return 0
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return str(self._answer(handle, "NVIDIA H100 80GB HBM3"))
 
-    def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p, memory: Any) -> int:
-        memory._obj.total, memory._obj.free, memory._obj.used = 80 << 30, 10 << 30, 70 << 30
-        return 0
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return self._answer(handle, SimpleNamespace(total=80 << 30, free=10 << 30, used=70 << 30))
 
-    def nvmlDeviceGetUtilizationRates(self, handle: ctypes.c_void_p, use: Any) -> int:
-        use._obj.gpu, use._obj.memory = 97, 50
-        return 15 * (handle.value == 0xA1)
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return self._answer(handle, SimpleNamespace(gpu=97, memory=50))
 
-    def nvmlDeviceGetPowerUsage(self, handle: ctypes.c_void_p, power: Any) -> int:
-        power._obj.value = 512_250
-        return 15 * (handle.value == 0xA1)
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> Any:
+        return self._answer(handle, 512_250)
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: ctypes.c_void_p, power: Any) -> int:
-        return 3  # not supported
+    def nvmlDeviceGetEnforcedPowerLimit(self, _handle: int) -> int:
+        raise NVMLError("Not Supported")
 
-    def nvmlDeviceGetTemperature(self, handle: ctypes.c_void_p, sensor: ctypes.c_uint, degrees: Any) -> int:
-        assert sensor.value == 0
-        degrees._obj.value = 61
-        return 15 * (handle.value == 0xA1)
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> Any:
+        assert sensor == 0
+        return self._answer(handle, 61)
 
-
-class _String:
-    restype: object = None
-
-    def __init__(self, words: Callable[[int], bytes]) -> None:
-        self._words = words
-
-    def __call__(self, code: int) -> bytes:
-        return self._words(code)
+    def _answer(self, handle: int, value: object) -> object:
+        if handle == 1:
+            raise NVMLError("GPU is lost")
+        return value
 
 
 def test_gpus_by_the_drivers_own_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", Nvml)
+    monkeypatch.setattr(program, "load_nvml", Nvml)
     found = taken(tmp_path)
     assert found.gpu_error == ""
     first, lost = found.gpus
     assert (first.name, first.use_percent, first.memory_used_bytes) == ("NVIDIA H100 80GB HBM3", 97, 70 << 30)
     assert (first.power_watts, first.power_limit_watts, first.temperature_celsius) == (512.25, None, 61)
-    assert (lost.index, lost.error, lost.use_percent) == (1, "nvmlDeviceGetName: error 15", None)
+    assert (lost.index, lost.error, lost.use_percent) == (1, "GPU is lost", None)
 
 
-def test_a_node_without_the_driver_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+def test_the_binding_is_the_file_of_the_images_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its package is not imported."""
+    (tmp_path / "vllm" / "third_party").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError")
+    (tmp_path / "vllm" / "third_party" / "pynvml.py").write_text("def nvmlInit():\n    raise OSError('no driver')\n")
+    monkeypatch.syspath_prepend(tmp_path)
     found = taken(tmp_path)
-    assert (found.gpus, found.gpu_error) == ((), "libnvidia-ml.so.1: cannot open shared object file")
+    assert (found.gpus, found.gpu_error) == ((), "no driver")
 
 
-# fault: remote/image/sample.py: if node["alive"] →
-def test_a_round_trip_is_read_from_the_kernel_without_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of connections that are there, over IPv4 and in IPv6's clothes, and to Ray's nodes alone."""
-    assert program.round_trips(set()) == {}
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_INET6) as mapped:
-        mapped.connect(("::ffff:127.0.0.1", server.getsockname()[1]))
-        far, _ = server.accept()
-        with far:
-            for _ in range(3):
-                mapped.sendall(b"x")
-                far.recv(1)
-            found = program.round_trips({"127.0.0.1", "192.0.2.1"})
-    assert found.keys() == {"127.0.0.1"}
-    assert 0 < found["127.0.0.1"] < 1000
-    monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.1")
-    nodes = [{"address": f"10.0.0.{n}", "alive": n < 3} for n in (1, 2, 3)]
-    assert program.peers(json.dumps({"group": {"nodes": nodes}})) == {"10.0.0.2"}
-    assert program.peers("") == program.peers("{}") == set()
+def test_a_node_without_the_binding_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(_name: str) -> None:
+        return None
 
-
-def test_a_kernel_that_does_not_answer_costs_the_figure_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(socket, "socket", refused)
-    assert program.round_trips({"10.0.0.2"}) == {}
+    monkeypatch.setattr(program, "find_spec", missing)
+    found = taken(tmp_path)
+    assert (found.gpus, found.gpu_error) == ((), "the image's vLLM has no pynvml")
 
 
 def test_the_bytes_of_the_clusters_interface(monkeypatch: pytest.MonkeyPatch) -> None:

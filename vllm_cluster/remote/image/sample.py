@@ -8,17 +8,13 @@ all of them are 57 kB.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
-import ipaddress
 import json
 import os
 import re
-import socket
-import struct
 import sys
 import time
-from collections.abc import Iterator
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +32,22 @@ NAMES = (
 )
 LINES = re.compile(rf"^vllm:(?:{NAMES})(?:\{{[^\n]*)? \S+$", re.MULTILINE)
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (asked at loopback when it listens everywhere)
-# nvmlTemperatureSensors_t: the die of the GPU.
-DIE = 0
-# sock_diag(7): a request for the TCP connections that are established, each with its tcp_info, and what answers it.
-NETLINK, SOCK_DIAG, BY_FAMILY, REQUEST_DUMP, ESTABLISHED, INFO = 16, 4, 20, 0x301, 1 << 1, 2
-DIAG_REQUEST, DIAG_MESSAGE, ATTRIBUTE = struct.Struct("=IHHIIBBBxI48x"), struct.Struct("=IH"), struct.Struct("=HH")
-END_OF_DUMP = (2, 3)  # an error, and the end
-# Where the other end's address is in inet_diag_msg, and where the attributes begin.
-PEER, ATTRIBUTES, MIN_RTT = 16 + 24, 16 + 72, struct.Struct("=148xI")
-NEVER = 0xFFFFFFFF
-NAME_BYTES = 96
 
 
-class _Use(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+def load_nvml() -> Any:
+    """Load NVIDIA's binding, of which vLLM has a copy: from its file, since the whole package takes seconds.
 
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    Raises:
+        ImportError: there is no such file.
+    """
+    package = find_spec("vllm")
+    path = Path(package.origin).parent / "third_party" / "pynvml.py" if package and package.origin else None
+    spec = spec_from_file_location("pynvml", path) if path and path.exists() else None
+    if spec is None or spec.loader is None:
+        raise ImportError("the image's vLLM has no pynvml")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Gpus:
@@ -61,57 +55,44 @@ class Gpus:
 
     def __init__(self) -> None:
         self.error = ""
-        self._handles: list[ctypes.c_void_p] = []
+        self._handles: list[Any] = []
         try:
-            self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
-            self._ask("nvmlInit_v2")
-            number = ctypes.c_uint()
-            self._ask("nvmlDeviceGetCount_v2", ctypes.byref(number))
-            for index in range(number.value):
-                handle = ctypes.c_void_p()
-                self._ask("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-                self._handles.append(handle)
-        except (OSError, AttributeError) as error:
+            self._nvml = load_nvml()
+            self._nvml.nvmlInit()
+            count = self._nvml.nvmlDeviceGetCount()
+            self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        except Exception as error:
             self.error = str(error)
 
-    def _ask(self, call: str, *arguments: Any) -> None:
-        if code := getattr(self._nvml, call)(*arguments):
-            self._nvml.nvmlErrorString.restype = ctypes.c_char_p
-            raise OSError(f"{call}: {self._nvml.nvmlErrorString(code).decode()}")
-
-    def _number(self, call: str, handle: ctypes.c_void_p, *arguments: Any) -> int | None:
-        value = ctypes.c_uint()
-        with contextlib.suppress(OSError, AttributeError):  # a virtual GPU lacks some of it
-            self._ask(call, handle, *arguments, ctypes.byref(value))
-            return value.value
+    def _ask(self, call: str, *arguments: Any) -> Any:
+        """Ask the driver; None where it does not report that, as for a virtual GPU or a slice of one."""
+        with contextlib.suppress(self._nvml.NVMLError):
+            return getattr(self._nvml, call)(*arguments)
         return None
 
     def read(self) -> list[dict[str, Any]]:
         """Each GPU now; what the driver does not report is None."""
         return [self._read(index, handle) for index, handle in enumerate(self._handles)]
 
-    def _read(self, index: int, handle: ctypes.c_void_p) -> dict[str, Any]:
-        name, use, memory = ctypes.create_string_buffer(NAME_BYTES), _Use(), _Memory()
-        found: dict[str, Any] = {"index": index, "name": "", "error": ""}
+    def _read(self, index: int, handle: Any) -> dict[str, Any]:
+        name = error = ""
         try:
-            self._ask("nvmlDeviceGetName", handle, name, ctypes.c_uint(NAME_BYTES))
-            found["name"] = name.value.decode("utf-8", "replace")
-            self._ask("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-        except OSError as error:  # it has fallen off the bus
-            found["error"] = str(error)
-        with contextlib.suppress(OSError, AttributeError):  # a slice of a GPU has no use of its own
-            self._ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(use))
-            found["use_percent"] = use.gpu
-        power = self._number("nvmlDeviceGetPowerUsage", handle)
-        limit = self._number("nvmlDeviceGetEnforcedPowerLimit", handle)
+            name = self._nvml.nvmlDeviceGetName(handle)
+        except self._nvml.NVMLError as lost:  # it has fallen off the bus
+            error = str(lost)
+        use, memory = self._ask("nvmlDeviceGetUtilizationRates", handle), self._ask("nvmlDeviceGetMemoryInfo", handle)
+        power = self._ask("nvmlDeviceGetPowerUsage", handle)
+        limit = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
         return {
-            "use_percent": None,
-            **found,
-            "memory_used_bytes": memory.used if memory.total else None,
-            "memory_total_bytes": memory.total or None,
+            "index": index,
+            "name": name,
+            "error": error,
+            "use_percent": use and use.gpu,
+            "memory_used_bytes": memory and memory.used,
+            "memory_total_bytes": memory and memory.total,
             "power_watts": None if power is None else power / 1000,
             "power_limit_watts": None if limit is None else limit / 1000,
-            "temperature_celsius": self._number("nvmlDeviceGetTemperature", handle, ctypes.c_uint(DIE)),
+            "temperature_celsius": self._ask("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
         }
 
 
@@ -185,55 +166,6 @@ def network() -> tuple[int, int] | None:
         return None
 
 
-def round_trips(peers: set[str]) -> dict[str, float]:
-    """The shortest round trip to each of these addresses in ms, as the kernel knows it from Ray's connections."""
-    found: dict[str, float] = {}
-    with contextlib.suppress(OSError, struct.error), socket.socket(NETLINK, socket.SOCK_RAW, SOCK_DIAG) as kernel:
-        kernel.settimeout(ANSWER_SECONDS)
-        for family in (socket.AF_INET, socket.AF_INET6) if peers else ():
-            words = (BY_FAMILY, REQUEST_DUMP, 0, 0, family, socket.IPPROTO_TCP, 1 << (INFO - 1), ESTABLISHED)
-            kernel.send(DIAG_REQUEST.pack(DIAG_REQUEST.size, *words))
-            for message in _dump(kernel):
-                raw = message[PEER : PEER + (4 if family == socket.AF_INET else 16)]
-                address = ipaddress.ip_address(raw)
-                peer = str(getattr(address, "ipv4_mapped", None) or address)
-                if peer in peers and (shortest := _min_rtt(message)) is not None:
-                    found[peer] = min(found.get(peer, shortest), shortest)
-    return found
-
-
-def _dump(kernel: socket.socket) -> Iterator[bytes]:
-    """The messages of an answer."""
-    while True:
-        data = kernel.recv(1 << 16)
-        while data:
-            size, kind = DIAG_MESSAGE.unpack_from(data)
-            if kind in END_OF_DUMP or size < DIAG_MESSAGE.size:
-                return
-            yield data[:size]
-            data = data[(size + 3) & ~3 :]
-
-
-def _min_rtt(message: bytes) -> float | None:
-    """The shortest round trip of a connection in the last minutes, in ms; None where it has none."""
-    at = ATTRIBUTES
-    while at + ATTRIBUTE.size <= len(message):
-        size, name = ATTRIBUTE.unpack_from(message, at)
-        if name == INFO and size >= ATTRIBUTE.size + MIN_RTT.size:
-            (microseconds,) = MIN_RTT.unpack_from(message, at + ATTRIBUTE.size)
-            return None if microseconds in (0, NEVER) else microseconds / 1000
-        at += max(ATTRIBUTE.size, (size + 3) & ~3)
-    return None
-
-
-def peers(status: str) -> set[str]:
-    """The addresses of Ray's other nodes, by what this node has written; the head alone knows them."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        nodes = {str(node["address"]) for node in json.loads(status)["group"]["nodes"] if node["alive"]}
-        return nodes - {os.environ.get("VLLM_HOST_IP", "")}
-    return set()
-
-
 def ranks() -> int:
     """How many ranks of a model run in this container."""
     names = []
@@ -278,7 +210,6 @@ def sample(state: Path, gpus: Gpus, metrics: Metrics) -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "memory": memory(),
         "network": network(),
-        "round_trips": round_trips(peers(found["status"])),
         "ranks": ranks(),
         "gpus": gpus.read(),
         "gpu_error": gpus.error,
