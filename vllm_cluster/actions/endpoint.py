@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from vllm_cluster import debug_log
 from vllm_cluster.actions.head import at_head, read_key, ready
-from vllm_cluster.actions.tunnel import is_free, tunnel
-from vllm_cluster.errors import AuthenticationFailed, HostError, HostKeyRejected, NodeMissing, PreflightFailed
+from vllm_cluster.actions.tunnel import Passage, is_free, passage_to
+from vllm_cluster.batch.client import OK, ApiAddress, models
+from vllm_cluster.errors import (
+    AuthenticationFailed,
+    HostError,
+    HostKeyRejected,
+    NodeMissing,
+    PreflightFailed,
+    VclusterError,
+)
 from vllm_cluster.events import Emit, Event
 from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.detached import Detached, State
@@ -17,10 +27,13 @@ from vllm_cluster.run.history import command_of
 from vllm_cluster.run.node_handle import NodeHandle
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.text import host_port
+from vllm_cluster.transport.forward import Away, LoopbackForward, Pipe, SocketPipe
 
 FOLDER = "tunnels"
 # A laptop sleeps for hours, but it connects again within minutes of waking up.
-RETRY_SECONDS, POLL = 3600.0, 5.0
+RETRY_SECONDS, POLL, DIAL_SECONDS = 3600.0, 5.0, 5.0
+# As long as the process in the background may need to notice that the head has moved, and to reach the other one.
+ANSWER_SECONDS, TRY_SECONDS = 30.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,29 @@ def endpoint(
         ended = f"; the last one has ended: {why}" if why else ""
         text = f"no tunnel from this machine to {inventory.cluster} is open in the background{ended}"
         raise PreflightFailed(text, again=("--detach",))
+    _ensure_answers(ApiAddress(open_one.port, key), serve.name, runtime)
     return ClientEndpoint(f"http://127.0.0.1:{open_one.port}/v1", key, serve.name, open_one)
+
+
+def _ensure_answers(address: ApiAddress, model: str, runtime: Runtime) -> None:
+    """Ask through the tunnel once: that its process runs does not show that it leads anywhere.
+
+    Raises:
+        VclusterError: the model does not answer there.
+    """
+    deadline = runtime.after(ANSWER_SECONDS)
+    while True:
+        try:
+            found = models(address, ANSWER_SECONDS)
+            if found.status == OK and model in found.names:
+                return
+            why = found.message or f"HTTP {found.status}, models {', '.join(found.names)}"
+        except (OSError, HTTPException) as error:
+            why = str(error) or type(error).__name__
+        if not deadline.left():
+            text = f"the tunnel at 127.0.0.1:{address.port} does not lead to {model}: {why}"
+            raise VclusterError(text, hint="vcluster endpoint --close\nvcluster endpoint --detach")
+        runtime.clock.sleep(TRY_SECONDS)
 
 
 def close(inventory: Inventory, cache: Path) -> bool:
@@ -79,38 +114,67 @@ def close(inventory: Inventory, cache: Path) -> bool:
         return found.end()
 
 
-def keep_open(inventory: Inventory, cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM) -> None:
-    """Be the tunnel in the background: open again at the same port what broke, and what is away for up to an hour.
+class Relay:
+    """The port of a tunnel in the background: it is kept while the way to the head is away, so that no other program
+    of this machine can take it and get the key."""
+
+    def __init__(self, port: int) -> None:
+        self.passage: Passage | None = None
+        self._forward = LoopbackForward("tunnel", self._dial, port)
+        self.port, self.close = self._forward.local_port, self._forward.close
+
+    def _dial(self) -> Pipe:
+        passage = self.passage
+        if passage is None or not passage.answers:
+            return Away(f"no API answers at {passage.host}" if passage else "the head cannot be reached", POLL)
+        near = socket.create_connection(("127.0.0.1", passage.port), DIAL_SECONDS)
+        near.settimeout(None)
+        return SocketPipe(near)
+
+
+def keep_open(
+    latest: Callable[[], Inventory], cache: Path, emit: Emit, *, port: int, runtime: Runtime = SYSTEM
+) -> None:
+    """Be the tunnel in the background: what breaks is opened again, at the head that the inventory has then.
+
+    What is away is waited for, for up to an hour; the port is kept.
 
     Raises:
         HostError: it could not be opened, or not again.
     """
-    noted, opened, patience = state(inventory, cache), False, runtime.after(RETRY_SECONDS)
-
-    def note(event: Event) -> None:
-        nonlocal opened, port, patience
-        if isinstance(event.data.get("port"), int):
-            port, opened, patience = int(str(event.data["port"])), True, runtime.after(RETRY_SECONDS)
-            noted.note_this(port)
-        emit(event)
+    inventory = latest()
+    noted, relay = state(inventory, cache), Relay(port)
+    patience, opened = runtime.after(RETRY_SECONDS), False
 
     def keep_note() -> bool:
         """A tunnel whose note is lost could neither be found nor ended."""
         if opened and noted.read() is None:
-            noted.note_this(port)
+            noted.note_this(relay.port)
         return True
+
+    def moved() -> bool:
+        now = latest()
+        return now.hosts[now.head_name].destination != inventory.hosts[inventory.head_name].destination
 
     noting = runtime.repeat(keep_note, POLL, "note")
     try:
         while True:
             try:
-                tunnel(inventory, note, port=port, runtime=runtime)
+                with passage_to(inventory, 0, runtime) as passage:
+                    relay.passage, opened, patience = passage, True, runtime.after(RETRY_SECONDS)
+                    noted.note_this(relay.port)
+                    emit(Event("note", f"http://127.0.0.1:{relay.port} forwards to {passage.host}"))
+                    passage.hold(emit, moved)
             except (HostKeyRejected, AuthenticationFailed):
                 raise
             except (HostError, NodeMissing):  # Docker starts again there, or `up` recreates the head
                 if not opened or not patience.left():
                     raise
-                runtime.clock.sleep(POLL)
+            finally:
+                relay.passage = None
+            runtime.clock.sleep(POLL)
+            inventory = latest()
     finally:
         noting.stop()
+        relay.close()
         noted.forget()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from vllm_cluster.actions.head import at_head, read_key
 from vllm_cluster.core.node_status import ServeStatus
@@ -42,19 +43,30 @@ def tunnel(
     Raises:
         HostError: nothing passes, or the connection broke.
     """
+    with passage_to(inventory, port, runtime) as passage:
+        url = f"http://127.0.0.1:{passage.port}"
+        if inside:
+            emit(Event("note", f"{url} forwards to {passage.host}"))
+            passage.warn(emit)
+            inside(url)
+            return
+        data = {"url": url, "port": passage.port}
+        emit(Event("result", f"{url} forwards to {passage.host} until Ctrl-C", data=data))
+        passage.hold(emit)
+
+
+@contextmanager
+def passage_to(inventory: Inventory, port: int, runtime: Runtime = SYSTEM) -> Iterator[Passage]:
+    """The API of the cluster's head at a port of this machine; 0 takes a free one.
+
+    Raises:
+        HostError: nothing passes.
+    """
     with at_head(inventory, runtime) as head:
         read_key(inventory, head)
         passage = Passage(head, inventory.ports.api, port, lambda: _served(inventory, head))
         try:
-            url = f"http://127.0.0.1:{passage.port}"
-            if inside:
-                emit(Event("note", f"{url} forwards to {head.name}"))
-                passage.warn(emit)
-                inside(url)
-                return
-            data = {"url": url, "port": passage.port}
-            emit(Event("result", f"{url} forwards to {head.name} until Ctrl-C", data=data))
-            passage.hold(emit)
+            yield passage
         finally:
             passage.close()
 
@@ -68,12 +80,13 @@ class Passage:
 
     def __init__(self, head: HostConnection, remote: int, local: int, served: Callable[[], ServeStatus | None]) -> None:
         self._head, self._remote, self._served = head, remote, served
+        self.host = head.name
         self._place = self._place_of(serve := served())
         address, port = self._place
         self._forward = head.transport.forward(port, local, remote_host=address)
         self.port = self._forward.local_port
-        self._answers = answers(self.port)
-        if serve and serve.phase == "ready" and not self._answers:
+        self.answers = answers(self.port)
+        if serve and serve.phase == "ready" and not self.answers:
             self._forward.close()
             raise no_passage(head, serve)
 
@@ -83,17 +96,17 @@ class Passage:
 
     def warn(self, emit: Emit) -> None:
         """Emit a warning where nothing answers."""
-        if not self._answers:
+        if not self.answers:
             emit(Event("warning", "no API answers yet: no model is ready there (vcluster status)", self._head.name))
 
-    def hold(self, emit: Emit) -> None:
-        """Watch the connection and what is behind it until the connection breaks.
+    def hold(self, emit: Emit, ended: Callable[[], bool] = lambda: False) -> None:
+        """Watch the connection and what is behind it until the connection breaks, or nothing answers and it has ended.
 
         Raises:
             ConnectionLost: the connection broke.
         """
         self.warn(emit)
-        while True:
+        while self.answers or not ended():
             self._head.runtime.clock.sleep(POLL_SECONDS)
             try:
                 self._head.transport.require_alive()
@@ -109,11 +122,11 @@ class Passage:
             address, port = self._place = place
             self._forward = self._head.transport.forward(port, self.port, remote_host=address)
             now = answers(self.port)
-        if now != self._answers:
+        if now != self.answers:
             where = "{}:{}".format(*self._place)
             gone = Event("warning", f"the API has stopped answering: {where}", self._head.name)
             emit(Event("note", f"the API answers again: {where}", self._head.name) if now else gone)
-        self._answers = now
+        self.answers = now
 
     def close(self) -> None:
         """Stop listening."""

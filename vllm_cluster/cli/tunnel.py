@@ -10,7 +10,7 @@ import typer
 
 from vllm_cluster.cli.options import InventoryPath, Json
 from vllm_cluster.cli.session import Session
-from vllm_cluster.errors import PortInUse, UsageError
+from vllm_cluster.errors import PortInUse, UsageError, VclusterError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,9 +62,18 @@ def tunnel(
 def _keep_open(session: Session, inventory: Inventory, port: int) -> None:
     """Be the tunnel of `vcluster endpoint --detach`, until that ends it."""
     from vllm_cluster.actions.endpoint import keep_open
+    from vllm_cluster.inventory.load import load_text
     from vllm_cluster.laptop import cache_folder
 
-    keep_open(inventory, cache_folder(), session.emit, port=port)
+    path = inventory.path
+
+    def latest() -> Inventory:
+        """The inventory as it is now; as it was, while somebody writes it."""
+        with suppress(VclusterError, OSError):
+            return load_text(path.read_bytes(), path=path, cwd=None) if path else inventory
+        return inventory
+
+    keep_open(latest, cache_folder(), session.emit, port=port)
 
 
 def hold(session: Session, inventory: Inventory, port: int | None, command: Sequence[str] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import select
@@ -17,6 +18,7 @@ from vllm_cluster.errors import HostError, PortInUse
 MAX_CONNECTIONS = 512
 CHUNK = 65_536
 PAUSE_MS = 100
+UNAVAILABLE = 503
 
 
 class Pipe(Protocol):
@@ -46,6 +48,30 @@ class SocketPipe:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+
+class Away:
+    """The far end of a connection while there is none: a client of HTTP gets an answer that it may ask again."""
+
+    def __init__(self, why: str, seconds: float) -> None:
+        body = json.dumps({"error": {"message": why, "type": "vcluster_tunnel", "code": UNAVAILABLE}}).encode()
+        lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Retry-After: {seconds:.0f}"]
+        lines += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
+        self._left = "\r\n".join(lines).encode() + body
+
+    def sendall(self, data: bytes, /) -> None:
+        """Take what the client asks: an unread request would break the connection before the answer is read."""
+
+    def recv(self, size: int, /) -> bytes:
+        """The answer."""
+        part, self._left = self._left[:size], self._left[size:]
+        return part
+
+    def shutdown_write(self) -> None:
+        """There is nothing to end."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 class LoopbackForward:

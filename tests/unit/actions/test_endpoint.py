@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.batch_api import KEY, Api, answer, serving
 from tests.support.clock import Clock
 from tests.support.sim import make
 from vllm_cluster.actions import endpoint
 from vllm_cluster.actions.endpoint import RETRY_SECONDS, keep_open, state
+from vllm_cluster.batch.client import ApiAddress
 from vllm_cluster.errors import (
     AuthenticationFailed,
     CommandFailed,
     ConnectionLost,
     HostKeyRejected,
     NodeMissing,
+    PortInUse,
     PreflightFailed,
     TimedOut,
     Unreachable,
     VclusterError,
 )
-from vllm_cluster.events import Event
+from vllm_cluster.inventory.model import Inventory
 from vllm_cluster.run.runtime import Runtime
+from vllm_cluster.transport.forward import listener
 
 INVENTORY = make.inventory(1)
-OPENED = Event("result", "forwards", data={"port": 4321})
 AWAY = [
     ConnectionLost("gpu1", "tunnel: no keepalive"),
     Unreachable("gpu1", "no route"),
@@ -44,24 +51,33 @@ FINAL = [
 
 
 class Tunnels:
-    """Opens a tunnel each time that it is asked, or raises the next of these errors."""
+    """Opens a passage each time that it is asked, or raises the next of these errors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: VclusterError | None) -> None:
-        self.errors, self.ports, self.clock = list(errors), list[int](), Clock()
+        self.errors, self.opened, self.clock = list(errors), 0, Clock()
+        self.heads, self.now, self.answers, self.target = list[str](), INVENTORY, True, 1
+        self.seen: Callable[[], None] = lambda: None
+        self.held: Callable[[], None] = lambda: None
         self.runtime = Runtime(self.clock, repeat=lambda *_: SimpleNamespace(stop=lambda: None))
-        monkeypatch.setattr(endpoint, "tunnel", self.tunnel)
+        monkeypatch.setattr(endpoint, "passage_to", self.passage_to)
 
-    def tunnel(self, _inventory: object, emit: Callable[[Event], None], *, port: int, **given: Any) -> None:
-        assert given["runtime"] is self.runtime
-        self.ports.append(port)
+    @contextmanager
+    def passage_to(self, inventory: Inventory, port: int, runtime: Runtime) -> Iterator[Any]:
+        assert (port, runtime) == (0, self.runtime)
+        self.heads.append(inventory.head_name)
         error = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+        self.seen()
         if error:
             raise error
-        emit(OPENED)
-        raise ConnectionLost("gpu1", "tunnel: no keepalive")
+        yield SimpleNamespace(host=inventory.head_name, port=self.target, answers=self.answers, hold=self.hold)
 
-    def keep(self, folder: Path) -> None:
-        keep_open(INVENTORY, folder, lambda _: None, port=0, runtime=self.runtime)
+    def hold(self, _emit: object, ended: Callable[[], bool] = lambda: False) -> None:
+        self.held()
+        if not ended():
+            raise ConnectionLost("gpu1", "tunnel: no keepalive")
+
+    def keep(self, folder: Path, port: int = 0) -> None:
+        keep_open(lambda: self.now, folder, lambda _: None, port=port, runtime=self.runtime)
 
 
 @pytest.fixture
@@ -78,7 +94,7 @@ def test_what_is_away_for_a_while_is_waited_for_at_the_same_port(
     made = Tunnels(monkeypatch, None, away, away, None, FINAL[0])
     with pytest.raises(HostKeyRejected):
         made.keep(cache)
-    assert made.ports == [0, 4321, 4321, 4321, 4321]
+    assert len(made.heads) == 5
     assert not state(INVENTORY, cache).path.exists()
 
 
@@ -87,7 +103,7 @@ def test_what_no_new_try_changes_ends_it(final: VclusterError, cache: Path, monk
     made = Tunnels(monkeypatch, None, final)
     with pytest.raises(type(final)):
         made.keep(cache)
-    assert made.ports == [0, 4321]
+    assert len(made.heads) == 2
 
 
 def test_what_stays_away_ends_it_after_an_hour(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +120,90 @@ def test_a_tunnel_that_never_opened_ends_at_once(
     made = Tunnels(monkeypatch, away)
     with pytest.raises(type(away)):
         made.keep(cache)
-    assert len(made.ports) == 1
+    assert len(made.heads) == 1
+
+
+# fault: actions/endpoint.py: inventory = latest()\n    finally: → finally:
+def test_it_follows_the_head_that_the_inventory_names_now(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Tunnels(monkeypatch, None, None, FINAL[0])
+    two = make.inventory(2)
+    made.now = two
+
+    def moves() -> None:
+        made.now = two.model_copy(update={"head": "gpu2"})
+
+    made.held = moves
+    with pytest.raises(HostKeyRejected):
+        made.keep(cache)
+    assert made.heads == ["gpu1", "gpu2", "gpu2"]
+
+
+def asked(port: int) -> tuple[int, str | None, str]:
+    """What a client of the tunnel gets."""
+    client = HTTPConnection("127.0.0.1", port, timeout=10)
+    client.request("POST", "/v1/completions", "x" * 100_000)
+    reply = client.getresponse()
+    found = reply.status, reply.headers["Retry-After"], str(json.load(reply)["error"]["message"])
+    client.close()
+    return found
+
+
+# fault: actions/endpoint.py: if passage is None or not passage.answers: → if passage is None:
+def test_its_port_is_kept_and_answered_while_the_head_is_away(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = Tunnels(monkeypatch, None, AWAY[1], None, FINAL[0])
+    made.answers = False
+    answers = list[tuple[int, str | None, str]]()
+
+    def ask() -> None:
+        answers.append(asked(port))
+        with pytest.raises(PortInUse):
+            listener(port)
+
+    made.seen = made.held = ask
+    with pytest.raises(HostKeyRejected):
+        made.keep(cache, port)
+    away, silent = "the head cannot be reached", "no API answers at gpu1"
+    assert answers == [(503, "5", why) for why in (away, silent, away, away, silent, away)]
+    listener(port).close()
+
+
+def test_a_request_goes_through_to_the_head(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, found = Tunnels(monkeypatch, None, FINAL[0]), list[bytes]()
+    with socket.create_server(("127.0.0.1", 0)) as api:
+        made.target = api.getsockname()[1]
+
+        def asks() -> None:
+            note = state(INVENTORY, cache).read()
+            assert note is not None
+            with socket.create_connection(("127.0.0.1", note.port), 10) as near:
+                api.settimeout(10)
+                with api.accept()[0] as far:
+                    near.sendall(b"hello")
+                    found.append(far.recv(5))
+
+        made.held = asks
+        with pytest.raises(HostKeyRejected):
+            made.keep(cache)
+    assert found == [b"hello"]
+
+
+# fault: actions/endpoint.py: if found.status == OK and model in found.names: → if found.status:
+@pytest.mark.parametrize(
+    ("model", "key", "why"),
+    [("m", KEY, ""), ("n", KEY, "HTTP 200, models m"), ("m", "old", "HTTP 401")],
+    ids=["answers", "another model", "another key"],
+)
+def test_a_tunnel_is_good_once_the_model_answers_through_it(model: str, key: str, why: str) -> None:
+    clock = Clock()
+    with serving(Api(answer)) as api:
+        address = ApiAddress(api.port, key)
+        if not why:
+            endpoint._ensure_answers(address, model, Runtime(clock))
+            return
+        found = rf"the tunnel at 127\.0\.0\.1:\d+ does not lead to {model}: {why}"
+        with pytest.raises(VclusterError, match=found) as caught:
+            endpoint._ensure_answers(address, model, Runtime(clock))
+    assert caught.value.hint == "vcluster endpoint --close\nvcluster endpoint --detach"
+    assert endpoint.ANSWER_SECONDS <= clock.now < endpoint.ANSWER_SECONDS + 5
