@@ -69,7 +69,7 @@ def reached(
     Raises:
         Unreachable, FleetError: none can.
     """
-    with Fleet(inventory, runtime) as fleet:
+    with Fleet(inventory, runtime, hosts) as fleet:
         emit(Event("phase", f"connecting to {count(len(hosts or inventory.hosts), 'host')}"))
         there, failures = fleet.connect(hosts)
         try:

@@ -60,7 +60,7 @@ def exec_one(inventory: Inventory, host: str, argv: Sequence[str], ends: Ends, *
         HostError: it could not be run, or the connection broke.
     """
     require_name(inventory, [host])
-    with Fleet(inventory, runtime) as fleet:
+    with Fleet(inventory, runtime, [host]) as fleet:
         node = open_node(inventory, fleet.connections[host])
         command = NodeCommand(node, argv, ends.size(), ends.environment())
         ends.attach(command)

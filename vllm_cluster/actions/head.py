@@ -26,7 +26,7 @@ def at_head(inventory: Inventory, runtime: Runtime = SYSTEM) -> Iterator[HostCon
     Raises:
         Unreachable: it cannot be reached.
     """
-    with Fleet(inventory, runtime) as fleet:
+    with Fleet(inventory, runtime, [inventory.head_name]) as fleet:
         yield reach_head(inventory, fleet)
 
 

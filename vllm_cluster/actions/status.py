@@ -181,8 +181,9 @@ def look(inventory: Inventory, connection: HostConnection) -> HostState:
 def unseen(error: VclusterError) -> HostState:
     """A host that could not be looked at: it cannot be reached only where SSH did not get there."""
     state = UNREACHABLE if isinstance(error, Unreachable | ConnectionLost) else UNKNOWN
-    state = DOCKER_ERROR if state == UNKNOWN and "Docker" in error.message else state
     detail = error.detail if isinstance(error, HostError) else error.message
+    # Without the host's name, which may be any word.
+    state = DOCKER_ERROR if state == UNKNOWN and "Docker" in detail else state
     return HostState(state, problem=detail, fix=error.hint or "")
 
 

@@ -98,7 +98,8 @@ class NodeApi:
             text = self._key_file.read_text()
         except OSError:
             return ""
-        return text.removeprefix(SEVERAL_KEYS).split()[0] if text.strip() else ""
+        # While it is replaced it may hold its mark alone.
+        return next(iter(text.removeprefix(SEVERAL_KEYS).split()), "")
 
     def _served(self) -> set[str]:
         found = models(self.endpoint, PROBE_SECONDS)

@@ -115,23 +115,24 @@ class HostConnection:
 
 
 class Fleet:
-    """All hosts of an inventory. Work runs on at most `WORKERS` of them at once.
+    """All hosts of an inventory, or these alone. Work runs on at most `WORKERS` of them at once.
 
     Raises:
         InventoryError: ssh_config sends two hosts to one place.
     """
 
-    def __init__(self, inventory: Inventory, runtime: Runtime = SYSTEM) -> None:
+    def __init__(self, inventory: Inventory, runtime: Runtime = SYSTEM, hosts: Iterable[str] | None = None) -> None:
         self.runtime = runtime
+        wanted = set(inventory.hosts if hosts is None else hosts)
+        at = {name: host for name, host in inventory.hosts.items() if name in wanted}
         self.addresses = {host.address: name for name, host in inventory.hosts.items()}
         _allow_open_files()
         self._jumps = Jumps()
-        found = endpoints(inventory, runtime)
+        # Each is a process of ssh: those that are not reached are not asked for.
+        found = endpoints(inventory, runtime, at.values())
         _ensure_unique_hosts(inventory, found)
-        self.connections = {
-            name: self._connection(inventory, host, found.get(name)) for name, host in inventory.hosts.items()
-        }
-        self.names = tuple(inventory.hosts)
+        self.connections = {name: self._connection(inventory, host, found.get(name)) for name, host in at.items()}
+        self.names = tuple(at)
         self._apart: dict[str, VclusterError] = {}
         self._stopping = threading.Event()
 
@@ -273,15 +274,15 @@ def ssh_line(inventory: Inventory, host: Host) -> list[str]:
     return ["ssh", *ssh_options(at), *keys, at.destination]
 
 
-def endpoints(inventory: Inventory, runtime: Runtime) -> dict[str, SshEndpoint | None]:
-    """Where ssh_config sends each host that SSH leads to; None where that cannot be found out."""
+def endpoints(inventory: Inventory, runtime: Runtime, of: Iterable[Host]) -> dict[str, SshEndpoint | None]:
+    """Where ssh_config sends each of these hosts that SSH leads to; None where that cannot be found out."""
 
     def ask(host: Host) -> SshEndpoint | None:
         with suppress(VclusterError):  # the connection asks once more, and fails in the name of its host
             return locate(ssh_target(inventory, host), _kind(inventory, host), runtime.processes)
         return None
 
-    hosts = [host for host in inventory.hosts.values() if _kind(inventory, host) != "local"]
+    hosts = [host for host in of if _kind(inventory, host) != "local"]
     with runtime.pool(min(WORKERS, max(1, len(hosts)))) as pool:
         return dict(zip((host.name for host in hosts), pool.map(ask, hosts), strict=True))
 

@@ -96,7 +96,7 @@ def _of_image(image: str) -> Iterator[str]:
 
 def _of_ssh(inventory: Inventory, runtime: Runtime) -> Iterator[str]:
     # Where ssh_config is wrong, that is reported elsewhere, and keeps nothing else from being packed.
-    for end in endpoints(inventory, runtime).values():
+    for end in endpoints(inventory, runtime, inventory.hosts.values()).values():
         yield from _of_way(end)
 
 

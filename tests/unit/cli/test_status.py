@@ -16,7 +16,7 @@ import pytest
 from tests.support.sim import lab, make
 from tests.support.sim.world import World
 from tests.support.tree import full
-from vllm_cluster.actions.status import ClusterStatus, HostStatus
+from vllm_cluster.actions.status import ClusterStatus, HostStatus, unseen
 from vllm_cluster.checks.docker import engine_problem
 from vllm_cluster.checks.finding import Finding, merged
 from vllm_cluster.cli import status
@@ -26,6 +26,7 @@ from vllm_cluster.cli.render import table
 from vllm_cluster.cli.render.status import show_status, status_document
 from vllm_cluster.cli.session import Session
 from vllm_cluster.core.node_status import GroupNode, GroupStatus, NodeStatus, ServeFailure, ServeStatus
+from vllm_cluster.errors import HostError
 
 Capture = pytest.CaptureFixture[str]
 FINGERPRINT = "SHA256:" + "Zk9" * 14
@@ -273,3 +274,8 @@ def test_a_remedy_of_many_hosts_is_a_line_of_ssh_for_each() -> None:
     (found,) = merged(Finding("docker-stopped", name, "it has ended", f"on {name}: docker ps") for name in names)
     lines = pasteable(found.fix, {name: [f"me@{name}"] for name in names}).splitlines()
     assert lines == [f"ssh me@{name} 'docker ps'" for name in names]
+
+
+def test_a_name_of_a_host_is_no_sign_of_docker() -> None:
+    assert unseen(HostError("Docker1", "the script ended early")).state == "unknown"
+    assert unseen(HostError("gpu1", "list containers: Docker did not answer within 30 s")).state == "docker-error"

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.support import world
+from vllm_cluster.actions.head import at_head
 from vllm_cluster.clock import Deadline, SystemClock
-from vllm_cluster.errors import InventoryError
+from vllm_cluster.errors import InventoryError, Unreachable
 from vllm_cluster.run.connection import Fleet
 from vllm_cluster.run.runtime import SYSTEM, Runtime
 from vllm_cluster.transport import Kind
@@ -84,6 +85,15 @@ def test_ssh_is_asked_once_for_each_host() -> None:
         _, failures = fleet.connect()  # to a port of this machine that turns them away
     assert endpoints == {"gpu1": "127.0.0.1", "gpu2": "127.0.0.2"}
     assert sorted(failures) == sorted(questions) == ["gpu1", "gpu2"]
+
+
+# fault: actions/head.py: Fleet(inventory, runtime, [inventory.head_name]) → Fleet(inventory, runtime)
+def test_a_verb_of_the_head_asks_ssh_for_the_head_alone() -> None:
+    inventory = world.inventory(8)
+    runtime, questions = asked(dict.fromkeys(inventory.hosts, "127.0.0.1"))
+    with pytest.raises(Unreachable), at_head(inventory, runtime):
+        pass
+    assert questions == ["gpu1"]
 
 
 # fault: run/connection.py: _ensure_unique_hosts(inventory, found) →
